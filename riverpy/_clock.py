@@ -1,0 +1,50 @@
+"""Time that can be replaced in tests, and delays that grow."""
+
+from __future__ import annotations
+
+import random
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Where a service reads the time of this process."""
+
+    def now(self) -> datetime:
+        """The wall clock, aware and in UTC."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that never go backwards."""
+        ...
+
+
+class SystemClock:
+    """The clock of the machine."""
+
+    def now(self) -> datetime:
+        """The wall clock, aware and in UTC."""
+        return datetime.now(UTC)
+
+    def monotonic(self) -> float:
+        """Seconds that never go backwards."""
+        return time.monotonic()
+
+
+class Backoff:
+    """Delays that double from `first` up to `most`, each with 10 % of jitter either way."""
+
+    def __init__(self, first: timedelta, most: timedelta) -> None:
+        self._first, self._most = first.total_seconds(), most.total_seconds()
+        self._failures = 0
+
+    def next(self) -> float:
+        """The delay after one more failure, in seconds."""
+        delay = min(self._first * 2.0 ** min(self._failures, 30), self._most)
+        self._failures += 1
+        return delay * random.uniform(0.9, 1.1)  # noqa: S311 (jitter, no secret)
+
+    def reset(self) -> None:
+        """Start again from `first`: the thing works."""
+        self._failures = 0

@@ -1,0 +1,169 @@
+"""Who owns a task, how it is stopped, and why.
+
+A service is one coroutine that runs in a `ServiceGroup` and says when it is up. Leaving the group stops its members
+and joins them, so stopping a client is leaving its nested groups from the inside out. A stop has a cause, which is
+recorded before the cancellation is sent: anyio's cancellation carries none that code could branch on.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol, Self
+
+import anyio
+from anyio.abc import TaskStatus
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from anyio.abc import TaskGroup
+
+SIGNAL_TIMEOUT = 10.0
+"""Seconds that a test waits for a signal before it fails by the signal's name."""
+
+
+class StopCause(Enum):
+    """Why something of ours was stopped."""
+
+    CLIENT_STOP = "client stop"
+    HARD_STOP = "hard stop"
+    LEADERSHIP_LOST = "leadership lost"
+    QUEUE_REMOVED = "queue removed"
+    JOB_CANCELLED = "job cancelled remotely"
+    JOB_TIMEOUT = "job timeout"
+
+
+class StopScope:
+    """A cancel scope that remembers why it was stopped.
+
+    `with scope:` absorbs its own cancellation and nobody else's. A scope without a cause of its own has its parent's.
+    """
+
+    def __init__(self, parent: StopScope | None = None) -> None:
+        self._scope = anyio.CancelScope()
+        self._parent = parent
+        self._own: StopCause | None = None
+
+    @property
+    def cause(self) -> StopCause | None:
+        """Why this scope, or one around it, was stopped; None while it was not."""
+        return self._own or (self._parent.cause if self._parent else None)
+
+    def stop(self, cause: StopCause) -> None:
+        """Record the cause, then cancel. The first cause is kept."""
+        self._own = self._own or cause
+        self._scope.cancel(reason=cause.value)
+
+    def __enter__(self) -> Self:
+        self._scope.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> bool:
+        return self._scope.__exit__(exc_type, exc, tb)
+
+
+class Service(Protocol):
+    """One long-running part of a client."""
+
+    name: str
+
+    async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
+        """Run until stopped. Call `task_status.started()` when up; raise before that if it cannot start."""
+        ...
+
+
+class ServiceGroup:
+    """Hosts services. Leaving it stops them all, with a cause, and joins them; an error inside only cancels them.
+
+    A member that fails takes the group down with its error.
+    """
+
+    def __init__(self, parent: StopScope | None = None) -> None:
+        self._parent = parent
+        self._members: list[StopScope] = []
+        self._tasks: TaskGroup = anyio.create_task_group()
+
+    async def start(self, service: Service) -> None:
+        """Start a service and return when it is up.
+
+        Raises:
+            Exception: whatever the service raised before it was up.
+        """
+        await self._tasks.start(self._host, service, name=f"riverpy {service.name}")
+
+    def stop(self, cause: StopCause) -> None:
+        """Stop every member with this cause. The group's owner joins them by leaving it."""
+        for scope in self._members:
+            scope.stop(cause)
+
+    async def _host(self, service: Service, *, task_status: TaskStatus[None]) -> None:
+        scope = StopScope(self._parent)
+        self._members.append(scope)
+        try:
+            with scope:
+                await service.run(scope, task_status=task_status)
+        finally:
+            self._members.remove(scope)
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> bool | None:
+        if exc_type is None:
+            self.stop(StopCause.CLIENT_STOP)
+        return await self._tasks.__aexit__(exc_type, exc, tb)
+
+
+class TestSignal:
+    """Something that a test waits for instead of time. Without `init`, `emit` does nothing."""
+
+    __test__ = False
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._events: list[anyio.Event] | None = None
+        self._seen = 0
+        self._taken = 0
+
+    def init(self) -> None:
+        """Start counting."""
+        self._events = []
+
+    def emit(self) -> None:
+        """Say that it happened."""
+        if self._events is None:
+            return
+        self._seen += 1
+        for event in self._events:
+            event.set()
+
+    async def wait(self) -> None:
+        """Wait until it has happened once more than it was waited for.
+
+        Raises:
+            TimeoutError: it did not happen within 10 s; the text has the signal's name.
+        """
+        if self._events is None:
+            raise RuntimeError(f"signal {self._name!r} was not initialised by the test")
+        with anyio.move_on_after(SIGNAL_TIMEOUT):
+            while self._seen <= self._taken:
+                event = anyio.Event()
+                self._events.append(event)
+                try:
+                    await event.wait()
+                finally:
+                    self._events.remove(event)
+            self._taken += 1
+            return
+        raise TimeoutError(f"signal {self._name!r} did not come within {SIGNAL_TIMEOUT:g} s")

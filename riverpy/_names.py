@@ -1,0 +1,87 @@
+"""The rules for names: queue, kind, tag, schema and client id, the same wherever a name enters.
+
+River's patterns, rewritten so that each matches in linear time, in ASCII only, and up to the very end of the text.
+"""
+
+from __future__ import annotations
+
+import re
+
+from riverpy.errors import ConfigError
+
+QUEUE_LENGTH_MAX = 64
+KIND_LENGTH_MAX = 127
+TAG_LENGTH_MAX = 255
+CLIENT_ID_LENGTH_MAX = 100
+SCHEMA_LENGTH_MAX = 46
+"""63 bytes of a channel name, less the dot and `river_leadership`."""
+
+_QUEUE = re.compile(r"[a-z0-9]+(?:[_|\-][a-z0-9]+)*")
+_KIND = re.compile(r"\w[\w\-\[\]<>/.\u00b7:+]+", re.ASCII)
+_TAG = re.compile(r"\w[\w\-]+\w", re.ASCII)
+_SCHEMA = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+
+
+def validate_queue(name: str) -> None:
+    """Lower-case letters and digits in groups joined by `_` or `-`, at most 64 characters; else ConfigError."""
+    if not name:
+        raise ConfigError("a queue name may not be empty")
+    if len(name) > QUEUE_LENGTH_MAX:
+        raise ConfigError(
+            f"a queue name has at most {QUEUE_LENGTH_MAX} characters, got {len(name)}: {name[:80]!r}"
+        )
+    if not _QUEUE.fullmatch(name):
+        raise ConfigError(
+            "a queue name has lower-case letters and digits in groups joined by a single '_' or '-', "
+            f"got {name!r}"
+        )
+
+
+def validate_kind(kind: str) -> None:
+    """River's rule for the kind of a registered worker, which every insert keeps too; else ConfigError."""
+    if not kind:
+        raise ConfigError("a job kind may not be empty")
+    if len(kind) > KIND_LENGTH_MAX:
+        raise ConfigError(
+            f"a job kind has at most {KIND_LENGTH_MAX} characters, got {len(kind)}: {kind[:80]!r}"
+        )
+    if not _KIND.fullmatch(kind):
+        raise ConfigError(
+            "a job kind starts with a letter, digit or '_' and goes on with at least one more of these or "
+            f"of '-[]<>/.\u00b7:+', all ASCII but the dot \u00b7, got {kind!r}"
+        )
+
+
+def validate_tag(tag: str) -> None:
+    """3 to 255 ASCII letters, digits, `_` and `-`, with no `-` at either end; else ConfigError."""
+    if len(tag) > TAG_LENGTH_MAX:
+        raise ConfigError(
+            f"a tag has at most {TAG_LENGTH_MAX} characters, got {len(tag)}: {tag[:80]!r}"
+        )
+    if not _TAG.fullmatch(tag):
+        raise ConfigError(
+            "a tag has 3 or more ASCII letters, digits, '_' and '-', and no '-' at either end, "
+            f"got {tag!r}"
+        )
+
+
+def validate_schema(name: str) -> None:
+    """Letters, digits and `_`, no digit first, at most 46 characters; else ConfigError."""
+    if len(name) > SCHEMA_LENGTH_MAX:
+        raise ConfigError(
+            f"a schema name has at most {SCHEMA_LENGTH_MAX} characters, so that a notification channel can "
+            f"carry it, got {len(name)}: {name[:80]!r}"
+        )
+    if not _SCHEMA.fullmatch(name):
+        raise ConfigError(
+            "a schema name has ASCII letters, digits and '_' and does not start with a digit, "
+            f"got {name!r}"
+        )
+
+
+def validate_client_id(client_id: str) -> None:
+    """1 to 100 characters without NUL; else ConfigError."""
+    if not 1 <= len(client_id) <= CLIENT_ID_LENGTH_MAX or "\0" in client_id:
+        raise ConfigError(
+            f"a client id has 1 to {CLIENT_ID_LENGTH_MAX} characters and no NUL, got {client_id[:120]!r}"
+        )

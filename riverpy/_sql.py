@@ -1,0 +1,76 @@
+"""SQL files: find them, parse their blocks, splice the schema, number the parameters.
+
+A query file holds blocks that start with a line `-- name: job_insert`. In a block `@queue` is a parameter and
+`/* schema */` stands before the name of each table, type and function of the River schema, so that psql can read
+the file as it is. Rendered for asyncpg, a parameter becomes `$1`, `$2`, … in the order of its first use.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+_BLOCK = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_COMMENT_LINE = re.compile(r"^\s*--.*\n", re.MULTILINE)
+_PARAMETER = re.compile(r"(?<![\w@])@([a-z_]\w*)")
+_SCHEMA_MARK = re.compile(r"/\* schema \*/\s*")
+
+
+class Query(NamedTuple):
+    """One statement, ready for asyncpg."""
+
+    text: str
+    parameters: tuple[str, ...]
+
+    def arguments(self, values: dict[str, object]) -> list[object]:
+        """The values in the order of the statement's parameters. A missing or unknown name is a KeyError."""
+        if len(values) != len(self.parameters):
+            raise KeyError(f"expected {self.parameters}, got {tuple(values)}")
+        return [values[name] for name in self.parameters]
+
+
+def sql_directory() -> Traversable:
+    """Where the SQL files are: inside the installed package, or at the top of a source tree."""
+    packaged = files("riverpy").joinpath("sql")
+    if packaged.is_dir():
+        return packaged
+    return Path(__file__).resolve().parent.parent / "sql"
+
+
+def quote_identifier(name: str) -> str:
+    """`name` as a double-quoted SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def splice_schema(text: str, schema: str | None) -> str:
+    """Put the quoted schema, or nothing (the search path decides), at each `/* schema */`."""
+    prefix = f"{quote_identifier(schema)}." if schema else ""
+    return _SCHEMA_MARK.sub(lambda _: prefix, text)
+
+
+@cache
+def blocks(file: str) -> dict[str, str]:
+    """The named blocks of `sql/queries/<file>.sql`, without their comment lines."""
+    parts = _BLOCK.split(sql_directory().joinpath("queries", f"{file}.sql").read_text("utf-8"))
+    return {
+        name: _COMMENT_LINE.sub("", body).strip().rstrip(";")
+        for name, body in zip(parts[1::2], parts[2::2], strict=True)
+    }
+
+
+@cache
+def query(file: str, name: str, schema: str | None) -> Query:
+    """The block `name` of `sql/queries/<file>.sql`, rendered for asyncpg in this schema."""
+    names: dict[str, int] = {}
+
+    def number(match: re.Match[str]) -> str:
+        return f"${names.setdefault(match[1], len(names) + 1)}"
+
+    text = _PARAMETER.sub(number, splice_schema(blocks(file)[name], schema))
+    return Query(text, tuple(names))

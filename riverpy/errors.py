@@ -1,0 +1,135 @@
+"""Every exception that riverpy raises on purpose.
+
+    RiverError
+    ├ ConfigError            a setting or a name is wrong (also a ValueError)
+    ├ InsertError            a job was refused before anything was sent (also a ValueError)
+    │ ├ ArgsError            its args cannot be stored as JSON; `path` says where
+    │ └ UnknownJobKindError  no worker is registered for its kind
+    ├ TransactionError       the caller's transaction is aborted or its connection is closed
+    ├ UniqueConflictError    insert_many_fast met a job that exists already
+    ├ NotFoundError          no such job or queue
+    ├ JobRunningError        a running job cannot be deleted
+    ├ ClientStateError       a call that the client's state does not allow
+    ├ DatabaseError          the database cannot be used as it is
+    │ ├ SchemaMissingError   River's tables are not there, or too old
+    │ └ ServerVersionError   PostgreSQL is too old
+    └ MigrationError         a migration cannot be applied or undone
+
+    JobCancel, JobSnooze     raised by a job to end its attempt (no RiverError: they are no failures)
+
+The text of each error tells its reader what to do. No text ever holds a password.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+__all__ = [
+    "ArgsError",
+    "ClientStateError",
+    "ConfigError",
+    "DatabaseError",
+    "InsertError",
+    "JobCancel",
+    "JobRunningError",
+    "JobSnooze",
+    "MigrationError",
+    "NotFoundError",
+    "RiverError",
+    "SchemaMissingError",
+    "ServerVersionError",
+    "TransactionError",
+    "UniqueConflictError",
+    "UnknownJobKindError",
+]
+
+
+class RiverError(Exception):
+    """The root of riverpy's errors."""
+
+
+class ConfigError(RiverError, ValueError):
+    """A setting, or the name of a queue, kind, tag or schema, is not allowed."""
+
+
+class InsertError(RiverError, ValueError):
+    """A job was refused before anything was sent to the database."""
+
+
+class ArgsError(InsertError):
+    """Args, metadata or output cannot be stored as JSON. `path` names the place, as in `$.user.tags[3]`."""
+
+    def __init__(self, message: str, *, path: str = "$") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class UnknownJobKindError(InsertError):
+    """No worker is registered for this kind."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(
+            f"no worker is registered for job kind {kind!r}: add one to the client's Workers, or insert "
+            "from a client without workers, or set Config(skip_unknown_job_check=True)"
+        )
+        self.kind = kind
+
+
+class TransactionError(RiverError):
+    """The transaction given as `tx` is aborted, or its connection is closed: nothing was inserted."""
+
+
+class UniqueConflictError(RiverError):
+    """A job with the same unique key exists. Nothing of the batch was inserted; the transaction lives."""
+
+
+class NotFoundError(RiverError):
+    """There is no such job or queue."""
+
+
+class JobRunningError(RiverError):
+    """The job is running, so it cannot be deleted. Cancel it first."""
+
+
+class ClientStateError(RiverError):
+    """The client cannot do this in its present state."""
+
+
+class DatabaseError(RiverError):
+    """The database cannot be used as it is."""
+
+
+class SchemaMissingError(DatabaseError):
+    """River's tables are missing or too old. `riverpy migrate up` makes them."""
+
+
+class ServerVersionError(DatabaseError):
+    """The server is older than PostgreSQL 13."""
+
+
+class MigrationError(RiverError):
+    """A migration cannot be applied or undone."""
+
+
+class JobCancel(Exception):  # noqa: N818 (River's name)
+    """Raised by a job to end it for good: its state becomes `cancelled` and it is not tried again."""
+
+
+class JobSnooze(Exception):  # noqa: N818 (River's name)
+    """Raised by a job to be run again after a delay. It uses up no attempt.
+
+    Args:
+        delay: how long to wait, from now on the server's clock. Zero means at once.
+
+    Raises:
+        ValueError: the delay is negative.
+        TypeError: the delay is not a timedelta.
+    """
+
+    def __init__(self, delay: timedelta) -> None:
+        if not isinstance(delay, timedelta):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"JobSnooze takes a timedelta, got {type(delay).__name__}")
+        if delay < timedelta(0):
+            raise ValueError(f"JobSnooze takes a delay of zero or more, got {delay}")
+        super().__init__(f"snoozed for {delay}")
+        self.delay = delay

@@ -1,0 +1,47 @@
+"""What a client tells its subscribers."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from riverpy.job import JobRow
+
+
+class EventKind(StrEnum):
+    """The kinds of events. A subscriber names those it wants."""
+
+    JOB_CANCELLED = "job_cancelled"
+    JOB_COMPLETED = "job_completed"
+    JOB_FAILED = "job_failed"
+    """An attempt failed: the job is retryable, available again after a short delay, or discarded."""
+    JOB_INTERRUPTED = "job_interrupted"
+    """A stop ended the attempt; it does not count."""
+    JOB_SNOOZED = "job_snoozed"
+    QUEUE_PAUSED = "queue_paused"
+    QUEUE_RESUMED = "queue_resumed"
+
+
+class JobStatistics(msgspec.Struct, frozen=True):
+    """How long one attempt took. No value is negative."""
+
+    queue_wait: timedelta
+    """From the time the job was due to the start of the attempt."""
+    run: timedelta
+    """The attempt itself."""
+    complete: timedelta
+    """From its end until its result was stored."""
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One event: of a job (`job` and `statistics` are set) or of a queue (`queue` is set)."""
+
+    kind: EventKind
+    job: JobRow | None = None
+    """The job after its result was stored."""
+    queue: str | None = None
+    statistics: JobStatistics | None = None

@@ -1,0 +1,274 @@
+"""Jobs: their states, their args, and the row of `river_job` as it is read."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+
+import msgspec
+
+from riverpy import _json
+from riverpy.errors import ArgsError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_PG_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+OUTPUT_SIZE_MAX = 32 * 1024 * 1024
+"""Bytes of a recorded output; River's limit."""
+_MICROSECOND = timedelta(microseconds=1)
+
+ArgsT_co = TypeVar("ArgsT_co", covariant=True)
+
+
+class JobState(StrEnum):
+    """The states of a job, as they stand in the database."""
+
+    AVAILABLE = "available"
+    CANCELLED = "cancelled"
+    COMPLETED = "completed"
+    DISCARDED = "discarded"
+    PENDING = "pending"
+    RETRYABLE = "retryable"
+    RUNNING = "running"
+    SCHEDULED = "scheduled"
+
+
+@runtime_checkable
+class JobArgs(Protocol):
+    """What a job is given: a msgspec Struct, a dataclass or a dict subclass with a class variable `kind`.
+
+    Optional beside it: `kind_aliases: ClassVar[Sequence[str]]`, older names of the kind that its worker still
+    works, and `def insert_opts(self) -> InsertOpts`, the defaults for inserting it.
+    """
+
+    kind: ClassVar[str]
+
+
+class RawArgs(msgspec.Struct, frozen=True):
+    """Args given as JSON text, whose key order and number text are kept for the unique key."""
+
+    kind: str
+    json: str
+
+
+class AttemptError(msgspec.Struct, frozen=True):
+    """One entry of a job's `errors`: how an attempt failed."""
+
+    at: datetime
+    attempt: int
+    error: str
+    trace: str = ""
+
+
+class JobColumn:
+    """The position of each column in a job row. Every statement that returns jobs keeps this order."""
+
+    ID = 0
+    ARGS = 1
+    ATTEMPT = 2
+    ATTEMPTED_AT = 3
+    ATTEMPTED_BY = 4
+    CREATED_AT = 5
+    ERRORS = 6
+    FINALIZED_AT = 7
+    KIND = 8
+    MAX_ATTEMPTS = 9
+    METADATA = 10
+    PRIORITY = 11
+    QUEUE = 12
+    STATE = 13
+    SCHEDULED_AT = 14
+    TAGS = 15
+    UNIQUE_KEY = 16
+    UNIQUE_STATES = 17
+
+
+def timestamp(raw: int | bytes | None) -> datetime | None:
+    """A timestamp as it comes from the database: microseconds since 2000, as an integer or in the wire format.
+
+    A time beyond Python's calendar (`infinity`, the year 10000) becomes the last or first moment it has.
+    """
+    if raw is None:
+        return None
+    if isinstance(raw, bytes):
+        raw = int.from_bytes(raw, "big", signed=True)
+    try:
+        return _PG_EPOCH + timedelta(microseconds=raw)
+    except OverflowError:
+        return (datetime.max if raw > 0 else datetime.min).replace(tzinfo=UTC)
+
+
+def raw_timestamp(value: datetime) -> int:
+    """The opposite of `timestamp`: microseconds since 2000."""
+    return (value - _PG_EPOCH) // _MICROSECOND
+
+
+# The bits of unique_states, from the lowest.
+UNIQUE_STATE_BITS: tuple[JobState, ...] = tuple(JobState)
+
+
+class JobRow:
+    """A row of `river_job`, decoded as far as it is read.
+
+    It holds the values of one row in the order of `JobColumn`: timestamps raw, JSON as text.
+    """
+
+    __slots__ = ("_row",)
+
+    def __init__(self, row: Sequence[Any]) -> None:
+        self._row = row
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} {self.id} {self.kind} {self.state} attempt {self.attempt}>"
+        )
+
+    @property
+    def id(self) -> int:
+        """The job's number, given by the database."""
+        return self._row[JobColumn.ID]
+
+    @property
+    def encoded_args(self) -> str:
+        """The args as JSON text, in PostgreSQL's form of it."""
+        return self._row[JobColumn.ARGS]
+
+    @property
+    def attempt(self) -> int:
+        """The number of the attempt that is running or was the last; 0 before the first."""
+        return self._row[JobColumn.ATTEMPT]
+
+    @property
+    def attempted_at(self) -> datetime | None:
+        """When the job was last claimed."""
+        return timestamp(self._row[JobColumn.ATTEMPTED_AT])
+
+    @property
+    def attempted_by(self) -> list[str]:
+        """The ids of the clients that claimed it, the last one last; at most 100."""
+        return list(self._row[JobColumn.ATTEMPTED_BY] or ())
+
+    @property
+    def created_at(self) -> datetime:
+        """When the job was inserted."""
+        return timestamp(self._row[JobColumn.CREATED_AT]) or _PG_EPOCH
+
+    @property
+    def errors(self) -> list[AttemptError]:
+        """How earlier attempts failed, the oldest first."""
+        return [
+            msgspec.json.decode(text, type=AttemptError)
+            for text in self._row[JobColumn.ERRORS] or ()
+        ]
+
+    @property
+    def finalized_at(self) -> datetime | None:
+        """When the job was completed, cancelled or discarded."""
+        return timestamp(self._row[JobColumn.FINALIZED_AT])
+
+    @property
+    def kind(self) -> str:
+        """Which worker works it."""
+        return self._row[JobColumn.KIND]
+
+    @property
+    def max_attempts(self) -> int:
+        """After how many failed attempts it is discarded."""
+        return self._row[JobColumn.MAX_ATTEMPTS]
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata, decoded anew at each call; empty if the row holds no JSON object."""
+        decoded = msgspec.json.decode(self._row[JobColumn.METADATA])
+        return decoded if isinstance(decoded, dict) else {}
+
+    @property
+    def output(self) -> Any:
+        """What the job recorded as its output, or None."""
+        return self.metadata.get("output")
+
+    @property
+    def priority(self) -> int:
+        """1 (first) to 4 (last)."""
+        return self._row[JobColumn.PRIORITY]
+
+    @property
+    def queue(self) -> str:
+        """The queue it waits in."""
+        return self._row[JobColumn.QUEUE]
+
+    @property
+    def state(self) -> JobState:
+        """Its state when the row was read."""
+        return JobState(self._row[JobColumn.STATE])
+
+    @property
+    def scheduled_at(self) -> datetime:
+        """When it is due."""
+        return timestamp(self._row[JobColumn.SCHEDULED_AT]) or _PG_EPOCH
+
+    @property
+    def tags(self) -> list[str]:
+        """Its tags, in the order given."""
+        return list(self._row[JobColumn.TAGS])
+
+    @property
+    def unique_key(self) -> bytes | None:
+        """The 32 bytes of its unique key; None for a job that is not unique."""
+        return self._row[JobColumn.UNIQUE_KEY]
+
+    @property
+    def unique_states(self) -> list[JobState] | None:
+        """The states in which it holds its unique key; None for a job that is not unique."""
+        mask: int | None = self._row[JobColumn.UNIQUE_STATES]
+        if mask is None:
+            return None
+        return [state for bit, state in enumerate(UNIQUE_STATE_BITS) if mask >> bit & 1]
+
+
+class Job(JobRow, Generic[ArgsT_co]):
+    """The job that a worker is given: the claimed row, its decoded `args`, and what the attempt records."""
+
+    __slots__ = ("_args", "_updates")
+
+    _args: ArgsT_co
+    _updates: dict[str, str] | None
+    """Metadata to merge when the attempt ends: key to JSON text."""
+
+    @property
+    def args(self) -> ArgsT_co:
+        """The decoded args."""
+        return self._args
+
+    def record_output(self, value: object) -> None:
+        """Store `value` as the job's output (metadata key `output`) when this attempt ends, however it ends.
+
+        The last call wins.
+
+        Raises:
+            ArgsError: the value is not JSON, or larger than 32 MiB when encoded.
+        """
+        text = _json.encode(value)
+        if len(text.encode()) > OUTPUT_SIZE_MAX:
+            raise ArgsError(
+                f"an output has at most {OUTPUT_SIZE_MAX} bytes when encoded, got {len(text.encode())}"
+            )
+        self._merge("output", text)
+
+    def set_metadata(self, key: str, value: object) -> None:
+        """Merge `key` into the job's metadata when this attempt ends, however it ends.
+
+        Raises:
+            ArgsError: the value is not JSON, or the key starts with `river:`, which River keeps for itself.
+        """
+        if key.startswith("river:"):
+            raise ArgsError(f"metadata keys that start with 'river:' belong to River, got {key!r}")
+        _json.encode(key)
+        self._merge(key, _json.encode(value))
+
+    def _merge(self, key: str, text: str) -> None:
+        if self._updates is None:
+            self._updates = {}
+        self._updates[key] = text
