@@ -1,7 +1,7 @@
 -- The table of version 1 knows no lines, so the record of any other line would be lost.
 DO $$
 BEGIN
-    IF to_regclass('/* schema */ river_migration') IS NULL THEN
+    IF to_regclass($name$/* schema */ river_migration$name$) IS NULL THEN
         RETURN;
     END IF;
 

@@ -2,7 +2,7 @@
 -- The new primary key gets the name river_migration_pkey1, because the old table still holds the plain name.
 DO $$
 BEGIN
-    IF to_regclass('/* schema */ river_migration') IS NULL THEN
+    IF to_regclass($name$/* schema */ river_migration$name$) IS NULL THEN
         RETURN;
     END IF;
 

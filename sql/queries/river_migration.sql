@@ -1,0 +1,66 @@
+-- The record of applied migrations, and what a migrator reads before and while it works.
+
+-- name: migration_place
+-- Which schema holds River's tables, or would get them, and how far they are there. Without a configured schema the
+-- search path decides: where it finds River's tables, else where it would make new ones.
+WITH place AS (
+    SELECT coalesce(
+        @schema::text,
+        (
+            SELECT n.nspname::text
+            FROM pg_catalog.pg_class AS c
+            JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+            WHERE c.oid = coalesce(to_regclass('river_migration'), to_regclass('river_job'))
+        ),
+        current_schema()::text
+    ) AS name
+),
+columns AS (
+    SELECT c.relname, a.attname
+    FROM place
+    JOIN pg_catalog.pg_namespace AS n ON n.nspname = place.name
+    JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid
+    JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid
+    WHERE c.relname IN ('river_migration', 'river_job') AND a.attnum > 0 AND NOT a.attisdropped
+)
+SELECT
+    place.name AS schema,
+    EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = place.name) AS schema_exists,
+    EXISTS (SELECT FROM columns WHERE relname = 'river_migration') AS has_record,
+    EXISTS (SELECT FROM columns WHERE relname = 'river_migration' AND attname = 'line') AS has_lines,
+    EXISTS (SELECT FROM columns WHERE relname = 'river_job') AS has_jobs
+FROM place;
+
+-- name: migration_list
+-- Times as microseconds since 1970, since the connection may have a codec of its own for timestamps.
+SELECT line, version, (extract(epoch FROM created_at) * 1000000)::bigint AS created_at
+FROM /* schema */ river_migration
+ORDER BY line, version;
+
+-- name: migration_list_without_line
+-- The table before version 5 of line main.
+SELECT 'main' AS line, version, (extract(epoch FROM created_at) * 1000000)::bigint AS created_at
+FROM /* schema */ river_migration
+ORDER BY version;
+
+-- name: migration_insert
+INSERT INTO /* schema */ river_migration (line, version) VALUES (@line, @version);
+
+-- name: migration_insert_without_line
+INSERT INTO /* schema */ river_migration (version) VALUES (@version);
+
+-- name: migration_delete
+DELETE FROM /* schema */ river_migration WHERE line = @line AND version = @version;
+
+-- name: migration_delete_without_line
+DELETE FROM /* schema */ river_migration WHERE version = @version;
+
+-- name: migration_limits
+-- For this transaction only; milliseconds.
+SELECT
+    set_config('lock_timeout', @lock_timeout, true),
+    set_config('statement_timeout', @statement_timeout, true);
+
+-- name: migration_lock
+-- One migrator per schema, whatever its line: version 5 of line main rebuilds the table that all lines share.
+SELECT pg_advisory_xact_lock(hashtextextended('riverpy migrate ' || @schema::text, 0));
