@@ -1,0 +1,128 @@
+"""Runs a command: its event loop, and what becomes of its errors.
+
+A failure that can be expected (of the database, the network, a file, a setting) is one line on
+stderr and exit code 1. Anything else is a defect of riverpy and keeps its traceback. `--debug` or
+RIVERPY_DEBUG=1 shows the traceback always.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import IO, TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
+
+import anyio
+import click
+
+from riverpy._dsn import mask_url
+from riverpy.cli._output import print_note
+from riverpy.errors import RiverError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Generator
+
+ArgsT = TypeVarTuple("ArgsT")
+ResultT = TypeVar("ResultT")
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_NOT_READY = 3
+
+_DEBUG = "riverpy.debug"
+
+
+class CommandError(click.ClickException):
+    """Ends a command with one line on stderr and an exit code (1 if none is given)."""
+
+    def __init__(self, message: str, *, exit_code: int = EXIT_FAILURE) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # pyright: ignore[reportAttributeAccessIssue] (click sets it so too)
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the line."""
+        print_note(f"riverpy: {one_line(self.message)}")
+
+
+def run(function: Callable[[*ArgsT], Coroutine[Any, Any, ResultT]], *args: *ArgsT) -> ResultT:
+    """Run `function(*args)` in a new event loop, uvloop's where it is installed.
+
+    Raises:
+        CommandError: the function failed with an error that can be expected.
+    """
+    with expected_errors():
+        return anyio.run(function, *args, backend_options={"use_uvloop": _has_uvloop()})
+
+
+@contextmanager
+def expected_errors() -> Generator[None]:
+    """Turn errors that can be expected into CommandError, also one that is alone in a group."""
+    try:
+        yield
+    except Exception as error:
+        cause = _innermost(error)
+        if isinstance(cause, click.ClickException | click.exceptions.Exit | click.Abort):
+            raise cause from None
+        if isinstance(cause, BrokenPipeError) or not is_expected(cause):
+            raise
+        show_traceback(error)
+        raise CommandError(describe(cause)) from error
+
+
+def is_expected(error: BaseException) -> bool:
+    """Whether this is a failure of the surroundings rather than of the code."""
+    return isinstance(error, RiverError | OSError | TimeoutError) or _is_of_asyncpg(error)
+
+
+def describe(error: BaseException) -> str:
+    """The error in one line, without passwords; its type before it unless it is one of ours."""
+    text = one_line(str(error))
+    if isinstance(error, RiverError) and text:
+        return mask_url(text)
+    name = type(error).__name__
+    return mask_url(f"{name}: {text}" if text else name)
+
+
+def one_line(text: str) -> str:
+    """`text` with its line breaks turned into spaces."""
+    return " ".join(text.split())
+
+
+def show_traceback(error: BaseException) -> None:
+    """Print the traceback to stderr if `--debug` or RIVERPY_DEBUG asks for it."""
+    context = click.get_current_context(silent=True)
+    asked = context is not None and context.find_root().meta.get(_DEBUG, False)
+    if asked or os.environ.get("RIVERPY_DEBUG", "0") not in {"", "0"}:
+        sys.stderr.write(mask_url("".join(traceback.format_exception(error))))
+
+
+def _set_debug(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.find_root().meta[_DEBUG] = True
+
+
+debug_option = click.option(
+    "--debug",
+    is_flag=True,
+    expose_value=False,
+    callback=_set_debug,
+    help="Show the traceback of an error (also RIVERPY_DEBUG=1).",
+)
+"""Adds `--debug` to a command."""
+
+
+def _has_uvloop() -> bool:
+    return find_spec("uvloop") is not None
+
+
+def _innermost(error: BaseException) -> BaseException:
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    return _innermost(group.exceptions[0]) if len(group.exceptions) == 1 else group
+
+
+def _is_of_asyncpg(error: BaseException) -> bool:
+    return any(base.__module__.split(".")[0] == "asyncpg" for base in type(error).__mro__)

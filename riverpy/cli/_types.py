@@ -1,0 +1,153 @@
+"""The types of command-line values: durations, points in time, queues with their slots."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import click
+
+from riverpy._names import validate_queue
+from riverpy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_UNITS = {
+    "w": "weeks",
+    "d": "days",
+    "h": "hours",
+    "m": "minutes",
+    "s": "seconds",
+    "ms": "milliseconds",
+}
+_DURATION = re.compile("".join(rf"(?:(?P<{unit}>[0-9]+(?:\.[0-9]+)?){unit})?" for unit in _UNITS))
+
+
+def parse_duration(text: str) -> timedelta:
+    """`90s`, `1h30m`, `2d`, `250ms`, `1.5h`: numbers with units w d h m s ms, the largest first.
+
+    Raises:
+        ValueError: the text is no such duration, or it is longer than 999,999,999 days.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if not match or not match.group():
+        raise ValueError(
+            f"{text!r} is no duration: give numbers with units (w d h m s ms), the largest first, "
+            "as in 90s, 1h30m or 2d"
+        )
+    parts = {_UNITS[unit]: float(number) for unit, number in match.groupdict().items() if number}
+    try:
+        return timedelta(**parts)
+    except OverflowError:
+        raise ValueError(f"the duration {text!r} is too long") from None
+
+
+def format_duration(duration: timedelta | None) -> str:
+    """The text that `parse_duration` reads back; `none` for an unlimited one."""
+    if duration is None:
+        return "none"
+    left = duration // timedelta(milliseconds=1)
+    parts: list[str] = []
+    for unit, length in (
+        ("d", 86_400_000),
+        ("h", 3_600_000),
+        ("m", 60_000),
+        ("s", 1_000),
+        ("ms", 1),
+    ):
+        number, left = divmod(left, length)
+        if number:
+            parts.append(f"{number}{unit}")
+    return "".join(parts) or "0s"
+
+
+def parse_timestamp(text: str) -> datetime:
+    """An ISO 8601 date and time with its zone, in UTC.
+
+    Raises:
+        ValueError: the text is no such time, or it has no zone.
+    """
+    try:
+        time = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is no time: give a date, a time and a zone, as in 2026-01-31T18:00:00Z"
+        ) from None
+    if time.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone: add Z for UTC, or an offset such as +02:00")
+    try:
+        return time.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"{text!r} is outside the years 1 to 9999 in UTC") from None
+
+
+def parse_queues(text: str) -> dict[str, int]:
+    """`default:50,mail:5`: queues, each with the number of jobs it may run at once.
+
+    Raises:
+        ValueError: a part is not NAME:SLOTS, a name is wrong or given twice, or SLOTS is below 1.
+    """
+    queues: dict[str, int] = {}
+    for part in text.split(","):
+        name, colon, slots = part.strip().partition(":")
+        if not colon or not re.fullmatch("[0-9]{1,9}", slots):
+            raise ValueError(f"{part!r} is not NAME:SLOTS, as in default:50,mail:5")
+        if name in queues:
+            raise ValueError(f"queue {name!r} is given twice")
+        queues[name] = int(slots)
+    check_queues(queues)
+    return queues
+
+
+def check_queues(queues: Mapping[str, int]) -> None:
+    """Each name is allowed and has at least one slot; else ValueError."""
+    for name, slots in queues.items():
+        try:
+            validate_queue(name)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        if slots < 1:
+            raise ValueError(f"queue {name!r} needs at least 1 slot, got {slots}")
+
+
+def format_queues(queues: Mapping[str, int]) -> str:
+    """The text that `parse_queues` reads back."""
+    return ",".join(f"{name}:{slots}" for name, slots in queues.items())
+
+
+class DurationType(click.ParamType[timedelta]):
+    """A duration, given as in `90s`, `1h30m` or `2d`."""
+
+    name = "duration"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> timedelta:
+        if isinstance(value, timedelta):
+            return value
+        try:
+            return parse_duration(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class TimestampType(click.ParamType[datetime]):
+    """A point in time, given in ISO 8601 with its zone."""
+
+    name = "time"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        try:
+            return parse_timestamp(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+DURATION = DurationType()
+TIMESTAMP = TimestampType()
