@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from importlib import import_module
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from riverpy.cli._run import CommandError, debug_option, expected_errors, one_line
 
 _COMMANDS = {
     "bench": "Measure insert rate, work rate and pickup latency on a database.",
@@ -25,7 +26,7 @@ _COMMANDS = {
 class _Commands(click.Group):
     """Commands whose modules are imported when they are needed: `--help` stays quick."""
 
-    def list_commands(self, ctx: click.Context) -> Sequence[str]:  # type: ignore[override]
+    def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -37,8 +38,37 @@ class _Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(sorted(_COMMANDS.items()))
 
+    def invoke(self, ctx: click.Context) -> Any:
+        with expected_errors():
+            return super().invoke(ctx)
+
+    def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
+        """Run a command and leave the process; an error is one line on stderr."""
+        if not standalone_mode:
+            return super().main(*args, standalone_mode=False, **kwargs)
+        try:
+            result = super().main(*args, standalone_mode=False, **kwargs)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            sys.exit(error.exit_code)
+        except click.ClickException as error:
+            CommandError(_with_hint(error)).show()
+            sys.exit(error.exit_code)
+        except click.Abort:
+            click.echo("riverpy: interrupted", err=True)
+            sys.exit(128 + signal.SIGINT)
+        sys.exit(result if isinstance(result, int) else 0)
+
+
+def _with_hint(error: click.ClickException) -> str:
+    message = one_line(error.format_message())
+    if not isinstance(error, click.UsageError) or error.ctx is None:
+        return message
+    return f"{message.rstrip('.')} (see {error.ctx.command_path} --help)"
+
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(version("riverpy"), prog_name="riverpy")
+@debug_option
 def main() -> None:
     """The River job queue for asyncio Python on PostgreSQL."""
