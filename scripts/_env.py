@@ -1,0 +1,97 @@
+"""Makes `.venv` below a source tree hold riverpy (editable) and some of its dependency groups."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+PIP = "pip>=25.1"
+"""The first pip that installs dependency groups."""
+
+
+class Environment:
+    """The virtual environment of one source tree."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.directory = root / ".venv"
+        self.python = self.directory / "bin" / "python"
+        self.stamp = self.directory / "riverpy-stamp.json"
+
+    def prepare(self, groups: set[str]) -> None:
+        """Have all of `groups` installed, as pyproject.toml has them now."""
+        if self.has(groups):
+            return
+        # One at a time: two scripts may start together on a fresh clone.
+        with (self.root / ".venv.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not self.has(groups):
+                self.install(groups | (self.installed() or set()))
+
+    def has(self, groups: set[str]) -> bool:
+        """Whether nothing is to be done."""
+        installed = self.installed()
+        return installed is not None and groups <= installed and self.runs("-c", "")
+
+    def installed(self) -> set[str] | None:
+        """The groups that were installed from this pyproject.toml; None if nothing was."""
+        try:
+            stamp = json.loads(self.stamp.read_text())
+        except (OSError, ValueError):
+            return None
+        return set(stamp["groups"]) if stamp["key"] == self.key() else None
+
+    def install(self, groups: set[str]) -> None:
+        """Make the environment if it does not work, and install into it."""
+        print(f"preparing {self.directory}", file=sys.stderr)
+        self.stamp.unlink(missing_ok=True)
+        if not (self.runs("-m", "pip", "--version") and self.is_in_place()):
+            venv.create(self.directory, with_pip=True, clear=True)
+        chosen = [word for group in sorted(groups) for word in ("--group", group)]
+        self.pip_install(PIP)
+        self.pip_install("--editable", ".[embedded]", *chosen)
+        self.stamp.write_text(json.dumps({"key": self.key(), "groups": sorted(groups)}))
+
+    def pip_install(self, *arguments: str) -> None:
+        """Run `pip install`; its output goes to stderr."""
+        pip = [self.python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+        subprocess.run([*pip, *arguments], cwd=self.root, check=True, stdout=sys.stderr)
+
+    def runs(self, *arguments: str) -> bool:
+        """Whether its Python runs this."""
+        try:
+            done = subprocess.run([self.python, *arguments], capture_output=True, check=False)
+        except OSError:
+            return False
+        return done.returncode == 0
+
+    def is_in_place(self) -> bool:
+        """Whether it was made here: a moved environment has scripts that start another Python."""
+        config = self.directory / "pyvenv.cfg"
+        return f"{self.directory}\n" in config.read_text()
+
+    def key(self) -> str:
+        """What the contents depend on."""
+        text = f"{self.root}\n".encode() + (self.root / "pyproject.toml").read_bytes()
+        return hashlib.sha256(text).hexdigest()
+
+
+def main(root: Path, groups: set[str]) -> None:
+    """Print the path of the Python that has all of `groups`."""
+    environment = Environment(root)
+    try:
+        environment.prepare(groups)
+    except PermissionError as error:
+        sys.exit(f"cannot prepare .venv: {error}; use a clone of your own")
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"cannot prepare .venv: pip ended with exit code {error.returncode}")
+    print(environment.python)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), set(sys.argv[2:]))
