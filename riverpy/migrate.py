@@ -1,15 +1,15 @@
-"""The migrator: brings River's tables to a version, says what a database has, and prints the SQL."""
+"""The migrator: brings River's tables to a version, says what a database has, gives the SQL."""
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-import structlog
+import anyio
 
 from riverpy._db.schema import (
     LINES_VERSION,
@@ -17,22 +17,27 @@ from riverpy._db.schema import (
     READ_TIMEOUT,
     Migration,
     SchemaState,
-    lines,
     migrations,
     read_schema_state,
 )
 from riverpy._names import validate_schema
-from riverpy._sql import query, splice_schema
+from riverpy._sql import blocks, query, splice_schema
+from riverpy.drivers.asyncpg import (
+    CONNECT_TIMEOUT,
+    DATABASE_ERRORS,
+    close,
+    connect,
+    describe,
+    is_pool,
+    is_transaction,
+)
 from riverpy.errors import ConfigError, MigrationError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+    from datetime import datetime
 
-    import asyncpg
-
-    from riverpy._db.schema import AnyConnection
-
-    Database = str | AnyConnection | asyncpg.Pool[asyncpg.Record]
+    from riverpy.drivers.asyncpg import Pool, Transaction
 
 __all__ = [
     "Direction",
@@ -43,7 +48,16 @@ __all__ = [
     "ValidateResult",
 ]
 
-_log = structlog.stdlib.get_logger("riverpy")
+ROLLBACK_TIMEOUT = 5.0
+"""Seconds that undoing a failed or cancelled step may take."""
+
+_SQL_HEADER = """\
+-- These migrations must not be wrapped in one transaction: version 4 of line main adds a value to
+-- an enum, and PostgreSQL lets nobody use it before the commit. Commit after each version.
+"""
+
+_LOCK_NOT_AVAILABLE = "55P03"
+_QUERY_CANCELED = "57014"
 
 
 class Direction(StrEnum):
@@ -55,9 +69,8 @@ class Direction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MigrationStep:
-    """One migration that was applied or undone, or with `dry_run` would be."""
+    """One migration that was applied or undone, or in a dry run would be."""
 
-    line: str
     version: int
     name: str
     direction: Direction
@@ -72,16 +85,17 @@ class MigrationStep:
 class MigrateResult:
     """What `up` or `down` did."""
 
+    schema: str
     steps: Sequence[MigrationStep]
     """In the order in which they ran. Empty if the database was where it should be."""
 
     notices: Sequence[str]
-    """What the database holds that riverpy does not know and left alone."""
+    """What is recorded that riverpy does not know and left alone, one sentence each."""
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationStatus:
-    """One version of a line, as `list` reports it."""
+    """One version of a line in a database."""
 
     version: int
     name: str | None
@@ -97,45 +111,59 @@ class ValidateResult:
 
     ok: bool
     missing: Sequence[int]
+    """Versions that are not applied, lowest first."""
+
     messages: Sequence[str]
-    """Why it is not ok, and what the database holds beyond what riverpy knows."""
+    """Why it is not ok, and what is recorded that riverpy does not know, one sentence each."""
 
 
 class Migrator:
     """Applies and undoes the migrations of one line in one schema.
 
-    Each migration runs in its own transaction together with its row in `river_migration`, so that an interrupted run
-    is continued by the next. Any number of migrators may run at once: they take turns.
+    Each migration runs in its own transaction together with its row in `river_migration`, so that
+    an interrupted run is continued by the next. Any number of migrators may run at once: they take
+    turns, step by step.
 
     Args:
-        database: a URL, an asyncpg pool, or an asyncpg connection that is in no transaction.
+        database: a URL, an asyncpg pool, or an asyncpg connection that is in no transaction; None
+            lets asyncpg read the `PG*` variables.
         schema: the schema of River's tables, which must exist; None leaves it to the search path.
         line: `main` for River's own tables.
-        lock_timeout: how long a statement waits for a table lock, and so the longest time for which a waiting
-            migration holds up the statements of workers that queue behind it.
-        statement_timeout: how long one statement of a migration may run, and how long to wait for another migrator.
+        lock_timeout: how long a statement waits for a table that another transaction holds, and so
+            how long it holds up the workers that queue behind it. At least 1 ms.
+        statement_timeout: how long one statement of a migration may run, and how long to wait for
+            another migrator's step. At least 1 ms.
 
     Raises:
-        ConfigError: the name of the schema is not allowed, the line is unknown, or a limit is below 1 ms.
+        ConfigError: the name of the schema is not allowed, the line is unknown, or a limit is too
+            short.
+        TypeError: `database` is nothing of the above.
     """
 
     def __init__(
         self,
-        database: Database,
+        database: str | Transaction | Pool | None,
         *,
         schema: str | None = None,
         line: str = MAIN_LINE,
         lock_timeout: timedelta = timedelta(seconds=4),
-        statement_timeout: timedelta = timedelta(seconds=60),
+        statement_timeout: timedelta = timedelta(minutes=1),
     ) -> None:
         if schema is not None:
             validate_schema(schema)
-        self._migrations = migrations(line)
+        if not (database is None or isinstance(database, str)) and not (
+            is_pool(database) or is_transaction(database)
+        ):
+            raise TypeError(
+                "a Migrator takes a URL, an asyncpg pool or an asyncpg connection, "
+                f"got {type(database).__name__}"
+            )
         self._database = database
         self._schema = schema
         self._line = line
-        self._lock_timeout = _milliseconds("lock_timeout", lock_timeout)
-        self._statement_timeout = _milliseconds("statement_timeout", statement_timeout)
+        self._migrations = migrations(line)
+        self._lock_timeout = _at_least_1_ms("lock_timeout", lock_timeout)
+        self._statement_timeout = _at_least_1_ms("statement_timeout", statement_timeout)
 
     async def up(
         self, *, target: int | None = None, max_steps: int | None = None, dry_run: bool = False
@@ -143,171 +171,350 @@ class Migrator:
         """Apply what is outstanding.
 
         Args:
-            target: the last version to apply; None means the newest. Applied already: nothing is done.
+            target: the last version to apply; None means the newest. Nothing is done if it is
+                applied.
             max_steps: apply at most this many; None means no limit.
             dry_run: change nothing, only say what would be done.
 
         Raises:
-            MigrationError: the target is unknown, or a migration failed; those before it are applied and recorded.
+            MigrationError: the connection is in a transaction, the target is unknown, River's
+                tables are there without a record, or a step failed; the steps before it are applied
+                and recorded.
             SchemaMissingError: the schema does not exist.
             ServerVersionError: PostgreSQL is older than 13.
         """
-        async with self._connection() as connection:
-            state = await self._read(connection)
-            plan = self._plan_up(state, target)[: _limit(max_steps)]
-            return await self._migrate(connection, state, Direction.UP, plan, dry_run=dry_run)
+        return await self._migrate(Direction.UP, target, max_steps, dry_run=dry_run)
 
     async def down(
         self, *, target: int | None = None, max_steps: int | None = None, dry_run: bool = False
     ) -> MigrateResult:
-        """Undo one migration, or those above a target. This drops tables with the jobs in them.
+        """Undo one migration, or those above a target. This drops tables, and the jobs in them.
 
         Args:
-            target: the version to end at, which stays applied; 0 removes everything. None means one step.
-            max_steps: undo at most this many; None means one, or with a target no limit.
+            target: the version to end at, which stays applied; 0 removes everything.
+            max_steps: undo at most this many; None means no limit with a target, one step without.
             dry_run: change nothing, only say what would be done.
 
         Raises:
-            MigrationError: the target is not applied, the database has versions that this riverpy does not know, or
-                a migration could not be undone; those before it are undone.
+            MigrationError: the connection is in a transaction, the target is not applied, a version
+                is applied that this riverpy does not know, or a step failed; the steps before it
+                are undone and recorded.
             SchemaMissingError: the schema does not exist.
             ServerVersionError: PostgreSQL is older than 13.
         """
         if target is None and max_steps is None:
             max_steps = 1
+        return await self._migrate(Direction.DOWN, target, max_steps, dry_run=dry_run)
+
+    async def list(self) -> list[MigrationStatus]:
+        """The versions of the line, lowest first, each with the time at which it was applied.
+
+        Raises:
+            SchemaMissingError, ServerVersionError: as `up`.
+        """
         async with self._connection() as connection:
             state = await self._read(connection)
-            plan = self._plan_down(state, target or 0)[: _limit(max_steps)]
-            return await self._migrate(connection, state, Direction.DOWN, plan, dry_run=dry_run)
+        applied = state.applied.get(self._line, {})
+        return [
+            MigrationStatus(
+                version,
+                self._migrations[version].name if version in self._migrations else None,
+                applied.get(version),
+            )
+            for version in sorted(self._migrations.keys() | applied.keys())
+        ]
+
+    async def validate(self, *, target: int | None = None) -> ValidateResult:
+        """Check that nothing is missing, up to a target if one is given. Changes nothing.
+
+        Raises:
+            MigrationError: the target is unknown.
+            SchemaMissingError, ServerVersionError: as `up`.
+        """
+        _check_known(self._line, target)
+        async with self._connection() as connection:
+            state = await self._read(connection)
+        missing = [
+            version for version in state.missing(self._line) if target is None or version <= target
+        ]
+        messages: list[str] = []
+        if state.is_unrecorded():
+            messages.append(state.unrecorded_message())
+        elif missing:
+            messages.append(
+                f"line {self._line!r} in schema {state.schema!r} lacks versions "
+                f"{', '.join(map(str, missing))}: run `riverpy migrate up`"
+            )
+        messages += [_invalid_index_message(state, index) for index in state.invalid_indexes]
+        return ValidateResult(not messages, missing, [*messages, *state.notices(self._line)])
+
+    @staticmethod
+    def sql(
+        *,
+        line: str = MAIN_LINE,
+        versions: Sequence[int] | None = None,
+        direction: Direction = Direction.UP,
+        schema: str | None = None,
+    ) -> str:
+        """The text of migrations, to be run by another tool. Needs no database.
+
+        Args:
+            line: `main` for River's own tables.
+            versions: which; None means all. They come in the order in which they have to run.
+            direction: up or down.
+            schema: put before each name; None leaves it to the search path.
+
+        Raises:
+            ConfigError: the line is unknown or the name of the schema is not allowed.
+            MigrationError: a version is unknown.
+        """
+        if schema is not None:
+            validate_schema(schema)
+        for version in versions or ():
+            _check_known(line, version)
+        up = direction is Direction.UP
+        texts = [_SQL_HEADER]
+        for version in sorted(versions or migrations(line), reverse=not up):
+            migration = migrations(line)[version]
+            body = migration.up if up else migration.down
+            texts.append(
+                f"-- Line {line}, version {version:03} ({migration.name}), {direction}\n"
+                + splice_schema(body + _record_text(line, version, direction), schema)
+            )
+        return "\n".join(texts)
+
+    async def _migrate(
+        self, direction: Direction, target: int | None, max_steps: int | None, *, dry_run: bool
+    ) -> MigrateResult:
+        if max_steps is not None and max_steps < 0:
+            raise ConfigError(f"max_steps is 0 or more, or None for no limit, got {max_steps}")
+        async with self._connection() as connection:
+            if connection.is_in_transaction():
+                raise MigrationError(
+                    "the connection is in a transaction, and each migration needs its own: a later "
+                    "one uses an enum value that an earlier one adds. Commit or roll back first, "
+                    "or pass a URL"
+                )
+            state = await self._read(connection)
+            plan = self._plan_up if direction is Direction.UP else self._plan_down
+            steps: list[MigrationStep] = []
+            for migration in plan(state, target)[:max_steps]:
+                body = migration.up if direction is Direction.UP else migration.down
+                sql = splice_schema(body, state.schema)
+                started = monotonic()
+                if not dry_run and not await self._step(
+                    connection, state.schema, direction, migration, sql
+                ):
+                    continue
+                duration = timedelta(seconds=0 if dry_run else monotonic() - started)
+                steps.append(
+                    MigrationStep(migration.version, migration.name, direction, sql, duration)
+                )
+        return MigrateResult(state.schema, steps, state.notices(self._line))
 
     def _plan_up(self, state: SchemaState, target: int | None) -> list[Migration]:
-        if target is not None and target not in self._migrations:
+        _check_known(self._line, target)
+        if self._line != MAIN_LINE and not state.has_lines:
             raise MigrationError(
-                f"line {self._line!r} has no version {target}: riverpy knows 1 to {max(self._migrations)}"
+                f"line {self._line!r} needs version {LINES_VERSION} of line {MAIN_LINE!r}: "
+                f"run `riverpy migrate up --line {MAIN_LINE}` first"
+            )
+        if state.is_unrecorded():
+            raise MigrationError(state.unrecorded_message())
+        plan = [
+            self._migrations[version]
+            for version in state.missing(self._line)
+            if target is None or version <= target
+        ]
+        if plan and state.invalid_indexes:
+            raise MigrationError(_invalid_index_message(state, state.invalid_indexes[0]))
+        return plan
+
+    def _plan_down(self, state: SchemaState, target: int | None) -> list[Migration]:
+        if unknown := state.unknown(self._line):
+            raise MigrationError(
+                f"line {self._line!r} has versions {', '.join(map(str, unknown))}, which this "
+                "riverpy cannot undo: migrate down with the release that applied them"
             )
         applied = state.versions(self._line)
-        return [
-            migration
-            for version, migration in self._migrations.items()
-            if version not in applied and (target is None or version <= target)
-        ]
-
-    def _plan_down(self, state: SchemaState, target: int) -> list[Migration]:
-        applied = state.versions(self._line)
-        return [
+        if target and target not in applied:
+            raise MigrationError(
+                f"version {target} of line {self._line!r} is not applied in schema "
+                f"{state.schema!r}, so nothing can be migrated down to it"
+            )
+        plan = [
             self._migrations[version]
             for version in sorted(applied, reverse=True)
-            if version > target
+            if version > (target or 0)
         ]
+        others = sorted(state.applied.keys() - {MAIN_LINE})
+        if self._line == MAIN_LINE and others and LINES_VERSION in (m.version for m in plan):
+            raise MigrationError(
+                f"version {LINES_VERSION} of line {MAIN_LINE!r} cannot be undone while the lines "
+                f"{', '.join(others)} have migrations: migrate them down to 0 first"
+            )
+        return plan
 
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[AnyConnection]:
+    async def _connection(self) -> AsyncGenerator[Transaction]:
         database = self._database
-        if isinstance(database, str):
-            import asyncpg
-
-            connection = await asyncpg.connect(database, timeout=READ_TIMEOUT)
+        if database is None or isinstance(database, str):
+            connection = await connect(database, pooled=True)
             try:
                 yield connection
             finally:
-                await connection.close(timeout=READ_TIMEOUT)
+                await close(connection)
+        elif is_pool(database):
+            async with cast("Pool", database).acquire(timeout=CONNECT_TIMEOUT) as pooled:
+                yield pooled
         else:
-            yield database
+            yield cast("Transaction", database)
 
-    async def _read(self, connection: AnyConnection) -> SchemaState:
-        return await read_schema_state(connection, self._schema)
-
-    async def _migrate(
-        self,
-        connection: AnyConnection,
-        state: SchemaState,
-        direction: Direction,
-        plan: Sequence[Migration],
-        *,
-        dry_run: bool,
-    ) -> MigrateResult:
-        steps: list[MigrationStep] = []
-        for migration in plan:
-            started = monotonic()
-            text = migration.up if direction is Direction.UP else migration.down
-            sql = splice_schema(text, state.schema)
-            if not dry_run and not await self._step(
-                connection, state.schema, direction, migration, sql
-            ):
-                continue
-            duration = timedelta(0) if dry_run else timedelta(seconds=monotonic() - started)
-            steps.append(
-                MigrationStep(
-                    self._line, migration.version, migration.name, direction, sql, duration
-                )
-            )
-        return MigrateResult(steps, ())
+    async def _read(self, connection: Transaction) -> SchemaState:
+        async with _transaction(connection):
+            return await read_schema_state(connection, self._schema)
 
     async def _step(
         self,
-        connection: AnyConnection,
+        connection: Transaction,
         schema: str,
         direction: Direction,
         migration: Migration,
         sql: str,
     ) -> bool:
-        """Run one migration and record it. False if another migrator has done it meanwhile."""
-        async with connection.transaction():
-            await self._execute(
-                connection,
-                schema,
-                "migration_limits",
-                {
-                    "lock_timeout": str(self._statement_timeout),
-                    "statement_timeout": str(self._statement_timeout),
-                },
-            )
-            await self._execute(connection, schema, "migration_lock", {"schema": schema})
-            state = await read_schema_state(connection, schema)
-            if (migration.version in state.versions(self._line)) is (direction is Direction.UP):
-                return False
-            await self._execute(
-                connection,
-                schema,
-                "migration_limits",
-                {
-                    "lock_timeout": str(self._lock_timeout),
-                    "statement_timeout": str(self._statement_timeout),
-                },
-            )
-            await connection.execute(sql)
-            await self._record(connection, schema, direction, migration.version)
+        """Run one migration and record it. False if another migrator has done so meanwhile."""
+        up = direction is Direction.UP
+        what = f"version {migration.version} of line {self._line!r} in schema {schema!r}"
+        with _translated(f"migrating {direction} {what}"):
+            async with _transaction(connection):
+                with _translated(f"waiting for another migrator before {what}"):
+                    await self._take_turn(connection, schema)
+                applied = (await read_schema_state(connection, schema)).versions(self._line)
+                if (migration.version in applied) is up:
+                    return False
+                self._check_order(migration.version, applied, direction)
+                await self._limit(connection, self._lock_timeout)
+                # The server limits each statement of the text; this is for a server that is gone.
+                with anyio.fail_after(
+                    self._statement_timeout.total_seconds() * sql.count(";") + READ_TIMEOUT
+                ):
+                    await connection.execute(sql)
+                    await self._record(connection, schema, direction, migration.version)
         return True
 
-    async def _record(
-        self, connection: AnyConnection, schema: str, direction: Direction, version: int
-    ) -> None:
+    async def _take_turn(self, connection: Transaction, schema: str) -> None:
+        # No worker waits behind this lock, so the wait may be as long as another's step takes.
+        await self._limit(connection, self._statement_timeout)
+        with anyio.fail_after(self._statement_timeout.total_seconds() + READ_TIMEOUT):
+            await _execute(connection, schema, "migration_lock", {"schema": schema})
+
+    async def _limit(self, connection: Transaction, lock_timeout: timedelta) -> None:
+        limits = {"lock_timeout": lock_timeout, "statement_timeout": self._statement_timeout}
+        values = {name: str(limit // timedelta(milliseconds=1)) for name, limit in limits.items()}
+        with anyio.fail_after(READ_TIMEOUT):
+            await _execute(connection, None, "migration_limits", values)
+
+    def _check_order(self, version: int, applied: set[int], direction: Direction) -> None:
+        """Another migrator may have gone the other way since the plan was made."""
         up = direction is Direction.UP
-        verb = "insert" if up else "delete"
-        if self._line != MAIN_LINE or version > LINES_VERSION or (up and version == LINES_VERSION):
-            await self._execute(
-                connection, schema, f"migration_{verb}", {"line": self._line, "version": version}
-            )
-        elif up or version > 1:
-            await self._execute(
-                connection, schema, f"migration_{verb}_without_line", {"version": version}
+        in_order = version == 1 or version - 1 in applied if up else max(applied) == version
+        if not in_order:
+            raise MigrationError(
+                f"line {self._line!r} was migrated the other way by somebody else: its versions "
+                f"are now {', '.join(map(str, sorted(applied))) or 'none'}. Nothing more was done"
             )
 
-    async def _execute(
-        self, connection: AnyConnection, schema: str, block: str, values: dict[str, object]
+    async def _record(
+        self, connection: Transaction, schema: str, direction: Direction, version: int
     ) -> None:
-        statement = query("river_migration", block, schema)
-        await connection.execute(statement.text, *statement.arguments(values))
+        if block := _record_block(self._line, version, direction):
+            values: dict[str, object] = {"line": self._line, "version": version}
+            statement = query("river_migration", block, schema)
+            await connection.execute(
+                statement.text, *(values[name] for name in statement.parameters)
+            )
 
 
-def _milliseconds(name: str, limit: timedelta) -> int:
-    milliseconds = limit // timedelta(milliseconds=1)
-    if milliseconds < 1:
-        raise ConfigError(f"{name} is 1 ms or more, got {limit}")
-    return milliseconds
+def _check_known(line: str, version: int | None) -> None:
+    known = migrations(line)
+    if version is not None and version not in known:
+        raise MigrationError(
+            f"line {line!r} has no version {version}: riverpy knows 1 to {max(known)}"
+        )
 
 
-def _limit(max_steps: int | None) -> int | None:
-    if max_steps is not None and max_steps < 0:
-        raise ConfigError(f"max_steps is 0 or more, got {max_steps}")
-    return max_steps
+def _record_block(line: str, version: int, direction: Direction) -> str | None:
+    """What records the step in the form that the table has by then. None: the table is gone."""
+    up = direction is Direction.UP
+    verb = "migration_insert" if up else "migration_delete"
+    if line != MAIN_LINE or version > LINES_VERSION or (up and version == LINES_VERSION):
+        return verb
+    return f"{verb}_without_line" if up or version > 1 else None
+
+
+def _record_text(line: str, version: int, direction: Direction) -> str:
+    block = _record_block(line, version, direction)
+    if block is None:
+        return ""
+    text = blocks("river_migration")[block]
+    return "\n" + text.replace("@line", f"'{line}'").replace("@version", str(version)) + ";\n"
+
+
+async def _execute(
+    connection: Transaction, schema: str | None, block: str, values: Mapping[str, object]
+) -> None:
+    statement = query("river_migration", block, schema)
+    await connection.execute(statement.text, *statement.arguments(dict(values)))
+
+
+@asynccontextmanager
+async def _transaction(connection: Transaction) -> AsyncGenerator[None]:
+    """A transaction that is rolled back, also by a cancelled task, before an error goes on."""
+    transaction = connection.transaction()
+    with anyio.fail_after(READ_TIMEOUT):
+        await transaction.start()
+    try:
+        yield
+    except BaseException:
+        with anyio.move_on_after(ROLLBACK_TIMEOUT, shield=True) as scope:
+            with suppress(*DATABASE_ERRORS):
+                await transaction.rollback()
+        if scope.cancelled_caught:
+            connection.terminate()
+        raise
+    with anyio.fail_after(READ_TIMEOUT):
+        await transaction.commit()
+
+
+@contextmanager
+def _translated(doing: str) -> Generator[None]:
+    """Turn what the database raises into MigrationError, with what can be done about it."""
+    try:
+        yield
+    except DATABASE_ERRORS as error:
+        sqlstate = getattr(error, "sqlstate", None)
+        if sqlstate == _LOCK_NOT_AVAILABLE:
+            advice = (
+                "try again when the transaction that holds the table has ended, "
+                "or give a longer lock timeout"
+            )
+        elif sqlstate == _QUERY_CANCELED:
+            advice = "try again later, or give a longer statement timeout"
+        else:
+            advice = "then run it again: it goes on where it stopped"
+        raise MigrationError(
+            f"{doing} failed, and nothing of that version was kept: {describe(error)}; {advice}"
+        ) from error
+
+
+def _invalid_index_message(state: SchemaState, index: str) -> str:
+    return (
+        f"index {index!r} in schema {state.schema!r} is invalid, since its concurrent build "
+        "failed: drop it, or rebuild it with REINDEX INDEX CONCURRENTLY"
+    )
+
+
+def _at_least_1_ms(name: str, limit: timedelta) -> timedelta:
+    if limit < timedelta(milliseconds=1):
+        raise ConfigError(f"{name} is at least 1 ms, got {limit}")
+    return limit

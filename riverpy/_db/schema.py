@@ -4,43 +4,36 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from functools import cache
+from shlex import quote
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import anyio
 import structlog
 
-from riverpy._sql import query, quote_identifier, splice_schema, sql_directory
-from riverpy.errors import (
-    ConfigError,
-    MigrationError,
-    SchemaMissingError,
-    ServerVersionError,
-)
+from riverpy._dsn import mask_url
+from riverpy._sql import query, quote_identifier, sql_directory
+from riverpy.drivers.asyncpg import check_server_version
+from riverpy.errors import ConfigError, SchemaMissingError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    import asyncpg
-    from asyncpg.pool import PoolConnectionProxy
-
-    AnyConnection = asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]
+    from riverpy.drivers.asyncpg import Transaction
 
 MAIN_LINE = "main"
-"""River's own line. All that riverpy needs of it is `MAIN_VERSION`."""
-
-MAIN_VERSION = 7
+"""The line of River's own tables."""
 
 LINES_VERSION = 5
 """The version of line `main` that gives `river_migration` its column `line`."""
 
-SERVER_MAJOR_MIN = 13
-
 READ_TIMEOUT = 10.0
-"""Seconds that a read of the catalog or of `river_migration` may take."""
+"""Seconds that a read of the catalog and of `river_migration` may take."""
 
 _FILE = re.compile(r"(\d{3})_(\w+)\.(up|down)\.sql")
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _log = structlog.stdlib.get_logger("riverpy")
 
@@ -56,15 +49,10 @@ class Migration:
 
 
 @cache
-def lines() -> tuple[str, ...]:
+def lines() -> Sequence[str]:
     """The lines that riverpy knows: the directories below `sql/migrations`."""
-    return tuple(
-        sorted(
-            entry.name
-            for entry in sql_directory().joinpath("migrations").iterdir()
-            if entry.is_dir()
-        )
-    )
+    entries = sql_directory().joinpath("migrations").iterdir()
+    return tuple(sorted(entry.name for entry in entries if entry.is_dir()))
 
 
 @cache
@@ -77,79 +65,143 @@ def migrations(line: str) -> Mapping[int, Migration]:
         if match := _FILE.fullmatch(entry.name):
             key = int(match[1]), match[2].replace("_", " ")
             texts.setdefault(key, {})[match[3]] = entry.read_text("utf-8")
-    return {
+    known = {
         version: Migration(version, name, up=text["up"], down=text["down"])
         for (version, name), text in sorted(texts.items())
     }
+    return MappingProxyType(known)
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaState:
-    """What a database records about River's tables in one schema."""
+    """What a database has of River's tables in one schema."""
 
     schema: str
-    has_record: bool
     has_lines: bool
+    """`river_migration` has its column `line`."""
+
     has_jobs: bool
+    """The table `river_job` exists."""
+
+    invalid_indexes: Sequence[str]
+    """Indexes of River's tables whose concurrent build failed: no query uses them."""
+
     applied: Mapping[str, Mapping[int, datetime]]
-    """For each line its versions, lowest first, and when each was applied."""
+    """For each recorded line its versions, lowest first, and when each was applied."""
 
     def versions(self, line: str) -> set[int]:
+        """The applied versions of a line."""
         return set(self.applied.get(line, ()))
 
-    def unknown_versions(self, line: str) -> list[int]:
-        """Versions of a newer riverpy or River, lowest first."""
-        return sorted(self.versions(line) - set(migrations(line)))
+    def missing(self, line: str) -> list[int]:
+        """The versions of a line that riverpy knows and the database lacks, lowest first."""
+        return sorted(migrations(line).keys() - self.versions(line))
 
-    def foreign_lines(self) -> list[str]:
-        """Lines that riverpy has no migrations for."""
-        return sorted(set(self.applied) - set(lines()))
+    def unknown(self, line: str) -> list[int]:
+        """The applied versions of a line that only a newer riverpy or River knows, lowest first."""
+        return sorted(self.versions(line) - migrations(line).keys())
+
+    def is_unrecorded(self) -> bool:
+        """Whether River's tables are there and nothing says which version they are."""
+        return self.has_jobs and not self.versions(MAIN_LINE)
+
+    def notices(self, line: str) -> list[str]:
+        """What is recorded that riverpy does not know, one sentence each."""
+        known = max(migrations(line))
+        return [
+            f"line {line!r} has version {version}, which this riverpy does not know "
+            f"(it knows 1 to {known}): left alone"
+            for version in self.unknown(line)
+        ] + [
+            f"line {foreign!r} is not one of riverpy's: left alone"
+            for foreign in sorted(self.applied.keys() - set(lines()))
+        ]
+
+    def unrecorded_message(self) -> str:
+        """What is wrong if `is_unrecorded`, and the way out."""
+        newest = max(migrations(MAIN_LINE))
+        table = f"{quote_identifier(self.schema)}.river_migration"
+        return (
+            f"schema {self.schema!r} has River's tables, but river_migration records no version of "
+            f"them. If you know that they are complete up to version {newest}, record it: "
+            f"CREATE TABLE IF NOT EXISTS {table} (line text NOT NULL, version bigint NOT NULL, "
+            "created_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (line, version)); "
+            f"INSERT INTO {table} (line, version) SELECT 'main', generate_series(1, {newest}). "
+            "Otherwise move the tables away and migrate anew"
+        )
 
 
-async def read_schema_state(connection: AnyConnection, schema: str | None) -> SchemaState:
-    """Read which migrations are applied.
+async def read_schema_state(connection: Transaction, schema: str | None) -> SchemaState:
+    """Read which migrations are applied in `schema`, or where the search path leads if it is None.
 
     Raises:
         ServerVersionError: PostgreSQL is older than 13.
         SchemaMissingError: the schema does not exist.
+        TimeoutError: no answer within `READ_TIMEOUT`.
     """
-    _check_server(connection)
-    place = query("river_migration", "migration_place", None)
-    row = await connection.fetchrow(
-        place.text, *place.arguments({"schema": schema}), timeout=READ_TIMEOUT
-    )
-    assert row is not None  # noqa: S101 (a select without FROM's filter gives one row)
-    name: str | None = row["schema"]
-    if name is None:
-        raise SchemaMissingError(
-            "no schema is configured and the connection's search_path names none that exists: "
-            "pass a schema"
-        )
-    if not row["schema_exists"]:
-        raise SchemaMissingError(
-            f"schema {name!r} does not exist: create it with "
-            f"CREATE SCHEMA {quote_identifier(name)}; riverpy makes tables, never schemas"
-        )
-    applied: dict[str, dict[int, datetime]] = {}
-    if row["has_record"]:
-        block = "migration_list" if row["has_lines"] else "migration_list_without_line"
-        text = query("river_migration", block, name).text
-        for record in await connection.fetch(text, timeout=READ_TIMEOUT):
-            at = _EPOCH + timedelta(microseconds=record["created_at"])
-            applied.setdefault(record["line"], {})[record["version"]] = at
+    check_server_version(connection)
+    with anyio.fail_after(READ_TIMEOUT):
+        place = query("river_migration", "migration_place", None)
+        row = (await connection.fetch(place.text, *place.arguments({"schema": schema})))[0]
+        name: str | None = row["schema"]
+        if name is None:
+            raise SchemaMissingError(
+                "the connection's search_path names no schema that exists: "
+                "give riverpy the schema's name"
+            )
+        if not row["schema_exists"]:
+            raise SchemaMissingError(
+                f"schema {name!r} does not exist: make it with "
+                f"CREATE SCHEMA {quote_identifier(name)} (riverpy makes tables, never schemas)"
+            )
+        applied: dict[str, dict[int, datetime]] = {}
+        if row["has_record"]:
+            block = "migration_list" if row["has_lines"] else "migration_list_without_line"
+            for record in await connection.fetch(query("river_migration", block, name).text):
+                at = _EPOCH + timedelta(microseconds=record["created_at"])
+                applied.setdefault(record["line"], {})[record["version"]] = at
     return SchemaState(
         schema=name,
-        has_record=row["has_record"],
         has_lines=row["has_lines"],
         has_jobs=row["has_jobs"],
+        invalid_indexes=row["invalid_indexes"],
         applied=applied,
     )
 
 
-def _check_server(connection: AnyConnection) -> None:
-    server = connection.get_server_version()
-    if server.major < SERVER_MAJOR_MIN:
-        raise ServerVersionError(
-            f"the server is PostgreSQL {server.major}.{server.minor}: riverpy needs "
-            f"{SERVER_MAJOR_MIN} or newer"
+async def check_schema(
+    connection: Transaction, schema: str | None, *, url: str | None = None
+) -> None:
+    """Check that River's tables are there and new enough.
+
+    A version that only a newer riverpy knows is logged as a warning.
+
+    Args:
+        connection: any connection to the database.
+        schema: the schema of River's tables; None leaves it to the search path.
+        url: what `connection` was opened with, for the command in the error's text.
+
+    Raises:
+        SchemaMissingError: they are not; the text has the command that makes them.
+        ServerVersionError: PostgreSQL is older than 13.
+        TimeoutError: no answer within `READ_TIMEOUT`.
+    """
+    state = await read_schema_state(connection, schema)
+    if state.is_unrecorded():
+        raise SchemaMissingError(state.unrecorded_message())
+    if missing := state.missing(MAIN_LINE):
+        found = (
+            f"lacks River's migrations {', '.join(map(str, missing))}"
+            if state.has_jobs
+            else "does not have River's tables"
+        )
+        command = f"riverpy migrate up --database-url {quote(mask_url(url)) if url else 'URL'}"
+        if schema is not None:
+            command += f" --schema {schema}"
+        raise SchemaMissingError(f"schema {state.schema!r} {found}: run `{command}`")
+    if unknown := state.unknown(MAIN_LINE):
+        _log.warning(
+            "the database has newer migrations than this riverpy knows: update riverpy",
+            schema=state.schema,
+            unknown_versions=unknown,
         )

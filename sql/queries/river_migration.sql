@@ -28,7 +28,19 @@ SELECT
     EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = place.name) AS schema_exists,
     EXISTS (SELECT FROM columns WHERE relname = 'river_migration') AS has_record,
     EXISTS (SELECT FROM columns WHERE relname = 'river_migration' AND attname = 'line') AS has_lines,
-    EXISTS (SELECT FROM columns WHERE relname = 'river_job') AS has_jobs
+    EXISTS (SELECT FROM columns WHERE relname = 'river_job') AS has_jobs,
+    -- Left by a CREATE INDEX CONCURRENTLY that failed. REINDEX names its own `…_ccnew` and `…_ccold`.
+    ARRAY(
+        SELECT c.relname::text
+        FROM pg_catalog.pg_namespace AS n
+        JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid
+        JOIN pg_catalog.pg_index AS i ON i.indexrelid = c.oid
+        WHERE n.nspname = place.name
+            AND NOT i.indisvalid
+            AND c.relname ~ '^river_'
+            AND c.relname !~ '_cc(new|old)[0-9]*$'
+        ORDER BY c.relname
+    ) AS invalid_indexes
 FROM place;
 
 -- name: migration_list
@@ -56,8 +68,9 @@ DELETE FROM /* schema */ river_migration WHERE line = @line AND version = @versi
 DELETE FROM /* schema */ river_migration WHERE version = @version;
 
 -- name: migration_limits
--- For this transaction only; milliseconds.
+-- For this transaction only; limits in milliseconds.
 SELECT
+    set_config('application_name', 'riverpy migrate', true),
     set_config('lock_timeout', @lock_timeout, true),
     set_config('statement_timeout', @statement_timeout, true);
 

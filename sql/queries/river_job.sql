@@ -1,0 +1,220 @@
+-- Statements on River's table of jobs, but for inserting (river_job_insert.sql).
+--
+-- Every statement that returns whole jobs lists the columns in the order of riverpy.job.JobColumn.
+-- An attempt is fenced by its stamp (id, attempt, attempted_at): an attempt number alone comes again after a job was
+-- put back, or when a crash of the server loses the commit of a claim.
+
+
+-- name: job_claim
+-- Take up to @limit due jobs of one queue. The array form walks the primary key where a join would be planned as
+-- a sequential scan. The order of the result is undefined.
+with picked as materialized (
+  select id
+  from /* schema */ river_job
+  where state = 'available' and queue = @queue and scheduled_at <= now()
+  order by priority, scheduled_at, id
+  limit @limit::bigint
+  for update skip locked
+)
+update /* schema */ river_job as job
+set
+  state = 'running',
+  attempt = job.attempt + 1,
+  attempted_at = now(),
+  attempted_by = array_append(
+    job.attempted_by[greatest(array_length(job.attempted_by, 1) - 98, 1):], @client_id::text
+  )
+where job.id = any(array(select id from picked))
+returning
+  job.id, job.args::text, job.attempt, job.attempted_at, job.attempted_by, job.created_at, job.errors::text[],
+  job.finalized_at, job.kind, job.max_attempts, job.metadata::text, job.priority, job.queue, 'running',
+  job.scheduled_at, job.tags, job.unique_key, job.unique_states::int;
+
+
+-- name: job_complete
+-- Store attempts that just completed. @age is the seconds since each ended: the server's clock decides when that was.
+update /* schema */ river_job as job
+set state = 'completed', finalized_at = now() - done.age * interval '1 second'
+from unnest(@id::bigint[], @attempt::smallint[], @attempted_at::timestamptz[], @age::float8[])
+  as done (id, attempt, attempted_at, age)
+where job.id = done.id and job.state = 'running'
+  and job.attempt = done.attempt and job.attempted_at = done.attempted_at
+returning job.id;
+
+
+-- name: job_settle
+-- Store attempts that ended in any way. A job with a cancel mark that would run again is cancelled instead; the mark
+-- is read from the row itself, since a joined copy is stale when the mark is set while this statement waits.
+update /* schema */ river_job as job
+set
+  state = case
+    when done.finalize is null and job.metadata ? 'cancel_attempted_at' then 'cancelled'
+    else done.state::/* schema */ river_job_state
+  end,
+  finalized_at = case
+    when done.finalize is null and job.metadata ? 'cancel_attempted_at' then now()
+    when done.finalize then now() - done.age * interval '1 second'
+  end,
+  attempt = case
+    when done.finalize is null and job.metadata ? 'cancel_attempted_at' then job.attempt
+    else done.new_attempt
+  end,
+  scheduled_at = case
+    when done.finalize is null and not job.metadata ? 'cancel_attempted_at'
+    then now() + done.delay * interval '1 second'
+    else job.scheduled_at
+  end,
+  errors = case
+    when done.error is null then job.errors
+    else array_append(job.errors, done.error::jsonb)
+  end,
+  metadata = case
+    when done.updates is null then job.metadata
+    when jsonb_typeof(job.metadata) = 'object' then job.metadata || done.updates::jsonb
+    else done.updates::jsonb
+  end
+from unnest(
+  @id::bigint[], @attempt::smallint[], @attempted_at::timestamptz[], @state::text[], @finalize::bool[],
+  @age::float8[], @new_attempt::smallint[], @delay::float8[], @error::text[], @updates::text[]
+) as done (id, attempt, attempted_at, state, finalize, age, new_attempt, delay, error, updates)
+where job.id = done.id and job.state = 'running'
+  and job.attempt = done.attempt and job.attempted_at = done.attempted_at
+returning job.id, job.state::text;
+
+
+-- name: job_lock_attempts
+-- Lock those of the attempts that nobody else has locked, so that a statement after it in the transaction waits for none.
+select job.id
+from /* schema */ river_job as job
+where job.id = any(@id::bigint[]) and job.state = 'running'
+order by job.id
+for no key update skip locked;
+
+
+-- name: job_stamps
+-- Where the given jobs stand: tells a result that was refused from one that was stored before.
+select job.id, job.state::text, job.attempt, job.attempted_at
+from /* schema */ river_job as job
+where job.id = any(@id::bigint[]);
+
+
+-- name: job_claimed_by
+-- The running jobs whose last claim was this client's, older than the time a claim may take.
+select job.id, job.attempt, job.attempted_at
+from /* schema */ river_job as job
+where job.state = 'running' and job.queue = any(@queue::text[])
+  and job.attempted_by[array_upper(job.attempted_by, 1)] = @client_id
+  and job.attempted_at < now() - @age::float8 * interval '1 second';
+
+
+-- name: job_put_back
+-- Give claimed attempts back: they did not run to an end, so they do not count.
+update /* schema */ river_job as job
+set
+  state = case when job.metadata ? 'cancel_attempted_at' then 'cancelled' else 'available' end
+    ::/* schema */ river_job_state,
+  finalized_at = case when job.metadata ? 'cancel_attempted_at' then now() end,
+  attempt = greatest(job.attempt - 1, 0),
+  scheduled_at = now()
+from unnest(@id::bigint[], @attempt::smallint[], @attempted_at::timestamptz[])
+  as lost (id, attempt, attempted_at)
+where job.id = lost.id and job.state = 'running'
+  and job.attempt = lost.attempt and job.attempted_at = lost.attempted_at
+returning job.id;
+
+
+-- name: job_cancel_marks
+-- Which of the given jobs somebody asked to cancel while they run.
+select job.id
+from /* schema */ river_job as job
+where job.id = any(@id::bigint[]) and job.state = 'running' and job.metadata ? 'cancel_attempted_at';
+
+
+-- name: job_any_available
+-- Whether a queue holds a job that is due now or within moments.
+select exists (
+  select 1
+  from /* schema */ river_job
+  where state = 'available' and queue = any(@queue::text[])
+);
+
+
+-- name: job_get
+select
+  id, args::text, attempt, timestamptz_send(attempted_at), attempted_by, timestamptz_send(created_at), errors::text[],
+  timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,
+  timestamptz_send(scheduled_at), tags::text[], unique_key, unique_states::int
+from /* schema */ river_job
+where id = @id;
+
+
+-- name: job_cancel
+-- A job that does not run is cancelled; a running one is marked, and its client told. A final one stays as it is.
+with found as (
+  select id, queue, state, finalized_at
+  from /* schema */ river_job
+  where id = @id
+  for update
+), told as (
+  select pg_notify(
+    coalesce(@schema::text, current_schema()::text) || '.river_control',
+    json_build_object('action', 'cancel', 'job_id', id, 'queue', queue)::text
+  )
+  from found
+  where finalized_at is null
+), cancelled as (
+  update /* schema */ river_job as job
+  set
+    state = case when job.state = 'running' then job.state else 'cancelled' end,
+    finalized_at = case when job.state = 'running' then null else now() end,
+    metadata = jsonb_set(job.metadata, '{cancel_attempted_at}', to_jsonb(
+      to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
+    ))
+  from found
+  where job.id = found.id and found.finalized_at is null
+  returning job.*
+), result as (
+  select * from cancelled
+  union all
+  select job.* from /* schema */ river_job as job join found using (id) where found.finalized_at is not null
+)
+select
+  id, args::text, attempt, timestamptz_send(attempted_at), attempted_by, timestamptz_send(created_at), errors::text[],
+  timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,
+  timestamptz_send(scheduled_at), tags::text[], unique_key, unique_states::int
+from result
+left join told on true;
+
+
+-- name: job_retry
+-- Make a job available now. A running one, and one that is due already, stay as they are.
+with found as (
+  select id, state, scheduled_at
+  from /* schema */ river_job
+  where id = @id
+  for update
+), retried as (
+  update /* schema */ river_job as job
+  set
+    state = 'available',
+    finalized_at = null,
+    scheduled_at = now(),
+    max_attempts = job.max_attempts + case when job.attempt = job.max_attempts then 1 else 0 end,
+    metadata = job.metadata - 'cancel_attempted_at'
+  from found
+  where job.id = found.id and found.state <> 'running'
+    and not (found.state = 'available' and found.scheduled_at < now())
+  returning job.*
+), result as (
+  select * from retried
+  union all
+  select job.*
+  from /* schema */ river_job as job
+  join found using (id)
+  where not exists (select from retried)
+)
+select
+  id, args::text, attempt, timestamptz_send(attempted_at), attempted_by, timestamptz_send(created_at), errors::text[],
+  timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,
+  timestamptz_send(scheduled_at), tags::text[], unique_key, unique_states::int
+from result;

@@ -1,0 +1,42 @@
+-- Statements on River's table of queues.
+
+
+-- name: queue_touch
+-- Say that the queues are worked here: make missing rows, renew the others. Tells which of them are paused.
+insert into /* schema */ river_queue as queue (name, created_at, metadata, updated_at)
+select name, now(), '{}', now()
+from unnest(@name::text[]) as given (name)
+order by name
+on conflict (name) do update set updated_at = excluded.updated_at
+returning queue.name, queue.paused_at is not null as paused;
+
+
+-- name: queue_paused
+-- Which of the queues are paused.
+select name
+from /* schema */ river_queue
+where name = any(@name::text[]) and paused_at is not null;
+
+
+-- name: queue_pause
+-- Pause one queue, or with `*` all. One that is paused already stays as it is.
+update /* schema */ river_queue
+set
+  paused_at = coalesce(paused_at, now()),
+  updated_at = case when paused_at is null then now() else updated_at end
+where name = @name or @name = '*'
+returning name;
+
+
+-- name: queue_resume
+-- Resume one queue, or with `*` all. One that is not paused stays as it is.
+update /* schema */ river_queue
+set
+  updated_at = case when paused_at is not null then now() else updated_at end,
+  paused_at = null
+where name = @name or @name = '*'
+returning name;
+
+
+-- name: control_notify
+select pg_notify(coalesce(@schema::text, current_schema()::text) || '.river_control', @payload::text);
