@@ -1,0 +1,88 @@
+"""Fixtures that give a test a server, a database, a schema or a connection.
+
+All xdist workers of all runs share one server: the one that RIVERPY_TEST_DATABASE_URL names, whose role must be
+allowed to create databases, or else an embedded one. Each worker has a database of its own there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import uvloop
+
+from riverpy.embedded import EmbeddedPostgres
+from tests._database import (
+    SchemaPool,
+    connected,
+    create_database,
+    drop_database,
+    drop_orphans,
+    new_database_name,
+    run_apart,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Generator
+
+    import asyncpg
+
+    from tests._database import Schema
+
+URL_VARIABLE = "RIVERPY_TEST_DATABASE_URL"
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Run async tests on uvloop, as the command line does; on asyncio's own loop with RIVERPY_TEST_LOOP=asyncio."""
+    if os.environ.get("RIVERPY_TEST_LOOP") == "asyncio":
+        return {"asyncio": asyncio.new_event_loop}
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(scope="session")
+def server_url() -> Generator[str]:
+    """The URL of a server on which databases can be created."""
+    if configured := os.environ.get(URL_VARIABLE):
+        yield configured
+        return
+    with EmbeddedPostgres("test", settings={"max_connections": "300"}) as url:
+        run_apart(drop_orphans, url)
+        yield url
+
+
+@pytest.fixture(scope="session")
+def database_url(server_url: str) -> Generator[str]:
+    """The URL of this worker's database: empty at the start of the run, but for what its tests leave there."""
+    name = new_database_name()
+    yield run_apart(create_database, server_url, name)
+    run_apart(drop_database, server_url, name)
+
+
+@pytest.fixture
+async def fresh_database_url(server_url: str) -> AsyncGenerator[str]:
+    """The URL of an empty database for this test alone, dropped with all its connections afterwards."""
+    name = new_database_name()
+    yield await create_database(server_url, name)
+    await drop_database(server_url, name)
+
+
+@pytest.fixture(scope="session")
+def schema_pool(database_url: str) -> SchemaPool:
+    """The migrated schemas of this worker's database."""
+    return SchemaPool(database_url)
+
+
+@pytest.fixture
+async def schema(schema_pool: SchemaPool) -> AsyncGenerator[Schema]:
+    """An empty River schema for this test alone, at the newest version."""
+    async with schema_pool.schema() as schema:
+        yield schema
+
+
+@pytest.fixture
+async def conn(database_url: str) -> AsyncGenerator[asyncpg.Connection[Any]]:
+    """A connection to this worker's database."""
+    async with connected(database_url) as connection:
+        yield connection

@@ -1,0 +1,3 @@
+"""The tests of the embedded PostgreSQL."""
+
+from __future__ import annotations

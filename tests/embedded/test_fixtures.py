@@ -1,0 +1,53 @@
+"""The fixtures that all tests stand on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    from tests._database import Schema, SchemaPool
+
+
+async def test_runs_on_the_loop_of_the_command_line() -> None:
+    """Tests run on uvloop unless they are told otherwise."""
+    assert "uvloop" in type(asyncio.get_running_loop()).__module__
+
+
+async def test_settings_that_durability_tests_need(conn: asyncpg.Connection[Any]) -> None:
+    """A commit of a test is as durable as in production."""
+    for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+        assert await conn.fetchval(f"SHOW {setting}") == "on"
+
+
+async def test_fresh_database_is_empty(fresh_database_url: str, database_url: str) -> None:
+    """A fresh database is another one than the worker's."""
+    assert fresh_database_url != database_url
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+async def test_schema_is_empty(schema: Schema, turn: int) -> None:
+    """What a test leaves in its schema is gone in the next test, ids start again, versions stay."""
+    inserted = await schema.fetchval(
+        "INSERT INTO river_job (kind, max_attempts, args) VALUES ('k', 1, '{}') RETURNING id"
+    )
+    assert inserted == 1
+    assert len(await schema.jobs()) == 1
+    assert await schema.fetchval("SELECT count(*) FROM river_migration") >= 7
+
+
+async def test_schemas_are_used_again(schema_pool: SchemaPool) -> None:
+    """A schema that was given back is handed out again; one whose test failed is not."""
+    async with schema_pool.schema() as first:
+        pass
+    async with schema_pool.schema() as second:
+        assert second.name == first.name
+    with pytest.raises(ZeroDivisionError):
+        async with schema_pool.schema() as failed:
+            _ = 1 / 0
+    async with schema_pool.schema() as third:
+        assert third.name != failed.name
