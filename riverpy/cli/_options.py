@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from functools import wraps
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 import msgspec
 
-from riverpy._dsn import validate_url
-from riverpy._names import validate_schema
 from riverpy.cli._run import debug_option
-from riverpy.errors import ConfigError
+from riverpy.cli._settings import DATABASE_URL, SCHEMA, SettingsError, Sources, Value, flag_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
+
+_NOT_SET: Value[str] = Value(msgspec.UNSET, "default")
 
 
 class DatabaseSettings(msgspec.Struct, frozen=True):
@@ -28,15 +26,19 @@ class DatabaseSettings(msgspec.Struct, frozen=True):
     """None: nothing names a database."""
     schema: str | None
     """River's schema. None: the one that the database's search path finds."""
+    url_value: Value[str] = _NOT_SET
+    """The URL with its source."""
+    schema_value: Value[str] = _NOT_SET
+    """The schema with its source."""
 
     def required_url(self) -> str:
         """The URL.
 
         Raises:
-            ConfigError: there is none; the text says how to give one.
+            SettingsError: there is none; the text says how to give one.
         """
         if self.url is None:
-            raise ConfigError(
+            raise SettingsError(
                 "no database is given: use --database-url, RIVERPY_DATABASE_URL, DATABASE_URL, "
                 "PGHOST and its like, or database-url in [tool.riverpy] of pyproject.toml"
             )
@@ -50,27 +52,28 @@ def database_options(command: Callable[..., ResultT]) -> Callable[..., ResultT]:
     def with_database(
         *args: object, database_url: str | None, schema: str | None, **kwargs: object
     ) -> ResultT:
-        settings = DatabaseSettings(
-            database_url
-            or os.environ.get("RIVERPY_DATABASE_URL")
-            or os.environ.get("DATABASE_URL"),
-            schema,
+        sources = Sources()
+        url_value = sources.value(DATABASE_URL, database_url)
+        schema_value = sources.value(SCHEMA, schema)
+        database = DatabaseSettings(
+            url_value.or_none(), schema_value.or_none(), url_value, schema_value
         )
-        if settings.url is not None:
-            validate_url(settings.url)
-        if settings.schema is not None:
-            validate_schema(settings.schema)
-        return command(*args, database=settings, **kwargs)
+        return command(*args, database=database, **kwargs)
 
     for option in (
         debug_option,
         click.option(
-            "--schema", metavar="NAME", help="Schema of River's tables. Default: by search path."
+            "--schema",
+            metavar="NAME",
+            callback=flag_value(SCHEMA),
+            help="Schema of River's tables. Default: by search path.",
         ),
         click.option(
             "--database-url",
             metavar="URL",
-            help="Where the database is, as postgres://user@host/name.",
+            callback=flag_value(DATABASE_URL),
+            help="Where the database is, as postgres://user@host/name. Default: "
+            "RIVERPY_DATABASE_URL, DATABASE_URL, PGHOST and its like, or the file.",
         ),
     ):
         with_database = option(with_database)

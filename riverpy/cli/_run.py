@@ -73,7 +73,10 @@ def expected_errors() -> Generator[None]:
 
 def is_expected(error: BaseException) -> bool:
     """Whether this is a failure of the surroundings rather than of the code."""
-    return isinstance(error, RiverError | OSError | TimeoutError) or _is_of_asyncpg(error)
+    # Imported here: `--help` does without the driver.
+    from riverpy.drivers.asyncpg import DATABASE_ERRORS
+
+    return isinstance(error, (RiverError, *DATABASE_ERRORS))
 
 
 def describe(error: BaseException) -> str:
@@ -122,7 +125,3 @@ def _innermost(error: BaseException) -> BaseException:
         return error
     group = cast("BaseExceptionGroup[BaseException]", error)
     return _innermost(group.exceptions[0]) if len(group.exceptions) == 1 else group
-
-
-def _is_of_asyncpg(error: BaseException) -> bool:
-    return any(base.__module__.split(".")[0] == "asyncpg" for base in type(error).__mro__)

@@ -1,0 +1,283 @@
+"""Where the value of a setting comes from.
+
+In this order: a flag, RIVERPY_<NAME>, DATABASE_URL or PG* (for the database), `[tool.riverpy]` of
+the nearest pyproject.toml or the nearest riverpy.toml, the default. A name that nobody knows is an
+error, so that a slip of the pen does not go unseen.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+import click
+import msgspec
+
+from riverpy._dsn import mask_url, validate_url
+from riverpy._names import validate_client_id, validate_schema
+from riverpy.cli._output import print_table
+from riverpy.cli._types import (
+    check_queues,
+    format_duration,
+    format_queues,
+    parse_duration,
+    parse_queues,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from datetime import timedelta
+
+T = TypeVar("T")
+
+PG_VARIABLES = ("PGSERVICE", "PGHOST", "PGPORT", "PGUSER", "PGDATABASE")
+"""Each of these names a database; asyncpg reads them, and PGPASSWORD and its like, by itself."""
+OTHER_VARIABLES = (
+    "RIVERPY_DEBUG",
+    "RIVERPY_EMBEDDED_DIR",
+    "RIVERPY_PG_BIN",
+    "RIVERPY_TEST_DATABASE_URL",
+)
+"""Variables of ours that are no settings of a command."""
+
+
+class SettingsError(click.UsageError):
+    """A setting is wrong. The text names its source."""
+
+
+@dataclass(frozen=True)
+class Setting(Generic[T]):
+    """A setting: flag `--soft-stop`, variable RIVERPY_SOFT_STOP, key `soft-stop` of the file."""
+
+    name: str
+    parse: Callable[[str], T]
+    show: Callable[[T], str] = str
+    parse_toml: Callable[[object], T] | None = None
+    """Reads the file's value. Default: it is text, for `parse`."""
+    default: str = "-"
+    """What holds if nobody says otherwise, in words."""
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return "RIVERPY_" + self.name.upper().replace("-", "_")
+
+
+class Value(msgspec.Struct, Generic[T], frozen=True):
+    """A value and where it was found; UNSET if nowhere."""
+
+    value: T | msgspec.UnsetType
+    source: str
+
+    def or_none(self) -> T | None:
+        """The value; None if it is unset."""
+        return None if self.value is msgspec.UNSET else self.value
+
+
+def _database_url(text: str) -> str:
+    validate_url(text)
+    return text
+
+
+def _schema(text: str) -> str:
+    validate_schema(text)
+    return text
+
+
+def _name(text: str) -> str:
+    validate_client_id(text)
+    return text
+
+
+def _boolean(text: str) -> bool:
+    match text.lower():
+        case "1" | "true" | "yes" | "on":
+            return True
+        case "0" | "false" | "no" | "off":
+            return False
+        case _:
+            raise ValueError(f"{text!r} is neither true nor false")
+
+
+def _toml_boolean(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"expected true or false, got {value!r}")  # noqa: TRY004
+    return value
+
+
+def _toml_queues(value: object) -> dict[str, int]:
+    try:
+        queues = msgspec.convert(value, dict[str, int])
+    except msgspec.ValidationError:
+        raise ValueError(
+            f"expected a table of names and slots, as in {{ default = 50 }}, got {value!r}"
+        ) from None
+    check_queues(queues)
+    return queues
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in choices:
+            raise ValueError(f"{text!r} is none of {', '.join(choices)}")
+        return text.lower()
+
+    return parse
+
+
+DATABASE_URL: Setting[str] = Setting("database-url", _database_url, mask_url)
+SCHEMA: Setting[str] = Setting(
+    "schema", _schema, default="the client's, else the first of the search path"
+)
+QUEUES: Setting[dict[str, int]] = Setting(
+    "queues", parse_queues, format_queues, _toml_queues, "the client's"
+)
+POLL_ONLY: Setting[bool] = Setting(
+    "poll-only", _boolean, lambda on: str(on).lower(), _toml_boolean, "the client's, else false"
+)
+SOFT_STOP: Setting[timedelta] = Setting(
+    "soft-stop", parse_duration, format_duration, default="the client's, else 30s"
+)
+NAME: Setting[str] = Setting("name", _name, default="the client's, else the host's")
+LOG: Setting[str] = Setting("log", _one_of("console", "json"), default="console")
+LOG_LEVEL: Setting[str] = Setting(
+    "log-level", _one_of("debug", "info", "warning", "error"), default="info"
+)
+
+SETTINGS: tuple[Setting[Any], ...] = (
+    DATABASE_URL,
+    SCHEMA,
+    QUEUES,
+    POLL_ONLY,
+    SOFT_STOP,
+    NAME,
+    LOG,
+    LOG_LEVEL,
+)
+
+
+class Sources:
+    """The environment and the file.
+
+    Args:
+        environ: default: that of the process.
+        directory: where the search for the file starts. Default: the current one.
+
+    Raises:
+        SettingsError: one of them has a name of ours that is not known, or the file cannot be read.
+    """
+
+    def __init__(
+        self, environ: Mapping[str, str] | None = None, directory: Path | None = None
+    ) -> None:
+        self._environ = os.environ if environ is None else environ
+        _check_variables(self._environ)
+        self._path, self._table = _read_file(directory or Path.cwd())
+
+    def value(self, setting: Setting[T], flag: T | None) -> Value[T]:
+        """The value of a setting; `flag` is what the command line gave, None for nothing.
+
+        Raises:
+            SettingsError: the value is not allowed.
+        """
+        if flag is not None:
+            return Value(flag, f"--{setting.name}")
+        variables = [setting.variable]
+        if setting is DATABASE_URL:
+            variables.append("DATABASE_URL")
+        for variable in variables:
+            if text := self._environ.get(variable):
+                return Value(_checked(variable, setting.parse, text), variable)
+        if setting is DATABASE_URL and (given := [v for v in PG_VARIABLES if self._environ.get(v)]):
+            return Value(setting.parse("postgresql://"), ", ".join(given))
+        if setting.name in self._table:
+            return Value(self._from_file(setting), str(self._path))
+        return Value(msgspec.UNSET, "default")
+
+    def _from_file(self, setting: Setting[T]) -> T:
+        value = self._table[setting.name]
+        source = f"{self._path}: {setting.name}"
+        if setting.parse_toml is not None:
+            return _checked(source, setting.parse_toml, value)
+        if not isinstance(value, str):
+            raise SettingsError(f"{source}: expected text in quotes, got {value!r}")
+        return _checked(source, setting.parse, value)
+
+
+def flag_value(setting: Setting[T]) -> Callable[[click.Context, click.Parameter, Any], T | None]:
+    """The callback of a click option that gives this setting."""
+
+    def callback(ctx: click.Context, param: click.Parameter, value: str | None) -> T | None:
+        try:
+            return None if value is None else setting.parse(value)
+        except ValueError as error:
+            raise click.BadParameter(mask_url(str(error)), ctx, param) from None
+
+    return callback
+
+
+def print_config(values: Iterable[tuple[Setting[Any], Value[Any]]]) -> None:
+    """A table of settings on stdout: name, value with its password masked, source."""
+    rows = [
+        (
+            setting.name,
+            setting.default if value.value is msgspec.UNSET else setting.show(value.value),
+            value.source,
+        )
+        for setting, value in values
+    ]
+    print_table(("SETTING", "VALUE", "SOURCE"), rows)
+
+
+def _checked(source: str, parse: Callable[[Any], T], value: object) -> T:
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise SettingsError(mask_url(f"{source}: {error}")) from None
+
+
+def _check_variables(environ: Mapping[str, str]) -> None:
+    known = [*(setting.variable for setting in SETTINGS), *OTHER_VARIABLES]
+    for variable in environ:
+        if variable.startswith("RIVERPY_") and variable not in known:
+            raise SettingsError(f"unknown variable {variable}{_hint(variable, known)}")
+
+
+def _read_file(directory: Path) -> tuple[Path | None, dict[str, object]]:
+    for parent in (directory, *directory.parents):
+        path = parent / "riverpy.toml"
+        if path.is_file():
+            return path, _check_keys(path, _parse_file(path))
+        path = parent / "pyproject.toml"
+        if path.is_file():
+            tool = _parse_file(path).get("tool")
+            table = (
+                cast("dict[str, object]", tool).get("riverpy") if isinstance(tool, dict) else None
+            )
+            if isinstance(table, dict):
+                return path, _check_keys(path, cast("dict[str, object]", table))
+    return None, {}
+
+
+def _parse_file(path: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{path}: {error}") from None
+
+
+def _check_keys(path: Path, table: dict[str, object]) -> dict[str, object]:
+    known = [setting.name for setting in SETTINGS]
+    for key in table:
+        if key not in known:
+            raise SettingsError(f"{path}: unknown key {key!r}{_hint(key, known)}")
+    return table
+
+
+def _hint(name: str, known: list[str]) -> str:
+    near = get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
