@@ -501,7 +501,7 @@ def _translated(doing: str) -> Generator[None]:
         elif sqlstate == _QUERY_CANCELED:
             advice = "try again later, or give a longer statement timeout"
         else:
-            advice = "then run it again: it goes on where it stopped"
+            advice = "when that is put right, run it again: it goes on where it stopped"
         raise MigrationError(
             f"{doing} failed, and nothing of that version was kept: {describe(error)}; {advice}"
         ) from error

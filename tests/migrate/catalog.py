@@ -1,4 +1,4 @@
-"""Reads what PostgreSQL's catalog says of a schema, in the form of the vectors `catalog-vN.json`."""
+"""Reads PostgreSQL's catalog of a schema, in the form of the vectors `catalog-vN.json`."""
 
 from __future__ import annotations
 

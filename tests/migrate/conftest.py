@@ -2,19 +2,48 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import asyncpg
 import pytest
 
+from riverpy.embedded import EmbeddedPostgres
+from tests._database import connected, create_database, drop_database, new_database_name
+
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, Generator
+
+    import asyncpg
+
+_SYSTEM = sorted(path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb"))
 
 
 @pytest.fixture
-async def connection(fresh_database_url: str) -> AsyncIterator[asyncpg.Connection]:
+async def connection(fresh_database_url: str) -> AsyncGenerator[asyncpg.Connection[Any]]:
     """A connection to an empty database that has the schemas `public` and `MixedCase_1`."""
-    connection = await asyncpg.connect(fresh_database_url, timeout=10)
-    await connection.execute('CREATE SCHEMA "MixedCase_1"')
-    yield connection
-    connection.terminate()
+    async with connected(fresh_database_url) as connection:
+        await connection.execute('CREATE SCHEMA "MixedCase_1"')
+        yield connection
+
+
+@pytest.fixture(scope="session", params=["own", *_SYSTEM], ids=str)
+def each_server_url(request: pytest.FixtureRequest, server_url: str) -> Generator[str]:
+    """The URL of the tests' own server, and of one for each PostgreSQL that the system has."""
+    if request.param == "own":
+        yield server_url
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RIVERPY_PG_BIN", str(request.param))
+        server = EmbeddedPostgres("test", settings={"max_connections": "300"})
+    with server as url:
+        yield url
+
+
+@pytest.fixture
+async def each_connection(each_server_url: str) -> AsyncGenerator[asyncpg.Connection[Any]]:
+    """As `connection`, once on each server."""
+    name = new_database_name()
+    async with connected(await create_database(each_server_url, name)) as connection:
+        await connection.execute('CREATE SCHEMA "MixedCase_1"')
+        yield connection
+    await drop_database(each_server_url, name)

@@ -3,42 +3,45 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
-import asyncpg
 import pytest
 
 from riverpy.migrate import Migrator
 from tests.migrate.catalog import catalog_vector, read_catalog, without_history
+
+if TYPE_CHECKING:
+    import asyncpg
 
 VERSIONS = range(1, 8)
 SCHEMAS = ["public", "MixedCase_1"]
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
-async def test_upwards(connection: asyncpg.Connection, schema: str) -> None:
+async def test_upwards(each_connection: asyncpg.Connection[Any], schema: str) -> None:
     """MG-07: from empty upwards, the catalog is the one that Go River left at each version."""
-    migrator = Migrator(connection, schema=schema)
+    migrator = Migrator(each_connection, schema=schema)
     for version in VERSIONS:
         await migrator.up(target=version)
-        assert await read_catalog(connection, schema) == catalog_vector(version)
+        assert await read_catalog(each_connection, schema) == catalog_vector(version)
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
-async def test_downwards(connection: asyncpg.Connection, schema: str) -> None:
+async def test_downwards(each_connection: asyncpg.Connection[Any], schema: str) -> None:
     """Each step down leaves the catalog of the version below, but for what cannot be undone."""
-    migrator = Migrator(connection, schema=schema)
+    migrator = Migrator(each_connection, schema=schema)
     await migrator.up()
     for version in reversed(VERSIONS[:-1]):
         await migrator.down()
-        found = without_history(await read_catalog(connection, schema))
+        found = without_history(await read_catalog(each_connection, schema))
         assert found == without_history(catalog_vector(version))
     await migrator.down()
-    found = await read_catalog(connection, schema)
+    found = await read_catalog(each_connection, schema)
     assert not any(found.values())
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_up_after_down(connection: asyncpg.Connection, version: int) -> None:
+async def test_up_after_down(connection: asyncpg.Connection[Any], version: int) -> None:
     """MG-02: down and up again, from and to any version, leaves the same schema as up alone."""
     migrator = Migrator(connection, schema="public")
     expected = without_history(catalog_vector(version))
@@ -50,7 +53,7 @@ async def test_up_after_down(connection: asyncpg.Connection, version: int) -> No
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
-async def test_exported_sql(connection: asyncpg.Connection, schema: str) -> None:
+async def test_exported_sql(connection: asyncpg.Connection[Any], schema: str) -> None:
     """MG-01: the printed SQL makes the same schema, when it is committed version by version."""
     for version in VERSIONS:
         await connection.execute(Migrator.sql(versions=[version], schema=schema))
@@ -58,7 +61,7 @@ async def test_exported_sql(connection: asyncpg.Connection, schema: str) -> None
     assert not (await Migrator(connection, schema=schema).up()).steps
 
 
-async def test_the_reader_sees_a_difference(connection: asyncpg.Connection) -> None:
+async def test_the_reader_sees_a_difference(connection: asyncpg.Connection[Any]) -> None:
     """The comparison fails for a changed default, a lost constraint, index, trigger or value."""
     migrator = Migrator(connection, schema="public")
     await migrator.up(target=3)
@@ -79,12 +82,12 @@ async def test_the_reader_sees_a_difference(connection: asyncpg.Connection) -> N
     assert all(before != after for before, after in pairwise(catalogs))
 
 
-async def test_bitmask_function(connection: asyncpg.Connection) -> None:
-    """`river_job_state_in_bitmask` for every state and every mask, and for a mask or state of NULL."""
-    await Migrator(connection, schema="public").up()
+async def test_bitmask_function(each_connection: asyncpg.Connection[Any]) -> None:
+    """`river_job_state_in_bitmask` for every state and mask, and for NULL."""
+    await Migrator(each_connection, schema="public").up()
     bits = ["scheduled", "running", "retryable", "pending"]
     bits += ["discarded", "completed", "cancelled", "available"]
-    rows = await connection.fetch(
+    rows = await each_connection.fetch(
         """
         SELECT mask, state::text, river_job_state_in_bitmask(mask::bit(8), state) AS found
         FROM generate_series(0, 255) AS mask, unnest(enum_range(NULL::river_job_state)) AS state
@@ -93,7 +96,7 @@ async def test_bitmask_function(connection: asyncpg.Connection) -> None:
     assert len(rows) == 256 * 8
     for row in rows:
         assert row["found"] is (f"{row['mask']:08b}"[bits.index(row["state"])] == "1"), row
-    nulls = await connection.fetchrow(
+    nulls = await each_connection.fetchrow(
         """
         SELECT river_job_state_in_bitmask(B'11111111', NULL) AS state,
             river_job_state_in_bitmask(NULL, 'available') AS mask

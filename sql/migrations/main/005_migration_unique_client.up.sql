@@ -24,7 +24,7 @@ BEGIN
 END
 $$;
 
--- IF NOT EXISTS, so that column and index of a big table can be made ahead of this migration.
+-- Both may exist: those of a big table can be made ahead, the index with CONCURRENTLY.
 ALTER TABLE /* schema */ river_job ADD COLUMN IF NOT EXISTS unique_key bytea;
 CREATE UNIQUE INDEX IF NOT EXISTS river_job_kind_unique_key_idx
     ON /* schema */ river_job (kind, unique_key) WHERE unique_key IS NOT NULL;

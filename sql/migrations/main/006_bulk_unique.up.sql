@@ -1,5 +1,7 @@
+-- Function, column and index may exist: those of a big table can be made ahead, the index with CONCURRENTLY.
+
 -- Whether a job's state is one of those in which its unique key counts. get_bit numbers the bits from the left.
-CREATE FUNCTION /* schema */ river_job_state_in_bitmask(bitmask bit(8), state /* schema */ river_job_state)
+CREATE OR REPLACE FUNCTION /* schema */ river_job_state_in_bitmask(bitmask bit(8), state /* schema */ river_job_state)
 RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT 1 = CASE state
         WHEN 'scheduled' THEN get_bit(bitmask, 0)
@@ -14,7 +16,6 @@ RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     END
 $$;
 
--- IF NOT EXISTS, so that column and index of a big table can be made ahead of this migration.
 ALTER TABLE /* schema */ river_job ADD COLUMN IF NOT EXISTS unique_states bit(8);
 CREATE UNIQUE INDEX IF NOT EXISTS river_job_unique_idx
     ON /* schema */ river_job (unique_key)
