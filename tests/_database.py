@@ -6,23 +6,24 @@ import asyncio
 import os
 import secrets
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from pathlib import Path
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
+
+from riverpy.migrate import Migrator
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
 
 PREFIX = "riverpy_test"
 
-T = TypeVar("T")
+ResultT = TypeVar("ResultT")
 
 
-def run_apart(function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-    """Run a coroutine function on a loop of its own in a thread: for fixtures that outlive a test's loop."""
+def run_apart(function: Callable[..., Coroutine[Any, Any, ResultT]], *args: Any) -> ResultT:
+    """Run a coroutine function on a loop of its own, for fixtures that outlive a test's loop."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(lambda: asyncio.run(function(*args))).result()
 
@@ -34,16 +35,16 @@ def with_database(url: str, database: str) -> str:
 
 @asynccontextmanager
 async def connected(url: str, **settings: str) -> AsyncGenerator[asyncpg.Connection[Any]]:
-    """A connection with these server settings; terminated, not closed, when the block fails."""
-    connection = await asyncpg.connect(
-        url, server_settings=settings, timeout=20, command_timeout=40
-    )
+    """A connection with these server settings; terminated if it cannot be closed soon."""
+    connection = await asyncpg.connect(url, server_settings=settings, timeout=20)
     try:
         yield connection
-    except BaseException:
+        await connection.close(timeout=10)
+    finally:
         connection.terminate()
-        raise
-    await connection.close(timeout=10)
+
+
+# --- databases
 
 
 def new_database_name() -> str:
@@ -65,26 +66,40 @@ async def drop_database(server_url: str, name: str) -> None:
 
 
 async def drop_orphans(server_url: str) -> None:
-    """Drop the databases of runs that were killed. For a server of this machine: it looks at process ids."""
+    """Drop the databases of killed runs. For servers of this machine: process ids tell."""
     async with connected(server_url) as connection:
         rows = await connection.fetch(
             "SELECT datname FROM pg_database WHERE datname ~ $1", rf"^{PREFIX}_\d+_[0-9a-f]+$"
         )
         for (name,) in rows:
-            if not Path(f"/proc/{name.split('_')[2]}").exists() and Path("/proc/self").exists():
-                await connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+            if not _process_exists(int(name.split("_")[2])):
+                with suppress(asyncpg.PostgresError):  # another worker drops it too
+                    await connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+
+def _process_exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+# --- schemas
 
 
 class Schema:
-    """A River schema of its own, at the newest version, empty at the start of each test.
+    """A River schema of its own at the newest version, empty at the start of each test.
 
-    `name` is unquoted and needs no quotes. The methods use a connection of the fixture's, whose search path is this schema.
+    `name` needs no quotes. The methods share one connection, whose search path is this schema.
     """
 
-    def __init__(self, url: str, name: str) -> None:
+    def __init__(self, url: str, name: str, connection: asyncpg.Connection[Any]) -> None:
         self.url = url
         self.name = name
-        self.connection: asyncpg.Connection[Any] | None = None
+        self._connection = connection
 
     @asynccontextmanager
     async def connected(self, **settings: str) -> AsyncGenerator[asyncpg.Connection[Any]]:
@@ -93,65 +108,54 @@ class Schema:
             yield connection
 
     async def fetch(self, sql: str, *args: object) -> list[asyncpg.Record]:
-        return await self._own.fetch(sql, *args)
+        return await self._connection.fetch(sql, *args)
 
     async def fetchrow(self, sql: str, *args: object) -> asyncpg.Record | None:
-        return await self._own.fetchrow(sql, *args)
+        return await self._connection.fetchrow(sql, *args)
 
     async def fetchval(self, sql: str, *args: object) -> Any:
-        return await self._own.fetchval(sql, *args)
+        return await self._connection.fetchval(sql, *args)
 
     async def execute(self, sql: str, *args: object) -> str:
-        return await self._own.execute(sql, *args)
+        return await self._connection.execute(sql, *args)
 
     async def jobs(self) -> list[asyncpg.Record]:
         """All jobs, in the order of their ids."""
         return await self.fetch("SELECT * FROM river_job ORDER BY id")
 
-    @property
-    def _own(self) -> asyncpg.Connection[Any]:
-        assert self.connection is not None
-        return self.connection
-
 
 class SchemaPool:
-    """Migrated schemas of one database: made when there is none left, emptied before each use."""
+    """Migrated schemas of one database: made when none is left, emptied before they return."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._free: list[str] = []
+        self._tables: dict[str, str] = {}
 
     @asynccontextmanager
     async def schema(self) -> AsyncGenerator[Schema]:
-        """An empty River schema. A test that fails does not give its schema back: it may be in any state."""
+        """An empty River schema, that nobody else uses until the end of the block."""
         name = self._free.pop() if self._free else await self._create()
-        schema = Schema(self._url, name)
-        async with schema.connected() as connection:
-            schema.connection = connection
-            yield schema
-        await self._give_back(schema)
+        async with connected(self._url, search_path=name) as connection:
+            yield Schema(self._url, name, connection)
+        await self._give_back(name)
 
     async def _create(self) -> str:
-        from riverpy.migrate import Migrator
-
         name = f"t_{secrets.token_hex(4)}"
         async with connected(self._url) as connection:
             await connection.execute(f'CREATE SCHEMA "{name}"')
             await Migrator(connection, schema=name).up()
+            rows = await connection.fetch(
+                "SELECT tablename FROM pg_tables WHERE schemaname = $1"
+                " AND tablename !~ 'migration$'",
+                name,
+            )
+        self._tables[name] = ", ".join(f'"{name}"."{table}"' for (table,) in rows)
         return name
 
-    async def _give_back(self, schema: Schema) -> None:
-        """Empty it, unless the test left somebody behind who holds its locks."""
-        try:
-            async with schema.connected(lock_timeout="2s") as connection:
-                tables = await connection.fetch(
-                    "SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
-                    " WHERE n.nspname = $1 AND c.relkind = 'r' AND c.relname !~ 'migration$'",
-                    schema.name,
-                )
-                await connection.execute(
-                    f"TRUNCATE {', '.join(table for (table,) in tables)} RESTART IDENTITY CASCADE"
-                )
-        except (asyncpg.LockNotAvailableError, asyncpg.PostgresSyntaxError):
-            return
-        self._free.append(schema.name)
+    async def _give_back(self, name: str) -> None:
+        """Empty it. One whose tables are gone, or locked by a leftover of the test, is given up."""
+        with suppress(asyncpg.PostgresError):
+            async with connected(self._url, lock_timeout="2s") as connection:
+                await connection.execute(f"TRUNCATE {self._tables[name]} RESTART IDENTITY CASCADE")
+            self._free.append(name)

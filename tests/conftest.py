@@ -1,7 +1,8 @@
 """Fixtures that give a test a server, a database, a schema or a connection.
 
-All xdist workers of all runs share one server: the one that RIVERPY_TEST_DATABASE_URL names, whose role must be
-allowed to create databases, or else an embedded one. Each worker has a database of its own there.
+All workers of all runs share one server: the one that RIVERPY_TEST_DATABASE_URL names, whose role
+must be allowed to create databases, or else an embedded one. Each worker has its own database
+there.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ if TYPE_CHECKING:
     from tests._database import Schema
 
 URL_VARIABLE = "RIVERPY_TEST_DATABASE_URL"
+LOOP_VARIABLE = "RIVERPY_TEST_LOOP"
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run async tests on uvloop, as the command line does; on asyncio's own loop with RIVERPY_TEST_LOOP=asyncio."""
-    if os.environ.get("RIVERPY_TEST_LOOP") == "asyncio":
+    """Async tests run on uvloop, as the command line does, or with RIVERPY_TEST_LOOP=asyncio."""
+    if os.environ.get(LOOP_VARIABLE) == "asyncio":
         return {"asyncio": asyncio.new_event_loop}
     return {"uvloop": uvloop.new_event_loop}
 
@@ -54,7 +56,7 @@ def server_url() -> Generator[str]:
 
 @pytest.fixture(scope="session")
 def database_url(server_url: str) -> Generator[str]:
-    """The URL of this worker's database: empty at the start of the run, but for what its tests leave there."""
+    """The URL of this worker's database, empty at the start of the run."""
     name = new_database_name()
     yield run_apart(create_database, server_url, name)
     run_apart(drop_database, server_url, name)
@@ -62,7 +64,7 @@ def database_url(server_url: str) -> Generator[str]:
 
 @pytest.fixture
 async def fresh_database_url(server_url: str) -> AsyncGenerator[str]:
-    """The URL of an empty database for this test alone, dropped with all its connections afterwards."""
+    """The URL of an empty database for this test alone, dropped with all its connections."""
     name = new_database_name()
     yield await create_database(server_url, name)
     await drop_database(server_url, name)

@@ -3,9 +3,10 @@
     with EmbeddedPostgres("demo") as url:
         ...
 
-Importing this package starts nothing. The server listens on a Unix socket in a directory that only its owner can
-enter, so it needs neither a port nor a password. It runs while somebody holds it: any number of processes may, and
-a process that dies in any way has let go. `riverpy db` is the same from a shell.
+Importing this package starts nothing. The server listens on a Unix socket in a directory that only
+its owner can enter, so it needs neither a port nor a password. It runs while somebody holds it: any
+number of processes may, and a process that dies in any way has let go. `riverpy db` is the same
+from a shell.
 
 Linux and macOS only. Elsewhere, give riverpy the URL of a PostgreSQL.
 """

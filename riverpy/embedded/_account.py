@@ -1,6 +1,7 @@
 """Account: the user of the operating system that runs the server.
 
-PostgreSQL refuses to run as root, so for root it is `postgres`, or else `nobody`. For everybody else it is oneself.
+PostgreSQL refuses to run as root, so for root it is `postgres`, or else `nobody`. For everybody
+else it is oneself.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Account(NamedTuple):
         environment: Mapping[str, str],
         keep: Sequence[int] = (),
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program as this account, for at most `limit` seconds; it inherits the descriptors in `keep`."""
-        return subprocess.run(  # noqa: S603 (programs of PostgreSQL)
+        """Run a program for at most `limit` seconds; it inherits the descriptors in `keep`."""
+        return subprocess.run(  # noqa: S603 (programs of PostgreSQL and a shell)
             command,
             capture_output=True,
             text=True,
@@ -52,13 +53,20 @@ class Account(NamedTuple):
         )
 
     def can_run(self, program: Path) -> bool:
-        """Whether this account reaches a program: tried, because modes are only a part of what decides it."""
+        """Whether this account reaches a program: tried, as modes are only part of the answer."""
         if self.user is None:
             return True
         try:
             return self.run([program, "--version"], limit=10, environment={}).returncode == 0
         except PermissionError:
             return False
+
+    def can_enter(self, directory: Path) -> bool:
+        """Whether this account reaches a directory."""
+        if self.user is None:
+            return True
+        shell = ["/bin/sh", "-c", 'cd "$0"', directory]
+        return self.run(shell, limit=10, environment={}).returncode == 0
 
     def own(self, directory: Path) -> None:
         """Make this account the owner of a directory of ours."""
@@ -70,17 +78,21 @@ def server_account() -> Account:
     """The account that can run a server started by the present user.
 
     Raises:
-        DatabaseError: the present user has no name, or it is root and there is no account to stand in.
+        DatabaseError: the present user has no name, or it is root and nobody can stand in.
     """
     user = os.geteuid()
-    if user != 0:
-        try:
-            return Account(pwd.getpwuid(user).pw_name, None, None)
-        except KeyError:
-            raise DatabaseError(
-                f"user id {user} has no name on this system, and PostgreSQL does not start without one: add it to "
-                "/etc/passwd, run as a user that is there, or give riverpy a database URL"
-            ) from None
+    if user == 0:
+        return _stand_in_for_root()
+    try:
+        return Account(pwd.getpwuid(user).pw_name, None, None)
+    except KeyError:
+        raise DatabaseError(
+            f"user id {user} has no name on this system, and PostgreSQL does not start without: "
+            "add it to /etc/passwd, run as a user that is there, or give riverpy a database URL"
+        ) from None
+
+
+def _stand_in_for_root() -> Account:
     for name in _STAND_INS_FOR_ROOT:
         try:
             entry = pwd.getpwnam(name)
@@ -88,6 +100,6 @@ def server_account() -> Account:
             continue
         return Account(name, entry.pw_uid, entry.pw_gid)
     raise DatabaseError(
-        "PostgreSQL does not run as root, and there is no user `postgres` or `nobody` to run it: add one, or give "
-        "riverpy a database URL"
+        "PostgreSQL does not run as root, and there is no user `postgres` or `nobody` to run it: "
+        "add one, or give riverpy a database URL"
     )

