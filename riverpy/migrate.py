@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from time import monotonic
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import anyio
 
@@ -386,7 +386,8 @@ class Migrator:
         up = direction is Direction.UP
         what = f"version {migration.version} of line {self._line!r} in schema {schema!r}"
         with _translated(f"migrating {direction} {what}"):
-            async with _transaction(connection):
+            # Each statement has to see what was committed while it waited for its turn.
+            async with _transaction(connection, isolation="read_committed"):
                 with _translated(f"waiting for another migrator before {what}"):
                     await self._take_turn(connection, schema)
                 applied = (await read_schema_state(connection, schema)).versions(self._line)
@@ -468,9 +469,11 @@ async def _execute(
 
 
 @asynccontextmanager
-async def _transaction(connection: Transaction) -> AsyncGenerator[None]:
+async def _transaction(
+    connection: Transaction, *, isolation: Literal["read_committed"] | None = None
+) -> AsyncGenerator[None]:
     """A transaction that is rolled back, also by a cancelled task, before an error goes on."""
-    transaction = connection.transaction()
+    transaction = connection.transaction(isolation=isolation)
     with anyio.fail_after(READ_TIMEOUT):
         await transaction.start()
     try:

@@ -1,0 +1,72 @@
+"""What a client checks of the schema at its start."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from riverpy._db.schema import check_schema
+from riverpy.errors import SchemaMissingError
+from riverpy.migrate import Migrator
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    Connection = asyncpg.Connection[Any]
+
+
+async def test_complete(connection: Connection) -> None:
+    """A schema at the newest version passes, without a word."""
+    await Migrator(connection).up()
+    with capture_logs() as logs:
+        await check_schema(connection, None)
+        await check_schema(connection, "public")
+    assert logs == []
+
+
+async def test_no_tables(connection: Connection) -> None:
+    """Without River's tables the error has the command that makes them, and no password."""
+    url = "postgres://app:top-secret@db.example/shop"
+    with pytest.raises(SchemaMissingError) as caught:
+        await check_schema(connection, "MixedCase_1", url=url)
+    assert str(caught.value) == (
+        "schema 'MixedCase_1' does not have River's tables: run `riverpy migrate up "
+        "--database-url 'postgres://app:***@db.example/shop' --schema MixedCase_1`"
+    )
+    with pytest.raises(SchemaMissingError, match="run `riverpy migrate up --database-url URL`"):
+        await check_schema(connection, None)
+
+
+@pytest.mark.parametrize("target", [1, 4, 6])
+async def test_too_old(connection: Connection, target: int) -> None:
+    """Below the newest version the error names what is missing."""
+    await Migrator(connection).up(target=target)
+    missing = ", ".join(str(version) for version in range(target + 1, 8))
+    found = f"lacks River's migrations {missing}" if target > 1 else "does not have River's tables"
+    with pytest.raises(SchemaMissingError, match=f"schema 'public' {found}: run `riverpy migrate"):
+        await check_schema(connection, None)
+
+
+async def test_no_schema(connection: Connection) -> None:
+    """A schema that does not exist is named, with the command that makes it."""
+    with pytest.raises(SchemaMissingError, match='CREATE SCHEMA "absent"'):
+        await check_schema(connection, "absent")
+
+
+async def test_no_record(connection: Connection) -> None:
+    """MG-06: tables whose version nothing tells are not worked on."""
+    await Migrator(connection).up()
+    await connection.execute("DELETE FROM river_migration")
+    with pytest.raises(SchemaMissingError, match="records no version of them"):
+        await check_schema(connection, None)
+
+
+async def test_newer_than_the_code(connection: Connection) -> None:
+    """MG-06: a database that is newer than the code is worked on, with a warning."""
+    await Migrator(connection).up()
+    await connection.execute("INSERT INTO river_migration (line, version) VALUES ('main', 8)")
+    with capture_logs() as logs:
+        await check_schema(connection, "public")
+    assert [(entry["log_level"], entry["unknown_versions"]) for entry in logs] == [("warning", [8])]
