@@ -1,0 +1,409 @@
+"""Inserting jobs: the statements, the notification, and what their errors mean."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+
+from riverpy._clock import Backoff
+from riverpy._insert_row import InsertRow, InsertRules, prepare
+from riverpy._sql import query
+from riverpy.drivers.asyncpg import DATABASE_ERRORS, InterfaceError, describe, is_transaction
+from riverpy.errors import (
+    ArgsError,
+    InsertError,
+    SchemaMissingError,
+    TransactionError,
+    UniqueConflictError,
+)
+from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
+from riverpy.job import JobRow, JobState, RawArgs, timestamp
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from riverpy._clock import Clock
+    from riverpy.drivers.asyncpg import Transaction
+    from riverpy.job import JobArgs
+
+T = TypeVar("T")
+
+STATEMENT_SIZE_MAX = 900 * 1024 * 1024
+"""Bytes of the args and metadata of one statement: a message to the server ends at 1 GiB."""
+NOTIFY_INTERVAL = 0.002
+"""Seconds in which the inserts of one client, outside of `tx`, notify a queue at most once."""
+ACQUIRE_TIMEOUT = timedelta(seconds=10)
+"""How long an insert waits for a connection of the pool, or for the database to be there."""
+COPY_TIMEOUT = 600.0
+"""Seconds for one COPY."""
+ROLLBACK_TIMEOUT = 5.0
+"""Seconds for undoing a savepoint."""
+CONFLICT_RETRIES_MAX = 10
+"""How often an insert of our own is sent again that the server rolled back in favour of another."""
+_LIMITER_SIZE_MAX = 1000
+_COPY_ROWS = 500
+_COPY_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"})
+
+_FILE = "river_job_insert"
+_IN_FAILED_TRANSACTION = "25P02"
+_UNIQUE_INDEX = "river_job_unique_idx"
+_ROLLED_BACK = {"40001", "40P01"}
+_NOT_NOW = {"53300", "57P03"}
+"""Too many connections; the server starts or stops."""
+_TOO_LARGE = "54000"
+_SCHEMA_MISSING = {"42P01", "42P10", "42703", "42704", "42883", "3F000"}
+_EXISTED = 18
+"""Where a row that the statements return says whether the job existed."""
+_COPY_COLUMNS = (
+    "args",
+    "kind",
+    "max_attempts",
+    "metadata",
+    "priority",
+    "queue",
+    "state",
+    "tags",
+    "unique_key",
+    "unique_states",
+)
+
+
+# Notifying
+
+
+class NotifyLimiter:
+    """Lets the inserts of one client notify a queue once in `NOTIFY_INTERVAL`.
+
+    A notification serialises commits. Whoever receives one claims again a few milliseconds later,
+    so it stands for the inserts that follow it closely too.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last: dict[str, float] = {}
+
+    def allowed(self, queues: Iterable[str]) -> list[str]:
+        """Those of the queues that may be notified now; they count as notified."""
+        now = self._clock.monotonic()
+        due = [queue for queue in queues if now - self._last.get(queue, -1e9) > NOTIFY_INTERVAL]
+        if len(self._last) > _LIMITER_SIZE_MAX:
+            self._last.clear()
+        self._last.update(dict.fromkeys(due, now))
+        return due
+
+
+def _queues_to_notify(rows: Iterable[InsertRow]) -> list[str]:
+    return list(dict.fromkeys(row.queue for row in rows if row.state == JobState.AVAILABLE))
+
+
+# Sending
+
+
+class Inserter:
+    """Inserts jobs for a client, through its pool or on a transaction of the caller's."""
+
+    def __init__(
+        self,
+        acquire: Callable[[], AbstractAsyncContextManager[Transaction]],
+        *,
+        schema: str | None,
+        rules: InsertRules,
+        clock: Clock,
+    ) -> None:
+        """
+        Args:
+            acquire: lends a connection of the client's pool.
+            schema: where River's tables are. None: the search path decides.
+            rules: what the client says about all inserts.
+            clock: tells the time of unique periods and notifications.
+        """
+        self._acquire = acquire
+        self._schema = schema
+        self._rules = rules
+        self._clock = clock
+        self._limiter = NotifyLimiter(clock)
+
+    async def insert(
+        self, args: JobArgs | RawArgs, opts: InsertOpts | None, *, tx: Transaction | None
+    ) -> InsertResult:
+        """Insert one job; see `insert_many`."""
+        (result,) = await self.insert_many([InsertManyParams(args, opts)], tx=tx)
+        return result
+
+    async def insert_many(
+        self, params: Sequence[InsertManyParams], *, tx: Transaction | None
+    ) -> list[InsertResult]:
+        """Insert all jobs or none, in one statement. The results are in the order of `params`.
+
+        A job whose unique key an earlier one of the batch has is a duplicate of that one.
+
+        Raises:
+            InsertError, ConfigError: a job was refused; nothing was sent.
+            TransactionError: `tx` is aborted or closed.
+            SchemaMissingError: River's tables are not there.
+            TypeError: `tx` is nothing that jobs can be inserted on.
+            asyncpg.PostgresError, OSError, TimeoutError: the database failed; without `tx` the jobs
+                may have been stored if the connection was lost.
+        """
+        rows = self._prepare(params)
+        return await self._run(tx, rows, self._insert_rows)
+
+    async def insert_many_fast(
+        self, params: Sequence[InsertManyParams], *, tx: Transaction | None
+    ) -> int:
+        """Insert all jobs or none by COPY, and return their number.
+
+        Raises:
+            UniqueConflictError: a job exists, or is twice in the batch; with `tx` the transaction
+                lives.
+            Exception: as `insert_many`.
+        """
+        rows = self._prepare(params)
+        return await self._run(tx, rows, self._copy_rows)
+
+    def _prepare(self, params: Sequence[InsertManyParams]) -> list[InsertRow]:
+        now = self._clock.now()
+        rows = [prepare(job.args, job.opts, rules=self._rules, now=now) for job in params]
+        if not rows:
+            raise InsertError("nothing to insert: give at least one job")
+        return rows
+
+    async def _run(
+        self,
+        tx: Transaction | None,
+        rows: list[InsertRow],
+        send: Callable[[Transaction, list[InsertRow], list[str]], Awaitable[T]],
+    ) -> T:
+        queues = _queues_to_notify(rows)
+        if tx is None:
+            return await self._run_on_pool(rows, self._limiter.allowed(queues), send)
+        if not is_transaction(tx):
+            raise TypeError(
+                f"tx must be an asyncpg connection, its own or from a pool, got {type(tx).__name__}"
+            )
+        _check_open(tx)
+        with _translated(tx):
+            return await send(tx, rows, queues)
+
+    async def _run_on_pool(
+        self,
+        rows: list[InsertRow],
+        queues: list[str],
+        send: Callable[[Transaction, list[InsertRow], list[str]], Awaitable[T]],
+    ) -> T:
+        backoff = Backoff(timedelta(milliseconds=5), timedelta(milliseconds=200))
+        retries = 0
+        while True:
+            async with self._connection() as connection:
+                try:
+                    return await send(connection, rows, queues)
+                except DATABASE_ERRORS as error:
+                    if _sqlstate(error) not in _ROLLED_BACK or retries == CONFLICT_RETRIES_MAX:
+                        raise
+            retries += 1
+            await anyio.sleep(backoff.next())
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncGenerator[Transaction]:
+        """A connection of the pool. Getting one is tried again until `ACQUIRE_TIMEOUT` is over."""
+        async with AsyncExitStack() as stack:
+            backoff = Backoff(timedelta(milliseconds=50), timedelta(seconds=1))
+            with anyio.fail_after(ACQUIRE_TIMEOUT.total_seconds(), reason="acquiring a connection"):
+                connection = await self._acquire_patiently(stack, backoff)
+            with _translated(None):
+                yield connection
+
+    async def _acquire_patiently(self, stack: AsyncExitStack, backoff: Backoff) -> Transaction:
+        while True:
+            try:
+                return await stack.enter_async_context(self._acquire())
+            except DATABASE_ERRORS as error:
+                if not isinstance(error, OSError) and _sqlstate(error) not in _NOT_NOW:
+                    raise
+            await anyio.sleep(backoff.next())
+
+    async def _insert_rows(
+        self, connection: Transaction, rows: list[InsertRow], queues: list[str]
+    ) -> list[InsertResult]:
+        firsts: dict[str, int] = {}
+        sent: list[int] = []
+        for index, row in enumerate(rows):
+            if row.unique_key is None or firsts.setdefault(row.unique_key, index) == index:
+                sent.append(index)
+        # In the order of keys, so that two batches never wait for each other.
+        sent.sort(key=lambda index: rows[index].unique_key or "")
+        records = await self._fetch(connection, [rows[index] for index in sent], queues)
+        results = {
+            index: InsertResult(JobRow(record), record[_EXISTED])
+            for index, record in zip(sent, records, strict=True)
+        }
+        return [
+            results[index]
+            if index in results
+            else InsertResult(results[firsts[row.unique_key or ""]].job, True)
+            for index, row in enumerate(rows)
+        ]
+
+    async def _fetch(
+        self, connection: Transaction, rows: list[InsertRow], queues: list[str]
+    ) -> Sequence[Any]:
+        size = sum(row.size for row in rows)
+        if size > STATEMENT_SIZE_MAX:
+            raise InsertError(
+                f"the batch has {size:,} bytes, one statement can carry {STATEMENT_SIZE_MAX:,}: "
+                "insert it in parts, or with insert_many_fast"
+            )
+        shared = rows[0].shared()
+        is_uniform = all(row.shared() == shared for row in rows[1:])
+        values = rows[0]._asdict() if is_uniform else _columns(rows)
+        values["args"] = [row.args for row in rows]
+        values["unique_key"] = [row.unique_key for row in rows]
+        name = "job_insert" if is_uniform else "job_insert_mixed"
+        statement = query(_FILE, name, self._schema)
+        return await connection.fetch(
+            statement.text,
+            *statement.arguments({**values, "schema": self._schema, "notify": queues}),
+        )
+
+    async def _copy_rows(
+        self, connection: Transaction, rows: list[InsertRow], queues: list[str]
+    ) -> int:
+        try:
+            async with self._atomic(connection):
+                await self._copy(connection, rows)
+                if queues:
+                    notify = query(_FILE, "insert_notify", self._schema)
+                    arguments = notify.arguments({"schema": self._schema, "notify": queues})
+                    await connection.fetch(notify.text, *arguments)
+        except DATABASE_ERRORS as error:
+            if getattr(error, "constraint_name", None) != _UNIQUE_INDEX:
+                raise
+            raise UniqueConflictError(
+                "a job with the same unique key exists, or is twice in the batch; nothing of it "
+                f"was inserted ({getattr(error, 'detail', None)}); insert_many skips duplicates"
+            ) from error
+        return len(rows)
+
+    async def _copy(self, connection: Transaction, rows: list[InsertRow]) -> None:
+        columns: list[str] = list(_COPY_COLUMNS)
+        now: str | None = None
+        if any(row.scheduled_at for row in rows):
+            columns.append("scheduled_at")
+            now = str(timestamp(await connection.fetchval(self._text("insert_now"))))
+        await connection.copy_to_table(
+            "river_job",
+            schema_name=self._schema,
+            columns=columns,
+            source=_copy_chunks(rows, now),
+            format="text",
+            timeout=COPY_TIMEOUT,
+        )
+
+    @asynccontextmanager
+    async def _atomic(self, connection: Transaction) -> AsyncGenerator[None]:
+        """All or nothing: a transaction, or a savepoint in the one that is there."""
+        if not connection.is_in_transaction():
+            async with connection.transaction():
+                yield
+            return
+        await connection.execute(self._text("insert_savepoint"))
+        try:
+            yield
+        except BaseException:
+            with anyio.move_on_after(ROLLBACK_TIMEOUT, shield=True), suppress(*DATABASE_ERRORS):
+                await connection.execute(self._text("insert_savepoint_rollback"))
+                await connection.execute(self._text("insert_savepoint_release"))
+            raise
+        await connection.execute(self._text("insert_savepoint_release"))
+
+    def _text(self, name: str) -> str:
+        return query(_FILE, name, self._schema).text
+
+
+def _columns(rows: Sequence[InsertRow]) -> dict[str, Any]:
+    columns = zip(*rows, strict=True)
+    return {name: list(values) for name, values in zip(InsertRow._fields, columns, strict=True)}
+
+
+async def _copy_chunks(rows: Sequence[InsertRow], now: str | None) -> AsyncGenerator[bytes]:
+    for start in range(0, len(rows), _COPY_ROWS):
+        yield "".join(_copy_line(row, now) for row in rows[start : start + _COPY_ROWS]).encode()
+
+
+def _copy_line(row: InsertRow, now: str | None) -> str:
+    fields = [
+        row.args.translate(_COPY_ESCAPES),
+        row.kind.translate(_COPY_ESCAPES),
+        str(row.max_attempts),
+        row.metadata.translate(_COPY_ESCAPES),
+        str(row.priority),
+        row.queue,
+        row.state,
+        "{" + ",".join(f'"{tag}"' for tag in row.tags.split(",") if tag) + "}",
+        r"\N" if row.unique_key is None else rf"\\x{row.unique_key}",
+        r"\N" if row.unique_states is None else f"{row.unique_states:08b}",
+    ]
+    if now is not None:
+        fields.append(row.scheduled_at or now)
+    return "\t".join(fields) + "\n"
+
+
+# Errors
+
+
+def _sqlstate(error: BaseException) -> str | None:
+    return getattr(error, "sqlstate", None)
+
+
+def _check_open(tx: Transaction) -> None:
+    if _is_closed(tx):
+        raise TransactionError(
+            "the connection given as tx is closed or back in its pool: nothing was inserted"
+        )
+
+
+def _is_closed(tx: Transaction) -> bool:
+    try:
+        return tx.is_closed()
+    except InterfaceError:  # a pool has it back
+        return True
+
+
+@contextmanager
+def _translated(tx: Transaction | None) -> Generator[None]:
+    """Raise errors of the database as ours where it is known what to do about them."""
+    try:
+        yield
+    except DATABASE_ERRORS as error:
+        if (meaning := _meaning(error, tx)) is None:
+            raise
+        raise meaning from error
+
+
+def _meaning(error: Exception, tx: Transaction | None) -> Exception | None:
+    sqlstate = _sqlstate(error)
+    if sqlstate in _SCHEMA_MISSING:
+        return SchemaMissingError(
+            f"River's tables are missing or too old ({describe(error)}): run `riverpy migrate up`, "
+            "or set Config(schema=...) to the schema that has them"
+        )
+    if sqlstate == _TOO_LARGE:
+        return ArgsError(
+            f"PostgreSQL cannot store args or metadata of this size: {describe(error)}"
+        )
+    if tx is None:
+        return None
+    if sqlstate == _IN_FAILED_TRANSACTION:
+        return TransactionError(
+            "the transaction given as tx is aborted by an earlier error, so nothing was inserted: "
+            "roll it back, or back to a savepoint from before that error"
+        )
+    if _is_closed(tx):
+        return TransactionError(
+            f"the connection given as tx was lost, and its transaction with it: {describe(error)}"
+        )
+    return None

@@ -1,0 +1,238 @@
+"""One job on its way into the table: checked, encoded, with its unique key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+
+import msgspec
+
+from riverpy import _json
+from riverpy._names import KIND_LENGTH_MAX, validate_kind, validate_queue, validate_tag
+from riverpy._unique import unique_key, unique_states
+from riverpy.errors import ArgsError, InsertError, UnknownJobKindError
+from riverpy.insert_opts import PRIORITY_DEFAULT, QUEUE_DEFAULT, InsertOpts, UniqueOpts
+from riverpy.job import JobState, RawArgs
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from riverpy.job import JobArgs
+
+T = TypeVar("T")
+
+JSON_SIZE_MAX = 255 * 1024 * 1024
+"""Bytes of one job's args or metadata: PostgreSQL's jsonb ends at 256 MiB."""
+MAX_ATTEMPTS_MAX = 32767
+PRIORITY_MAX = 4
+
+_NO_OPTS = InsertOpts()
+
+
+class InsertRules(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client says about all of its inserts."""
+
+    max_attempts: int
+    known_kinds: Container[str] | None = None
+    """The kinds that may be inserted. None: all."""
+    skip_job_kind_validation: bool = False
+
+
+class InsertRow(NamedTuple):
+    """One checked job as it is sent."""
+
+    kind: str
+    args: str
+    metadata: str
+    queue: str
+    priority: int
+    max_attempts: int
+    state: str
+    scheduled_at: str | None
+    """None: the server's now."""
+    tags: str
+    """Joined by commas, which no tag has."""
+    unique_key: str | None
+    """In hexadecimal digits."""
+    unique_states: int | None
+
+    @property
+    def size(self) -> int:
+        """Bytes of its args and metadata."""
+        return json_size(self.args) + json_size(self.metadata)
+
+    def shared(self) -> tuple[object, ...]:
+        """What all jobs have in common that go by the simple form of the statement."""
+        return (self.kind, *self[2:9], self.unique_states)
+
+
+def prepare(
+    args: JobArgs | RawArgs, opts: InsertOpts | None, *, rules: InsertRules, now: datetime
+) -> InsertRow:
+    """Check one job and encode it; nothing is sent.
+
+    Args:
+        args: its args.
+        opts: the options of this insert. What they leave open is as the args class says in
+            `insert_opts`, else as the client does; metadata and pending are taken from here alone.
+        rules: the client's.
+        now: the time that decides its unique period.
+
+    Raises:
+        ConfigError: its kind, queue or a tag breaks the rule for such names.
+        UnknownJobKindError: the client has workers, but none for its kind.
+        ArgsError: its args or metadata cannot be stored as a JSON object.
+        InsertError: another option is out of range.
+    """
+    kind = _kind(args, rules)
+    text = _args_text(args)
+    call, own = opts or _NO_OPTS, _own_opts(args)
+    queue = _expect("queue", _first(call.queue, own.queue, QUEUE_DEFAULT), str)
+    validate_queue(queue)
+    tags = _tags(_first(call.tags, own.tags, ()))
+    priority = _first(call.priority, own.priority, PRIORITY_DEFAULT)
+    max_attempts = _first(call.max_attempts, own.max_attempts, rules.max_attempts)
+    scheduled_at = _scheduled_at(_first(call.scheduled_at, own.scheduled_at, None))
+    unique = _unique_opts(call, own)
+    states = unique_states(unique) if unique else None
+    key = (
+        unique_key(unique, kind=kind, args_class=type(args), args=text, queue=queue, now=now)
+        if unique
+        else None
+    )
+    return InsertRow(
+        kind=kind,
+        args=text,
+        metadata=_metadata_text(call.metadata),
+        queue=queue,
+        priority=_in_range("priority", priority, PRIORITY_MAX),
+        max_attempts=_in_range("max_attempts", max_attempts, MAX_ATTEMPTS_MAX),
+        state=_state(pending=call.pending, scheduled=scheduled_at is not None),
+        scheduled_at=scheduled_at,
+        tags=tags,
+        unique_key=key.hex() if key else None,
+        unique_states=states,
+    )
+
+
+def _first(call: T | None, own: T | None, default: T) -> T:
+    if call is not None:
+        return call
+    return default if own is None else own
+
+
+def _expect(name: str, value: object, expected: type[T]) -> T:
+    if not isinstance(value, expected) or (isinstance(value, bool) and expected is int):
+        raise InsertError(f"{name} must be {expected.__name__}, got {type(value).__name__}")
+    return value
+
+
+def _in_range(name: str, value: object, most: int) -> int:
+    number = _expect(name, value, int)
+    if not 1 <= number <= most:
+        raise InsertError(f"{name} must be between 1 and {most}, got {number}")
+    return number
+
+
+def _kind(args: JobArgs | RawArgs, rules: InsertRules) -> str:
+    kind: object = args.kind if isinstance(args, RawArgs) else getattr(type(args), "kind", None)
+    if not isinstance(kind, str):
+        raise InsertError(
+            f"{type(args).__qualname__} says no kind: give its class `kind: ClassVar[str] = ...`, "
+            "or insert RawArgs"
+        )
+    if rules.skip_job_kind_validation:
+        _json.encode(kind, path="kind")
+        if not 1 <= len(kind) <= KIND_LENGTH_MAX:
+            raise InsertError(f"a job kind has 1 to {KIND_LENGTH_MAX} characters, got {len(kind)}")
+    else:
+        validate_kind(kind)
+    if rules.known_kinds is not None and kind not in rules.known_kinds:
+        raise UnknownJobKindError(kind)
+    return kind
+
+
+def _own_opts(args: JobArgs | RawArgs) -> InsertOpts:
+    provider = getattr(args, "insert_opts", None)
+    if not callable(provider):
+        return _NO_OPTS
+    return _expect(f"what {type(args).__qualname__}.insert_opts returns", provider(), InsertOpts)
+
+
+def _args_text(args: JobArgs | RawArgs) -> str:
+    if isinstance(args, RawArgs):
+        return _within_limit("args", _json.normalize_object(args.json))
+    text = _json.encode(args)
+    if not text.startswith("{"):
+        raise ArgsError(f"args must be a JSON object, got {text[:80]}")
+    return _within_limit("args", text)
+
+
+def _metadata_text(metadata: object) -> str:
+    if metadata is None:
+        return "{}"
+    if not isinstance(metadata, Mapping):
+        raise ArgsError(
+            f"metadata: must be a JSON object, got {type(metadata).__name__}", path="metadata"
+        )
+    return _within_limit("metadata", _json.encode(cast("object", metadata), path="metadata"))
+
+
+def _within_limit(name: str, text: str) -> str:
+    size = json_size(text)
+    if size > JSON_SIZE_MAX:
+        raise ArgsError(
+            f"the {name} have {size:,} bytes when encoded, PostgreSQL can store {JSON_SIZE_MAX:,}: "
+            "store the data elsewhere and give the job its place"
+        )
+    return text
+
+
+def json_size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def _tags(tags: object) -> str:
+    if isinstance(tags, str):
+        raise InsertError(f"tags must be a sequence of texts, got the text {tags[:80]!r}")
+    sequence = cast("Sequence[object]", _expect("tags", tags, Sequence))
+    texts = [_expect("a tag", tag, str) for tag in sequence]
+    for text in texts:
+        validate_tag(text)
+    return ",".join(texts)
+
+
+def _scheduled_at(value: object) -> str | None:
+    if value is None:
+        return None
+    time = _expect("scheduled_at", value, datetime)
+    if time.utcoffset() is None:
+        raise InsertError(
+            f"scheduled_at has no time zone: {time.isoformat()}; give it one, as in "
+            "datetime.now(UTC) + timedelta(hours=1)"
+        )
+    try:
+        return time.astimezone(UTC).isoformat()
+    except OverflowError:
+        raise InsertError(
+            f"scheduled_at is outside the years 1 to 9999 in UTC: {time.isoformat()}"
+        ) from None
+
+
+def _state(*, pending: bool, scheduled: bool) -> JobState:
+    if pending:
+        return JobState.PENDING
+    return JobState.SCHEDULED if scheduled else JobState.AVAILABLE
+
+
+def _unique_opts(call: InsertOpts, own: InsertOpts) -> UniqueOpts | None:
+    for opts in (call.unique_opts, own.unique_opts):
+        if opts is None:
+            continue
+        _expect("unique_opts", opts, UniqueOpts)
+        if opts.by_period is not None:
+            _expect("unique_opts.by_period", opts.by_period, timedelta)
+        if not opts.is_empty:
+            return opts
+    return None

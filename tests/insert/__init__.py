@@ -1,0 +1,3 @@
+"""The tests of inserting."""
+
+from __future__ import annotations

@@ -1,0 +1,40 @@
+"""An inserter on a schema of its own."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from riverpy._clock import SystemClock
+from riverpy._insert import Inserter
+from riverpy._insert_row import InsertRules
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from tests._database import Schema
+
+RULES = InsertRules(max_attempts=25)
+
+
+@asynccontextmanager
+async def inserter_on(
+    url: str, schema: str | None, *, rules: InsertRules = RULES, size: int = 5, **settings: str
+) -> AsyncGenerator[Inserter]:
+    """An inserter with a pool of its own."""
+    pool: Any = asyncpg.create_pool(
+        url, min_size=0, max_size=size, command_timeout=60, server_settings=settings
+    )
+    async with pool:
+        yield Inserter(pool.acquire, schema=schema, rules=rules, clock=SystemClock())
+        assert pool.get_idle_size() == pool.get_size(), "a connection was not given back"
+
+
+@pytest.fixture
+async def inserter(schema: Schema) -> AsyncGenerator[Inserter]:
+    """Inserts into the test's schema."""
+    async with inserter_on(schema.url, schema.name) as inserter:
+        yield inserter

@@ -1,0 +1,146 @@
+"""Unique keys and states are those that Go River wrote."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+import pytest
+
+from riverpy._insert_row import InsertRow, InsertRules, prepare
+from riverpy.cli._types import parse_duration
+from riverpy.errors import RiverError
+from riverpy.insert_opts import InsertManyParams, InsertOpts, UniqueOpts
+from riverpy.job import JobState, RawArgs
+from tests.insert.vector_args import STRUCTS
+
+if TYPE_CHECKING:
+    from riverpy._insert import Inserter
+    from tests._database import Schema
+
+VECTORS: list[dict[str, Any]] = json.loads(
+    Path(__file__).parents[1].joinpath("vectors", "unique-keys.json").read_text("utf-8")
+)["vectors"]
+RULES = InsertRules(max_attempts=25, skip_job_kind_validation=True)
+NOW = datetime(2026, 3, 15, 14, 27, 41, tzinfo=UTC)
+OTHER_ZONES = {
+    vector["name"]
+    for vector in VECTORS
+    if "period" in vector and "Z" not in vector["key_string"].split("&period=")[1]
+}
+"""Written by Go processes that were not in UTC: their keys by period are their own."""
+REFUSED = {"gomap/lone_surrogate"}
+"""Go replaces what it cannot read; riverpy refuses it."""
+
+
+class MapArgs(dict[str, Any]):
+    """A Go map."""
+
+    kind: ClassVar[str] = "vec_kind"
+
+
+def vector_args(vector: dict[str, Any]) -> Any:
+    text, mode = vector["args_text"], vector.get("mode", "raw")
+    if mode == "raw":
+        return RawArgs(vector["kind"], text)
+    if mode == "any":
+        return MapArgs(json.loads(text, parse_int=float))
+    return msgspec.json.decode(text, type=STRUCTS[mode.removeprefix("struct:")])
+
+
+def vector_opts(vector: dict[str, Any]) -> InsertOpts:
+    states = vector.get("by_state")
+    return InsertOpts(
+        queue=vector.get("queue"),
+        unique_opts=UniqueOpts(
+            by_args=vector.get("by_args", False),
+            by_period=parse_duration(vector["period"]) if "period" in vector else None,
+            by_queue=vector.get("by_queue", False),
+            by_state=None if states is None else [JobState(state) for state in states],
+            exclude_kind=vector.get("exclude_kind", False),
+        ),
+    )
+
+
+def prepared(vector: dict[str, Any]) -> InsertRow:
+    now = datetime.fromisoformat(vector["now"]) if "now" in vector else NOW
+    return prepare(vector_args(vector), vector_opts(vector), rules=RULES, now=now)
+
+
+def names(*, refused: bool) -> list[str]:
+    return [v["name"] for v in VECTORS if ("error" in v or v["name"] in REFUSED) == refused]
+
+
+BY_NAME = {vector["name"]: vector for vector in VECTORS}
+
+
+@pytest.mark.parametrize("name", [n for n in names(refused=False) if n not in OTHER_ZONES])
+def test_key_and_states_equal_the_vectors(name: str) -> None:
+    """UQ-08: the encoded args, the unique key and the states are Go's."""
+    vector = BY_NAME[name]
+    row = prepared(vector)
+    if "mode" in vector:
+        assert row.args == vector["encoded_args"]
+    assert row.unique_key == vector.get("unique_key")
+    assert row.unique_states == vector.get("unique_states_int")
+
+
+@pytest.mark.parametrize("name", names(refused=True))
+def test_what_cannot_be_stored_is_refused(name: str) -> None:
+    """A vector that Go or PostgreSQL refused, or whose text is broken, is refused."""
+    with pytest.raises(RiverError):
+        prepared(BY_NAME[name])
+
+
+@pytest.mark.parametrize("name", sorted(OTHER_ZONES))
+def test_keys_by_period_are_those_of_utc(name: str) -> None:
+    """Go prints a period in the zone of its process; here it is that of UTC whatever the zone of the time."""
+    vector = BY_NAME[name]
+    row = prepared(vector)
+    now = datetime.fromisoformat(vector["now"]).astimezone(UTC)
+    in_utc = {**vector, "now": now.isoformat()}
+    assert row.unique_key == prepared(in_utc).unique_key
+    period = parse_duration(vector["period"])
+    start = now - (now - datetime(1, 1, 1, tzinfo=UTC)) % period
+    text = f"&kind=vec_kind&period={start:%Y-%m-%dT%H:%M:%SZ}"
+    assert row.unique_key == hashlib.sha256(text.encode()).hexdigest()
+    assert row.unique_key != vector["unique_key"]
+
+
+def test_every_vector_is_shown() -> None:
+    """None of the 141 vectors is left out."""
+    shown = {*names(refused=False), *names(refused=True), *OTHER_ZONES}
+    assert len(VECTORS) == 141
+    assert shown == set(BY_NAME)
+    assert {"period/now_fixed_offset_+02:00", "period/tz_24h/Asia/Kolkata"} == OTHER_ZONES
+
+
+async def test_vectors_are_stored_like_gos(inserter: Inserter, schema: Schema) -> None:
+    """UQ-07: keys, states and args of all vectors come back from the database as Go's did."""
+    good = [
+        v
+        for v in VECTORS
+        if v["name"] in names(refused=False) and v["name"] not in OTHER_ZONES and "now" not in v
+    ]
+    rules = InsertRules(max_attempts=25, skip_job_kind_validation=True)
+    inserter._rules = rules
+    params = [InsertManyParams(vector_args(v), vector_opts(v)) for v in good]
+    for vector, result in zip(good, await inserter.insert_many(params, tx=None), strict=True):
+        if result.unique_skipped_as_duplicate:
+            continue
+        row = await schema.fetchrow(
+            "SELECT encode(unique_key, 'hex'), unique_states::text, args::text, state::text"
+            " FROM river_job WHERE id = $1",
+            result.job.id,
+        )
+        assert row is not None
+        assert row[0] == vector.get("unique_key")
+        assert row[1] == vector.get("unique_states")
+        assert row[3] == vector["state"]
+        if "mode" in vector:
+            assert row[2] == vector["stored_args"]
+        assert result.job.unique_key == (row[0] and bytes.fromhex(row[0]))
