@@ -1,0 +1,78 @@
+"""riverpy: the River job queue for asyncio Python on PostgreSQL."""
+
+from __future__ import annotations
+
+from riverpy._lifecycle import StopCause
+from riverpy._work.run import StopReport
+from riverpy._work.subscriptions import Subscription
+from riverpy.client import Client
+from riverpy.config import Config, QueueConfig
+from riverpy.context import current_job
+from riverpy.errors import (
+    ArgsError,
+    ClientStateError,
+    ConfigError,
+    DatabaseError,
+    InsertError,
+    JobCancel,
+    JobSnooze,
+    MigrationError,
+    NotFoundError,
+    RiverError,
+    SchemaMissingError,
+    ServerVersionError,
+    TransactionError,
+    UniqueConflictError,
+    UnknownJobKindError,
+)
+from riverpy.events import Event, EventKind, JobStatistics
+from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult, Unique, UniqueOpts
+from riverpy.job import AttemptError, Job, JobArgs, JobRow, JobState, RawArgs
+from riverpy.migrate import Migrator
+from riverpy.retry import DefaultRetryPolicy, ErrorHandler, RetryPolicy
+from riverpy.worker import Worker, Workers
+
+__all__ = [
+    "ArgsError",
+    "AttemptError",
+    "Client",
+    "ClientStateError",
+    "Config",
+    "ConfigError",
+    "DatabaseError",
+    "DefaultRetryPolicy",
+    "ErrorHandler",
+    "Event",
+    "EventKind",
+    "InsertError",
+    "InsertManyParams",
+    "InsertOpts",
+    "InsertResult",
+    "Job",
+    "JobArgs",
+    "JobCancel",
+    "JobRow",
+    "JobSnooze",
+    "JobState",
+    "JobStatistics",
+    "MigrationError",
+    "Migrator",
+    "NotFoundError",
+    "QueueConfig",
+    "RawArgs",
+    "RetryPolicy",
+    "RiverError",
+    "SchemaMissingError",
+    "ServerVersionError",
+    "StopCause",
+    "StopReport",
+    "Subscription",
+    "TransactionError",
+    "Unique",
+    "UniqueConflictError",
+    "UniqueOpts",
+    "UnknownJobKindError",
+    "Worker",
+    "Workers",
+    "current_job",
+]

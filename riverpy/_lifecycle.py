@@ -7,6 +7,7 @@ recorded before the cancellation is sent: anyio's cancellation carries none that
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -14,6 +15,7 @@ import anyio
 from anyio.abc import TaskStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from types import TracebackType
 
     from anyio.abc import TaskGroup
@@ -43,6 +45,7 @@ class StopScope:
         self._scope = anyio.CancelScope()
         self._parent = parent
         self._own: StopCause | None = None
+        self._shields: dict[anyio.CancelScope, float] = {}
 
     @property
     def cause(self) -> StopCause | None:
@@ -53,6 +56,24 @@ class StopScope:
         """Record the cause, then cancel. The first cause is kept."""
         self._own = self._own or cause
         self._scope.cancel(reason=cause.value)
+        for shield, after_stop in self._shields.items():
+            shield.deadline = min(shield.deadline, anyio.current_time() + after_stop)
+
+    @contextmanager
+    def shielded(self, bound: float, *, after_stop: float) -> Generator[None]:
+        """Finish a step in spite of a stop: for `bound` seconds at most, and `after_stop` seconds after a stop.
+
+        Raises:
+            TimeoutError: the time was over.
+        """
+        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + bound) as shield:
+            self._shields[shield] = after_stop
+            try:
+                yield
+            finally:
+                del self._shields[shield]
+        if shield.cancelled_caught:
+            raise TimeoutError("the step was not finished in time")
 
     def __enter__(self) -> Self:
         self._scope.__enter__()

@@ -125,6 +125,10 @@ class JobRow:
             f"<{type(self).__name__} {self.id} {self.kind} {self.state} attempt {self.attempt}>"
         )
 
+    def columns(self) -> Sequence[Any]:
+        """The row's values, in the order of `JobColumn`."""
+        return self._row
+
     @property
     def id(self) -> int:
         """The job's number, given by the database."""
@@ -164,6 +168,11 @@ class JobRow:
         ]
 
     @property
+    def error_count(self) -> int:
+        """How many attempts failed so far."""
+        return len(self._row[JobColumn.ERRORS] or ())
+
+    @property
     def finalized_at(self) -> datetime | None:
         """When the job was completed, cancelled or discarded."""
         return timestamp(self._row[JobColumn.FINALIZED_AT])
@@ -181,8 +190,10 @@ class JobRow:
     @property
     def metadata(self) -> dict[str, Any]:
         """The metadata, decoded anew at each call; empty if the row holds no JSON object."""
-        decoded = msgspec.json.decode(self._row[JobColumn.METADATA])
-        return decoded if isinstance(decoded, dict) else {}
+        try:
+            return msgspec.json.decode(self._row[JobColumn.METADATA], type=dict[str, Any])
+        except msgspec.ValidationError:
+            return {}
 
     @property
     def output(self) -> Any:

@@ -1,0 +1,203 @@
+"""Notifier: the one connection that listens, and hands what it hears to those who asked.
+
+It proves that it hears: a probe sent through another connection at the start, and one through its own now and then. A
+connection that is half open raises nothing, and a pooler in transaction mode accepts LISTEN and delivers nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import structlog
+
+from riverpy._clock import Backoff
+from riverpy._lifecycle import TestSignal
+from riverpy._sql import query
+from riverpy.drivers.asyncpg import DATABASE_ERRORS, close, listen
+from riverpy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from anyio.abc import TaskStatus
+
+    from riverpy._db.connection import DedicatedConnection, Outage
+    from riverpy._lifecycle import StopScope
+    from riverpy.drivers.asyncpg import Connection
+
+PROBE_TOPIC = "riverpy_probe"
+PROBE_TIMEOUT = 2.0
+"""Seconds within which a probe must come back."""
+PROBE_INTERVAL = 5.0
+"""Seconds between two probes."""
+DEAF_RETRY = 60.0
+"""Seconds until a connection that hears nothing is tried again."""
+LISTEN_TIMEOUT = 10.0
+"""Seconds to connect and listen."""
+RECONNECT_FIRST = timedelta(milliseconds=50)
+RECONNECT_MOST = timedelta(seconds=5)
+
+
+class Notifier:
+    """Listens on topics of one schema. Callbacks run in the loop, must not block, and cannot disturb each other."""
+
+    name = "notifier"
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[Connection]],
+        *,
+        schema: str | None,
+        reserved: DedicatedConnection,
+        outage: Outage,
+    ) -> None:
+        """Make it.
+
+        Args:
+            connect: makes the listening connection.
+            schema: whose topics; None: the first of the connection's search path.
+            reserved: another connection to the database, through which the first probe is sent.
+            outage: told of losses and recoveries.
+        """
+        self._connect = connect
+        self._schema = schema
+        self._reserved = reserved
+        self._outage = outage
+        self._callbacks: dict[str, Callable[[str], None]] = {}
+        self._resync: Callable[[], None] = _nothing
+        self._connection: Connection | None = None
+        self._lost = asyncio.Event()
+        self._probes: dict[str, asyncio.Event] = {}
+        self._backoff = Backoff(RECONNECT_FIRST, RECONNECT_MOST)
+        self._log: Any = structlog.get_logger("riverpy").bind()
+        self.proven = False
+        """Whether the last probe came back."""
+        self.connected = TestSignal("Notifier.connected")
+
+    def subscribe(self, topic: str, callback: Callable[[str], None]) -> None:
+        """Call `callback` with the payload of each notification on a topic. Before the start only."""
+        self._callbacks[topic] = callback
+
+    def on_resync(self, callback: Callable[[], None]) -> None:
+        """Call this after each reconnect: notifications may have been missed."""
+        self._resync = callback
+
+    async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
+        """Listen until stopped. The first connection must succeed."""
+        try:
+            await self._open()
+            await self._prove(first=True)
+            task_status.started()
+            while True:
+                was_proven = self.proven
+                await self._watch()
+                await self._reopen(say=was_proven)
+        finally:
+            if self._connection is not None:
+                await close(self._connection)
+
+    async def _open(self) -> None:
+        self._lost.clear()
+        with anyio.fail_after(LISTEN_TIMEOUT, reason="listening for notifications"):
+            self._connection = connection = await self._connect()
+            schema = await connection.fetchval(
+                query("river_notification", "schema_of_channels", None).text, self._schema
+            )
+            if schema is None:
+                raise ConfigError(
+                    "the search path of the listening connection names no schema: set Config(schema=…)"
+                )
+            channels: dict[str, Callable[[str], None]] = {
+                f"{schema}.{topic}": self._isolated(topic, callback)
+                for topic, callback in self._callbacks.items()
+            }
+            self._probe_channel = f"{schema}.{PROBE_TOPIC}"
+            channels[self._probe_channel] = self._heard_probe
+            await listen(connection, channels, self._lost.set)
+        self.connected.emit()
+
+    def _isolated(self, topic: str, callback: Callable[[str], None]) -> Callable[[str], None]:
+        def deliver(payload: str) -> None:
+            try:
+                callback(payload)
+            except Exception:
+                self._log.exception("notification could not be handled", topic=topic)
+
+        return deliver
+
+    def _heard_probe(self, payload: str) -> None:
+        if (event := self._probes.get(payload)) is not None:
+            event.set()
+
+    async def _watch(self) -> None:
+        """Return when the connection is lost, or hears nothing."""
+        while True:
+            with anyio.move_on_after(PROBE_INTERVAL if self.proven else DEAF_RETRY):
+                await self._lost.wait()
+                return
+            if not await self._prove(first=False):
+                return
+
+    async def _prove(self, *, first: bool) -> bool:
+        """Send a probe and see it come back. The first goes through another connection: only that shows a listener on
+        the wrong database or behind a pooler."""
+        token = secrets.token_hex(8)
+        heard = self._probes[token] = asyncio.Event()
+        try:
+            with anyio.fail_after(PROBE_TIMEOUT):
+                if first:
+                    async with self._reserved.use("sending a probe", PROBE_TIMEOUT) as connection:
+                        await self._send_probe(connection, token)
+                elif self._connection is not None:
+                    await self._send_probe(self._connection, token)
+                await heard.wait()
+        except DATABASE_ERRORS as error:
+            self._say_deaf(error, first=first)
+            self.proven = False
+        else:
+            self.proven = True
+            self._backoff.reset()
+        finally:
+            del self._probes[token]
+        return self.proven
+
+    async def _send_probe(self, connection: Connection, token: str) -> None:
+        statement = query("river_notification", "notify", None)
+        await connection.execute(statement.text, self._probe_channel, token)
+
+    def _say_deaf(self, error: BaseException, *, first: bool) -> None:
+        if isinstance(error, TimeoutError) and (first or not self.proven):
+            self._log.warning(
+                "LISTEN hears nothing, so jobs are found by polling: is there a pooler in transaction mode, as "
+                "PgBouncer's? Give a listen_url that leads past it, or set poll_only",
+                seconds=PROBE_TIMEOUT,
+            )
+
+    async def _reopen(self, *, say: bool) -> None:
+        """Connect again, however long it takes, and tell that notifications may have been missed."""
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None
+        if say:
+            self._outage.lost(self.name, ConnectionError("the listening connection is gone"))
+        while True:
+            try:
+                await self._open()
+            except (*DATABASE_ERRORS, ConfigError) as error:
+                self._outage.lost(self.name, error)
+                if self._connection is not None:
+                    self._connection.terminate()
+                await anyio.sleep(self._backoff.next())
+            else:
+                break
+        self._outage.restored(self.name)
+        await self._prove(first=True)
+        self._resync()
+
+
+def _nothing() -> None:
+    pass

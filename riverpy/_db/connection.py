@@ -1,0 +1,150 @@
+"""Connections that serve one purpose for the life of a client: made again when lost, with one log line an outage."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import structlog
+
+from riverpy._clock import Backoff
+from riverpy.drivers.asyncpg import (
+    CONNECT_TIMEOUT,
+    DATABASE_ERRORS,
+    PostgresError,
+    close,
+    describe,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+
+    from riverpy.drivers.asyncpg import Connection
+
+RECONNECT_FIRST = timedelta(milliseconds=50)
+RECONNECT_MOST = timedelta(seconds=2)
+_UNUSABLE_CLASSES = {"08", "53", "57", "58", "XX"}
+_READ_ONLY = "25006"
+_STATEMENT_CANCELLED = "57014"
+
+
+class Outage:
+    """Says once that connections to the database are lost, and once that all are back."""
+
+    def __init__(self) -> None:
+        self._lost: set[str] = set()
+        self._log: Any = structlog.get_logger("riverpy").bind()
+
+    def lost(self, connection: str, error: BaseException) -> None:
+        """A connection is lost, or cannot be made."""
+        if not self._lost:
+            self._log.warning(
+                "database connection lost", connection=connection, error=describe(error)
+            )
+        self._lost.add(connection)
+
+    def restored(self, connection: str) -> None:
+        """A connection works."""
+        if connection in self._lost:
+            self._lost.discard(connection)
+            if not self._lost:
+                self._log.info("database connection restored", connection=connection)
+
+
+class DedicatedConnection:
+    """One connection for one purpose, used by one task at a time."""
+
+    def __init__(
+        self, name: str, connect: Callable[[], Awaitable[Connection]], outage: Outage
+    ) -> None:
+        self.name = name
+        self.reconnected: Callable[[], None] | None = None
+        """Called after the connection was lost and made again."""
+        self._connect = connect
+        self._outage = outage
+        self._connection: Connection | None = None
+        self._was_connected = False
+        self._lock = anyio.Lock()
+        self._backoff = Backoff(RECONNECT_FIRST, RECONNECT_MOST)
+
+    async def open(self) -> None:
+        """Connect now, so that a database that cannot be used shows at the start.
+
+        Raises:
+            ConfigError, DatabaseError, or one of DATABASE_ERRORS.
+        """
+        self._connection = await self._connect()
+        self._was_connected = True
+
+    @asynccontextmanager
+    async def use(self, purpose: str, bound: float) -> AsyncGenerator[Connection]:
+        """The connection, alone, for at most `bound` seconds with the time to connect again if it was lost.
+
+        An error that leaves it in doubt cuts it; the next use makes a new one.
+
+        Raises:
+            TimeoutError: the bound is over; the text has the purpose.
+            Exception: one of DATABASE_ERRORS.
+        """
+        with anyio.fail_after(bound, reason=purpose):
+            async with self._lock:
+                connection = self._connection
+                if connection is None or connection.is_closed():
+                    connection = await self._reconnect()
+                try:
+                    yield connection
+                except BaseException as error:
+                    if connection.is_closed() or _leaves_doubt(error):
+                        self._discard(error)
+                    raise
+
+    async def close(self) -> None:
+        """Say goodbye within the driver's limit, or cut."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await close(connection)
+
+    def _discard(self, error: BaseException) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.terminate()
+        if isinstance(error, DATABASE_ERRORS):
+            self._outage.lost(self.name, error)
+
+    async def _reconnect(self) -> Connection:
+        while True:
+            try:
+                with anyio.fail_after(CONNECT_TIMEOUT):
+                    connection = await self._connect()
+            except DATABASE_ERRORS as error:
+                self._outage.lost(self.name, error)
+                await anyio.sleep(self._backoff.next())
+            else:
+                break
+        self._connection = connection
+        self._backoff.reset()
+        self._outage.restored(self.name)
+        if self._was_connected and self.reconnected is not None:
+            self.reconnected()
+        self._was_connected = True
+        return connection
+
+
+async def close_all(connections: Iterable[DedicatedConnection]) -> None:
+    """Close them side by side, so that a database that does not answer costs the limit once."""
+    with anyio.CancelScope(shield=True):
+        async with anyio.create_task_group() as tasks:
+            for connection in connections:
+                tasks.start_soon(connection.close)
+
+
+def _leaves_doubt(error: BaseException) -> bool:
+    """Whether the session may be unusable: all but a plain refusal of the statement by the server."""
+    if not isinstance(error, PostgresError):
+        return True
+    sqlstate: str = getattr(error, "sqlstate", None) or ""
+    if sqlstate == _STATEMENT_CANCELLED:
+        return False
+    return sqlstate == _READ_ONLY or sqlstate[:2] in _UNUSABLE_CLASSES

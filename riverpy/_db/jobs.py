@@ -1,0 +1,159 @@
+"""One typed function per block of `sql/queries/river_job.sql`. They hold no logic and set no limit: the callers do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from riverpy._sql import query
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncpg import Record
+
+    from riverpy.drivers.asyncpg import Transaction
+
+
+class Stamp(NamedTuple):
+    """What tells one attempt from every other. `attempted_at` is raw, so the connection must let timestamps cross so."""
+
+    id: int
+    attempt: int
+    attempted_at: int
+
+
+async def _fetch(
+    connection: Transaction, name: str, schema: str | None, values: dict[str, Any]
+) -> list[Record]:
+    statement = query("river_job", name, schema)
+    return await connection.fetch(statement.text, *statement.arguments(values))
+
+
+async def job_claim(
+    connection: Transaction, schema: str | None, *, queue: str, limit: int, client_id: str
+) -> list[Record]:
+    """Claim up to `limit` due jobs of a queue; in no order."""
+    return await _fetch(
+        connection, "job_claim", schema, {"queue": queue, "limit": limit, "client_id": client_id}
+    )
+
+
+async def job_complete(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    ids: list[int],
+    attempts: list[int],
+    attempted_ats: list[int],
+    ages: list[float],
+) -> set[int]:
+    """Store completed attempts; returns the ids of those that were stored."""
+    statement = query("river_job", "job_complete", schema)
+    rows = await connection.fetch(statement.text, ids, attempts, attempted_ats, ages)
+    return {row[0] for row in rows}
+
+
+class Settlement(NamedTuple):
+    """How one attempt that did not simply complete is stored. Seconds are on the server's clock."""
+
+    id: int
+    attempt: int
+    attempted_at: int
+    state: str
+    finalize: bool | None
+    age: float
+    new_attempt: int
+    delay: float
+    error: str | None
+    updates: str | None
+
+
+async def job_settle(
+    connection: Transaction, schema: str | None, settlements: Sequence[Settlement]
+) -> dict[int, str]:
+    """Store attempts of any outcome; returns the state in which each stored one ended."""
+    statement = query("river_job", "job_settle", schema)
+    columns = [list(column) for column in zip(*settlements, strict=True)]
+    rows = await connection.fetch(statement.text, *columns)
+    return {row[0]: row[1] for row in rows}
+
+
+async def job_lock_attempts(
+    connection: Transaction, schema: str | None, ids: list[int]
+) -> set[int]:
+    """Lock what nobody else has locked; needs a transaction."""
+    return {row[0] for row in await _fetch(connection, "job_lock_attempts", schema, {"id": ids})}
+
+
+async def job_stamps(
+    connection: Transaction, schema: str | None, ids: list[int]
+) -> dict[int, tuple[str, int, int]]:
+    """State, attempt and raw attempted_at of the jobs that exist."""
+    rows = await _fetch(connection, "job_stamps", schema, {"id": ids})
+    return {row[0]: (row[1], row[2], row[3]) for row in rows}
+
+
+async def job_claimed_by(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    queues: list[str],
+    client_id: str,
+    age: float,
+) -> list[Stamp]:
+    """The running jobs that this client claimed last, more than `age` seconds ago."""
+    rows = await _fetch(
+        connection,
+        "job_claimed_by",
+        schema,
+        {"queue": queues, "client_id": client_id, "age": age},
+    )
+    return [Stamp(*row) for row in rows]
+
+
+async def job_put_back(
+    connection: Transaction, schema: str | None, stamps: Sequence[Stamp]
+) -> set[int]:
+    """Make attempts available again without counting them; returns the ids of those that were."""
+    ids, attempts, attempted_ats = (list(column) for column in zip(*stamps, strict=True))
+    rows = await _fetch(
+        connection,
+        "job_put_back",
+        schema,
+        {"id": ids, "attempt": attempts, "attempted_at": attempted_ats},
+    )
+    return {row[0] for row in rows}
+
+
+async def job_cancel_marks(
+    connection: Transaction, schema: str | None, ids: list[int]
+) -> list[int]:
+    """Which of the running jobs somebody asked to cancel."""
+    return [row[0] for row in await _fetch(connection, "job_cancel_marks", schema, {"id": ids})]
+
+
+async def job_any_available(
+    connection: Transaction, schema: str | None, queues: list[str]
+) -> bool:
+    """Whether one of the queues holds an available job."""
+    ((found,),) = await _fetch(connection, "job_any_available", schema, {"queue": queues})
+    return found
+
+
+async def job_get(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
+    """One job."""
+    return _one(await _fetch(connection, "job_get", schema, {"id": job_id}))
+
+
+async def job_cancel(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
+    """Cancel a job, or mark a running one and tell its client."""
+    return _one(await _fetch(connection, "job_cancel", schema, {"id": job_id, "schema": schema}))
+
+
+async def job_retry(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
+    """Make a job available now."""
+    return _one(await _fetch(connection, "job_retry", schema, {"id": job_id}))
+
+
+def _one(rows: list[Record]) -> Record | None:
+    return rows[0] if rows else None

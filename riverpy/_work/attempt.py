@@ -1,0 +1,138 @@
+"""One attempt at a job: the claimed row, what stops it, and what became of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from riverpy._db.jobs import Settlement, Stamp
+from riverpy.events import EventKind
+from riverpy.job import Job, JobColumn, JobState
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Sequence
+
+    from riverpy._lifecycle import StopCause
+    from riverpy._work.producer import Producer
+    from riverpy.worker import WorkUnit
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How an attempt ended, if it did not simply complete."""
+
+    event: EventKind
+    state: JobState
+    attempt: int
+    """The attempt number to store."""
+    final: bool
+    delay: float = 0.0
+    """Seconds until the job is due again; not for a final one."""
+    error: str | None = None
+    """The entry for the job's errors, as JSON."""
+
+
+class Attempt(Job[Any]):
+    """A job while one of our slots works it. Handlers see it as their `Job`."""
+
+    __slots__ = (
+        "cause",
+        "deadline",
+        "ended",
+        "outcome",
+        "producer",
+        "started",
+        "state_stored",
+        "stored",
+        "task",
+        "timeout",
+        "timeout_is_default",
+        "unit",
+    )
+
+    def __init__(
+        self, row: Sequence[Any], unit: WorkUnit | None, producer: Producer, deadline: float
+    ) -> None:
+        self._row = row
+        self._updates = None
+        self.unit = unit
+        self.producer = producer
+        self.deadline = deadline
+        """Monotonic seconds; infinity for none."""
+        self.cause: StopCause | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.outcome: Outcome | None = None
+        """None while it runs, and for an attempt that completed."""
+        self.started = self.ended = self.stored = 0.0
+        self.state_stored: str | None = None
+
+    @property
+    def stamp(self) -> Stamp:
+        """What the result is fenced by."""
+        row = self._row
+        return Stamp(row[JobColumn.ID], row[JobColumn.ATTEMPT], row[JobColumn.ATTEMPTED_AT])
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it completed and recorded nothing, so that the plain statement stores it."""
+        return self.outcome is None and self._updates is None
+
+    @property
+    def event(self) -> EventKind:
+        """The kind of event that its end is."""
+        return EventKind.JOB_COMPLETED if self.outcome is None else self.outcome.event
+
+    @property
+    def target(self) -> str:
+        """The state that its end asks for."""
+        return JobState.COMPLETED if self.outcome is None else self.outcome.state
+
+    def set_args(self, args: Any) -> None:
+        """Keep the decoded args."""
+        self._args = args
+
+    def merge_metadata(self, key: str, text: str) -> None:
+        """Merge a key of River's own into the metadata, as JSON text."""
+        self._merge(key, text)
+
+    def drop_updates(self) -> None:
+        """Forget what was recorded: the database refuses it."""
+        self._updates = None
+
+    def settlement(self, now: float) -> Settlement:
+        """What the general statement stores."""
+        row, outcome = self._row, self.outcome
+        if outcome is None:
+            attempt, final, delay, error = row[JobColumn.ATTEMPT], True, 0.0, None
+        else:
+            attempt, final = outcome.attempt, outcome.final
+            delay, error = outcome.delay, outcome.error
+        return Settlement(
+            *self.stamp,
+            state=self.target,
+            finalize=True if final else None,
+            age=now - self.ended,
+            new_attempt=attempt,
+            delay=delay,
+            error=error,
+            updates=_object(self._updates) if self._updates else None,
+        )
+
+    def merged_metadata(self) -> str:
+        """The metadata as it is after the merge, as JSON text."""
+        if not self._updates:
+            return self._row[JobColumn.METADATA]
+        try:
+            members = msgspec.json.decode(
+                self._row[JobColumn.METADATA], type=dict[str, msgspec.Raw]
+            )
+        except msgspec.ValidationError:  # no object: the merge replaces it
+            members = {}
+        texts = {key: bytes(raw).decode() for key, raw in members.items()}
+        return _object(texts | self._updates)
+
+
+def _object(members: dict[str, str]) -> str:
+    texts = (f"{msgspec.json.encode(key).decode()}:{text}" for key, text in members.items())
+    return "{" + ",".join(texts) + "}"

@@ -1,0 +1,82 @@
+"""Blocking jobs: plain functions in threads, or in processes that can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_process
+
+from riverpy.job import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from riverpy._work.attempt import Attempt
+
+
+class BlockingRunner:
+    """Runs the blocking jobs of one client. A slot holds its thread, so there are as many threads as slots."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._threads: ThreadPoolExecutor | None = None
+
+    async def in_thread(self, function: Callable[[Job[Any]], None], attempt: Attempt) -> None:
+        """Run it in a thread, to its end: a thread cannot be stopped, so a cancellation waits for it.
+
+        What the function returned or raised counts; the cancellation only where it raised nothing.
+        """
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._slots, thread_name_prefix="riverpy job")
+        context = contextvars.copy_context()
+        future = asyncio.get_running_loop().run_in_executor(
+            self._threads, lambda: context.run(function, attempt)
+        )
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError:
+                continue  # the cause is on the attempt; the thread still works
+        future.result()
+
+    async def in_process(self, function: Callable[[Job[Any]], None], attempt: Attempt) -> None:
+        """Run it in a process of its own, which a cancellation kills."""
+        updates = await anyio.to_process.run_sync(
+            _work_detached,
+            function,
+            tuple(attempt.columns()),
+            attempt.args,
+            cancellable=True,
+        )
+        for key, text in updates.items():
+            attempt.merge_metadata(key, text)
+
+    def close(self) -> None:
+        """Let idle threads end. One that is still at work is left to itself."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class _DetachedJob(Job[Any]):
+    """The job as a process of its own sees it."""
+
+    __slots__ = ()
+
+    def __init__(self, row: tuple[Any, ...], args: Any) -> None:
+        self._row, self._args, self._updates = row, args, {}
+
+    @property
+    def updates(self) -> dict[str, str]:
+        return self._updates or {}
+
+
+def _work_detached(
+    function: Callable[[Job[Any]], None], row: tuple[Any, ...], args: Any
+) -> dict[str, str]:
+    job = _DetachedJob(row, args)
+    function(job)
+    return job.updates

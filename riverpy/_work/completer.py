@@ -1,0 +1,288 @@
+"""Completer: stores what became of attempts, by group commit.
+
+One statement is in flight; what ends meanwhile rides the next. A result stays here until the database has stored it or
+refused it: a lost connection, a locked row, or a value that cannot be stored holds up no other result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import structlog
+
+from riverpy._clock import Backoff
+from riverpy._db import jobs
+from riverpy._lifecycle import TestSignal
+from riverpy._work.attempt import Outcome
+from riverpy._work.failure import error_entry
+from riverpy.drivers.asyncpg import (
+    DATABASE_ERRORS,
+    LockNotAvailableError,
+    describe,
+    is_data_error,
+    is_statement_timeout,
+)
+from riverpy.events import EventKind
+from riverpy.job import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from riverpy._db.connection import DedicatedConnection
+    from riverpy._work.attempt import Attempt
+    from riverpy.drivers.asyncpg import Connection
+
+BATCH_MAX = 5_000
+"""Results in one statement."""
+BACKLOG_MAX = 10_000
+"""Results that may wait, or twice the slots if that is more; then claiming waits."""
+STATEMENT_TIMEOUT = 10.0
+"""Seconds for one statement."""
+LOCKED_RETRY_FIRST = timedelta(milliseconds=100)
+LOCKED_RETRY_MOST = timedelta(seconds=2)
+RETRY_FIRST = timedelta(milliseconds=20)
+RETRY_MOST = timedelta(seconds=2)
+UNSTORABLE_RETRY_DELAY = 60.0
+"""Seconds until a job runs again whose result the database refused."""
+
+
+class Completer:
+    """Stores results in the order of their end, as far as the database lets it."""
+
+    def __init__(
+        self,
+        connection: DedicatedConnection,
+        schema: str | None,
+        *,
+        slots: int,
+        waits_for_locks: bool,
+        stored: Callable[[list[Attempt]], None],
+    ) -> None:
+        """Make it.
+
+        Args:
+            connection: lets timestamps cross raw and has a short `lock_timeout`, unless `waits_for_locks`.
+            schema: of River's tables.
+            slots: of all queues.
+            waits_for_locks: the connection cannot have a `lock_timeout`, so locked rows are looked for each time.
+            stored: called with the attempts of each statement whose results were stored.
+        """
+        self._connection = connection
+        self._schema = schema
+        self._backlog_max = max(BACKLOG_MAX, 2 * slots)
+        self._skip_locked = waits_for_locks
+        self._stored = stored
+        self._backlog: list[Attempt] = []
+        self._storing: list[Attempt] = []
+        self._locked: list[Attempt] = []
+        self._locked_backoff = Backoff(LOCKED_RETRY_FIRST, LOCKED_RETRY_MOST)
+        self._backoff = Backoff(RETRY_FIRST, RETRY_MOST)
+        self._ready, self._drained, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._closing = False
+        self._scope = anyio.CancelScope(shield=True)
+        self._log: Any = structlog.get_logger("riverpy").bind()
+        self.flushed = TestSignal("Completer.flushed")
+
+    @property
+    def unstored(self) -> list[Attempt]:
+        """Attempts that ended and whose results are not stored yet."""
+        return [*self._storing, *self._locked, *self._backlog]
+
+    def add(self, attempt: Attempt) -> None:
+        """Take an attempt that ended. It neither waits nor fails."""
+        self._backlog.append(attempt)
+        self._ready.set()
+
+    async def accepting(self) -> None:
+        """Return when the backlog is short enough to claim more."""
+        while len(self._backlog) > self._backlog_max:
+            self._drained.clear()
+            await self._drained.wait()
+
+    @asynccontextmanager
+    async def running(self, close_bound: Callable[[], float]) -> AsyncGenerator[None]:
+        """Store results meanwhile; on leaving, store what is left, for at most `close_bound()` seconds."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._run, name="riverpy completer")
+            try:
+                yield
+            finally:
+                self._closing = True
+                self._ready.set()
+                with anyio.move_on_after(close_bound(), shield=True):
+                    await self._ended.wait()
+                self._scope.cancel()
+
+    async def _run(self) -> None:
+        try:
+            with self._scope:
+                while self._backlog or self._locked or not self._closing:
+                    await self._wait()
+                    self._ready.clear()
+                    await self._flush()
+        finally:
+            self._ended.set()
+
+    async def _wait(self) -> None:
+        """Wait for a result, or until it is time to try the locked rows again."""
+        if self._backlog:
+            return
+        if not self._locked:
+            await self._ready.wait()
+            return
+        with anyio.move_on_after(self._locked_backoff.next()):
+            await self._ready.wait()
+        self._backlog += self._locked
+        self._locked = []
+
+    async def _flush(self) -> None:
+        batch, self._backlog = self._backlog[:BATCH_MAX], self._backlog[BATCH_MAX:]
+        self._storing = batch
+        plain = [attempt for attempt in batch if attempt.is_plain]
+        await self._store(plain)
+        if len(plain) != len(batch):
+            await self._store([attempt for attempt in batch if not attempt.is_plain])
+        self._storing = []
+        if len(self._backlog) < self._backlog_max // 2:
+            self._drained.set()
+        self.flushed.emit()
+
+    async def _store(self, attempts: list[Attempt], *, last_try: bool = False) -> None:
+        """Store attempts that are all plain or all not. Returns when each is stored, refused, or known to be locked."""
+        if not attempts:
+            return
+        attempts.sort(key=_by_id)  # so that two bulk statements cannot deadlock
+        skip_locked = self._skip_locked
+        while True:
+            try:
+                async with self._connection.use("storing job results", STATEMENT_TIMEOUT) as connection:
+                    stored = await self._send(connection, attempts, skip_locked=skip_locked)
+            except LockNotAvailableError:
+                skip_locked = True
+            except DATABASE_ERRORS as error:
+                if await self._split(attempts, error, last_try=last_try):
+                    return
+                self._log.debug("job results not stored yet", error=describe(error))
+                await anyio.sleep(self._backoff.next())
+            else:
+                self._backoff.reset()
+                self._stored(stored)
+                return
+
+    async def _split(
+        self, attempts: list[Attempt], error: BaseException, *, last_try: bool
+    ) -> bool:
+        """Halve a batch in which a row cannot be stored, or that takes too long. Returns whether that dealt with it."""
+        poison = is_data_error(error)
+        if not poison and not is_statement_timeout(error):
+            return False
+        if len(attempts) > 1:
+            middle = len(attempts) // 2
+            await self._store(attempts[:middle])
+            await self._store(attempts[middle:])
+            return True
+        if poison:
+            await self._replace(attempts[0], error, last_try=last_try)
+        return poison
+
+    async def _replace(self, attempt: Attempt, error: BaseException, *, last_try: bool) -> None:
+        """Store a plain failure in place of a result that the database refuses."""
+        self._log.error(
+            "job result cannot be stored", job_id=attempt.id, kind=attempt.kind, error=describe(error)
+        )
+        if last_try:  # the row stays running: the rescuer's
+            return
+        attempt.drop_updates()
+        final = attempt.attempt >= attempt.max_attempts
+        attempt.outcome = Outcome(
+            event=EventKind.JOB_FAILED,
+            state=JobState.DISCARDED if final else JobState.RETRYABLE,
+            attempt=attempt.attempt,
+            final=final,
+            delay=UNSTORABLE_RETRY_DELAY,
+            error=error_entry(
+                attempt=attempt.attempt,
+                seconds_ago=time.monotonic() - attempt.started,
+                error="the result of this attempt could not be stored",
+                trace="",
+            ),
+        )
+        await self._store([attempt], last_try=True)
+
+    async def _send(
+        self, connection: Connection, attempts: list[Attempt], *, skip_locked: bool
+    ) -> list[Attempt]:
+        """Send the results; returns the attempts whose results are stored now."""
+        if not skip_locked:
+            states = await self._write(connection, attempts)
+        else:
+            async with connection.transaction():
+                ids = [attempt.id for attempt in attempts]
+                free = await jobs.job_lock_attempts(connection, self._schema, ids)
+                unlocked = [attempt for attempt in attempts if attempt.id in free]
+                states = await self._write(connection, unlocked) if unlocked else {}
+        stored = attempts
+        if len(states) != len(attempts):
+            stored = await self._check(connection, attempts, states)
+        now = time.monotonic()
+        for attempt in stored:
+            attempt.stored = now
+            attempt.state_stored = states[attempt.id]
+        return stored
+
+    async def _write(self, connection: Connection, attempts: list[Attempt]) -> dict[int, str]:
+        """Send one statement; returns the state of each row that took its result."""
+        now = time.monotonic()
+        if not attempts[0].is_plain:
+            settlements = [attempt.settlement(now) for attempt in attempts]
+            return await jobs.job_settle(connection, self._schema, settlements)
+        ids, numbers, times = map(list, zip(*[attempt.stamp for attempt in attempts], strict=True))
+        ages = [now - attempt.ended for attempt in attempts]
+        done = await jobs.job_complete(
+            connection, self._schema, ids=ids, attempts=numbers, attempted_ats=times, ages=ages
+        )
+        return dict.fromkeys(done, JobState.COMPLETED.value)
+
+    async def _check(
+        self, connection: Connection, attempts: list[Attempt], states: dict[int, str]
+    ) -> list[Attempt]:
+        """Find out about rows that did not take their result. Returns the attempts whose results are stored.
+
+        A row that carries our own result was stored by a statement whose answer was lost; one that still runs with our
+        stamp is locked by somebody's open transaction, and is tried again later.
+        """
+        missing = [attempt.id for attempt in attempts if attempt.id not in states]
+        found = await jobs.job_stamps(connection, self._schema, missing)
+        stored: list[Attempt] = []
+        for attempt in attempts:
+            if attempt.id in states:
+                stored.append(attempt)
+                continue
+            state, number, attempted_at = found.get(attempt.id, ("deleted", 0, 0))
+            _, own_number, own_time = attempt.stamp
+            if attempted_at == own_time and state == JobState.RUNNING and number == own_number:
+                self._locked.append(attempt)
+            elif attempted_at == own_time and state in {attempt.target, JobState.CANCELLED}:
+                states[attempt.id] = state
+                stored.append(attempt)
+            else:
+                self._log.warning(
+                    "job result refused: the attempt is no longer this client's",
+                    job_id=attempt.id,
+                    kind=attempt.kind,
+                    attempt=own_number,
+                    outcome=attempt.event.value,
+                    state=state,
+                )
+        if not self._locked:
+            self._locked_backoff.reset()
+        return stored
+
+
+def _by_id(attempt: Attempt) -> int:
+    return attempt.id

@@ -1,0 +1,246 @@
+"""Executor: runs one attempt and says how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import structlog
+from msgspec import UNSET
+
+from riverpy._lifecycle import StopCause
+from riverpy._work.attempt import Outcome
+from riverpy._work.blocking import BlockingRunner
+from riverpy._work.failure import (
+    error_entry,
+    error_text,
+    find,
+    is_cancellation,
+    storable,
+    trace_text,
+)
+from riverpy.context import running_job
+from riverpy.errors import JobCancel, JobSnooze
+from riverpy.events import EventKind
+from riverpy.job import JobState
+from riverpy.retry import RETRY_DELAY_MAX, DefaultRetryPolicy
+
+if TYPE_CHECKING:
+    from msgspec import UnsetType
+
+    from riverpy._work.attempt import Attempt
+    from riverpy._work.work_group import WorkGroup
+    from riverpy.config import Config
+    from riverpy.worker import Workers, WorkUnit
+
+SOON = timedelta(seconds=5)
+"""River's scheduler interval: what is due sooner goes straight back to available."""
+ERROR_HANDLER_TIMEOUT = 10.0
+"""Seconds."""
+
+
+class Plan:
+    """A work unit with its timeout worked out: what the launch of an attempt needs."""
+
+    __slots__ = ("timeout", "timeout_is_default", "unit")
+
+    def __init__(self, unit: WorkUnit, default: timedelta | None) -> None:
+        self.unit = unit
+        self.timeout_is_default = unit.timeout is UNSET
+        self.timeout = _seconds(default if unit.timeout is UNSET else unit.timeout)
+
+
+class Executor:
+    """Runs attempts with the workers of one client."""
+
+    def __init__(self, workers: Workers, config: Config, *, slots: int) -> None:
+        self._config = config
+        self._default_policy = DefaultRetryPolicy()
+        self._blocking = BlockingRunner(slots)
+        self._log: Any = structlog.get_logger("riverpy").bind()
+        self.plans = {kind: self._plan(workers.get(kind)) for kind in workers}
+
+    def _plan(self, unit: WorkUnit | None) -> Plan:
+        assert unit is not None  # noqa: S101 (the registry gave its own key)
+        return Plan(unit, self._config.job_timeout)
+
+    def close(self) -> None:
+        """Let go of the threads."""
+        self._blocking.close()
+
+    async def work(self, attempt: Attempt, group: WorkGroup) -> None:
+        """Run the attempt and hand it to the group as finished, whatever happens.
+
+        Between the end of the user's code and `group.finish` nothing awaits but the error handler, so no
+        cancellation gets between a result and its record.
+        """
+        running_job.set(attempt)
+        attempt.started = time.monotonic()
+        try:
+            if attempt.cause is not None:  # stopped between launch and first step
+                raise asyncio.CancelledError  # noqa: TRY301
+            unit = attempt.unit
+            if unit is None:
+                raise LookupError(  # noqa: TRY301
+                    f"job kind is not registered in the client's Workers bundle: {attempt.kind}"
+                )
+            attempt.set_args(unit.decode(attempt.encoded_args))
+            if unit.job_timeout is not None:
+                self._set_timeout(attempt, unit.job_timeout(attempt), group)
+            if unit.blocking is None:
+                await unit.work(attempt)
+            elif unit.blocking == "thread":
+                await self._blocking.in_thread(unit.work, attempt)
+            else:
+                await self._blocking.in_process(unit.work, attempt)
+        except BaseException as error:  # SystemExit and KeyboardInterrupt of a job are its failure, not ours
+            await self._fail(attempt, error)
+        finally:
+            attempt.ended = time.monotonic()
+            group.finish(attempt)
+
+    def _set_timeout(
+        self, attempt: Attempt, timeout: timedelta | None | UnsetType, group: WorkGroup
+    ) -> None:
+        if timeout is UNSET:
+            return
+        attempt.timeout, attempt.timeout_is_default = _seconds(timeout), False
+        attempt.deadline = attempt.started + attempt.timeout
+        group.watch(attempt.deadline)
+
+    async def _fail(self, attempt: Attempt, error: BaseException) -> None:
+        """Set the outcome. It is set at once to something safe: classifying runs code of the user's."""
+        attempt.outcome = self._failed(attempt, "riverpy could not classify the error", "", 60.0)
+        try:
+            attempt.outcome = self._classify(attempt, error)
+        except Exception:
+            self._log.exception("error could not be classified", job_id=attempt.id)
+        if attempt.outcome.event is EventKind.JOB_FAILED:
+            await self._tell_handler(attempt, error, attempt.outcome)
+
+    def _classify(self, attempt: Attempt, error: BaseException) -> Outcome:
+        if attempt.cause is StopCause.JOB_CANCELLED:
+            return self._cancelled(attempt, "job cancelled remotely")
+        if (snooze := find(error, JobSnooze)) is not None:
+            return self._snoozed(attempt, snooze.delay)
+        if (cancel := find(error, JobCancel)) is not None:
+            return self._cancelled(attempt, error_text(cancel))
+        if is_cancellation(error):
+            if attempt.cause is StopCause.HARD_STOP:
+                return self._interrupted(attempt)
+            if attempt.cause is StopCause.JOB_TIMEOUT:
+                error = TimeoutError(self._timeout_text(attempt)).with_traceback(
+                    error.__traceback__
+                )
+        trace = "" if attempt.unit is None else trace_text(error)
+        return self._failed(
+            attempt, error_text(error), trace, self._retry_delay(attempt).total_seconds()
+        )
+
+    def _timeout_text(self, attempt: Attempt) -> str:
+        text = f"job exceeded its timeout of {attempt.timeout:g} s"
+        if attempt.timeout_is_default:
+            text += " (the client's job_timeout; give the worker a timeout of its own to change it)"
+        return text
+
+    def _snoozed(self, attempt: Attempt, delay: timedelta) -> Outcome:
+        snoozes = attempt.metadata.get("snoozes")
+        count = int(snoozes) if isinstance(snoozes, (int, float)) else 0
+        attempt.merge_metadata("snoozes", str(count + 1))
+        return Outcome(
+            event=EventKind.JOB_SNOOZED,
+            state=JobState.AVAILABLE if delay <= SOON else JobState.SCHEDULED,
+            attempt=max(attempt.attempt - 1, 0),
+            final=False,
+            delay=min(delay, RETRY_DELAY_MAX).total_seconds(),
+        )
+
+    def _interrupted(self, attempt: Attempt) -> Outcome:
+        return Outcome(
+            event=EventKind.JOB_INTERRUPTED,
+            state=JobState.AVAILABLE,
+            attempt=max(attempt.attempt - 1, 0),
+            final=False,
+        )
+
+    def _cancelled(self, attempt: Attempt, text: str) -> Outcome:
+        return Outcome(
+            event=EventKind.JOB_CANCELLED,
+            state=JobState.CANCELLED,
+            attempt=attempt.attempt,
+            final=True,
+            error=self._entry(attempt, f"JobCancelError: {text}", ""),
+        )
+
+    def _failed(self, attempt: Attempt, text: str, trace: str, delay: float) -> Outcome:
+        entry = self._entry(attempt, text, trace)
+        if attempt.attempt >= attempt.max_attempts:
+            return Outcome(
+                event=EventKind.JOB_FAILED,
+                state=JobState.DISCARDED,
+                attempt=attempt.attempt,
+                final=True,
+                error=entry,
+            )
+        return Outcome(
+            event=EventKind.JOB_FAILED,
+            state=JobState.AVAILABLE if delay <= SOON.total_seconds() else JobState.RETRYABLE,
+            attempt=attempt.attempt,
+            final=False,
+            delay=delay,
+            error=entry,
+        )
+
+    def _entry(self, attempt: Attempt, text: str, trace: str) -> str:
+        return error_entry(
+            attempt=attempt.attempt,
+            seconds_ago=time.monotonic() - attempt.started,
+            error=storable(text),
+            trace=trace,
+        )
+
+    def _retry_delay(self, attempt: Attempt) -> timedelta:
+        """The worker's word, else the client's policy; River's formula where these fail or look back."""
+        unit = attempt.unit
+        try:
+            delay = unit.next_retry(attempt) if unit and unit.next_retry else None
+            if delay is None:
+                delay = self._config.retry_policy.next_retry(attempt)
+            if delay >= timedelta(0):
+                return min(delay, RETRY_DELAY_MAX)
+            problem = f"it gave {delay}"
+        except Exception as error:
+            problem = error_text(error)
+        self._log.warning(
+            "retry policy failed, using the default", job_id=attempt.id, kind=attempt.kind, error=problem
+        )
+        return self._default_policy.next_retry(attempt)
+
+    async def _tell_handler(self, attempt: Attempt, error: BaseException, outcome: Outcome) -> None:
+        handler = self._config.error_handler
+        if handler is None:
+            return
+        cancel: bool | None = None
+        try:
+            with anyio.move_on_after(ERROR_HANDLER_TIMEOUT):
+                cancel = await handler.handle_error(attempt, error)
+        except asyncio.CancelledError:
+            pass  # the attempt is over; its outcome stands
+        except Exception:
+            self._log.exception("error handler failed", job_id=attempt.id, kind=attempt.kind)
+        if cancel:
+            attempt.outcome = Outcome(
+                event=EventKind.JOB_CANCELLED,
+                state=JobState.CANCELLED,
+                attempt=outcome.attempt,
+                final=True,
+                error=outcome.error,
+            )
+
+
+def _seconds(timeout: timedelta | None | UnsetType) -> float:
+    return timeout.total_seconds() if isinstance(timeout, timedelta) else math.inf

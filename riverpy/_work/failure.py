@@ -1,0 +1,79 @@
+"""Failures: what an exception that came out of a job says, and the entry that is stored for it."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ERROR_LENGTH_MAX = 16 * 1024
+"""Characters of an error's text that are stored."""
+TRACE_FRAMES_MAX = 100
+TRACE_LENGTH_MAX = 64 * 1024
+"""Characters of a trace that are stored; the end is kept."""
+_UNSTORABLE = dict.fromkeys([0, *range(0xD800, 0xE000)], "\ufffd")
+"""NUL and lone surrogates, which PostgreSQL refuses, become the replacement character."""
+
+ErrorT = TypeVar("ErrorT", bound=BaseException)
+
+
+def storable(text: str) -> str:
+    """`text` with what PostgreSQL cannot store replaced."""
+    return text.translate(_UNSTORABLE)
+
+
+def error_text(error: BaseException) -> str:
+    """What the exception says of itself; its type if that is nothing or fails."""
+    try:
+        text = str(error)
+    except Exception:  # a __str__ of the user's may raise anything
+        return f"<unprintable {type(error).__name__} object>"
+    return storable(text[:ERROR_LENGTH_MAX]) or type(error).__name__
+
+
+def trace_text(error: BaseException) -> str:
+    """The traceback from the user's first frame on, without local variables; its start is cut if it is long."""
+    first = error.__traceback__.tb_next if error.__traceback__ else None
+    try:
+        lines = traceback.format_exception(type(error), error, first, limit=-TRACE_FRAMES_MAX)
+    except Exception:  # formatting runs code of the user's
+        return ""
+    return storable("".join(lines)[-TRACE_LENGTH_MAX:])
+
+
+def error_entry(*, attempt: int, seconds_ago: float, error: str, trace: str) -> str:
+    """One element of a job's errors, as JSON. Its time is the start of the attempt."""
+    at = datetime.now(UTC) - timedelta(seconds=seconds_ago)
+    entry = {
+        "at": at.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "attempt": attempt,
+        "error": error,
+        "trace": trace,
+    }
+    return msgspec.json.encode(entry).decode()
+
+
+def find(error: BaseException, wanted: type[ErrorT]) -> ErrorT | None:
+    """The exception itself, or one inside its groups, of this type."""
+    return next((leaf for leaf in _leaves(error) if isinstance(leaf, wanted)), None)
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Whether this is a cancellation and nothing else: a group counts only if all of it is."""
+    return all(isinstance(leaf, asyncio.CancelledError) for leaf in _leaves(error))
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    pending = [error]
+    while pending:
+        current = pending.pop()
+        if isinstance(current, BaseExceptionGroup):
+            pending.extend(cast("BaseExceptionGroup[BaseException]", current).exceptions)
+        else:
+            yield current

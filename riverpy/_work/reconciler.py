@@ -1,0 +1,158 @@
+"""Reconciler: brings what this process believes back in line with the database.
+
+A notification can be lost, and so can the answer to a claim. So after each reconnect, and now and then anyway, it reads
+which queues are paused, which running jobs somebody asked to cancel, and which rows are claimed in this client's name
+without being worked here; those are put back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import structlog
+
+from riverpy._db import jobs, queues
+from riverpy._lifecycle import TestSignal
+from riverpy._work.producer import CLAIM_TIMEOUT
+from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from anyio.abc import TaskStatus
+
+    from riverpy._db.connection import DedicatedConnection
+    from riverpy._lifecycle import StopScope
+    from riverpy._work.completer import Completer
+    from riverpy._work.producer import Producer
+    from riverpy._work.work_group import WorkGroup
+
+INTERVAL = 30.0
+"""Seconds between two looks."""
+INTERVAL_POLL_ONLY = 2.0
+"""Seconds between two looks at pauses and cancels where nothing is notified; River's."""
+TOUCH_INTERVAL = 600.0
+"""Seconds after which the rows of the queues are renewed; River's."""
+STATEMENT_TIMEOUT = 10.0
+SWEEP_MARGIN = 0.5
+"""Seconds beyond the claim's own limit after which a lost claim is looked for."""
+
+
+class Reconciler:
+    """Runs beside the producers of one client."""
+
+    name = "reconciler"
+
+    def __init__(
+        self,
+        *,
+        schema: str | None,
+        client_id: str,
+        reserved: DedicatedConnection,
+        claims: DedicatedConnection,
+        work: WorkGroup,
+        completer: Completer,
+        poll_only: bool,
+    ) -> None:
+        self._schema, self._client_id = schema, client_id
+        self._reserved, self._claims = reserved, claims
+        self._work, self._completer = work, completer
+        self._interval = INTERVAL_POLL_ONLY if poll_only else INTERVAL
+        self._producers: Mapping[str, Producer] = {}
+        self._wake = asyncio.Event()
+        self._sweep_at = 0.0
+        self._touch_at = 0.0
+        self._log: Any = structlog.get_logger("riverpy").bind()
+        self.ran = TestSignal("Reconciler.ran")
+
+    def watch(self, producers: Mapping[str, Producer]) -> None:
+        """Look after these producers from now on."""
+        self._producers = producers
+
+    def resync(self) -> None:
+        """Look now: a connection was lost and made again."""
+        self._sweep_at = min(self._sweep_at, time.monotonic() + CLAIM_TIMEOUT + SWEEP_MARGIN)
+        for producer in self._producers.values():
+            producer.wake()
+        self._wake.set()
+
+    def claim_failed(self) -> None:
+        """A claim failed or timed out, so rows may be claimed whose names were never heard."""
+        self._sweep_at = min(self._sweep_at, time.monotonic() + CLAIM_TIMEOUT + SWEEP_MARGIN)
+        self._wake.set()
+
+    async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
+        """Adopt the pauses, then look again until stopped."""
+        await self._touch_queues()
+        self._touch_at = time.monotonic() + TOUCH_INTERVAL
+        self._sweep_at = time.monotonic() + INTERVAL
+        task_status.started()
+        while True:
+            wait = min(self._interval, max(self._sweep_at - time.monotonic(), 0.0))
+            with anyio.move_on_after(wait):
+                await self._wake.wait()
+            if self._wake.is_set():  # coalesce a burst of reconnects
+                self._wake.clear()
+                await anyio.sleep(SWEEP_MARGIN)
+            await self._attempt("pauses", self._read_pauses)
+            await self._attempt("cancels", self._read_cancels)
+            if time.monotonic() >= self._sweep_at:
+                self._sweep_at = time.monotonic() + INTERVAL
+                await self._attempt("lost claims", self._put_back_lost_claims)
+            self.ran.emit()
+
+    async def _attempt(self, what: str, step: Callable[[], Any]) -> None:
+        try:
+            await step()
+        except DATABASE_ERRORS as error:
+            self._log.debug("could not reconcile", what=what, error=describe(error))
+
+    async def _touch_queues(self) -> None:
+        async with self._reserved.use("renewing queues", STATEMENT_TIMEOUT) as connection:
+            paused = await queues.queue_touch(connection, self._schema, list(self._producers))
+        for name, producer in self._producers.items():
+            producer.set_paused(paused.get(name, False))
+
+    async def _read_pauses(self) -> None:
+        if time.monotonic() >= self._touch_at:
+            await self._touch_queues()
+            self._touch_at = time.monotonic() + TOUCH_INTERVAL
+            return
+        async with self._reserved.use("reading pauses", STATEMENT_TIMEOUT) as connection:
+            paused = await queues.queue_paused(connection, self._schema, list(self._producers))
+        for name, producer in self._producers.items():
+            producer.set_paused(name in paused)
+
+    async def _read_cancels(self) -> None:
+        ids = [attempt.id for attempt in self._work.attempts]
+        if not ids:
+            return
+        async with self._reserved.use("reading cancels", STATEMENT_TIMEOUT) as connection:
+            marked = await jobs.job_cancel_marks(connection, self._schema, ids)
+        for job_id in marked:
+            self._work.cancel(job_id)
+
+    async def _put_back_lost_claims(self) -> None:
+        """Put back what is claimed in our name and neither works nor waits to be stored here.
+
+        On the connection of the claims: while this holds it no claim is in flight, so what is active is all there is.
+        """
+        async with self._claims.use("putting back lost claims", STATEMENT_TIMEOUT) as connection:
+            claimed = await jobs.job_claimed_by(
+                connection,
+                self._schema,
+                queues=list(self._producers),
+                client_id=self._client_id,
+                age=CLAIM_TIMEOUT,
+            )
+            active = self._work.stamps()
+            active.update(attempt.stamp for attempt in self._completer.unstored)
+            lost = [stamp for stamp in claimed if stamp not in active]
+            done = await jobs.job_put_back(connection, self._schema, lost) if lost else set[int]()
+        if done:
+            self._log.warning("put back jobs whose claims were lost", count=len(done))
+            for producer in self._producers.values():
+                producer.wake()

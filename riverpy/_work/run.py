@@ -1,0 +1,340 @@
+"""Run: one run of a client's worker, as the tree of who owns whom.
+
+    completer                           ends last, when what ended is stored
+      notifier, reconciler              go on during the drain, so that a cancel still reaches a running job
+        running jobs                    drain; past the soft limit they are cancelled
+          producers                     end first: no more claims
+Leaving the nested blocks is stopping, from the inside out. The clock of the drain starts with the stop request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio
+import msgspec
+import structlog
+
+from riverpy._cluster.notifier import Notifier
+from riverpy._db.connection import DedicatedConnection, Outage, close_all
+from riverpy._db.jobs import job_any_available
+from riverpy._db.schema import check_schema
+from riverpy._lifecycle import ServiceGroup
+from riverpy._work.completer import Completer
+from riverpy._work.executor import Executor
+from riverpy._work.producer import Producer
+from riverpy._work.reconciler import Reconciler
+from riverpy._work.work_group import WorkGroup
+from riverpy.drivers.asyncpg import (
+    CONNECT_TIMEOUT,
+    DATABASE_ERRORS,
+    connect,
+    use_raw_timestamps,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
+
+    from anyio.abc import TaskStatus
+
+    from riverpy._db.jobs import Stamp
+    from riverpy._work.subscriptions import Subscriptions
+    from riverpy.config import Config, QueueConfig
+    from riverpy.drivers.asyncpg import Connection
+    from riverpy.worker import Workers
+
+LOCK_TIMEOUT = "100ms"
+"""How long a completion waits for a row that somebody's transaction has locked, before it goes on without it."""
+JOBS_SHARE_OF_HARD_STOP = 0.6
+"""Of the hard stop's time jobs have this much to end; the rest is for storing results."""
+DRAIN_POLL = 0.05
+"""Seconds between two looks at the queues of a run that ends when they are empty."""
+DRAIN_STATEMENT_TIMEOUT = 10.0
+
+
+class StopReport(msgspec.Struct, frozen=True):
+    """What a run left behind. Both are empty after a good stop."""
+
+    abandoned: tuple[Stamp, ...] = ()
+    """Attempts whose code did not end in time: their rows stay `running`."""
+    unstored: int = 0
+    """Results that the database did not take in time: their rows stay `running`."""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether every attempt ended and every result was stored."""
+        return not self.abandoned and not self.unstored
+
+
+class Run:
+    """One run. `stop` and `stop_hard` may come at any time, also before and during the start."""
+
+    def __init__(
+        self,
+        url: str | None,
+        config: Config,
+        *,
+        client_id: str,
+        workers: Workers,
+        queues: Mapping[str, QueueConfig],
+        subscriptions: Subscriptions,
+    ) -> None:
+        self._url, self._config = url, config
+        self._outage = Outage()
+        self._log: Any = structlog.get_logger("riverpy").bind()
+        slots = sum(queue.max_workers for queue in queues.values())
+        self._claims = DedicatedConnection("claims", self._connect_claims, self._outage)
+        self._results = DedicatedConnection("results", self._connect_results, self._outage)
+        self._reserved = DedicatedConnection("reserved", self._connect_reserved, self._outage)
+        self._completer = Completer(
+            self._results,
+            config.schema,
+            slots=slots,
+            waits_for_locks=config.pooler,
+            stored=subscriptions.publish_attempts,
+        )
+        self._executor = Executor(workers, config, slots=slots)
+        self.work = WorkGroup(self._executor, self._completer.add)
+        self._reconciler = Reconciler(
+            schema=config.schema,
+            client_id=client_id,
+            reserved=self._reserved,
+            claims=self._claims,
+            work=self.work,
+            completer=self._completer,
+            poll_only=config.poll_only,
+        )
+        self.producers = {
+            name: Producer(
+                name,
+                queue,
+                client_id=client_id,
+                schema=config.schema,
+                poll_interval=config.fetch_poll_interval,
+                claims=self._claims,
+                completer=self._completer,
+                work=self.work,
+                subscriptions=subscriptions,
+                claim_failed=self._reconciler.claim_failed,
+            )
+            for name, queue in queues.items()
+        }
+        self._reconciler.watch(self.producers)
+        self._claims.reconnected = self._results.reconnected = self._reconciler.resync
+        self._stop_asked, self._hard_asked = asyncio.Event(), asyncio.Event()
+        self._stop_asked_at = 0.0
+        self._starting: anyio.CancelScope | None = None
+
+    def stop(self) -> None:
+        """Claim no more, let running jobs end."""
+        if not self._stop_asked.is_set():
+            self._stop_asked_at = time.monotonic()
+            self._stop_asked.set()
+        if self._starting is not None:
+            self._starting.cancel()
+
+    def stop_hard(self) -> None:
+        """Cancel running jobs too."""
+        self._hard_asked.set()
+        self.stop()
+
+    async def run(self, *, drain: bool, task_status: TaskStatus[None]) -> StopReport:
+        """Work until stopped or, with `drain`, until the queues are empty.
+
+        Raises:
+            ConfigError, DatabaseError: the client cannot work as it is configured, or this database cannot be worked.
+            Exception: one of DATABASE_ERRORS at the start; or a fault of ours in one of the services.
+        """
+        try:
+            with self._until_stop_asked():
+                await self._open_connections()
+            async with (
+                self._completer.running(self._seconds_to_store),
+                ServiceGroup() as services,
+            ):
+                with self._until_stop_asked():
+                    await self._start_services(services)
+                try:
+                    async with ServiceGroup() as producers:
+                        with self._until_stop_asked():
+                            for producer in self.producers.values():
+                                await producers.start(producer)
+                        task_status.started()
+                        await self._until_stopped(drain=drain)
+                finally:
+                    await self._drain()
+        except BaseExceptionGroup as group:
+            raise _only_error(group) from None
+        finally:
+            self._executor.close()
+            await close_all([self._claims, self._results, self._reserved])
+        return self._report()
+
+    async def _open_connections(self) -> None:
+        await self._reserved.open()
+        async with self._reserved.use("checking the schema", CONNECT_TIMEOUT) as connection:
+            await check_schema(connection, self._config.schema, url=self._url)
+        await self._claims.open()
+        await self._results.open()
+
+    async def _start_services(self, services: ServiceGroup) -> None:
+        await services.start(self._reconciler)
+        if not self._config.poll_only:
+            await services.start(self._make_notifier())
+
+    @contextmanager
+    def _until_stop_asked(self) -> Generator[None]:
+        """A step of the start, which a stop ends at once."""
+        with anyio.CancelScope() as self._starting:
+            if self._stop_asked.is_set():
+                self._starting.cancel()
+            yield
+        self._starting = None
+
+    async def _until_stopped(self, *, drain: bool) -> None:
+        if not drain:
+            await self._stop_asked.wait()
+            return
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._cancel_when_stopped, tasks.cancel_scope)
+            while not await self._is_empty():
+                await anyio.sleep(DRAIN_POLL)
+            tasks.cancel_scope.cancel()
+        self.stop()
+
+    async def _cancel_when_stopped(self, scope: anyio.CancelScope) -> None:
+        await self._stop_asked.wait()
+        scope.cancel()
+
+    async def _is_empty(self) -> bool:
+        """Whether nothing runs, waits to be stored, or is available. What came back from a run is seen: results are
+        stored before the queues are asked, and the work group is asked once more after."""
+        if self.work or self._completer.unstored:
+            return False
+        queues = [name for name, producer in self.producers.items() if not producer.paused]
+        try:
+            async with self._reserved.use("looking for jobs", DRAIN_STATEMENT_TIMEOUT) as connection:
+                found = await job_any_available(connection, self._config.schema, queues)
+        except DATABASE_ERRORS:  # unknown is not empty
+            return False
+        return not (found or self.work or self._completer.unstored)
+
+    async def _drain(self) -> None:
+        soft = self._config.soft_stop_timeout
+        if self._stop_asked.is_set():
+            spent = time.monotonic() - self._stop_asked_at
+            left = None if soft is None else max(soft.total_seconds() - spent, 0.0)
+        else:  # a fault, or a cancellation from outside: there is nothing to wait for
+            left = 0.0
+        if self.work and left != 0.0:
+            self._log.info("waiting for running jobs", running=len(self.work), seconds=left)
+        hard = self._config.hard_stop_timeout.total_seconds() * JOBS_SHARE_OF_HARD_STOP
+        with anyio.CancelScope(shield=left == 0.0):
+            await self.work.drain(left, self._hard_asked, hard)
+
+    def _seconds_to_store(self) -> float:
+        hard = self._config.hard_stop_timeout.total_seconds()
+        return hard * (1 - JOBS_SHARE_OF_HARD_STOP)
+
+    def _report(self) -> StopReport:
+        abandoned = tuple(sorted(self.work.stamps()))
+        unstored = len(self._completer.unstored)
+        if abandoned:
+            self._log.error(
+                "jobs did not end and were abandoned",
+                count=len(abandoned),
+                job_ids=[stamp.id for stamp in abandoned[:20]],
+            )
+        if unstored:
+            self._log.error("job results were not stored in time", count=unstored)
+        return StopReport(abandoned, unstored)
+
+    def _make_notifier(self) -> Notifier:
+        notifier = Notifier(
+            self._connect_listener,
+            schema=self._config.schema,
+            reserved=self._reserved,
+            outage=self._outage,
+        )
+        notifier.subscribe("river_insert", self._heard_insert)
+        notifier.subscribe("river_control", self._heard_control)
+        notifier.on_resync(self._reconciler.resync)
+        return notifier
+
+    def _heard_insert(self, payload: str) -> None:
+        message = _decode(payload)
+        if message is not None and message.queue in self.producers:
+            self.producers[message.queue].notify()
+
+    def _heard_control(self, payload: str) -> None:
+        message = _decode(payload)
+        if message is None:
+            return
+        match message.action:
+            case "cancel" if message.job_id:
+                self.work.cancel(message.job_id, message.queue)
+            case "pause" | "resume":
+                for name, producer in self.producers.items():
+                    if message.queue in {name, "*"}:
+                        producer.set_paused(message.action == "pause")
+            case _:  # metadata_changed and what is not known yet
+                pass
+
+    async def _connect_claims(self) -> Connection:
+        settings = {"plan_cache_mode": "force_custom_plan"}
+        if not self._config.durable_claims:
+            settings["synchronous_commit"] = "off"
+        return await self._connect_raw("riverpy claims", settings)
+
+    async def _connect_results(self) -> Connection:
+        settings = {"plan_cache_mode": "force_custom_plan", "lock_timeout": LOCK_TIMEOUT}
+        return await self._connect_raw("riverpy results", settings)
+
+    async def _connect_raw(self, name: str, settings: dict[str, str]) -> Connection:
+        connection = await connect(
+            self._url, application_name=name, settings=settings, pooled=self._config.pooler
+        )
+        await use_raw_timestamps(connection)
+        return connection
+
+    async def _connect_reserved(self) -> Connection:
+        return await connect(
+            self._url, application_name="riverpy reserved", pooled=self._config.pooler
+        )
+
+    async def _connect_listener(self) -> Connection:
+        if self._config.listen_url is not None:
+            return await connect(self._config.listen_url, application_name="riverpy listener")
+        return await connect(
+            self._url, application_name="riverpy listener", pooled=self._config.pooler
+        )
+
+
+def _only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error inside nested groups where there is but one: nobody handles a group of one with pleasure."""
+    inner = list(group.exceptions)
+    if len(inner) > 1:
+        return group
+    error = inner[0]
+    if isinstance(error, BaseExceptionGroup):
+        return _only_error(cast("BaseExceptionGroup[BaseException]", error))
+    return error
+
+
+class _Message(msgspec.Struct):
+    """What a notification may carry."""
+
+    queue: str = ""
+    action: str = ""
+    job_id: int = 0
+
+
+def _decode(payload: str) -> _Message | None:
+    try:
+        return msgspec.json.decode(payload, type=_Message)
+    except (msgspec.DecodeError, RecursionError):  # not ours to judge: anybody can notify
+        structlog.get_logger("riverpy").warning("notification not understood", payload=payload[:100])
+        return None

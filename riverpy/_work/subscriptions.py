@@ -1,0 +1,168 @@
+"""Subscriptions: hand events to those who asked, without ever waiting for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+import structlog
+
+from riverpy.events import Event, EventKind, JobStatistics
+from riverpy.job import JobColumn, JobRow, JobState, raw_timestamp, timestamp
+from riverpy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
+
+    from riverpy._work.attempt import Attempt
+
+SUBSCRIPTION_SIZE_DEFAULT = 10_000
+"""Events that wait for a subscriber; more than one flush of the completer brings."""
+
+
+class Subscription:
+    """An async iterator over events of the kinds asked for: `async with` opens it, `async for` reads it.
+
+    It ends when the client stops. Events that come while it is full are dropped, and counted in `dropped`.
+    """
+
+    def __init__(self, owner: Subscriptions, kinds: frozenset[EventKind], size: int) -> None:
+        self._owner = owner
+        self._size = size
+        self._events: deque[Event] = deque()
+        self._ready = asyncio.Event()
+        self._closed = False
+        self._log: Any = structlog.get_logger("riverpy").bind()
+        self.kinds = kinds
+        self.dropped = 0
+        """How many events did not fit."""
+
+    async def __aenter__(self) -> Self:
+        self._owner.add(self)
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self._owner.remove(self)
+        self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._events:
+            if self._closed:
+                raise StopAsyncIteration
+            self._ready.clear()
+            await self._ready.wait()
+        return self._events.popleft()
+
+    def put(self, event: Event) -> None:
+        """Take an event, or drop it where there is no room."""
+        if len(self._events) < self._size:
+            self._events.append(event)
+            self._ready.set()
+            return
+        if self.dropped == 0:
+            self._log.warning("subscriber is full; events are dropped", size=self._size)
+        self.dropped += 1
+
+    def close(self) -> None:
+        """End the iteration after the events that wait."""
+        self._closed = True
+        self._ready.set()
+
+
+class Subscriptions:
+    """Who is subscribed to the events of a client."""
+
+    def __init__(self) -> None:
+        self._open: list[Subscription] = []
+
+    def subscribe(self, kinds: Iterable[EventKind | str], size: int) -> Subscription:
+        """Make a subscription; entering it opens it.
+
+        Raises:
+            ConfigError: no kind, an unknown kind, or a size below 1.
+        """
+        try:
+            wanted = frozenset(EventKind(kind) for kind in kinds)
+        except ValueError as error:
+            known = ", ".join(EventKind)
+            raise ConfigError(f"{error}; the kinds of events are {known}") from None
+        if not wanted:
+            raise ConfigError("name the kinds of events to subscribe to")
+        if size < 1:
+            raise ConfigError(f"the size of a subscription is 1 or more, got {size}")
+        return Subscription(self, wanted, size)
+
+    def add(self, subscription: Subscription) -> None:
+        """Open a subscription."""
+        self._open.append(subscription)
+
+    def remove(self, subscription: Subscription) -> None:
+        """Forget it."""
+        if subscription in self._open:
+            self._open.remove(subscription)
+
+    def close(self) -> None:
+        """End them all: the client stopped."""
+        for subscription in self._open:
+            subscription.close()
+        self._open = []
+
+    def publish_attempts(self, attempts: list[Attempt]) -> None:
+        """Tell of attempts whose results were stored. Without a subscriber it costs nothing a job."""
+        if not self._open:
+            return
+        for attempt in attempts:
+            kind = attempt.event
+            takers = [one for one in self._open if kind in one.kinds]
+            if takers:
+                event = _job_event(attempt, kind)
+                for subscription in takers:
+                    subscription.put(event)
+
+    def publish_queue(self, kind: EventKind, queue: str) -> None:
+        """Tell of a queue that was paused or resumed."""
+        for subscription in self._open:
+            if kind in subscription.kinds:
+                subscription.put(Event(kind, queue=queue))
+
+
+def _job_event(attempt: Attempt, kind: EventKind) -> Event:
+    row = list(attempt.columns())
+    _store_outcome(row, attempt)
+    attempted_at, due = timestamp(row[JobColumn.ATTEMPTED_AT]), attempt.scheduled_at
+    wait = max(attempted_at - due, timedelta(0)) if attempted_at else timedelta(0)
+    statistics = JobStatistics(
+        queue_wait=wait,
+        run=timedelta(seconds=attempt.ended - attempt.started),
+        complete=timedelta(seconds=attempt.stored - attempt.ended),
+    )
+    return Event(kind, job=JobRow(row), statistics=statistics)
+
+
+def _store_outcome(row: list[Any], attempt: Attempt) -> None:
+    """Bring a claimed row to where the database has it now, but for times, which are this process's estimate."""
+    outcome = attempt.outcome
+    state = attempt.state_stored or attempt.target
+    row[JobColumn.STATE] = state
+    ended = raw_timestamp(attempt.attempted_at) if attempt.attempted_at else 0
+    ended += int((attempt.ended - attempt.started) * 1e6)
+    if state in {JobState.COMPLETED, JobState.CANCELLED, JobState.DISCARDED}:
+        row[JobColumn.FINALIZED_AT] = ended
+    if outcome is not None:
+        if outcome.error is not None:
+            row[JobColumn.ERRORS] = [*(row[JobColumn.ERRORS] or ()), outcome.error]
+        if not outcome.final and state == outcome.state:
+            row[JobColumn.ATTEMPT] = outcome.attempt
+            row[JobColumn.SCHEDULED_AT] = ended + int(outcome.delay * 1e6)
+    row[JobColumn.METADATA] = attempt.merged_metadata()

@@ -1,0 +1,173 @@
+"""WorkGroup: owns the running attempts of a client, their tasks, deadlines and cancellation.
+
+A job is one plain task: a task group and a cancel scope for each would halve the rate. Cause and deadline are kept on
+the attempt, and one timer watches the live ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import structlog
+
+from riverpy._lifecycle import StopCause
+from riverpy._work.attempt import Attempt
+from riverpy.job import JobColumn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from riverpy._db.jobs import Stamp
+    from riverpy._work.executor import Executor
+    from riverpy._work.producer import Producer
+
+SCAN_INTERVAL_MIN = 0.01
+"""Seconds between two looks at the deadlines, at least."""
+_start_order = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
+
+
+class WorkGroup:
+    """The running attempts. `finished` is called with each one that ended, in the loop turn in which it did."""
+
+    def __init__(self, executor: Executor, finished: Callable[[Attempt], None]) -> None:
+        self._executor = executor
+        self._finished = finished
+        self._attempts: set[Attempt] = set()  # the loop holds tasks weakly
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._scan_at = math.inf
+        self._log: Any = structlog.get_logger("riverpy").bind()
+
+    def __len__(self) -> int:
+        return len(self._attempts)
+
+    @property
+    def attempts(self) -> set[Attempt]:
+        """The attempts that run now; not to be changed."""
+        return self._attempts
+
+    def stamps(self) -> set[Stamp]:
+        """The stamps of the attempts that run now."""
+        return {attempt.stamp for attempt in list(self._attempts)}
+
+    def launch(self, rows: Sequence[Any], producer: Producer) -> None:
+        """Start an attempt for each claimed row, in the order of their turn."""
+        loop, now, first = asyncio.get_running_loop(), time.monotonic(), math.inf
+        plans, attempts, work = self._executor.plans, self._attempts, self._executor.work
+        for row in sorted(rows, key=_start_order):
+            plan = plans.get(row[JobColumn.KIND])
+            if plan is None:
+                attempt = Attempt(row, None, producer, math.inf)
+            else:
+                attempt = Attempt(row, plan.unit, producer, now + plan.timeout)
+                attempt.timeout = plan.timeout
+                attempt.timeout_is_default = plan.timeout_is_default
+                first = min(first, attempt.deadline)
+            attempts.add(attempt)
+            attempt.task = loop.create_task(work(attempt, self))
+        if attempts:
+            self._idle.clear()
+        self.watch(first)
+
+    def finish(self, attempt: Attempt) -> None:
+        """Take an attempt that ended out of the group."""
+        attempt.task = None  # no cycle from the attempt to its own coroutine
+        self._attempts.discard(attempt)
+        self._finished(attempt)
+        attempt.producer.release()
+        if not self._attempts:
+            self._idle.set()
+
+    def cancel(self, job_id: int, queue: str | None = None) -> bool:
+        """Cancel the attempt at this job, for somebody asked so. Returns whether one runs here."""
+        found = False
+        for attempt in list(self._attempts):
+            if attempt.id == job_id and (queue is None or attempt.queue == queue):
+                self._stop(attempt, StopCause.JOB_CANCELLED)
+                found = True
+        return found
+
+    def stop_all(self, cause: StopCause) -> None:
+        """Cancel every attempt."""
+        for attempt in list(self._attempts):
+            self._stop(attempt, cause)
+
+    async def wait_idle(self) -> None:
+        """Return when no attempt runs."""
+        while self._attempts:
+            await self._idle.wait()
+
+    async def drain(self, soft: float | None, hard_asked: asyncio.Event, hard: float) -> None:
+        """Wait for the attempts to end; then cancel them and wait once more. What is left did not end.
+
+        Args:
+            soft: seconds before they are cancelled; None: until `hard_asked`.
+            hard_asked: set by somebody who does not want to wait.
+            hard: seconds that they have after that.
+        """
+        try:
+            with anyio.move_on_after(soft):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._cancel_when_set, hard_asked, tasks.cancel_scope)
+                    await self.wait_idle()
+                    tasks.cancel_scope.cancel()
+        finally:
+            await self._end(hard)
+
+    async def _end(self, hard: float) -> None:
+        if self._attempts:
+            self._log.info("cancelling running jobs", running=len(self._attempts))
+            self.stop_all(StopCause.HARD_STOP)
+            with anyio.move_on_after(hard, shield=True):
+                await self.wait_idle()
+        self._unwatch()
+
+    @staticmethod
+    async def _cancel_when_set(event: asyncio.Event, scope: anyio.CancelScope) -> None:
+        await event.wait()
+        scope.cancel()
+
+    def _stop(self, attempt: Attempt, cause: StopCause) -> None:
+        """Record the cause, then cancel. The first cause is kept.
+
+        A task that has not started is left alone: cancelling it would skip its clean-up, and it looks for a cause.
+        """
+        if attempt.cause is None:
+            attempt.cause = cause
+        elif cause is not StopCause.HARD_STOP:
+            return
+        if attempt.started and attempt.task is not None:
+            attempt.task.cancel()
+
+    def watch(self, deadline: float) -> None:
+        """Make sure that the deadlines are looked at when this one comes."""
+        if deadline >= self._scan_at:
+            return
+        self._unwatch()
+        delay = max(deadline - time.monotonic(), SCAN_INTERVAL_MIN)
+        self._timer = asyncio.get_running_loop().call_later(delay, self._scan)
+        self._scan_at = deadline
+
+    def _unwatch(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._scan_at = None, math.inf
+
+    def _scan(self) -> None:
+        """Stop the live attempts whose time is over. Finished ones hold no timer, however far their deadline."""
+        self._timer, self._scan_at = None, math.inf
+        now, first = time.monotonic(), math.inf
+        for attempt in self._attempts:
+            if attempt.cause is not None:
+                continue
+            if attempt.deadline <= now:
+                self._stop(attempt, StopCause.JOB_TIMEOUT)
+            else:
+                first = min(first, attempt.deadline)
+        self.watch(first)

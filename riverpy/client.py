@@ -1,0 +1,483 @@
+"""Client: inserts jobs, works them, and tells of them. It delegates; it decides nothing but what is open when."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from contextlib import asynccontextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+import msgspec
+import structlog
+from anyio.abc import TaskStatus
+from msgspec import UNSET, UnsetType
+
+from riverpy._clock import SystemClock
+from riverpy._db import jobs, queues
+from riverpy._dsn import validate_url
+from riverpy._insert import Inserter
+from riverpy._insert_row import InsertRules
+from riverpy._names import CLIENT_ID_LENGTH_MAX, validate_queue
+from riverpy._work.put_back import put_back
+from riverpy._work.run import Run, StopReport
+from riverpy._work.subscriptions import SUBSCRIPTION_SIZE_DEFAULT, Subscription, Subscriptions
+from riverpy.config import Config, QueueConfig
+from riverpy.drivers.asyncpg import UniqueViolationError, close_pool, create_pool, is_pool
+from riverpy.errors import ClientStateError, ConfigError, NotFoundError, UniqueConflictError
+from riverpy.job import JobRow
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
+    from datetime import timedelta
+    from types import TracebackType
+
+    from riverpy._db.jobs import Stamp
+    from riverpy.drivers.asyncpg import Pool, Transaction
+    from riverpy.events import EventKind
+    from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
+    from riverpy.job import JobArgs, RawArgs
+    from riverpy.worker import Workers
+
+ACQUIRE_TIMEOUT = 10.0
+"""Seconds to wait for a connection of the pool."""
+STATEMENT_TIMEOUT = 30.0
+"""Seconds for one statement on the client's own pool."""
+
+
+class Client:
+    """River's client: `async with client:` opens its pool, `client.working()` works jobs beside other code.
+
+    One that is given no queues only inserts.
+    """
+
+    def __init__(
+        self,
+        database: str | Pool | None = None,
+        *,
+        workers: Workers | None = None,
+        queues: Mapping[str, QueueConfig] | None = None,
+        config: Config | None = None,
+    ) -> None:
+        """Make a client. Nothing is connected yet.
+
+        Args:
+            database: a `postgres://` URL, or an asyncpg pool that stays the caller's and serves inserts and calls (a
+                client that works jobs needs the URL). None: only calls with `tx=` work, until `configure` gives one.
+            workers: what works which kind. A client with workers refuses to insert other kinds, unless configured so.
+            queues: the queues to work, by name.
+            config: everything else.
+
+        Raises:
+            ConfigError: a name or a value is not allowed.
+        """
+        self._workers = workers
+        self._queues: dict[str, QueueConfig] = {}
+        self._config = config or Config()
+        self._database: str | Pool | None = None
+        self._pool: Pool | None = None
+        self._run: Run | None = None
+        self._subscriptions = Subscriptions()
+        self._log: Any = structlog.get_logger("riverpy").bind()
+        self._set(database=database, queues=queues or {})
+
+    @property
+    def config(self) -> Config:
+        """The settings."""
+        return self._config
+
+    @property
+    def workers(self) -> Workers | None:
+        """What works which kind."""
+        return self._workers
+
+    @property
+    def queues(self) -> Mapping[str, QueueConfig]:
+        """The queues that this client works."""
+        return dict(self._queues)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the pool is open."""
+        return self._pool is not None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the client works jobs."""
+        return self._run is not None
+
+    @cached_property
+    def id(self) -> str:
+        """The id that this client writes into the rows it claims, made when it is first read."""
+        if self._config.id is not None:
+            return self._config.id
+        suffix = f":{os.getpid()}:{secrets.token_hex(4)}"
+        name = self._config.name or socket.gethostname()
+        return name[: CLIENT_ID_LENGTH_MAX - len(suffix)] + suffix
+
+    def configure(
+        self,
+        *,
+        database: str | UnsetType = UNSET,
+        queues: Mapping[str, QueueConfig] | UnsetType = UNSET,
+        schema: str | None | UnsetType = UNSET,
+        name: str | UnsetType = UNSET,
+        poll_only: bool | UnsetType = UNSET,
+        soft_stop_timeout: timedelta | None | UnsetType = UNSET,
+    ) -> None:
+        """Change settings of a client that is not open yet, as the command line does. UNSET leaves one as it is.
+
+        Raises:
+            ClientStateError: the client is open or running.
+            ConfigError: a name or a value is not allowed.
+        """
+        if self.is_open or self.is_running:
+            raise ClientStateError("configure() comes before the client is opened")
+        changes = {
+            "schema": schema,
+            "name": name,
+            "poll_only": poll_only,
+            "soft_stop_timeout": soft_stop_timeout,
+        }
+        given = {key: value for key, value in changes.items() if value is not UNSET}
+        if given:
+            self._config = msgspec.structs.replace(self._config, **given)
+        if database is not UNSET:
+            self._set(database=database, queues=self._queues)
+        if queues is not UNSET:
+            self._set(database=self._database, queues=queues)
+        for cached in ("id", "_inserter"):
+            self.__dict__.pop(cached, None)
+
+    def _set(self, *, database: str | Pool | None, queues: Mapping[str, QueueConfig]) -> None:
+        if isinstance(database, str):
+            validate_url(database)
+        elif database is not None and not is_pool(database):
+            raise ConfigError(
+                f"the database is a URL or an asyncpg pool, got {type(database).__name__}"
+            )
+        for queue, config in queues.items():
+            validate_queue(queue)
+            if not isinstance(config, QueueConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ConfigError(
+                    f"queue {queue!r} takes a QueueConfig, got {type(config).__name__}"
+                )
+        if queues and self._workers is None:
+            raise ConfigError("a client with queues needs workers: Client(…, workers=…)")
+        self._database, self._queues = database, dict(queues)
+
+    # -- opening and closing
+
+    async def __aenter__(self) -> Self:
+        """Open the pool.
+
+        Raises:
+            ConfigError: no database was given.
+            ClientStateError: it is open.
+            Exception: the database cannot be reached, or refuses.
+        """
+        if self.is_open:
+            raise ClientStateError("the client is open already")
+        if self._database is None:
+            raise ConfigError("give the client a database: Client(\"postgres://…\")")
+        if not isinstance(self._database, str):
+            self._pool = self._database
+            return self
+        self._pool = await create_pool(
+            self._database,
+            max_size=self._config.pool_size,
+            pooled=self._config.pooler,
+            command_timeout=STATEMENT_TIMEOUT,
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        """Close the pool, unless it is the caller's. What is still held is cut after a moment, with a warning."""
+        pool, self._pool = self._pool, None
+        if pool is None or pool is self._database:
+            return
+        if not await close_pool(pool):
+            self._log.warning("connections of the pool were still held and were cut")
+
+    def _open_pool(self) -> Pool:
+        if self._pool is None:
+            raise ClientStateError(
+                "the client is not open: use `async with client:`, or give a transaction with tx="
+            )
+        return self._pool
+
+    @asynccontextmanager
+    async def _transaction(self, tx: Transaction | None) -> AsyncGenerator[Transaction]:
+        """The caller's transaction, or one of our own."""
+        if tx is not None:
+            yield tx
+            return
+        with anyio.fail_after(STATEMENT_TIMEOUT):
+            async with (
+                self._acquire() as connection,
+                connection.transaction(),
+            ):
+                yield connection
+
+    def _acquire(self) -> AbstractAsyncContextManager[Transaction]:
+        return self._open_pool().acquire(timeout=ACQUIRE_TIMEOUT)
+
+    # -- inserting
+
+    @cached_property
+    def _inserter(self) -> Inserter:
+        return Inserter(
+            self._acquire,
+            schema=self._config.schema,
+            rules=InsertRules(
+                max_attempts=self._config.max_attempts,
+                known_kinds=None
+                if self._workers is None or self._config.skip_unknown_job_check
+                else self._workers,
+                skip_job_kind_validation=self._config.skip_job_kind_validation,
+            ),
+            clock=SystemClock(),
+        )
+
+    async def insert(
+        self,
+        args: JobArgs | RawArgs,
+        opts: InsertOpts | None = None,
+        *,
+        tx: Transaction | None = None,
+    ) -> InsertResult:
+        """Insert a job.
+
+        Args:
+            args: what the job is given.
+            opts: options of this insert; they win over those of the args class.
+            tx: a connection of yours, with its open transaction: the job exists when it commits. Default: a connection
+                of the client's pool; the job exists when this returns.
+
+        Raises:
+            InsertError: the job is not allowed; nothing was sent.
+            TransactionError: `tx` is aborted or closed.
+            SchemaMissingError: the database has no River tables.
+            ClientStateError: no `tx`, and the client is not open.
+        """
+        return await self._inserter.insert(args, opts, tx=tx)
+
+    async def insert_many(
+        self, params: Sequence[InsertManyParams], *, tx: Transaction | None = None
+    ) -> list[InsertResult]:
+        """Insert jobs in one statement, all or none; the results are in the order of the jobs.
+
+        Raises:
+            InsertError: no job, or one that is not allowed; nothing was sent.
+            TransactionError, SchemaMissingError, ClientStateError: as `insert`.
+        """
+        return await self._inserter.insert_many(params, tx=tx)
+
+    async def insert_many_fast(
+        self, params: Sequence[InsertManyParams], *, tx: Transaction | None = None
+    ) -> int:
+        """Insert jobs by COPY, the fastest way, all or none; returns how many.
+
+        Raises:
+            UniqueConflictError: one of the jobs exists already; none was inserted, and `tx` can go on.
+            InsertError, TransactionError, SchemaMissingError, ClientStateError: as `insert_many`.
+        """
+        return await self._inserter.insert_many_fast(params, tx=tx)
+
+    # -- jobs and queues
+
+    async def job_get(self, job_id: int, *, tx: Transaction | None = None) -> JobRow:
+        """One job.
+
+        Raises:
+            NotFoundError: there is none with this id.
+        """
+        return await self._one_job(jobs.job_get, job_id, tx)
+
+    async def job_cancel(self, job_id: int, *, tx: Transaction | None = None) -> JobRow:
+        """Cancel a job; a running one is told to stop, and is cancelled when it has.
+
+        A completed, cancelled or discarded job stays as it is.
+
+        Raises:
+            NotFoundError: there is none with this id.
+        """
+        return await self._one_job(jobs.job_cancel, job_id, tx)
+
+    async def job_retry(self, job_id: int, *, tx: Transaction | None = None) -> JobRow:
+        """Make a job available now, with one more attempt if it has none left. A running one stays as it is.
+
+        Raises:
+            NotFoundError: there is none with this id.
+            UniqueConflictError: another job holds its unique key now.
+        """
+        try:
+            return await self._one_job(jobs.job_retry, job_id, tx)
+        except UniqueViolationError:
+            raise UniqueConflictError(
+                f"job {job_id} cannot be retried: another job holds its unique key"
+            ) from None
+
+    async def _one_job(
+        self,
+        call: Callable[[Transaction, str | None, int], Awaitable[Any]],
+        job_id: int,
+        tx: Transaction | None,
+    ) -> JobRow:
+        async with self._transaction(tx) as connection:
+            row = await call(connection, self._config.schema, job_id)
+        if row is None:
+            raise NotFoundError(f"there is no job {job_id}")
+        return JobRow(row)
+
+    async def queue_pause(self, name: str, *, tx: Transaction | None = None) -> None:
+        """Stop claiming from a queue, or with `*` from all, in every client. Running jobs go on.
+
+        Raises:
+            NotFoundError: no client ever worked a queue of this name.
+        """
+        await self._control(queues.queue_pause, "pause", name, tx)
+
+    async def queue_resume(self, name: str, *, tx: Transaction | None = None) -> None:
+        """Undo `queue_pause`.
+
+        Raises:
+            NotFoundError: no client ever worked a queue of this name.
+        """
+        await self._control(queues.queue_resume, "resume", name, tx)
+
+    async def _control(
+        self,
+        call: Callable[[Transaction, str | None, str], Awaitable[list[str]]],
+        action: str,
+        name: str,
+        tx: Transaction | None,
+    ) -> None:
+        async with self._transaction(tx) as connection:
+            found = await call(connection, self._config.schema, name)
+            if not found and name != "*":
+                raise NotFoundError(f"there is no queue {name!r}")
+            payload = msgspec.json.encode({"action": action, "queue": name}).decode()
+            await queues.control_notify(connection, self._config.schema, payload)
+
+    def subscribe(
+        self, *kinds: EventKind, size: int = SUBSCRIPTION_SIZE_DEFAULT
+    ) -> Subscription:
+        """Events of this client's own jobs and queues: `async with client.subscribe(…) as events: async for …`.
+
+        Args:
+            kinds: which; at least one.
+            size: how many may wait to be read; more are dropped and counted in `events.dropped`. Default 10,000.
+
+        Raises:
+            ConfigError: no kind, an unknown one, or a size below 1.
+        """
+        return self._subscriptions.subscribe(kinds, size)
+
+    # -- working
+
+    async def run(
+        self,
+        *,
+        drain: bool = False,
+        task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+    ) -> StopReport:
+        """Work jobs until stopped; opens the client if it is not. Returns what the stop left behind.
+
+        Args:
+            drain: end by itself when the queues hold nothing more to work.
+            task_status: for `await tasks.start(client.run)`, which returns when the client works.
+
+        Raises:
+            ConfigError: there are no queues, or no workers.
+            ClientStateError: it runs already.
+            Exception: what kept it from starting; or a fault in riverpy itself.
+        """
+        if self._run is not None:
+            raise ClientStateError("the client runs already")
+        run = self._run = self._new_run()
+        try:
+            if self.is_open:
+                return await run.run(drain=drain, task_status=task_status)
+            async with self:
+                return await run.run(drain=drain, task_status=task_status)
+        finally:
+            self._run = None
+            self._subscriptions.close()
+
+    def _new_run(self) -> Run:
+        if not self._queues:
+            raise ConfigError("there is no queue to work: Client(…, queues={\"default\": QueueConfig()})")
+        if self._workers is None or not len(self._workers):
+            raise ConfigError("there is no worker: register one with Workers.add or @workers.job")
+        return Run(
+            self._working_url(),
+            self._config,
+            client_id=self.id,
+            workers=self._workers,
+            queues=self._queues,
+            subscriptions=self._subscriptions,
+        )
+
+    @asynccontextmanager
+    async def working(self) -> AsyncGenerator[Self]:
+        """Work jobs while the block runs, for instance in the lifespan of a web application; stop when it is left.
+
+        Leaving it waits for running jobs as `Config.soft_stop_timeout` says. A fault in riverpy itself ends the block.
+
+        Raises:
+            Exception: as `run`.
+        """
+        ended = anyio.Event()
+
+        async def run(*, task_status: TaskStatus[None]) -> None:
+            try:
+                await self.run(task_status=task_status)
+            finally:
+                ended.set()
+
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(run)
+            try:
+                yield self
+            finally:
+                self.stop()
+                with anyio.CancelScope(shield=True):
+                    await ended.wait()
+
+    def stop(self) -> None:
+        """Ask the run to claim no more and to let its jobs end. Without a run it does nothing."""
+        if self._run is not None:
+            self._run.stop()
+
+    def stop_and_cancel(self) -> None:
+        """Ask the run to stop and to cancel its jobs now. Without a run it does nothing."""
+        if self._run is not None:
+            self._run.stop_hard()
+
+    def running_stamps(self) -> list[Stamp]:
+        """What tells the attempts that run now from all others; may be called from another thread."""
+        return sorted(self._run.work.stamps()) if self._run is not None else []
+
+    async def put_back(self, stamps: Sequence[Stamp]) -> int:
+        """Make attempts of this client available again without counting them, over a connection of its own.
+
+        It is the very last thing that a process does: their code must not go on after it. Takes at most 2 seconds.
+        Returns how many were given back.
+        """
+        return await put_back(
+            self._working_url(), self._config.schema, stamps, pooled=self._config.pooler
+        )
+
+    def _working_url(self) -> str | None:
+        if self._database is not None and not isinstance(self._database, str):
+            raise ConfigError("a client that works jobs needs the database's URL, a pool is not enough")
+        return self._database

@@ -1,0 +1,25 @@
+"""What code that runs inside a job may reach without being handed it."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from riverpy.errors import ClientStateError
+
+if TYPE_CHECKING:
+    from riverpy.job import Job
+
+running_job: ContextVar[Job[Any] | None] = ContextVar("riverpy_running_job", default=None)
+
+
+def current_job() -> Job[Any]:
+    """The job that is running here.
+
+    Raises:
+        ClientStateError: no job is.
+    """
+    job = running_job.get()
+    if job is None:
+        raise ClientStateError("current_job() is for code that runs inside a job")
+    return job

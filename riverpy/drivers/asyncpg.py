@@ -1,0 +1,212 @@
+"""asyncpg: connecting, pools, and what an error of it means to us. Nothing else imports it at run time."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import asyncpg
+import asyncpg.pool
+
+from riverpy._dsn import mask_url, validate_url
+from riverpy.errors import ConfigError, ServerVersionError
+from riverpy.job import raw_timestamp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from datetime import datetime
+    from typing import TypeAlias
+
+    Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
+    PoolConnection: TypeAlias = asyncpg.pool.PoolConnectionProxy[asyncpg.Record]
+    Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
+    Transaction: TypeAlias = Connection | PoolConnection
+    """What `tx=` takes."""
+
+CONNECT_TIMEOUT = 10.0
+"""Seconds within which a connection must be up."""
+CLOSE_TIMEOUT = 0.5
+"""Seconds that a connection or pool may take to say goodbye; then it is cut."""
+SERVER_VERSION_MIN = 13
+
+DATABASE_ERRORS: tuple[type[Exception], ...] = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    OSError,
+    TimeoutError,
+    EOFError,
+)
+"""Everything that a statement or an attempt to connect can fail with."""
+
+UniqueViolationError = asyncpg.UniqueViolationError
+UndefinedTableError = asyncpg.UndefinedTableError
+InFailedTransactionError = asyncpg.InFailedSQLTransactionError
+LockNotAvailableError = asyncpg.LockNotAvailableError
+InterfaceError = asyncpg.InterfaceError
+PostgresError = asyncpg.PostgresError
+
+
+def is_data_error(error: BaseException) -> bool:
+    """Whether a value could not be stored: the statement fails the same way however often it is sent."""
+    sqlstate = getattr(error, "sqlstate", None) or ""
+    return isinstance(error, asyncpg.DataError) or (
+        isinstance(error, asyncpg.PostgresError) and sqlstate[:2] in {"22", "23", "54"}
+    )
+
+
+def is_statement_timeout(error: BaseException) -> bool:
+    """Whether the server's own limit ended the statement."""
+    return isinstance(error, asyncpg.QueryCanceledError)
+
+
+def describe(error: BaseException) -> str:
+    """The error in one line, without a password."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return mask_url(text)
+
+
+async def connect(
+    url: str | None,
+    *,
+    application_name: str = "riverpy",
+    settings: Mapping[str, str] | None = None,
+    pooled: bool = False,
+    timeout: float = CONNECT_TIMEOUT,
+) -> Connection:
+    """Open one connection.
+
+    Args:
+        url: the database; None lets asyncpg read the `PG*` variables.
+        application_name: how the connection shows in `pg_stat_activity`.
+        settings: settings of the session, sent at its start.
+        pooled: the URL leads to a pooler in transaction mode: no session settings, no cached statements.
+        timeout: seconds.
+
+    Raises:
+        ConfigError: the URL cannot be one.
+        ServerVersionError: the server is older than PostgreSQL 13.
+        OSError, TimeoutError, asyncpg.PostgresError: the database cannot be reached or refuses.
+    """
+    if url is not None:
+        validate_url(url)
+    with anyio.fail_after(timeout, reason="connecting to the database"):
+        try:
+            connection: Connection = await asyncpg.connect(
+                url,
+                timeout=timeout,
+                statement_cache_size=0 if pooled else 512,
+                server_settings=None
+                if pooled
+                else {"application_name": application_name, **(settings or {})},
+            )
+        except (ValueError, asyncpg.InterfaceError) as error:
+            raise ConfigError(
+                f"the database URL {mask_url(url or '')!r} cannot be used: {describe(error)}"
+            ) from None
+    try:
+        check_server_version(connection)
+    except ServerVersionError:
+        connection.terminate()
+        raise
+    return connection
+
+
+def check_server_version(connection: Transaction) -> None:
+    """Raise ServerVersionError if the server is older than PostgreSQL 13."""
+    version = connection.get_server_version()
+    if version.major < SERVER_VERSION_MIN:
+        raise ServerVersionError(
+            f"riverpy needs PostgreSQL {SERVER_VERSION_MIN} or newer, this server is {version.major}"
+        )
+
+
+async def use_raw_timestamps(connection: Connection) -> None:
+    """Let timestamps cross as integers, microseconds since 2000: nothing is converted until somebody reads one."""
+    await connection.set_type_codec(
+        "timestamptz",
+        schema="pg_catalog",
+        encoder=_encode_timestamp,
+        decoder=itemgetter(0),
+        format="tuple",
+    )
+
+
+def _encode_timestamp(value: int | datetime) -> tuple[int]:
+    return (value if isinstance(value, int) else raw_timestamp(value),)
+
+
+async def close(connection: Connection) -> None:
+    """Close in peace within `CLOSE_TIMEOUT`, or cut."""
+    with anyio.move_on_after(CLOSE_TIMEOUT, shield=True):
+        try:
+            await connection.close(timeout=CLOSE_TIMEOUT)
+        except DATABASE_ERRORS:
+            pass
+        else:
+            return
+    connection.terminate()
+
+
+class _UnresetConnection(asyncpg.Connection):
+    """A pooled connection that is not reset at release: nothing of ours changes a session, and a reset is a round trip."""
+
+    def get_reset_query(self) -> str:
+        return ""
+
+
+async def create_pool(
+    url: str | None, *, max_size: int, pooled: bool, command_timeout: float
+) -> Pool:
+    """Open a pool of up to `max_size` connections, one of them at once.
+
+    Raises:
+        ConfigError, ServerVersionError, OSError, TimeoutError, asyncpg.PostgresError: as `connect`.
+    """
+    probe = await connect(url, pooled=pooled)
+    await close(probe)
+    pool: Pool = asyncpg.create_pool(
+        url,
+        min_size=0,
+        max_size=max_size,
+        timeout=CONNECT_TIMEOUT,
+        command_timeout=command_timeout,
+        connection_class=_UnresetConnection,
+        statement_cache_size=0 if pooled else 512,
+        server_settings=None if pooled else {"application_name": "riverpy"},
+        max_inactive_connection_lifetime=300.0,
+    )
+    await pool
+    return pool
+
+
+async def close_pool(pool: Pool) -> bool:
+    """Close the pool; cut it after `CLOSE_TIMEOUT`. Returns whether every connection had come back."""
+    with anyio.move_on_after(CLOSE_TIMEOUT, shield=True):
+        await pool.close()
+        return True
+    pool.terminate()
+    return False
+
+
+def is_pool(database: object) -> bool:
+    """Whether this is an asyncpg pool."""
+    return isinstance(database, asyncpg.Pool)
+
+
+def is_transaction(tx: object) -> bool:
+    """Whether `tx=` takes this: a connection of asyncpg, its own or from a pool."""
+    return isinstance(tx, (asyncpg.Connection, asyncpg.pool.PoolConnectionProxy))
+
+
+async def listen(
+    connection: Connection, channels: Mapping[str, Callable[[str], None]], on_lost: Callable[[], None]
+) -> None:
+    """LISTEN on each channel. `on_lost` is called when the connection is seen to end, never for a half-open one."""
+
+    def deliver(_connection: Any, _pid: int, channel: str, payload: object) -> None:
+        channels[channel](str(payload))
+
+    connection.add_termination_listener(lambda _connection: on_lost())
+    for channel in channels:
+        await connection.add_listener(channel, deliver)

@@ -1,0 +1,293 @@
+"""Workers: the code that works a kind of job, and the registry that finds it."""
+
+from __future__ import annotations
+
+import inspect
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from riverpy._names import validate_kind
+from riverpy.errors import ConfigError
+from riverpy.job import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from datetime import timedelta
+    from typing import Self
+
+ArgsT = TypeVar("ArgsT")
+AsyncFunctionT = TypeVar("AsyncFunctionT", bound="Callable[[Job[Any]], Awaitable[None]]")
+FunctionT = TypeVar("FunctionT", bound="Callable[[Job[Any]], None]")
+
+
+class Worker(Generic[ArgsT]):
+    """Works jobs of one kind, that of its args class: `class WelcomeWorker(Worker[Welcome])`.
+
+    One object works all jobs of the kind, many at a time, so it keeps no state of a single job.
+    """
+
+    kind: ClassVar[str | None] = None
+    """Only needed where the args class has no `kind`."""
+
+    async def work(self, job: Job[ArgsT]) -> None:
+        """Do the job. Returning completes it; raising JobCancel or JobSnooze ends the attempt so; any other
+        exception makes the attempt fail."""
+        raise NotImplementedError(f"{type(self).__name__} has no work()")
+
+    def timeout(self, job: Job[ArgsT]) -> timedelta | None | UnsetType:  # noqa: ARG002
+        """How long this job may run; None: for ever; UNSET: as the client says. Default UNSET."""
+        return UNSET
+
+    def next_retry(self, job: Job[ArgsT]) -> timedelta | None:  # noqa: ARG002
+        """How long to wait after this failure; None: as the client's retry policy says. Default None."""
+        return None
+
+
+Executor = Literal["thread", "process"]
+
+
+class WorkUnit(msgspec.Struct, frozen=True, kw_only=True):
+    """What is needed to work jobs of one kind."""
+
+    kind: str
+    aliases: tuple[str, ...]
+    args_type: Any
+    work: Callable[[Job[Any]], Any]
+    decode: Callable[[str], Any]
+    timeout: timedelta | None | UnsetType = UNSET
+    """The timeout of every job of the kind; UNSET: the client's."""
+    job_timeout: Callable[[Job[Any]], timedelta | None | UnsetType] | None = None
+    """Asked for each job, where the worker has its own `timeout` method."""
+    next_retry: Callable[[Job[Any]], timedelta | None] | None = None
+    blocking: Executor | None = None
+
+
+class Workers:
+    """A registry of workers. A client works the kinds of the one it is given."""
+
+    def __init__(self) -> None:
+        self._units: dict[str, WorkUnit] = {}
+
+    def __len__(self) -> int:
+        return len(self.units())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._units)
+
+    def __contains__(self, kind: object) -> bool:
+        return kind in self._units
+
+    def get(self, kind: str) -> WorkUnit | None:
+        """The unit that works this kind, by its name or an alias."""
+        return self._units.get(kind)
+
+    def units(self) -> list[WorkUnit]:
+        """Every registered unit once, in the order of registration."""
+        return [unit for kind, unit in self._units.items() if unit.kind == kind]
+
+    def add(self, worker: Worker[Any]) -> Self:
+        """Register a worker object.
+
+        Raises:
+            ConfigError: it has no kind, a kind that is not allowed, or one that another worker has.
+        """
+        cls: Any = type(worker)
+        if inspect.isasyncgenfunction(cls.work) or not inspect.iscoroutinefunction(cls.work):
+            raise ConfigError(f"{cls.__name__}.work must be an `async def` without yield")
+        args_type = _type_parameter(cls)
+        self._register(
+            WorkUnit(
+                kind=_kind_of(args_type, worker.kind, cls.__name__),
+                aliases=_aliases_of(args_type),
+                args_type=args_type,
+                work=worker.work,
+                decode=_decoder(args_type),
+                job_timeout=worker.timeout if _overrides(cls, "timeout") else None,
+                next_retry=worker.next_retry if _overrides(cls, "next_retry") else None,
+            )
+        )
+        return self
+
+    @overload
+    def job(self, function: AsyncFunctionT, /) -> AsyncFunctionT: ...
+    @overload
+    def job(
+        self,
+        function: None = None,
+        /,
+        *,
+        kind: str | None = None,
+        timeout: timedelta | None | UnsetType = UNSET,
+        next_retry: Callable[[Job[Any]], timedelta | None] | None = None,
+    ) -> Callable[[AsyncFunctionT], AsyncFunctionT]: ...
+    def job(
+        self,
+        function: AsyncFunctionT | None = None,
+        /,
+        *,
+        kind: str | None = None,
+        timeout: timedelta | None | UnsetType = UNSET,
+        next_retry: Callable[[Job[Any]], timedelta | None] | None = None,
+    ) -> AsyncFunctionT | Callable[[AsyncFunctionT], AsyncFunctionT]:
+        """Register an `async def` whose one parameter is annotated `Job[...]`. The function itself is unchanged.
+
+        Args:
+            function: given when used without parentheses.
+            kind: needed only where the args class has no `kind`.
+            timeout: how long a job may run; None: for ever. Default: the client's.
+            next_retry: as `Worker.next_retry`. Default: the client's retry policy.
+
+        Raises:
+            ConfigError: no coroutine function, no usable annotation, or a kind that is taken or not allowed.
+        """
+
+        def register(function: AsyncFunctionT) -> AsyncFunctionT:
+            if inspect.isasyncgenfunction(function) or not inspect.iscoroutinefunction(function):
+                raise ConfigError(
+                    f"{_name(function)} must be an `async def` without yield; "
+                    "for a plain function use blocking_job"
+                )
+            self._register(_function_unit(function, kind, timeout, next_retry, None))
+            return function
+
+        return register if function is None else register(function)
+
+    def blocking_job(
+        self,
+        *,
+        executor: Executor = "thread",
+        kind: str | None = None,
+        timeout: timedelta | None | UnsetType = UNSET,
+        next_retry: Callable[[Job[Any]], timedelta | None] | None = None,
+    ) -> Callable[[FunctionT], FunctionT]:
+        """Register a plain function. It runs in a thread, or in a process of its own, and holds a slot meanwhile.
+
+        A thread cannot be stopped from outside: after a timeout or a cancel it goes on, and keeps its slot, until
+        the function returns. A process is killed. A function for a process must be importable, and its args picklable.
+
+        Args:
+            executor: `thread` (default) or `process`.
+            kind, timeout, next_retry: as `job`.
+
+        Raises:
+            ConfigError: as `job`, and for a coroutine function.
+        """
+        if executor not in {"thread", "process"}:
+            raise ConfigError(f"executor must be 'thread' or 'process', got {executor!r}")
+
+        def register(function: FunctionT) -> FunctionT:
+            if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+                raise ConfigError(
+                    f"{_name(function)} must be a plain function; for an `async def` use job"
+                )
+            self._register(_function_unit(function, kind, timeout, next_retry, executor))
+            return function
+
+        return register
+
+    def _register(self, unit: WorkUnit) -> None:
+        names = (unit.kind, *unit.aliases)
+        for name in names:
+            if name in self._units:
+                raise ConfigError(f"two workers for job kind {name!r}: a kind has one worker")
+        self._units.update(dict.fromkeys(names, unit))
+
+
+def _function_unit(
+    function: Callable[[Job[Any]], Any],
+    kind: str | None,
+    timeout: timedelta | None | UnsetType,
+    next_retry: Callable[[Job[Any]], timedelta | None] | None,
+    blocking: Executor | None,
+) -> WorkUnit:
+    args_type = _annotated_args(function)
+    return WorkUnit(
+        kind=_kind_of(args_type, kind, _name(function)),
+        aliases=_aliases_of(args_type),
+        args_type=args_type,
+        work=function,
+        decode=_decoder(args_type),
+        timeout=timeout,
+        next_retry=next_retry,
+        blocking=blocking,
+    )
+
+
+def _overrides(cls: type[Any], method: str) -> bool:
+    return getattr(cls, method) is not getattr(Worker, method)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", repr(function))
+
+
+def _kind_of(args_type: Any, given: str | None, owner: str) -> str:
+    kind = given if given is not None else getattr(args_type, "kind", None)
+    if not isinstance(kind, str):
+        raise ConfigError(
+            f"{owner} has no kind: give its args class `kind: ClassVar[str] = \"…\"`, or name the kind "
+            "when registering"
+        )
+    validate_kind(kind)
+    return kind
+
+
+def _aliases_of(args_type: Any) -> tuple[str, ...]:
+    aliases: Sequence[str] = getattr(args_type, "kind_aliases", ())
+    for alias in aliases:
+        validate_kind(alias)
+    return tuple(dict.fromkeys(aliases))
+
+
+def _type_parameter(cls: type[Worker[Any]]) -> Any:
+    for base in cls.__mro__:
+        for generic in getattr(base, "__orig_bases__", ()):
+            origin = get_origin(generic)
+            if isinstance(origin, type) and issubclass(origin, Worker):
+                (parameter,) = get_args(generic)
+                if not isinstance(parameter, TypeVar):
+                    return parameter
+    raise ConfigError(f"{cls.__name__} does not say what it works: derive it from Worker[YourArgs]")
+
+
+def _annotated_args(function: Callable[..., Any]) -> Any:
+    parameters = list(inspect.signature(function).parameters)
+    try:
+        hint = get_type_hints(function).get(parameters[0]) if parameters else None
+    except (NameError, TypeError) as error:
+        raise ConfigError(
+            f"the annotation of {_name(function)} cannot be resolved ({error}): its args class must be "
+            "importable at run time"
+        ) from error
+    if hint is Job:
+        return Any
+    if not (isinstance(origin := get_origin(hint), type) and issubclass(origin, Job)):
+        raise ConfigError(
+            f"{_name(function)} must take one parameter that is annotated Job[YourArgs]"
+        )
+    return get_args(hint)[0]
+
+
+def _decoder(args_type: Any) -> Callable[[str], Any]:
+    if isinstance(args_type, type) and issubclass(args_type, dict):
+        make = cast("Callable[[dict[str, Any]], Any]", args_type)
+        plain = msgspec.json.Decoder(dict[str, Any])
+        return lambda text: make(plain.decode(text))
+    try:
+        return msgspec.json.Decoder(cast("type[Any]", args_type)).decode
+    except TypeError as error:
+        raise ConfigError(f"args of type {args_type!r} cannot be decoded: {error}") from error
