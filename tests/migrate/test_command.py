@@ -1,0 +1,218 @@
+"""`riverpy migrate`: what it prints, where, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+from click.testing import CliRunner
+
+from riverpy.cli import main
+from riverpy.migrate import Direction, Migrator
+from tests._database import connected, run_apart
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from click.testing import Result
+
+    Command = Callable[..., Result]
+
+LINES_UP = [
+    "main 001 up create river migration",
+    "main 002 up initial schema",
+    "main 003 up river job tags non null",
+    "main 004 up pending and more",
+    "main 005 up migration unique client",
+    "main 006 up bulk unique",
+    "main 007 up notification outbox sqlite jsonb and sql cleanup",
+]
+
+
+@pytest.fixture
+def command(fresh_database_url: str) -> Command:
+    """Runs `riverpy migrate` on a database of its own."""
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(
+            main, ["migrate", *arguments, "--database-url", fresh_database_url]
+        )
+
+    return run
+
+
+def execute(url: str, statement: str) -> None:
+    """Run a statement apart from the command."""
+
+    async def run() -> None:
+        async with connected(url) as connection:
+            await connection.execute(statement)
+
+    run_apart(run)
+
+
+def output(result: Result) -> Any:
+    """The JSON that a command printed: one object, and nothing beside it."""
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.count("\n") == 1
+    return json.loads(result.stdout)
+
+
+def test_up_and_down(command: Command) -> None:
+    """One line per migration; an up without work says so and ends well. MG-02: exit 0."""
+    result = command("up")
+    assert result.exit_code == 0
+    assert [line.partition(" (")[0] for line in result.stdout.splitlines()] == [
+        f"applied: {line}" for line in LINES_UP
+    ]
+    assert result.stderr == ""
+    result = command("up")
+    assert (result.exit_code, result.stdout) == (0, "nothing to migrate up\n")
+    result = command("down", "--to", "5")
+    assert [line.partition(" (")[0] for line in result.stdout.splitlines()] == [
+        "undone: main 007 down notification outbox sqlite jsonb and sql cleanup",
+        "undone: main 006 down bulk unique",
+    ]
+    assert command("down").stdout.startswith("undone: main 005 down")
+    assert command("down", "--max-steps", "2").stdout.count("undone:") == 2
+    assert command("down", "--to", "0").stdout.count("undone:") == 2
+    assert command("down", "--to", "0").stdout == "nothing to migrate down\n"
+
+
+def test_dry_run_and_sql(command: Command) -> None:
+    """A dry run says what would be done; --show-sql prints the text that would run."""
+    result = command("up", "--dry-run", "--to", "2", "--show-sql", "--schema", "public")
+    assert result.exit_code == 0
+    assert "would be applied: main 001 up create river migration\n" in result.stdout
+    assert 'CREATE TABLE "public".river_job (' in result.stdout
+    assert "would be applied: main 003" not in result.stdout
+    assert output(command("list", "--json"))["migrations"][0]["applied_at"] is None
+
+
+def test_json(command: Command) -> None:
+    """--json prints one object alone."""
+    found = output(command("up", "--to", "6", "--json"))
+    assert [step["version"] for step in found["migrations"]] == [1, 2, 3, 4, 5, 6]
+    assert all(step["duration_ms"] > 0 for step in found["migrations"])
+    del found["migrations"]
+    assert found == {
+        "line": "main",
+        "schema": "public",
+        "direction": "up",
+        "dry_run": False,
+        "notices": [],
+    }
+    found = output(command("up", "--dry-run", "--show-sql", "--json"))
+    assert [step["version"] for step in found["migrations"]] == [7]
+    assert "river_notification" in found["migrations"][0]["sql"]
+    found = output(command("list", "--json"))["migrations"]
+    assert [entry["version"] for entry in found] == [1, 2, 3, 4, 5, 6, 7]
+    assert found[0]["applied_at"].endswith("Z")
+    assert found[6] == {
+        "version": 7,
+        "name": "notification outbox sqlite jsonb and sql cleanup",
+        "applied_at": None,
+    }
+
+
+def test_list(command: Command) -> None:
+    """The list shows every version, and a dash for the time of one that is not applied."""
+    command("up", "--to", "1")
+    lines = command("list").stdout.splitlines()
+    assert lines[0].split() == ["VERSION", "NAME", "APPLIED", "AT"]
+    assert lines[1].split()[:4] == ["1", "create", "river", "migration"]
+    assert lines[2].split() == ["2", "initial", "schema", "-"]
+    assert len(lines) == 8
+
+
+def test_validate(command: Command) -> None:
+    """Exit code 1 and the reason on stderr if something is missing, else 0."""
+    command("up", "--to", "5")
+    result = command("validate")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == (
+        "line 'main' in schema 'public' lacks versions 6, 7: run `riverpy migrate up`\n"
+    )
+    result = command("validate", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["missing"] == [6, 7]
+    assert command("validate", "--to", "5").exit_code == 0
+    command("up")
+    result = command("validate")
+    assert (result.exit_code, result.stdout) == (0, "line main is complete\n")
+
+
+def test_notices(command: Command, fresh_database_url: str) -> None:
+    """MG-06: a newer version and a foreign line are told on stderr, and are no failure."""
+    command("up")
+    execute(
+        fresh_database_url,
+        "INSERT INTO river_migration (line, version) VALUES ('main', 8), ('pro', 1)",
+    )
+    for verb in ("up", "validate"):
+        result = command(verb)
+        assert result.exit_code == 0
+        assert "line 'main' has version 8, which this riverpy does not know" in result.stderr
+        assert "line 'pro' is not one of riverpy's: left alone" in result.stderr
+    assert len(output(command("up", "--json"))["notices"]) == 2
+    assert "8  (unknown to this riverpy)" in command("list").stdout
+    result = command("down")
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "message"),
+    [
+        (("up", "--schema", "absent"), 1, 'CREATE SCHEMA "absent"'),
+        (("up", "--schema", "1x"), 2, "a schema name has"),
+        (("up", "--to", "8"), 1, "riverpy knows 1 to 7"),
+        (("down", "--to", "3"), 1, "version 3 of line 'main' is not applied"),
+        (("up", "--lock-timeout", "0s"), 1, "lock_timeout is at least 1 ms"),
+        (("up", "--lock-timeout", "soon"), 2, "'soon' is no duration"),
+        (("up", "--max-steps", "-1"), 2, "--max-steps"),
+        (("up", "--line", "mian"), 2, "--line"),
+        (("down", "--to", "-1"), 2, "--to"),
+        (("up", "7"), 2, "unexpected extra argument"),
+    ],
+)
+def test_errors(command: Command, arguments: tuple[str, ...], exit_code: int, message: str) -> None:
+    """Each error is one line on stderr: exit code 1 for a failure, 2 for a wrong call."""
+    result = command(*arguments)
+    assert (result.exit_code, result.stdout) == (exit_code, "")
+    assert message in result.stderr
+    if exit_code == 1:
+        assert result.stderr.count("\n") == 1
+
+
+def test_unreachable_database() -> None:
+    """No server: one line, without the password."""
+    url = "postgres://app:top-secret@127.0.0.1:1/shop"
+    result = CliRunner().invoke(main, ["migrate", "up", "--database-url", url])
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "top-secret" not in result.stderr
+
+
+def test_sql() -> None:
+    """MG-01: `sql` prints the migrations without a database, all or the named ones, up or down."""
+    for arguments, options in (
+        ([], {}),
+        (["--schema", "jobs"], {"schema": "jobs"}),
+        (["--version", "4", "--version", "6"], {"versions": [4, 6]}),
+        (["--down", "--version", "2"], {"versions": [2], "direction": Direction.DOWN}),
+    ):
+        result = CliRunner().invoke(main, ["migrate", "sql", *arguments])
+        assert result.exit_code == 0
+        assert result.stdout == Migrator.sql(**options)
+    result = CliRunner().invoke(main, ["migrate", "sql", "--version", "9"])
+    assert (result.exit_code, result.stdout) == (1, "")
+
+
+async def test_sql_in_one_transaction_fails(fresh_database_url: str) -> None:
+    """MG-01: wrapped in one transaction, the printed SQL fails as its comment says."""
+    async with connected(fresh_database_url) as connection:
+        for version in (1, 2, 3):
+            await connection.execute(Migrator.sql(versions=[version]))
+        with pytest.raises(asyncpg.UnsafeNewEnumValueUsageError):
+            await connection.execute(Migrator.sql(versions=[4, 5, 6]))
