@@ -19,6 +19,7 @@ import click
 
 from riverpy._dsn import mask_url
 from riverpy.cli._output import print_note
+from riverpy.drivers.asyncpg import DATABASE_ERRORS
 from riverpy.errors import RiverError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ ResultT = TypeVar("ResultT")
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_NOT_READY = 3
+EXIT_ABANDONED = 4
 
 _DEBUG = "riverpy.debug"
 
@@ -73,9 +75,6 @@ def expected_errors() -> Generator[None]:
 
 def is_expected(error: BaseException) -> bool:
     """Whether this is a failure of the surroundings rather than of the code."""
-    # Imported here: `--help` does without the driver.
-    from riverpy.drivers.asyncpg import DATABASE_ERRORS
-
     return isinstance(error, (RiverError, *DATABASE_ERRORS))
 
 

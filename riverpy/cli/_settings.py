@@ -41,6 +41,7 @@ OTHER_VARIABLES = (
     "RIVERPY_EMBEDDED_DIR",
     "RIVERPY_PG_BIN",
     "RIVERPY_TEST_DATABASE_URL",
+    "RIVERPY_TEST_LOOP",
 )
 """Variables of ours that are no settings of a command."""
 

@@ -1,0 +1,182 @@
+"""The object that MODULE:ATTR names on the command line, and the client that comes out of it."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import traceback
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+import click
+
+from riverpy.cli._run import CommandError, describe, show_traceback
+from riverpy.client import Client
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from types import ModuleType
+
+
+ATTRIBUTES_DEFAULT = ("client", "app", "riverpy")
+"""What is looked for in MODULE when no :ATTR is given."""
+
+
+class TargetError(click.UsageError):
+    """MODULE:ATTR leads to no client. The text says what was tried and what there is."""
+
+
+def load(spec: str) -> object:
+    """Import MODULE, with the current directory first on the path, and take ATTR from it.
+
+    Raises:
+        TargetError: there is no such module or attribute.
+        CommandError: the module failed when it was imported.
+    """
+    module_name, _, attribute = spec.partition(":")
+    if not module_name or spec.endswith(":"):
+        raise TargetError(f"{spec!r} is not MODULE:ATTR, as in jobs:client")
+    if "/" in module_name or "\\" in module_name or module_name.endswith(".py"):
+        dotted = module_name.removesuffix(".py").replace("\\", "/").strip("./").replace("/", ".")
+        better = f"{dotted}:{attribute}" if attribute else dotted
+        raise TargetError(f"{spec!r} is a path: give a module, as in {better}")
+    module = _import(module_name)
+    if attribute:
+        return _attribute(module, attribute)
+    for name in ATTRIBUTES_DEFAULT:
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise TargetError(
+        f"module {module_name} has no {' or '.join(ATTRIBUTES_DEFAULT)}; {_offer(module)}"
+    )
+
+
+@asynccontextmanager
+async def entered(spec: str, target: object) -> AsyncGenerator[Client]:
+    """The client that the target is, makes, or yields; what it holds is released at the end.
+
+    Raises:
+        TargetError: the target comes to no client.
+        CommandError: it failed.
+    """
+    if not isinstance(target, Client | AbstractAsyncContextManager):
+        target = await _called(spec, target)
+    if isinstance(target, Client):
+        yield target
+    elif isinstance(target, AbstractAsyncContextManager):
+        async with AsyncExitStack() as stack:
+            try:
+                client = await stack.enter_async_context(
+                    cast("AbstractAsyncContextManager[object]", target)
+                )
+            except Exception as error:
+                _failed(f"entering {spec}", error)
+            if not isinstance(client, Client):
+                raise TargetError(f"{spec} yields {_article(client)}, not a riverpy.Client")
+            yield client
+    else:
+        raise TargetError(f"{spec} comes to {_article(target)}, not to a riverpy.Client")
+
+
+async def _called(spec: str, target: object) -> object:
+    if inspect.isasyncgenfunction(target) or inspect.isgeneratorfunction(target):
+        raise TargetError(f"{spec} has a yield: decorate it with @contextlib.asynccontextmanager")
+    if not callable(target):
+        raise TargetError(
+            f"{spec} is {_article(target)}: give a riverpy.Client, a function without arguments "
+            "that returns one, or an async context manager that yields one"
+        )
+    try:
+        inspect.signature(target).bind()
+    except TypeError as error:
+        raise TargetError(f"{spec} must take no arguments: {error}") from None
+    except ValueError:
+        pass  # it has no signature to look at
+    try:
+        result = target()
+        return await result if inspect.isawaitable(result) else result
+    except Exception as error:
+        _failed(f"{spec}()", error)
+
+
+def _import(name: str) -> ModuleType:
+    directory = str(Path.cwd())
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            _failed(f"importing {name}", error)
+        missing = error.name
+    except (Exception, SystemExit) as error:
+        _failed(f"importing {name}", error)
+    near = get_close_matches(name, _modules_here(), n=1)
+    raise TargetError(
+        f"there is no module {missing} in {directory} or on Python's path"
+        + (f"; did you mean {near[0]}?" if near else "")
+    )
+
+
+def _attribute(module: ModuleType, path: str) -> object:
+    found: Any = module
+    for name in path.split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            near = get_close_matches(path, _public(module), n=1)
+            raise TargetError(
+                f"module {module.__name__} has no {path!r}"
+                + (f"; did you mean {near[0]!r}?" if near else f"; {_offer(module)}")
+            ) from None
+    return found
+
+
+def _failed(what: str, error: BaseException) -> NoReturn:
+    """Say where in the user's code the error arose; the traceback is for `--debug`."""
+    show_traceback(error)
+    place = ""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError):
+        place = f" ({error.filename}, line {error.lineno})"
+    elif frames:
+        place = f" ({os.path.relpath(frames[-1].filename)}, line {frames[-1].lineno})"
+    raise CommandError(f"{what} failed: {describe(error)}{place}") from error
+
+
+def _offer(module: ModuleType) -> str:
+    clients = [name for name in _public(module) if isinstance(getattr(module, name), Client)]
+    if clients:
+        return f"it has the client {', '.join(clients)}"
+    functions = [
+        name
+        for name in _public(module)
+        if inspect.isfunction(value := getattr(module, name))
+        and value.__module__ == module.__name__
+    ]
+    if functions:
+        return f"it has no client, but the functions {', '.join(functions[:10])}"
+    return f"it has {', '.join(_public(module)[:10]) or 'nothing'}"
+
+
+def _public(module: ModuleType) -> list[str]:
+    return [name for name in vars(module) if not name.startswith("_")]
+
+
+def _modules_here() -> list[str]:
+    return [
+        path.stem
+        for path in Path.cwd().iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").is_file()
+    ]
+
+
+def _article(value: object) -> str:
+    name = type(value).__name__
+    if value is None:
+        return "None"
+    return f"an {name}" if name[0].lower() in "aeiou" else f"a {name}"

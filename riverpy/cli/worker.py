@@ -1,0 +1,367 @@
+"""`riverpy worker`: a client's worker as a process of its own."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from contextlib import suppress
+from datetime import timedelta
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import anyio
+import click
+import msgspec
+import structlog
+from msgspec import UNSET
+
+from riverpy._clock import Backoff
+from riverpy._dsn import mask_url
+from riverpy.cli import _settings
+from riverpy.cli._logging import configure_logging
+from riverpy.cli._options import database_options
+from riverpy.cli._output import print_note
+from riverpy.cli._run import (
+    EXIT_ABANDONED,
+    EXIT_NOT_READY,
+    CommandError,
+    describe,
+    run,
+)
+from riverpy.cli._settings import SettingsError, Sources, Value, flag_value, print_config
+from riverpy.cli._signals import (
+    StoppedBeforeStart,
+    StopPlan,
+    StopSignals,
+    stopping_before_start,
+)
+from riverpy.cli._target import entered, load
+from riverpy.cli._types import format_duration, format_queues, parse_queues
+from riverpy.config import HARD_STOP_TIMEOUT_DEFAULT, QueueConfig
+from riverpy.drivers.asyncpg import DATABASE_ERRORS, close, connect
+from riverpy.errors import SchemaMissingError
+
+if TYPE_CHECKING:
+    from riverpy._work.run import StopReport
+    from riverpy.cli._logging import LogStream
+    from riverpy.cli._options import DatabaseSettings
+    from riverpy.client import Client
+    from riverpy.worker import WorkUnit
+
+DATABASE_WAIT = 10.0
+"""Seconds that the worker waits at its start for a database that cannot be reached."""
+_NOT_READY_STATES = frozenset({"57P03", "53300"})
+"""SQLSTATEs of a server that is starting, stopping, or has no connection left."""
+
+_EPILOG = """\b
+Exit codes:
+  0  stopped, and every result was stored
+  1  a failure
+  2  wrong usage or a wrong setting
+  3  not ready: no database within 10 s, or no River tables in it
+  4  stopped, but jobs had to be abandoned or results could not be stored
+
+SIGTERM or SIGINT stops claiming and lets running jobs end; after --soft-stop, or at a second
+signal, they are cancelled. A third signal ends the process at once with 128 + its number.
+"""
+
+
+class WorkerSettings(msgspec.Struct, frozen=True):
+    """The settings of one worker process, each with its source."""
+
+    database_url: Value[str]
+    schema: Value[str]
+    queues: Value[dict[str, int]]
+    poll_only: Value[bool]
+    soft_stop: Value[timedelta]
+    name: Value[str]
+    log: Value[str]
+    log_level: Value[str]
+
+    def print(self) -> None:
+        """Show each with its source."""
+        settings = {setting.name: setting for setting in _settings.SETTINGS}
+        print_config(
+            (settings[field.replace("_", "-")], getattr(self, field))
+            for field in self.__struct_fields__
+        )
+
+
+def _parse_queues(
+    _ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]
+) -> dict[str, int] | None:
+    try:
+        return parse_queues(",".join(values)) if values else None
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("target", metavar="MODULE:ATTR")
+@click.option(
+    "-q",
+    "--queues",
+    multiple=True,
+    metavar="NAME:SLOTS,…",
+    callback=_parse_queues,
+    help="Queues to work and how many jobs of each may run at once. Default: the client's.",
+)
+@database_options
+@click.option(
+    "--poll-only", is_flag=True, default=None, help="Find jobs by polling, do not LISTEN."
+)
+@click.option(
+    "--soft-stop",
+    metavar="DURATION",
+    callback=flag_value(_settings.SOFT_STOP),
+    help="How long running jobs may go on after a stop. Default: the client's, else 30s.",
+)
+@click.option(
+    "--name",
+    metavar="NAME",
+    callback=flag_value(_settings.NAME),
+    help="First part of the id that is written into claimed rows. Default: the host's name.",
+)
+@click.option("--drain", is_flag=True, help="End when the queues hold nothing more to work.")
+@click.option(
+    "--log",
+    type=click.Choice(["console", "json"]),
+    help="Form of the log on stderr. Default console.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="The least level that is logged. Default info.",
+)
+@click.option("--print-config", is_flag=True, help="Show each setting and its source, and exit.")
+def worker(
+    target: str,
+    *,
+    database: DatabaseSettings,
+    drain: bool,
+    print_config: bool,
+    queues: dict[str, int] | None,
+    poll_only: bool | None,
+    soft_stop: timedelta | None,
+    name: str | None,
+    log: str | None,
+    log_level: str | None,
+) -> None:
+    """Work jobs until told to stop.
+
+    MODULE:ATTR is a riverpy.Client, a function without arguments that returns one, or an async
+    context manager that yields one. Without :ATTR it is `client`, `app` or `riverpy` of MODULE.
+    The current directory is on Python's path.
+    """
+    sources = Sources()
+    settings = WorkerSettings(
+        database_url=database.url_value,
+        schema=database.schema_value,
+        queues=sources.value(_settings.QUEUES, queues),
+        poll_only=sources.value(_settings.POLL_ONLY, poll_only),
+        soft_stop=sources.value(_settings.SOFT_STOP, soft_stop),
+        name=sources.value(_settings.NAME, name),
+        log=sources.value(_settings.LOG, log),
+        log_level=sources.value(_settings.LOG_LEVEL, log_level),
+    )
+    if print_config:
+        settings.print()
+        return
+    stream = configure_logging(
+        settings.log.or_none() or "console", settings.log_level.or_none() or "info"
+    )
+    with stopping_before_start():
+        try:
+            loaded = load(target)
+            code = run(_WorkerProcess(settings, stream, drain=drain).work, target, loaded)
+        except StoppedBeforeStart:
+            code = 0
+    sys.exit(code)
+
+
+class _WorkerProcess:
+    """The life of the process, from the loaded target to the exit code."""
+
+    def __init__(self, settings: WorkerSettings, stream: LogStream, *, drain: bool) -> None:
+        self._settings = settings
+        self._stream = stream
+        self._is_draining = drain
+        self._log: Any = structlog.get_logger("riverpy")
+
+    async def work(self, spec: str, target: object) -> int:
+        """Work until stopped, and return the exit code."""
+        with anyio.CancelScope() as starting:
+            plan = StopPlan(
+                soft=starting.cancel,
+                hard=starting.cancel,
+                soft_limit=timedelta(0),
+                hard_limit=HARD_STOP_TIMEOUT_DEFAULT,
+                last_resort=self._leave_stuck_start,
+            )
+            with StopSignals(plan) as signals:
+                self._stream.on_broken = signals.request_stop
+                return await self._work(spec, target, signals)
+        return 0
+
+    async def _work(self, spec: str, target: object, signals: StopSignals) -> int:
+        async with entered(spec, target) as client:
+            self._configure(client)
+            await _wait_for_database(client.database_url, pooled=client.config.pooler)
+            signals.follow(
+                StopPlan(
+                    soft=client.stop,
+                    hard=client.stop_and_cancel,
+                    soft_limit=client.config.soft_stop_timeout,
+                    hard_limit=client.config.hard_stop_timeout,
+                    last_resort=lambda: self._leave_stuck_loop(client),
+                )
+            )
+            report = await self._run(client)
+        if report.abandoned:
+            await self._leave_abandoned(client, report)
+        self._log.info("worker stopped", unstored=report.unstored)
+        return 0 if report.is_clean else EXIT_ABANDONED
+
+    def _configure(self, client: Client) -> None:
+        settings = self._settings
+        if settings.database_url.value is UNSET and client.database_url is None:
+            raise SettingsError(
+                "no database is given: use --database-url, RIVERPY_DATABASE_URL, DATABASE_URL, "
+                "PGHOST and its like, database-url in [tool.riverpy] of pyproject.toml, or "
+                'Client("postgres://…")'
+            )
+        slots = settings.queues.value
+        client.configure(
+            database=settings.database_url.value,
+            schema=settings.schema.value,
+            name=settings.name.value,
+            poll_only=settings.poll_only.value,
+            soft_stop_timeout=settings.soft_stop.value,
+            queues=slots
+            if slots is UNSET
+            else {
+                name: msgspec.structs.replace(
+                    client.queues.get(name, QueueConfig()), max_workers=number
+                )
+                for name, number in slots.items()
+            },
+        )
+
+    async def _run(self, client: Client) -> StopReport:
+        started = _Started(client)
+        try:
+            return await client.run(drain=self._is_draining, task_status=started)
+        except (SchemaMissingError, *DATABASE_ERRORS) as error:
+            if started.is_up:
+                raise
+            raise CommandError(describe(error), exit_code=EXIT_NOT_READY) from error
+
+    async def _leave_abandoned(self, client: Client, report: StopReport) -> NoReturn:
+        """Give the rows of jobs that do not end back, and leave before these can do more."""
+        self._log.warning(
+            "worker stopped; putting abandoned jobs back", count=len(report.abandoned)
+        )
+        try:
+            await client.put_back(report.abandoned)
+        except DATABASE_ERRORS as error:
+            print_note(f"riverpy: abandoned jobs stay running: {describe(error)}")
+        _leave(EXIT_ABANDONED)
+
+    def _leave_stuck_loop(self, client: Client) -> NoReturn:
+        """In the signal thread: the event loop has not come back in time."""
+        stamps = client.running_stamps()
+        print_note(f"riverpy: the stop took too long; putting {len(stamps)} running jobs back")
+        try:
+            anyio.run(client.put_back, stamps)
+        except DATABASE_ERRORS as error:
+            print_note(f"riverpy: abandoned jobs stay running: {describe(error)}")
+        _leave(EXIT_ABANDONED)
+
+    def _leave_stuck_start(self) -> NoReturn:
+        """In the signal thread: the user's own code keeps the process from ending."""
+        print_note("riverpy: the start could not be stopped in time")
+        _leave(EXIT_ABANDONED)
+
+
+class _Started:
+    """Told when the client works: logs it, and takes what lives on out of the collector's sight."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.is_up = False
+
+    def started(self, value: None = None) -> None:
+        """The client works."""
+        self.is_up = True
+        client, config = self._client, self._client.config
+        log: Any = structlog.get_logger("riverpy")
+        log.info(
+            "worker started",
+            version=version("riverpy"),
+            client_id=client.id,
+            database=mask_url(client.database_url or ""),
+            schema=config.schema or "(search path)",
+            queues=format_queues({name: q.max_workers for name, q in client.queues.items()}),
+            kinds={unit.kind: _limits(unit, client) for unit in client.workers.units()}
+            if client.workers
+            else {},
+            poll_only=config.poll_only,
+        )
+        log.info(
+            "scheduled jobs, and retries that are not due at once, wait for a leader: this version "
+            "does not lead, a Go River client on the same database does"
+        )
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 100)
+
+
+def _limits(unit: WorkUnit, client: Client) -> str:
+    """What a job of this kind may take, unless its worker or its insert says otherwise."""
+    timeout = client.config.job_timeout if unit.timeout is UNSET else unit.timeout
+    text = "by job" if unit.job_timeout is not None else format_duration(timeout)
+    default = " (default)" if unit.timeout is UNSET and unit.job_timeout is None else ""
+    return f"timeout {text}{default}, {client.config.max_attempts} attempts"
+
+
+async def _wait_for_database(url: str | None, *, pooled: bool) -> None:
+    """Return when the database answers.
+
+    Raises:
+        CommandError: it refuses, or could not be reached for `DATABASE_WAIT`.
+    """
+    log: Any = structlog.get_logger("riverpy")
+    give_up_at = time.monotonic() + DATABASE_WAIT
+    backoff = Backoff(timedelta(milliseconds=100), timedelta(seconds=1))
+    is_told = False
+    while True:
+        try:
+            connection = await connect(url, application_name="riverpy start", pooled=pooled)
+        except DATABASE_ERRORS as error:
+            if not _may_pass(error) or time.monotonic() >= give_up_at:
+                raise CommandError(
+                    f"the database cannot be used: {describe(error)}", exit_code=EXIT_NOT_READY
+                ) from error
+            if not is_told:
+                log.warning("waiting for the database", error=describe(error))
+                is_told = True
+            await anyio.sleep(backoff.next())
+        else:
+            await close(connection)
+            return
+
+
+def _may_pass(error: BaseException) -> bool:
+    sqlstate = getattr(error, "sqlstate", None)
+    if sqlstate is None:
+        return isinstance(error, OSError | TimeoutError | EOFError)
+    return sqlstate in _NOT_READY_STATES or sqlstate.startswith("08")
+
+
+def _leave(code: int) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
