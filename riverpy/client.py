@@ -90,6 +90,11 @@ class Client:
         return self._config
 
     @property
+    def database_url(self) -> str | None:
+        """The URL of the database; None if there is none yet, or a pool was given."""
+        return self._database if isinstance(self._database, str) else None
+
+    @property
     def workers(self) -> Workers | None:
         """What works which kind."""
         return self._workers
