@@ -98,7 +98,7 @@ def test_what_cannot_be_stored_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(OTHER_ZONES))
 def test_keys_by_period_are_those_of_utc(name: str) -> None:
-    """Go prints a period in the zone of its process; here it is that of UTC whatever the zone of the time."""
+    """Go prints a period in the zone of its process; here it is UTC, whatever zone the time has."""
     vector = BY_NAME[name]
     row = prepared(vector)
     now = datetime.fromisoformat(vector["now"]).astimezone(UTC)
