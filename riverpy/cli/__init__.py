@@ -67,7 +67,7 @@ def _with_hint(error: click.ClickException) -> str:
     return f"{message.rstrip('.')} (see {error.ctx.command_path} --help)"
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("riverpy", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(version("riverpy"), prog_name="riverpy")
 @debug_option
 def main() -> None:

@@ -245,7 +245,8 @@ def _check_variables(environ: Mapping[str, str]) -> None:
     known = [*(setting.variable for setting in SETTINGS), *OTHER_VARIABLES]
     for variable in environ:
         if variable.startswith("RIVERPY_") and variable not in known:
-            raise SettingsError(f"unknown variable {variable}{_hint(variable, known)}")
+            hint = _hint(variable, known, prefix="RIVERPY_")
+            raise SettingsError(f"unknown variable {variable}{hint}")
 
 
 def _read_file(directory: Path) -> tuple[Path | None, dict[str, object]]:
@@ -279,6 +280,7 @@ def _check_keys(path: Path, table: dict[str, object]) -> dict[str, object]:
     return table
 
 
-def _hint(name: str, known: list[str]) -> str:
-    near = get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
+def _hint(name: str, known: list[str], prefix: str = "") -> str:
+    endings = [word.removeprefix(prefix) for word in known]
+    near = get_close_matches(name.removeprefix(prefix), endings, n=1)
+    return f"; did you mean {prefix}{near[0]}?" if near else f"; known are {', '.join(known)}"

@@ -1,0 +1,157 @@
+"""The frame of every command: one-line errors, exit codes, masked passwords, plain output."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from riverpy.cli import main
+from riverpy.cli._output import has_color, print_json, print_table
+from riverpy.cli._run import CommandError, expected_errors, run
+from riverpy.cli._settings import PG_VARIABLES
+from riverpy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from click.testing import Result
+
+RIVERPY = Path(sys.executable).with_name("riverpy")
+UNREACHABLE = "postgres://u:s3cret@127.0.0.1:1/d"
+
+
+def invoke(*args: str, **environ: str) -> Result:
+    """Run a command in this process, without the settings of the machine."""
+    clean = dict.fromkeys(("DATABASE_URL", "RIVERPY_DATABASE_URL", *PG_VARIABLES), "")
+    return CliRunner(env={**clean, **environ}).invoke(main, args)
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (["nope"], 2, "riverpy: No such command 'nope' (see riverpy --help)\n"),
+        (["migrate", "list", "--nope"], 2, "riverpy: No such option '--nope'"),
+        (["migrate", "nope"], 2, "riverpy: No such command 'nope' (see riverpy migrate --help)\n"),
+        (["migrate", "list"], 2, "riverpy: no database is given: use --database-url, RIVERPY_"),
+        (["migrate", "list", "--database-url", "mysql://u:s3cret@h/d"], 2, "riverpy: Invalid"),
+        (["migrate", "list", "--database-url", "postgres://u:s3/c@h/d"], 2, "riverpy: Invalid"),
+        (["migrate", "list", "--schema", "1a", "--database-url", UNREACHABLE], 2, "riverpy: Inv"),
+        (["migrate", "list", "--database-url", UNREACHABLE], 1, "riverpy: "),
+    ],
+)
+def test_failure_is_one_line(args: list[str], code: int, message: str) -> None:
+    """OP-04: a failure is one line on stderr, without a password, and a code other than 0."""
+    result = invoke(*args)
+    assert result.exit_code == code
+    assert result.stdout == ""
+    assert result.stderr.startswith(message)
+    assert result.stderr.count("\n") == 1
+    assert "s3" not in result.stderr
+
+
+@pytest.mark.parametrize("environ", [{"RIVERPY_DEBUG": "1"}, {}])
+def test_debug_shows_traceback(environ: dict[str, str]) -> None:
+    """--debug (anywhere) or RIVERPY_DEBUG=1 adds the traceback, without the password."""
+    arguments = ["migrate", "list", "--database-url", UNREACHABLE]
+    for args in [arguments] if environ else [["--debug", *arguments], [*arguments, "--debug"]]:
+        result = invoke(*args, **environ)
+        assert result.exit_code == 1
+        assert "Traceback (most recent call last)" in result.stderr
+        assert "s3cret" not in result.stderr
+
+
+def test_version() -> None:
+    """`riverpy --version` names the version of the installed package."""
+    result = invoke("--version")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("riverpy, version 0.")
+
+
+def test_help_lists_commands_without_importing_them() -> None:
+    """`riverpy --help` imports no command, so that it stays quick."""
+    code = (
+        "import sys\nfrom riverpy.cli import main\n"
+        "main(['--help'], standalone_mode=False)\n"
+        "print([m for m in sys.modules if m.startswith('riverpy.cli.') and '._' not in m])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "migrate" in done.stdout
+    assert done.stdout.endswith("[]\n")
+
+
+def test_every_listed_command_is_there() -> None:
+    """Each command of the list answers --help."""
+    for name in main.list_commands(click.Context(main)):
+        assert invoke(name, "--help").exit_code == 0, name
+
+
+def test_run_translates_expected_errors() -> None:
+    """An expected error becomes a CommandError; a defect keeps its type and traceback."""
+
+    async def fail(error: Exception) -> None:
+        raise error
+
+    for error in (ConfigError("wrong"), OSError("down"), TimeoutError()):
+        with pytest.raises(CommandError) as caught:
+            run(fail, error)
+        assert caught.value.exit_code == 1
+    with pytest.raises(CommandError, match="TimeoutError"):
+        run(fail, ExceptionGroup("one", [TimeoutError()]))
+    with pytest.raises(ExceptionGroup):
+        run(fail, ExceptionGroup("two", [TimeoutError(), OSError()]))
+    with pytest.raises(ZeroDivisionError):
+        run(fail, ZeroDivisionError())
+
+
+def test_message_is_one_line_without_password() -> None:
+    """Line breaks become spaces, passwords stars."""
+    with pytest.raises(CommandError) as caught, expected_errors():
+        raise OSError("cannot reach\npostgres://u:s3cret@h/d")
+    assert caught.value.message == "OSError: cannot reach postgres://u:***@h/d"
+
+
+def test_print_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """One document on one line, times in RFC 3339."""
+    print_json({"at": datetime(2026, 1, 31, 18, tzinfo=UTC), "none": None})
+    out = capsys.readouterr().out
+    assert json.loads(out) == {"at": "2026-01-31T18:00:00Z", "none": None}
+    assert out.count("\n") == 1
+
+
+def test_print_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """Columns are aligned, numbers to the right, None is a dash; no rows leave the head."""
+    print_table(("ID", "KIND"), [(1, "a"), (1000, None)])
+    assert capsys.readouterr().out == "  ID  KIND\n   1  a\n1000  -\n"
+    print_table(("ID", "KIND"), [])
+    assert capsys.readouterr().out == "ID  KIND\n"
+
+
+def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Colours need a terminal, and NO_COLOR turns them off."""
+    terminal = io.StringIO()
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert not has_color(terminal)
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    assert has_color(terminal)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not has_color(terminal)
+
+
+def test_closed_stdout_is_no_traceback() -> None:
+    """OP-05: `riverpy migrate sql | head -1` ends without a traceback."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [RIVERPY, "migrate", "sql"], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writer)
+    assert done.stderr == ""
+    assert done.returncode == 1

@@ -1,0 +1,201 @@
+"""Where a setting's value comes from, and what is said about a wrong one."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from riverpy.cli._settings import (
+    DATABASE_URL,
+    LOG,
+    LOG_LEVEL,
+    NAME,
+    POLL_ONLY,
+    QUEUES,
+    SCHEMA,
+    SOFT_STOP,
+    Setting,
+    SettingsError,
+    Sources,
+    Value,
+    print_config,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+URL = "postgres://u:s3cret@db/app"
+
+SAMPLES: list[tuple[Setting[Any], Any, str, str]] = [
+    (DATABASE_URL, "postgres://flag/a", "postgres://env/a", "'postgres://file/a'"),
+    (SCHEMA, "of_flag", "of_env", "'of_file'"),
+    (QUEUES, {"flag": 1}, "env:2", "{ file = 3 }"),
+    (POLL_ONLY, True, "no", "true"),
+    (SOFT_STOP, timedelta(seconds=1), "2s", "'3s'"),
+    (NAME, "flag", "env", "'file'"),
+    (LOG, "console", "json", "'json'"),
+    (LOG_LEVEL, "debug", "warning", "'error'"),
+]
+
+
+def sources(directory: Path, **environ: str) -> Sources:
+    """The sources of a process with this environment in this directory."""
+    return Sources(environ, directory)
+
+
+@pytest.mark.parametrize(
+    ("setting", "flag", "env", "toml"), SAMPLES, ids=[s[0].name for s in SAMPLES]
+)
+def test_order_of_sources(
+    tmp_path: Path, setting: Setting[Any], flag: Any, env: str, toml: str
+) -> None:
+    """Of every setting: the flag wins over the variable, over the file, over the default."""
+    key = setting.name
+    assert sources(tmp_path).value(setting, None) == Value(msgspec.UNSET, "default")
+
+    file = tmp_path / "pyproject.toml"
+    file.write_text(f"[tool.riverpy]\n{key} = {toml}\n")
+    from_file = sources(tmp_path).value(setting, None)
+    assert from_file.source == str(file)
+    assert from_file.value is not msgspec.UNSET
+
+    found = sources(tmp_path, **{setting.variable: env}).value(setting, None)
+    assert found == Value(setting.parse(env), setting.variable)
+
+    found = sources(tmp_path, **{setting.variable: env}).value(setting, flag)
+    assert found == Value(flag, f"--{key}")
+
+
+def test_database_variables_of_others(tmp_path: Path) -> None:
+    """RIVERPY_DATABASE_URL wins over DATABASE_URL, that over PG*, that over the file."""
+    (tmp_path / "riverpy.toml").write_text("database-url = 'postgres://file/a'\n")
+    environ = {
+        "PGHOST": "h",
+        "PGDATABASE": "d",
+        "DATABASE_URL": "postgres://other/a",
+        "RIVERPY_DATABASE_URL": "postgres://ours/a",
+    }
+    seen: list[tuple[object, str]] = []
+    for leave_out in ("", "RIVERPY_DATABASE_URL", "DATABASE_URL", "PGHOST", "PGDATABASE"):
+        environ.pop(leave_out, None)
+        value = sources(tmp_path, **environ).value(DATABASE_URL, None)
+        seen.append((value.value, value.source))
+    assert seen == [
+        ("postgres://ours/a", "RIVERPY_DATABASE_URL"),
+        ("postgres://other/a", "DATABASE_URL"),
+        ("postgresql://", "PGHOST, PGDATABASE"),
+        ("postgresql://", "PGDATABASE"),
+        ("postgres://file/a", str(tmp_path / "riverpy.toml")),
+    ]
+
+
+def test_empty_variable_is_none(tmp_path: Path) -> None:
+    """An empty variable counts as not set."""
+    value = sources(tmp_path, RIVERPY_SCHEMA="", DATABASE_URL="").value(SCHEMA, None)
+    assert value.source == "default"
+
+
+def test_nearest_file(tmp_path: Path) -> None:
+    """The nearest file upwards counts; a pyproject.toml without [tool.riverpy] is none."""
+    (tmp_path / "pyproject.toml").write_text("[tool.riverpy]\nschema = 'far'\n")
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    (inner / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    assert sources(inner).value(SCHEMA, None).value == "far"
+    (tmp_path / "a" / "riverpy.toml").write_text("schema = 'near'\n")
+    assert sources(inner).value(SCHEMA, None).value == "near"
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ("soft_stop = '3s'", "unknown key 'soft_stop'; did you mean soft-stop?"),
+        ("zebra = 1", "unknown key 'zebra'; known are database-url, schema, queues"),
+        ("schema = 3", "schema: expected text in quotes, got 3"),
+        ("poll-only = 'yes'", "poll-only: expected true or false, got 'yes'"),
+        ("queues = 'default:3'", "queues: expected a table of names and slots"),
+        ("queues = { A = 3 }", "queues: a queue name has lower-case letters"),
+        ("queues = { a = 0 }", "queues: queue 'a' needs at least 1 slot, got 0"),
+        ("soft-stop = '3 parsecs'", "soft-stop: '3 parsecs' is no duration"),
+        ("log = 'xml'", "log: 'xml' is none of console, json"),
+        ("database-url = 'mysql://u:s3cret@h/d'", "database-url: a database URL starts with"),
+        ("schema = ", "riverpy.toml: "),
+    ],
+)
+def test_wrong_file(tmp_path: Path, toml: str, message: str) -> None:
+    """A wrong key or value in the file is an error that names file, key and near match."""
+    (tmp_path / "riverpy.toml").write_text(toml)
+
+    def read_all() -> None:
+        found = sources(tmp_path)
+        for setting, *_ in SAMPLES:
+            found.value(setting, None)
+
+    with pytest.raises(SettingsError) as caught:
+        read_all()
+    assert message in caught.value.message
+    assert str(tmp_path / "riverpy.toml") in caught.value.message
+    assert "s3cret" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        ("RIVERPY_SOFTSTOP", "unknown variable RIVERPY_SOFTSTOP; did you mean RIVERPY_SOFT_STOP?"),
+        ("RIVERPY_X", "unknown variable RIVERPY_X; known are RIVERPY_DATABASE_URL"),
+    ],
+)
+def test_unknown_variable(tmp_path: Path, variable: str, message: str) -> None:
+    """A RIVERPY_* variable that nobody reads is an error that names the near match."""
+    with pytest.raises(SettingsError, match="unknown variable") as caught:
+        sources(tmp_path, **{variable: "1"})
+    assert caught.value.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "RIVERPY_PG_BIN",
+        "RIVERPY_EMBEDDED_DIR",
+        "RIVERPY_DEBUG",
+        "RIVERPY_TEST_DATABASE_URL",
+        "RIVERPY_TEST_LOOP",
+        "RIVERPYX",
+    ],
+)
+def test_known_variables(tmp_path: Path, variable: str) -> None:
+    """Variables that other parts read, and those of others, are no errors."""
+    sources(tmp_path, **{variable: "1"})
+
+
+def test_wrong_variable_names_its_source(tmp_path: Path) -> None:
+    """A wrong value in a variable is told with the variable's name and without a password."""
+    with pytest.raises(SettingsError) as caught:
+        sources(tmp_path, DATABASE_URL="postgres://u:s3/cret@h:5x/d").value(DATABASE_URL, None)
+    assert caught.value.message.startswith("DATABASE_URL: ")
+    assert "cret" not in caught.value.message
+
+
+def test_print_config(capsys: pytest.CaptureFixture[str]) -> None:
+    """--print-config shows each value with its source, the password masked, defaults in words."""
+    print_config(
+        [
+            (DATABASE_URL, Value(URL, "DATABASE_URL")),
+            (QUEUES, Value({"default": 50, "mail": 5}, "--queues")),
+            (SOFT_STOP, Value(timedelta(seconds=90), "RIVERPY_SOFT_STOP")),
+            (POLL_ONLY, Value(value=False, source="riverpy.toml")),
+            (NAME, Value(msgspec.UNSET, "default")),
+        ]
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[:5]] == [
+        ["SETTING", "VALUE", "SOURCE"],
+        ["database-url", "postgres://u:***@db/app", "DATABASE_URL"],
+        ["queues", "default:50,mail:5", "--queues"],
+        ["soft-stop", "1m30s", "RIVERPY_SOFT_STOP"],
+        ["poll-only", "false", "riverpy.toml"],
+    ]
+    assert lines[5].split() == ["name", "the", "client's,", "else", "the", "host's", "default"]

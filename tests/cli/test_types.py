@@ -1,0 +1,103 @@
+"""Durations, times and queues as they are typed on a command line."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from riverpy.cli._types import (
+    format_duration,
+    format_queues,
+    parse_duration,
+    parse_queues,
+    parse_timestamp,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "duration"),
+    [
+        ("90s", timedelta(seconds=90)),
+        ("1h30m", timedelta(hours=1, minutes=30)),
+        ("2d", timedelta(days=2)),
+        ("1w1d", timedelta(days=8)),
+        ("250ms", timedelta(milliseconds=250)),
+        ("1m5ms", timedelta(minutes=1, milliseconds=5)),
+        ("1.5h", timedelta(minutes=90)),
+        ("0s", timedelta(0)),
+        (" 3s ", timedelta(seconds=3)),
+    ],
+)
+def test_duration(text: str, duration: timedelta) -> None:
+    """Numbers with units, the largest first."""
+    assert parse_duration(text) == duration
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "-5s", "5 s", "30m1h", "1h1h", "1y", "s", "٣s", "1e3s", "99999999999999d"]
+)
+def test_no_duration(text: str) -> None:
+    """Anything else is refused: above all a number without its unit."""
+    with pytest.raises(ValueError, match="duration"):
+        parse_duration(text)
+
+
+@given(st.integers(min_value=0, max_value=10**13))
+def test_format_duration(milliseconds: int) -> None:
+    """What is shown can be typed again."""
+    duration = timedelta(milliseconds=milliseconds)
+    assert parse_duration(format_duration(duration)) == duration
+
+
+def test_timestamp() -> None:
+    """A time with its zone comes out in UTC."""
+    text = "2026-01-31T18:00:00+02:00"
+    assert parse_timestamp(text) == datetime(2026, 1, 31, 16, tzinfo=UTC)
+    assert parse_timestamp("2026-01-31T18:00:00Z").tzinfo is UTC
+    assert parse_timestamp(text).utcoffset() == timedelta(0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tomorrow", "is no time"),
+        ("2026-01-31T18:00:00", "has no time zone"),
+        ("2026-01-31", "has no time zone"),
+        ("10001-01-01T00:00:00Z", "is no time"),
+        ("9999-12-31T23:59:59-01:00", "outside the years"),
+    ],
+)
+def test_no_timestamp(text: str, message: str) -> None:
+    """A time without a zone, or beyond the calendar, is refused with the way to mend it."""
+    with pytest.raises(ValueError, match=message):
+        parse_timestamp(text)
+
+
+def test_queues() -> None:
+    """NAME:SLOTS, separated by commas, in their order."""
+    queues = parse_queues("mail:5, default:50")
+    assert queues == {"mail": 5, "default": 50}
+    assert list(queues) == ["mail", "default"]
+    assert parse_queues(format_queues(queues)) == queues
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("mail", "'mail' is not NAME:SLOTS"),
+        ("mail:", "is not NAME:SLOTS"),
+        ("mail:x", "is not NAME:SLOTS"),
+        ("mail:-1", "is not NAME:SLOTS"),
+        ("mail:1,", "'' is not NAME:SLOTS"),
+        ("mail:0", "needs at least 1 slot"),
+        ("mail:1,mail:2", "given twice"),
+        ("Mail:1", "a queue name has lower-case letters"),
+    ],
+)
+def test_no_queues(text: str, message: str) -> None:
+    """What is wrong is said."""
+    with pytest.raises(ValueError, match=message):
+        parse_queues(text)
