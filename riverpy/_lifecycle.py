@@ -1,8 +1,10 @@
 """Who owns a task, how it is stopped, and why.
 
-A service is one coroutine that runs in a `ServiceGroup` and says when it is up. Leaving the group stops its members
-and joins them, so stopping a client is leaving its nested groups from the inside out. A stop has a cause, which is
-recorded before the cancellation is sent: anyio's cancellation carries none that code could branch on.
+A service is one coroutine that runs in a `ServiceGroup` and says when it is up. Leaving the group
+stops its members and joins them, so stopping a client is leaving its nested groups from the inside
+out. A stop has a cause, which is
+recorded before the cancellation is sent: anyio's cancellation carries none that code could branch
+on.
 """
 
 from __future__ import annotations
@@ -12,13 +14,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, Protocol, Self
 
 import anyio
-from anyio.abc import TaskStatus
 
 if TYPE_CHECKING:
     from collections.abc import Generator
     from types import TracebackType
 
-    from anyio.abc import TaskGroup
+    from anyio.abc import TaskGroup, TaskStatus
 
 SIGNAL_TIMEOUT = 10.0
 """Seconds that a test waits for a signal before it fails by the signal's name."""
@@ -38,7 +39,8 @@ class StopCause(Enum):
 class StopScope:
     """A cancel scope that remembers why it was stopped.
 
-    `with scope:` absorbs its own cancellation and nobody else's. A scope without a cause of its own has its parent's.
+    `with scope:` absorbs its own cancellation and nobody else's. A scope without a cause of its own
+    has its parent's.
     """
 
     def __init__(self, parent: StopScope | None = None) -> None:
@@ -61,7 +63,8 @@ class StopScope:
 
     @contextmanager
     def shielded(self, bound: float, *, after_stop: float) -> Generator[None]:
-        """Finish a step in spite of a stop: for `bound` seconds at most, and `after_stop` seconds after a stop.
+        """Finish a step in spite of a stop: for `bound` seconds at most, and `after_stop` seconds
+        after a stop.
 
         Raises:
             TimeoutError: the time was over.
@@ -94,12 +97,14 @@ class Service(Protocol):
     name: str
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Run until stopped. Call `task_status.started()` when up; raise before that if it cannot start."""
+        """Run until stopped. Call `task_status.started()` when up; raise before that if it cannot
+        start."""
         ...
 
 
 class ServiceGroup:
-    """Hosts services. Leaving it stops them all, with a cause, and joins them; an error inside only cancels them.
+    """Hosts services. Leaving it stops them all, with a cause, and joins them; an error inside only
+    cancels them.
 
     A member that fails takes the group down with its error.
     """

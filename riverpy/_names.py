@@ -1,6 +1,7 @@
 """The rules for names: queue, kind, tag, schema and client id, the same wherever a name enters.
 
-River's patterns, rewritten so that each matches in linear time, in ASCII only, and up to the very end of the text.
+River's patterns, rewritten so that each matches in linear time, in ASCII only, and up to the very
+end of the text.
 """
 
 from __future__ import annotations
@@ -23,22 +24,26 @@ _SCHEMA = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 def validate_queue(name: str) -> None:
-    """Lower-case letters and digits in groups joined by `_` or `-`, at most 64 characters; else ConfigError."""
+    """Lower-case letters and digits in groups joined by `_` or `-`, at most 64 characters; else
+    ConfigError."""
     if not name:
         raise ConfigError("a queue name may not be empty")
     if len(name) > QUEUE_LENGTH_MAX:
         raise ConfigError(
-            f"a queue name has at most {QUEUE_LENGTH_MAX} characters, got {len(name)}: {name[:80]!r}"
+            f"a queue name has at most {QUEUE_LENGTH_MAX} characters, got {len(name)}: "
+            f"{name[:80]!r}"
         )
     if not _QUEUE.fullmatch(name):
         raise ConfigError(
-            "a queue name has lower-case letters and digits in groups joined by a single '_' or '-', "
+            "a queue name has lower-case letters and digits in groups joined by a single '_' or "
+            "'-', "
             f"got {name!r}"
         )
 
 
 def validate_kind(kind: str) -> None:
-    """River's rule for the kind of a registered worker, which every insert keeps too; else ConfigError."""
+    """River's rule for the kind of a registered worker, which every insert keeps too; else
+    ConfigError."""
     if not kind:
         raise ConfigError("a job kind may not be empty")
     if len(kind) > KIND_LENGTH_MAX:
@@ -47,7 +52,8 @@ def validate_kind(kind: str) -> None:
         )
     if not _KIND.fullmatch(kind):
         raise ConfigError(
-            "a job kind starts with a letter, digit or '_' and goes on with at least one more of these or "
+            "a job kind starts with a letter, digit or '_' and goes on with at least one more "
+            "of these or "
             f"of '-[]<>/.\u00b7:+', all ASCII but the dot \u00b7, got {kind!r}"
         )
 
@@ -69,7 +75,8 @@ def validate_schema(name: str) -> None:
     """Letters, digits and `_`, no digit first, at most 46 characters; else ConfigError."""
     if len(name) > SCHEMA_LENGTH_MAX:
         raise ConfigError(
-            f"a schema name has at most {SCHEMA_LENGTH_MAX} characters, so that a notification channel can "
+            f"a schema name has at most {SCHEMA_LENGTH_MAX} characters, so that a notification "
+            "channel can "
             f"carry it, got {len(name)}: {name[:80]!r}"
         )
     if not _SCHEMA.fullmatch(name):
@@ -83,5 +90,6 @@ def validate_client_id(client_id: str) -> None:
     """1 to 100 characters without NUL; else ConfigError."""
     if not 1 <= len(client_id) <= CLIENT_ID_LENGTH_MAX or "\0" in client_id:
         raise ConfigError(
-            f"a client id has 1 to {CLIENT_ID_LENGTH_MAX} characters and no NUL, got {client_id[:120]!r}"
+            f"a client id has 1 to {CLIENT_ID_LENGTH_MAX} characters and no NUL, got "
+            f"{client_id[:120]!r}"
         )

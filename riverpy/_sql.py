@@ -1,8 +1,9 @@
 """SQL files: find them, parse their blocks, splice the schema, number the parameters.
 
-A query file holds blocks that start with a line `-- name: job_insert`. In a block `@queue` is a parameter and
-`/* schema */` stands before the name of each table, type and function of the River schema, so that psql can read
-the file as it is. Rendered for asyncpg, a parameter becomes `$1`, `$2`, … in the order of its first use.
+A query file holds blocks that start with a line `-- name: job_insert`. In a block `@queue` is a
+parameter and `/* schema */` stands before the name of each table, type and function of the River
+schema, so that psql can read the file as it is. Rendered for asyncpg, a parameter becomes `$1`,
+`$2`, … in the order of its first use.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Query(NamedTuple):
     parameters: tuple[str, ...]
 
     def arguments(self, values: dict[str, object]) -> list[object]:
-        """The values in the order of the statement's parameters. A missing or unknown name is a KeyError."""
+        """The values in the order of the statement's parameters. A missing or unknown name is a
+        KeyError."""
         if len(values) != len(self.parameters):
             raise KeyError(f"expected {self.parameters}, got {tuple(values)}")
         return [values[name] for name in self.parameters]

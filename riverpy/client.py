@@ -1,4 +1,5 @@
-"""Client: inserts jobs, works them, and tells of them. It delegates; it decides nothing but what is open when."""
+"""Client: inserts jobs, works them, and tells of them. It delegates; it decides nothing but what is
+open when."""
 
 from __future__ import annotations
 
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 import msgspec
 import structlog
-from anyio.abc import TaskStatus
 from msgspec import UNSET, UnsetType
 
 from riverpy._clock import SystemClock
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from types import TracebackType
 
+    from anyio.abc import TaskStatus
+
     from riverpy._db.jobs import Stamp
     from riverpy.drivers.asyncpg import Pool, Transaction
     from riverpy.events import EventKind
@@ -49,7 +51,8 @@ STATEMENT_TIMEOUT = 30.0
 
 
 class Client:
-    """River's client: `async with client:` opens its pool, `client.working()` works jobs beside other code.
+    """River's client: `async with client:` opens its pool, `client.working()` works jobs beside
+    other code.
 
     One that is given no queues only inserts.
     """
@@ -65,9 +68,11 @@ class Client:
         """Make a client. Nothing is connected yet.
 
         Args:
-            database: a `postgres://` URL, or an asyncpg pool that stays the caller's and serves inserts and calls (a
-                client that works jobs needs the URL). None: only calls with `tx=` work, until `configure` gives one.
-            workers: what works which kind. A client with workers refuses to insert other kinds, unless configured so.
+            database: a `postgres://` URL, or an asyncpg pool that stays the caller's and serves
+                inserts and calls (a client that works jobs needs the URL). None: only calls with
+                `tx=` work, until `configure` gives one.
+            workers: what works which kind. A client with workers refuses to insert other kinds,
+                unless configured so.
             queues: the queues to work, by name.
             config: everything else.
 
@@ -80,6 +85,8 @@ class Client:
         self._database: str | Pool | None = None
         self._pool: Pool | None = None
         self._run: Run | None = None
+        self._made_id: tuple[int, str] | None = None
+        self._abandoned: frozenset[Stamp] = frozenset()
         self._subscriptions = Subscriptions()
         self._log: Any = structlog.get_logger("riverpy").bind()
         self._set(database=database, queues=queues or {})
@@ -114,26 +121,31 @@ class Client:
         """Whether the client works jobs."""
         return self._run is not None
 
-    @cached_property
+    @property
     def id(self) -> str:
-        """The id that this client writes into the rows it claims, made when it is first read."""
+        """The id that this client writes into the rows it claims, made when it is first read, and
+        anew after a fork."""
         if self._config.id is not None:
             return self._config.id
-        suffix = f":{os.getpid()}:{secrets.token_hex(4)}"
-        name = self._config.name or socket.gethostname()
-        return name[: CLIENT_ID_LENGTH_MAX - len(suffix)] + suffix
+        pid = os.getpid()
+        if self._made_id is None or self._made_id[0] != pid:
+            suffix = f":{pid}:{secrets.token_hex(4)}"
+            name = self._config.name or socket.gethostname()
+            self._made_id = pid, name[: CLIENT_ID_LENGTH_MAX - len(suffix)] + suffix
+        return self._made_id[1]
 
     def configure(
         self,
         *,
         database: str | UnsetType = UNSET,
         queues: Mapping[str, QueueConfig] | UnsetType = UNSET,
-        schema: str | None | UnsetType = UNSET,
+        schema: str | UnsetType | None = UNSET,
         name: str | UnsetType = UNSET,
         poll_only: bool | UnsetType = UNSET,
-        soft_stop_timeout: timedelta | None | UnsetType = UNSET,
+        soft_stop_timeout: timedelta | UnsetType | None = UNSET,
     ) -> None:
-        """Change settings of a client that is not open yet, as the command line does. UNSET leaves one as it is.
+        """Change settings of a client that is not open yet, as the command line does. UNSET leaves
+        one as it is.
 
         Raises:
             ClientStateError: the client is open or running.
@@ -154,8 +166,8 @@ class Client:
             self._set(database=database, queues=self._queues)
         if queues is not UNSET:
             self._set(database=self._database, queues=queues)
-        for cached in ("id", "_inserter"):
-            self.__dict__.pop(cached, None)
+        self._made_id = None
+        self.__dict__.pop("_inserter", None)
 
     def _set(self, *, database: str | Pool | None, queues: Mapping[str, QueueConfig]) -> None:
         if isinstance(database, str):
@@ -187,7 +199,7 @@ class Client:
         if self.is_open:
             raise ClientStateError("the client is open already")
         if self._database is None:
-            raise ConfigError("give the client a database: Client(\"postgres://…\")")
+            raise ConfigError('give the client a database: Client("postgres://…")')
         if not isinstance(self._database, str):
             self._pool = self._database
             return self
@@ -205,7 +217,8 @@ class Client:
         exc: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """Close the pool, unless it is the caller's. What is still held is cut after a moment, with a warning."""
+        """Close the pool, unless it is the caller's. What is still held is cut after a moment, with
+        a warning."""
         pool, self._pool = self._pool, None
         if pool is None or pool is self._database:
             return
@@ -264,8 +277,8 @@ class Client:
         Args:
             args: what the job is given.
             opts: options of this insert; they win over those of the args class.
-            tx: a connection of yours, with its open transaction: the job exists when it commits. Default: a connection
-                of the client's pool; the job exists when this returns.
+            tx: a connection of yours, with its open transaction: the job exists when it commits.
+                Default: a connection of the client's pool; the job exists when this returns.
 
         Raises:
             InsertError: the job is not allowed; nothing was sent.
@@ -292,7 +305,8 @@ class Client:
         """Insert jobs by COPY, the fastest way, all or none; returns how many.
 
         Raises:
-            UniqueConflictError: one of the jobs exists already; none was inserted, and `tx` can go on.
+            UniqueConflictError: one of the jobs exists already; none was inserted, and `tx` can go
+                on.
             InsertError, TransactionError, SchemaMissingError, ClientStateError: as `insert_many`.
         """
         return await self._inserter.insert_many_fast(params, tx=tx)
@@ -318,7 +332,8 @@ class Client:
         return await self._one_job(jobs.job_cancel, job_id, tx)
 
     async def job_retry(self, job_id: int, *, tx: Transaction | None = None) -> JobRow:
-        """Make a job available now, with one more attempt if it has none left. A running one stays as it is.
+        """Make a job available now, with one more attempt if it has none left. A running one stays
+        as it is.
 
         Raises:
             NotFoundError: there is none with this id.
@@ -373,14 +388,14 @@ class Client:
             payload = msgspec.json.encode({"action": action, "queue": name}).decode()
             await queues.control_notify(connection, self._config.schema, payload)
 
-    def subscribe(
-        self, *kinds: EventKind, size: int = SUBSCRIPTION_SIZE_DEFAULT
-    ) -> Subscription:
-        """Events of this client's own jobs and queues: `async with client.subscribe(…) as events: async for …`.
+    def subscribe(self, *kinds: EventKind, size: int = SUBSCRIPTION_SIZE_DEFAULT) -> Subscription:
+        """Events of this client's own jobs and queues: `async with client.subscribe(…) as events:
+        async for …`.
 
         Args:
             kinds: which; at least one.
-            size: how many may wait to be read; more are dropped and counted in `events.dropped`. Default 10,000.
+            size: how many may wait to be read; more are dropped and counted in `events.dropped`.
+                Default 10,000.
 
         Raises:
             ConfigError: no kind, an unknown one, or a size below 1.
@@ -395,7 +410,8 @@ class Client:
         drain: bool = False,
         task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> StopReport:
-        """Work jobs until stopped; opens the client if it is not. Returns what the stop left behind.
+        """Work jobs until stopped; opens the client if it is not. Returns what the stop left
+        behind.
 
         Args:
             drain: end by itself when the queues hold nothing more to work.
@@ -415,12 +431,15 @@ class Client:
             async with self:
                 return await run.run(drain=drain, task_status=task_status)
         finally:
+            self._abandoned |= run.work.stamps()
             self._run = None
             self._subscriptions.close()
 
     def _new_run(self) -> Run:
         if not self._queues:
-            raise ConfigError("there is no queue to work: Client(…, queues={\"default\": QueueConfig()})")
+            raise ConfigError(
+                'there is no queue to work: Client(…, queues={"default": QueueConfig()})'
+            )
         if self._workers is None or not len(self._workers):
             raise ConfigError("there is no worker: register one with Workers.add or @workers.job")
         return Run(
@@ -430,13 +449,16 @@ class Client:
             workers=self._workers,
             queues=self._queues,
             subscriptions=self._subscriptions,
+            abandoned=self._abandoned,
         )
 
     @asynccontextmanager
     async def working(self) -> AsyncGenerator[Self]:
-        """Work jobs while the block runs, for instance in the lifespan of a web application; stop when it is left.
+        """Work jobs while the block runs, for instance in the lifespan of a web application; stop
+        when it is left.
 
-        Leaving it waits for running jobs as `Config.soft_stop_timeout` says. A fault in riverpy itself ends the block.
+        Leaving it waits for running jobs as `Config.soft_stop_timeout` says. A fault in riverpy
+        itself ends the block.
 
         Raises:
             Exception: as `run`.
@@ -469,14 +491,16 @@ class Client:
             self._run.stop_hard()
 
     def running_stamps(self) -> list[Stamp]:
-        """What tells the attempts that run now from all others; may be called from another thread."""
+        """What tells the attempts that run now from all others; may be called from another
+        thread."""
         return sorted(self._run.work.stamps()) if self._run is not None else []
 
     async def put_back(self, stamps: Sequence[Stamp]) -> int:
-        """Make attempts of this client available again without counting them, over a connection of its own.
+        """Make attempts of this client available again without counting them, over a connection of
+        its own.
 
-        It is the very last thing that a process does: their code must not go on after it. Takes at most 2 seconds.
-        Returns how many were given back.
+        It is the very last thing that a process does: their code must not go on after it. Takes at
+        most 2 seconds. Returns how many were given back.
         """
         return await put_back(
             self._working_url(), self._config.schema, stamps, pooled=self._config.pooler
@@ -484,5 +508,7 @@ class Client:
 
     def _working_url(self) -> str | None:
         if self._database is not None and not isinstance(self._database, str):
-            raise ConfigError("a client that works jobs needs the database's URL, a pool is not enough")
+            raise ConfigError(
+                "a client that works jobs needs the database's URL, a pool is not enough"
+            )
         return self._database

@@ -1,4 +1,5 @@
-"""Settings of a client. Each value is checked when it is given, so a config that exists is a valid one."""
+"""Settings of a client. Each value is checked when it is given, so a config that exists is a valid
+one."""
 
 from __future__ import annotations
 
@@ -46,13 +47,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a client beyond its database, workers and queues."""
 
     schema: str | None = None
-    """The schema of River's tables. Default: the first one of the connection's search path, as River does."""
+    """The schema of River's tables. Default: the first one of the connection's search path, as
+    River does."""
     id: str | None = None
-    """The client's id, at most 100 characters, no two running clients alike. Default `NAME:PID:RANDOM`."""
+    """The client's id, at most 100 characters, no two running clients alike. Default
+    `NAME:PID:RANDOM`."""
     name: str | None = None
     """NAME in the default id. Default: the name of the host."""
     job_timeout: timedelta | None = JOB_TIMEOUT_DEFAULT
-    """How long a job may run. Default one minute; None: for ever. A worker or a job can say otherwise."""
+    """How long a job may run. Default one minute; None: for ever. A worker or a job can say
+    otherwise."""
     max_attempts: int = MAX_ATTEMPTS_DEFAULT
     """Attempts of an inserted job that does not say otherwise. Default 25."""
     retry_policy: RetryPolicy = msgspec.field(default_factory=DefaultRetryPolicy)
@@ -75,8 +79,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     pool_size: int = POOL_SIZE_DEFAULT
     """Connections for inserts and other calls, at most. Default 10."""
     durable_claims: bool = False
-    """Wait for the disk at each claim too. Default False: after a crash of the server a job that was claimed in the
-    last moment may run twice; its result is stored once."""
+    """Wait for the disk at each claim too. Default False: after a crash of the server a job that
+    was claimed in the last moment may run twice; its result is stored once."""
     skip_unknown_job_check: bool = False
     """Let a client with workers insert kinds that it has no worker for. Default False."""
     skip_job_kind_validation: bool = False

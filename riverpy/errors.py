@@ -15,7 +15,8 @@
     │ └ ServerVersionError   PostgreSQL is too old
     └ MigrationError         a migration cannot be applied or undone
 
-    JobCancel, JobSnooze     raised by a job to end its attempt (no RiverError: they are no failures)
+    JobCancel, JobSnooze     raised by a job to end its attempt (no RiverError: they are no
+    failures)
 
 The text of each error tells its reader what to do. No text ever holds a password.
 """
@@ -57,7 +58,8 @@ class InsertError(RiverError, ValueError):
 
 
 class ArgsError(InsertError):
-    """Args, metadata or output cannot be stored as JSON. `path` names the place, as in `$.user.tags[3]`."""
+    """Args, metadata or output cannot be stored as JSON. `path` names the place, as in
+    `$.user.tags[3]`."""
 
     def __init__(self, message: str, *, path: str = "$") -> None:
         super().__init__(message)
@@ -69,18 +71,21 @@ class UnknownJobKindError(InsertError):
 
     def __init__(self, kind: str) -> None:
         super().__init__(
-            f"no worker is registered for job kind {kind!r}: add one to the client's Workers, or insert "
+            f"no worker is registered for job kind {kind!r}: add one to the client's Workers, or "
+            "insert "
             "from a client without workers, or set Config(skip_unknown_job_check=True)"
         )
         self.kind = kind
 
 
 class TransactionError(RiverError):
-    """The transaction given as `tx` is aborted, or its connection is closed: nothing was inserted."""
+    """The transaction given as `tx` is aborted, or its connection is closed: nothing was
+    inserted."""
 
 
 class UniqueConflictError(RiverError):
-    """A job with the same unique key exists. Nothing of the batch was inserted; the transaction lives."""
+    """A job with the same unique key exists. Nothing of the batch was inserted; the transaction
+    lives."""
 
 
 class NotFoundError(RiverError):
@@ -111,11 +116,12 @@ class MigrationError(RiverError):
     """A migration cannot be applied or undone."""
 
 
-class JobCancel(Exception):  # noqa: N818 (River's name)
-    """Raised by a job to end it for good: its state becomes `cancelled` and it is not tried again."""
+class JobCancel(Exception):
+    """Raised by a job to end it for good: its state becomes `cancelled` and it is not tried
+    again."""
 
 
-class JobSnooze(Exception):  # noqa: N818 (River's name)
+class JobSnooze(Exception):
     """Raised by a job to be run again after a delay. It uses up no attempt.
 
     Args:

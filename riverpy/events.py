@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import msgspec
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from riverpy.job import JobRow
 
 
@@ -18,7 +19,8 @@ class EventKind(StrEnum):
     JOB_CANCELLED = "job_cancelled"
     JOB_COMPLETED = "job_completed"
     JOB_FAILED = "job_failed"
-    """An attempt failed: the job is retryable, available again after a short delay, or discarded."""
+    """An attempt failed: the job is retryable, available again after a short delay, or
+    discarded."""
     JOB_INTERRUPTED = "job_interrupted"
     """A stop ended the attempt; it does not count."""
     JOB_SNOOZED = "job_snoozed"

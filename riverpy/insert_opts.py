@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
@@ -11,6 +10,7 @@ from riverpy.job import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import datetime, timedelta
 
     from riverpy.job import JobArgs, JobRow, RawArgs
 
@@ -36,7 +36,8 @@ UNIQUE_STATES_REQUIRED = (
 
 
 class Unique:
-    """Marks a field of an args class as part of the unique key: `user_id: Annotated[int, riverpy.Unique]`.
+    """Marks a field of an args class as part of the unique key: `user_id: Annotated[int,
+    riverpy.Unique]`.
 
     With `UniqueOpts(by_args=True)` only the marked fields count; with none marked, all args do.
     """
@@ -63,27 +64,27 @@ class UniqueOpts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_empty(self) -> bool:
         """Whether nothing is chosen, so that the job is not unique."""
-        return not (
-            self.by_args or self.by_period or self.by_queue or self.by_state is not None
-        )
+        return not (self.by_args or self.by_period or self.by_queue or self.by_state is not None)
 
 
 class InsertOpts(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of one insert. None means: as the args class says, else the client, else River's default."""
+    """Options of one insert. None means: as the args class says, else the client, else River's
+    default."""
 
     max_attempts: int | None = None
     """1 to 32767 attempts. Default 25."""
     metadata: dict[str, Any] | None = None
     """A JSON object stored with the job. Default empty. An args class cannot set it."""
     pending: bool = False
-    """Insert as `pending`: not worked until somebody changes the state. An args class cannot set it."""
+    """Insert as `pending`: not worked until somebody changes the state. An args class cannot set
+    it."""
     priority: int | None = None
     """1 (first) to 4 (last). Default 1."""
     queue: str | None = None
     """Default `default`."""
     scheduled_at: datetime | None = None
-    """When the job is due; must have a time zone. Given, even in the past, the job starts as `scheduled`
-    and waits for the leader's scheduler. Default now."""
+    """When the job is due; must have a time zone. Given, even in the past, the job starts as
+    `scheduled` and waits for the leader's scheduler. Default now."""
     tags: Sequence[str] | None = None
     """Default none. An empty sequence overrides the tags of the args class."""
     unique_opts: UniqueOpts | None = None
@@ -112,4 +113,5 @@ class InsertResult(msgspec.Struct, frozen=True):
     job: JobRow
     """The inserted job or, for a duplicate, the one that exists."""
     unique_skipped_as_duplicate: bool
-    """Whether a job with the same unique key existed (or came earlier in the batch), so that nothing was inserted."""
+    """Whether a job with the same unique key existed (or came earlier in the batch), so that
+    nothing was inserted."""

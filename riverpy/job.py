@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _PG_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 OUTPUT_SIZE_MAX = 32 * 1024 * 1024
 """Bytes of a recorded output; River's limit."""
+_FIRST = datetime(1, 1, 1, tzinfo=UTC)
+_LAST = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 ArgsT_co = TypeVar("ArgsT_co", covariant=True)
@@ -37,10 +39,11 @@ class JobState(StrEnum):
 
 @runtime_checkable
 class JobArgs(Protocol):
-    """What a job is given: a msgspec Struct, a dataclass or a dict subclass with a class variable `kind`.
+    """What a job is given: a msgspec Struct, a dataclass or a dict subclass with a class variable
+    `kind`.
 
-    Optional beside it: `kind_aliases: ClassVar[Sequence[str]]`, older names of the kind that its worker still
-    works, and `def insert_opts(self) -> InsertOpts`, the defaults for inserting it.
+    Optional beside it: `kind_aliases: ClassVar[Sequence[str]]`, older names of the kind that its
+    worker still works, and `def insert_opts(self) -> InsertOpts`, the defaults for inserting it.
     """
 
     kind: ClassVar[str]
@@ -63,7 +66,8 @@ class AttemptError(msgspec.Struct, frozen=True):
 
 
 class JobColumn:
-    """The position of each column in a job row. Every statement that returns jobs keeps this order."""
+    """The position of each column in a job row. Every statement that returns jobs keeps this
+    order."""
 
     ID = 0
     ARGS = 1
@@ -86,9 +90,11 @@ class JobColumn:
 
 
 def timestamp(raw: int | bytes | None) -> datetime | None:
-    """A timestamp as it comes from the database: microseconds since 2000, as an integer or in the wire format.
+    """A timestamp as it comes from the database: microseconds since 2000, as an integer or in the
+    wire format.
 
-    A time beyond Python's calendar (`infinity`, the year 10000) becomes the last or first moment it has.
+    A time beyond Python's calendar (`infinity`, the year 10000) becomes the last or first moment it
+    has.
     """
     if raw is None:
         return None
@@ -97,7 +103,7 @@ def timestamp(raw: int | bytes | None) -> datetime | None:
     try:
         return _PG_EPOCH + timedelta(microseconds=raw)
     except OverflowError:
-        return (datetime.max if raw > 0 else datetime.min).replace(tzinfo=UTC)
+        return _LAST if raw > 0 else _FIRST
 
 
 def raw_timestamp(value: datetime) -> int:
@@ -121,9 +127,7 @@ class JobRow:
         self._row = row
 
     def __repr__(self) -> str:
-        return (
-            f"<{type(self).__name__} {self.id} {self.kind} {self.state} attempt {self.attempt}>"
-        )
+        return f"<{type(self).__name__} {self.id} {self.kind} {self.state} attempt {self.attempt}>"
 
     def columns(self) -> Sequence[Any]:
         """The row's values, in the order of `JobColumn`."""
@@ -240,7 +244,8 @@ class JobRow:
 
 
 class Job(JobRow, Generic[ArgsT_co]):
-    """The job that a worker is given: the claimed row, its decoded `args`, and what the attempt records."""
+    """The job that a worker is given: the claimed row, its decoded `args`, and what the attempt
+    records."""
 
     __slots__ = ("_args", "_updates")
 
@@ -254,7 +259,8 @@ class Job(JobRow, Generic[ArgsT_co]):
         return self._args
 
     def record_output(self, value: object) -> None:
-        """Store `value` as the job's output (metadata key `output`) when this attempt ends, however it ends.
+        """Store `value` as the job's output (metadata key `output`) when this attempt ends, however
+        it ends.
 
         The last call wins.
 
@@ -264,7 +270,8 @@ class Job(JobRow, Generic[ArgsT_co]):
         text = _json.encode(value)
         if len(text.encode()) > OUTPUT_SIZE_MAX:
             raise ArgsError(
-                f"an output has at most {OUTPUT_SIZE_MAX} bytes when encoded, got {len(text.encode())}"
+                f"an output has at most {OUTPUT_SIZE_MAX} bytes when encoded, got "
+                f"{len(text.encode())}"
             )
         self._merge("output", text)
 
@@ -272,7 +279,8 @@ class Job(JobRow, Generic[ArgsT_co]):
         """Merge `key` into the job's metadata when this attempt ends, however it ends.
 
         Raises:
-            ArgsError: the value is not JSON, or the key starts with `river:`, which River keeps for itself.
+            ArgsError: the value is not JSON, or the key starts with `river:`, which River keeps for
+                itself.
         """
         if key.startswith("river:"):
             raise ArgsError(f"metadata keys that start with 'river:' belong to River, got {key!r}")

@@ -19,12 +19,14 @@ class RetryPolicy(Protocol):
     """Says how long a job waits after an attempt that failed."""
 
     def next_retry(self, job: JobRow, /) -> timedelta:
-        """The delay from now. `job` is the row as it was claimed: this attempt's error is not in it yet."""
+        """The delay from now. `job` is the row as it was claimed: this attempt's error is not in it
+        yet."""
         ...
 
 
 class DefaultRetryPolicy:
-    """River's formula: n^4 seconds, up to 10 % more or less, where n counts the errors with this one.
+    """River's formula: n^4 seconds, up to 10 % more or less, where n counts the errors with this
+    one.
 
     1 s, 16 s, 81 s, 256 s, … to 92 hours at the 24th. Snoozes and interruptions do not lengthen it.
     """
@@ -38,7 +40,8 @@ class DefaultRetryPolicy:
 
 
 class ErrorHandler(Protocol):
-    """Told of each failed attempt. It is not told of snoozes, cancels by the job itself, and interruptions."""
+    """Told of each failed attempt. It is not told of snoozes, cancels by the job itself, and
+    interruptions."""
 
     async def handle_error(self, job: JobRow, error: BaseException, /) -> bool | None:
         """Called when an attempt failed. Return True to cancel the job instead of retrying it.

@@ -44,16 +44,17 @@ class Worker(Generic[ArgsT]):
     """Only needed where the args class has no `kind`."""
 
     async def work(self, job: Job[ArgsT]) -> None:
-        """Do the job. Returning completes it; raising JobCancel or JobSnooze ends the attempt so; any other
-        exception makes the attempt fail."""
+        """Do the job. Returning completes it; raising JobCancel or JobSnooze ends the attempt so;
+        any other exception makes the attempt fail."""
         raise NotImplementedError(f"{type(self).__name__} has no work()")
 
-    def timeout(self, job: Job[ArgsT]) -> timedelta | None | UnsetType:  # noqa: ARG002
+    def timeout(self, job: Job[ArgsT]) -> timedelta | UnsetType | None:
         """How long this job may run; None: for ever; UNSET: as the client says. Default UNSET."""
         return UNSET
 
-    def next_retry(self, job: Job[ArgsT]) -> timedelta | None:  # noqa: ARG002
-        """How long to wait after this failure; None: as the client's retry policy says. Default None."""
+    def next_retry(self, job: Job[ArgsT]) -> timedelta | None:
+        """How long to wait after this failure; None: as the client's retry policy says. Default
+        None."""
         return None
 
 
@@ -68,9 +69,9 @@ class WorkUnit(msgspec.Struct, frozen=True, kw_only=True):
     args_type: Any
     work: Callable[[Job[Any]], Any]
     decode: Callable[[str], Any]
-    timeout: timedelta | None | UnsetType = UNSET
+    timeout: timedelta | UnsetType | None = UNSET
     """The timeout of every job of the kind; UNSET: the client's."""
-    job_timeout: Callable[[Job[Any]], timedelta | None | UnsetType] | None = None
+    job_timeout: Callable[[Job[Any]], timedelta | UnsetType | None] | None = None
     """Asked for each job, where the worker has its own `timeout` method."""
     next_retry: Callable[[Job[Any]], timedelta | None] | None = None
     blocking: Executor | None = None
@@ -131,7 +132,7 @@ class Workers:
         /,
         *,
         kind: str | None = None,
-        timeout: timedelta | None | UnsetType = UNSET,
+        timeout: timedelta | UnsetType | None = UNSET,
         next_retry: Callable[[Job[Any]], timedelta | None] | None = None,
     ) -> Callable[[AsyncFunctionT], AsyncFunctionT]: ...
     def job(
@@ -140,10 +141,11 @@ class Workers:
         /,
         *,
         kind: str | None = None,
-        timeout: timedelta | None | UnsetType = UNSET,
+        timeout: timedelta | UnsetType | None = UNSET,
         next_retry: Callable[[Job[Any]], timedelta | None] | None = None,
     ) -> AsyncFunctionT | Callable[[AsyncFunctionT], AsyncFunctionT]:
-        """Register an `async def` whose one parameter is annotated `Job[...]`. The function itself is unchanged.
+        """Register an `async def` whose one parameter is annotated `Job[...]`. The function itself
+        is unchanged.
 
         Args:
             function: given when used without parentheses.
@@ -152,7 +154,8 @@ class Workers:
             next_retry: as `Worker.next_retry`. Default: the client's retry policy.
 
         Raises:
-            ConfigError: no coroutine function, no usable annotation, or a kind that is taken or not allowed.
+            ConfigError: no coroutine function, no usable annotation, or a kind that is taken or not
+                allowed.
         """
 
         def register(function: AsyncFunctionT) -> AsyncFunctionT:
@@ -171,13 +174,15 @@ class Workers:
         *,
         executor: Executor = "thread",
         kind: str | None = None,
-        timeout: timedelta | None | UnsetType = UNSET,
+        timeout: timedelta | UnsetType | None = UNSET,
         next_retry: Callable[[Job[Any]], timedelta | None] | None = None,
     ) -> Callable[[FunctionT], FunctionT]:
-        """Register a plain function. It runs in a thread, or in a process of its own, and holds a slot meanwhile.
+        """Register a plain function. It runs in a thread, or in a process of its own, and holds a
+        slot meanwhile.
 
-        A thread cannot be stopped from outside: after a timeout or a cancel it goes on, and keeps its slot, until
-        the function returns. A process is killed. A function for a process must be importable, and its args picklable.
+        A thread cannot be stopped from outside: after a timeout or a cancel it goes on, and keeps
+        its slot, until the function returns. A process is killed. A function for a process must be
+        importable, and its args picklable.
 
         Args:
             executor: `thread` (default) or `process`.
@@ -210,7 +215,7 @@ class Workers:
 def _function_unit(
     function: Callable[[Job[Any]], Any],
     kind: str | None,
-    timeout: timedelta | None | UnsetType,
+    timeout: timedelta | UnsetType | None,
     next_retry: Callable[[Job[Any]], timedelta | None] | None,
     blocking: Executor | None,
 ) -> WorkUnit:
@@ -239,7 +244,8 @@ def _kind_of(args_type: Any, given: str | None, owner: str) -> str:
     kind = given if given is not None else getattr(args_type, "kind", None)
     if not isinstance(kind, str):
         raise ConfigError(
-            f"{owner} has no kind: give its args class `kind: ClassVar[str] = \"…\"`, or name the kind "
+            f'{owner} has no kind: give its args class `kind: ClassVar[str] = "…"`, or name the '
+            "kind "
             "when registering"
         )
     validate_kind(kind)
@@ -270,7 +276,8 @@ def _annotated_args(function: Callable[..., Any]) -> Any:
         hint = get_type_hints(function).get(parameters[0]) if parameters else None
     except (NameError, TypeError) as error:
         raise ConfigError(
-            f"the annotation of {_name(function)} cannot be resolved ({error}): its args class must be "
+            f"the annotation of {_name(function)} cannot be resolved ({error}): its args class "
+            "must be "
             "importable at run time"
         ) from error
     if hint is Job:

@@ -1,7 +1,8 @@
 """Notifier: the one connection that listens, and hands what it hears to those who asked.
 
-It proves that it hears: a probe sent through another connection at the start, and one through its own now and then. A
-connection that is half open raises nothing, and a pooler in transaction mode accepts LISTEN and delivers nothing.
+It proves that it hears: a probe sent through another connection at the start, and one through its
+own now and then. A connection that is half open raises nothing, and a pooler in transaction mode
+accepts LISTEN and delivers nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ RECONNECT_MOST = timedelta(seconds=5)
 
 
 class Notifier:
-    """Listens on topics of one schema. Callbacks run in the loop, must not block, and cannot disturb each other."""
+    """Listens on topics of one schema. Callbacks run in the loop, must not block, and cannot
+    disturb each other."""
 
     name = "notifier"
 
@@ -79,7 +81,8 @@ class Notifier:
         self.connected = TestSignal("Notifier.connected")
 
     def subscribe(self, topic: str, callback: Callable[[str], None]) -> None:
-        """Call `callback` with the payload of each notification on a topic. Before the start only."""
+        """Call `callback` with the payload of each notification on a topic. Before the start
+        only."""
         self._callbacks[topic] = callback
 
     def on_resync(self, callback: Callable[[], None]) -> None:
@@ -109,7 +112,8 @@ class Notifier:
             )
             if schema is None:
                 raise ConfigError(
-                    "the search path of the listening connection names no schema: set Config(schema=…)"
+                    "the search path of the listening connection names no schema: set "
+                    "Config(schema=…)"
                 )
             channels: dict[str, Callable[[str], None]] = {
                 f"{schema}.{topic}": self._isolated(topic, callback)
@@ -143,8 +147,8 @@ class Notifier:
                 return
 
     async def _prove(self, *, first: bool) -> bool:
-        """Send a probe and see it come back. The first goes through another connection: only that shows a listener on
-        the wrong database or behind a pooler."""
+        """Send a probe and see it come back. The first goes through another connection: only that
+        shows a listener on the wrong database or behind a pooler."""
         token = secrets.token_hex(8)
         heard = self._probes[token] = asyncio.Event()
         try:
@@ -172,13 +176,15 @@ class Notifier:
     def _say_deaf(self, error: BaseException, *, first: bool) -> None:
         if isinstance(error, TimeoutError) and (first or not self.proven):
             self._log.warning(
-                "LISTEN hears nothing, so jobs are found by polling: is there a pooler in transaction mode, as "
+                "LISTEN hears nothing, so jobs are found by polling: is there a pooler in "
+                "transaction mode, as "
                 "PgBouncer's? Give a listen_url that leads past it, or set poll_only",
                 seconds=PROBE_TIMEOUT,
             )
 
     async def _reopen(self, *, say: bool) -> None:
-        """Connect again, however long it takes, and tell that notifications may have been missed."""
+        """Connect again, however long it takes, and tell that notifications may have been
+        missed."""
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None

@@ -1,4 +1,5 @@
-"""Connections that serve one purpose for the life of a client: made again when lost, with one log line an outage."""
+"""Connections that serve one purpose for the life of a client: made again when lost, with one log
+line an outage."""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ class DedicatedConnection:
 
     @asynccontextmanager
     async def use(self, purpose: str, bound: float) -> AsyncGenerator[Connection]:
-        """The connection, alone, for at most `bound` seconds with the time to connect again if it was lost.
+        """The connection, alone, for at most `bound` seconds with the time to connect again if it
+        was lost.
 
         An error that leaves it in doubt cuts it; the next use makes a new one.
 
@@ -88,17 +90,22 @@ class DedicatedConnection:
             TimeoutError: the bound is over; the text has the purpose.
             Exception: one of DATABASE_ERRORS.
         """
-        with anyio.fail_after(bound, reason=purpose):
-            async with self._lock:
-                connection = self._connection
-                if connection is None or connection.is_closed():
-                    connection = await self._reconnect()
-                try:
-                    yield connection
-                except BaseException as error:
-                    if connection.is_closed() or _leaves_doubt(error):
-                        self._discard(error)
-                    raise
+        try:
+            with anyio.fail_after(bound, reason=purpose):
+                async with self._lock:
+                    connection = self._connection
+                    if connection is None or connection.is_closed():
+                        connection = await self._reconnect()
+                    try:
+                        yield connection
+                    except BaseException as error:
+                        if connection.is_closed() or _leaves_doubt(error):
+                            self._discard()
+                        raise
+        except DATABASE_ERRORS as error:
+            if self._connection is None:
+                self._outage.lost(self.name, error)
+            raise
 
     async def close(self) -> None:
         """Say goodbye within the driver's limit, or cut."""
@@ -106,12 +113,10 @@ class DedicatedConnection:
         if connection is not None:
             await close(connection)
 
-    def _discard(self, error: BaseException) -> None:
+    def _discard(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.terminate()
-        if isinstance(error, DATABASE_ERRORS):
-            self._outage.lost(self.name, error)
 
     async def _reconnect(self) -> Connection:
         while True:
@@ -141,7 +146,8 @@ async def close_all(connections: Iterable[DedicatedConnection]) -> None:
 
 
 def _leaves_doubt(error: BaseException) -> bool:
-    """Whether the session may be unusable: all but a plain refusal of the statement by the server."""
+    """Whether the session may be unusable: all but a plain refusal of the statement by the
+    server."""
     if not isinstance(error, PostgresError):
         return True
     sqlstate: str = getattr(error, "sqlstate", None) or ""

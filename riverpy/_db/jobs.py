@@ -1,4 +1,5 @@
-"""One typed function per block of `sql/queries/river_job.sql`. They hold no logic and set no limit: the callers do."""
+"""One typed function per block of `sql/queries/river_job.sql`. They hold no logic and set no limit:
+the callers do."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class Stamp(NamedTuple):
-    """What tells one attempt from every other. `attempted_at` is raw, so the connection must let timestamps cross so."""
+    """What tells one attempt from every other. `attempted_at` is raw, so the connection must let
+    timestamps cross so."""
 
     id: int
     attempt: int
@@ -132,9 +134,7 @@ async def job_cancel_marks(
     return [row[0] for row in await _fetch(connection, "job_cancel_marks", schema, {"id": ids})]
 
 
-async def job_any_available(
-    connection: Transaction, schema: str | None, queues: list[str]
-) -> bool:
+async def job_any_available(connection: Transaction, schema: str | None, queues: list[str]) -> bool:
     """Whether one of the queues holds an available job."""
     ((found,),) = await _fetch(connection, "job_any_available", schema, {"queue": queues})
     return found

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 async def queue_touch(
     connection: Transaction, schema: str | None, names: list[str]
 ) -> dict[str, bool]:
-    """Renew the rows of the queues, making those that are missing; returns whether each is paused."""
+    """Renew the rows of the queues, making those that are missing; returns whether each is
+    paused."""
     rows = await connection.fetch(query("river_queue", "queue_touch", schema).text, names)
     return {row[0]: row[1] for row in rows}
 

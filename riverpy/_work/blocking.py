@@ -19,14 +19,16 @@ if TYPE_CHECKING:
 
 
 class BlockingRunner:
-    """Runs the blocking jobs of one client. A slot holds its thread, so there are as many threads as slots."""
+    """Runs the blocking jobs of one client. A slot holds its thread, so there are as many threads
+    as slots."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self._threads: ThreadPoolExecutor | None = None
 
     async def in_thread(self, function: Callable[[Job[Any]], None], attempt: Attempt) -> None:
-        """Run it in a thread, to its end: a thread cannot be stopped, so a cancellation waits for it.
+        """Run it in a thread, to its end: a thread cannot be stopped, so a cancellation waits for
+        it.
 
         What the function returned or raised counts; the cancellation only where it raised nothing.
         """

@@ -1,7 +1,9 @@
 """Completer: stores what became of attempts, by group commit.
 
-One statement is in flight; what ends meanwhile rides the next. A result stays here until the database has stored it or
-refused it: a lost connection, a locked row, or a value that cannot be stored holds up no other result.
+One statement is in flight; what ends meanwhile rides the next. A result stays here until the
+database has stored it or
+refused it: a lost connection, a locked row, or a value that cannot be stored holds up no other
+result.
 """
 
 from __future__ import annotations
@@ -66,10 +68,12 @@ class Completer:
         """Make it.
 
         Args:
-            connection: lets timestamps cross raw and has a short `lock_timeout`, unless `waits_for_locks`.
+            connection: lets timestamps cross raw and has a short `lock_timeout`, unless
+                `waits_for_locks`.
             schema: of River's tables.
             slots: of all queues.
-            waits_for_locks: the connection cannot have a `lock_timeout`, so locked rows are looked for each time.
+            waits_for_locks: the connection cannot have a `lock_timeout`, so locked rows are looked
+                for each time.
             stored: called with the attempts of each statement whose results were stored.
         """
         self._connection = connection
@@ -106,7 +110,8 @@ class Completer:
 
     @asynccontextmanager
     async def running(self, close_bound: Callable[[], float]) -> AsyncGenerator[None]:
-        """Store results meanwhile; on leaving, store what is left, for at most `close_bound()` seconds."""
+        """Store results meanwhile; on leaving, store what is left, for at most `close_bound()`
+        seconds."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._run, name="riverpy completer")
             try:
@@ -153,14 +158,17 @@ class Completer:
         self.flushed.emit()
 
     async def _store(self, attempts: list[Attempt], *, last_try: bool = False) -> None:
-        """Store attempts that are all plain or all not. Returns when each is stored, refused, or known to be locked."""
+        """Store attempts that are all plain or all not. Returns when each is stored, refused, or
+        known to be locked."""
         if not attempts:
             return
         attempts.sort(key=_by_id)  # so that two bulk statements cannot deadlock
         skip_locked = self._skip_locked
         while True:
             try:
-                async with self._connection.use("storing job results", STATEMENT_TIMEOUT) as connection:
+                async with self._connection.use(
+                    "storing job results", STATEMENT_TIMEOUT
+                ) as connection:
                     stored = await self._send(connection, attempts, skip_locked=skip_locked)
             except LockNotAvailableError:
                 skip_locked = True
@@ -177,7 +185,8 @@ class Completer:
     async def _split(
         self, attempts: list[Attempt], error: BaseException, *, last_try: bool
     ) -> bool:
-        """Halve a batch in which a row cannot be stored, or that takes too long. Returns whether that dealt with it."""
+        """Halve a batch in which a row cannot be stored, or that takes too long. Returns whether
+        that dealt with it."""
         poison = is_data_error(error)
         if not poison and not is_statement_timeout(error):
             return False
@@ -193,7 +202,10 @@ class Completer:
     async def _replace(self, attempt: Attempt, error: BaseException, *, last_try: bool) -> None:
         """Store a plain failure in place of a result that the database refuses."""
         self._log.error(
-            "job result cannot be stored", job_id=attempt.id, kind=attempt.kind, error=describe(error)
+            "job result cannot be stored",
+            job_id=attempt.id,
+            kind=attempt.kind,
+            error=describe(error),
         )
         if last_try:  # the row stays running: the rescuer's
             return
@@ -251,10 +263,12 @@ class Completer:
     async def _check(
         self, connection: Connection, attempts: list[Attempt], states: dict[int, str]
     ) -> list[Attempt]:
-        """Find out about rows that did not take their result. Returns the attempts whose results are stored.
+        """Find out about rows that did not take their result. Returns the attempts whose results
+        are stored.
 
-        A row that carries our own result was stored by a statement whose answer was lost; one that still runs with our
-        stamp is locked by somebody's open transaction, and is tried again later.
+        A row that carries our own result was stored by a statement whose answer was lost; one that
+        still runs with our stamp is locked by somebody's open transaction, and is tried again
+        later.
         """
         missing = [attempt.id for attempt in attempts if attempt.id not in states]
         found = await jobs.job_stamps(connection, self._schema, missing)

@@ -75,8 +75,8 @@ class Executor:
     async def work(self, attempt: Attempt, group: WorkGroup) -> None:
         """Run the attempt and hand it to the group as finished, whatever happens.
 
-        Between the end of the user's code and `group.finish` nothing awaits but the error handler, so no
-        cancellation gets between a result and its record.
+        Between the end of the user's code and `group.finish` nothing awaits but the error handler,
+        so no cancellation gets between a result and its record.
         """
         running_job.set(attempt)
         attempt.started = time.monotonic()
@@ -97,14 +97,16 @@ class Executor:
                 await self._blocking.in_thread(unit.work, attempt)
             else:
                 await self._blocking.in_process(unit.work, attempt)
-        except BaseException as error:  # SystemExit and KeyboardInterrupt of a job are its failure, not ours
+        except (
+            BaseException
+        ) as error:  # SystemExit and KeyboardInterrupt of a job are its failure, not ours
             await self._fail(attempt, error)
         finally:
             attempt.ended = time.monotonic()
             group.finish(attempt)
 
     def _set_timeout(
-        self, attempt: Attempt, timeout: timedelta | None | UnsetType, group: WorkGroup
+        self, attempt: Attempt, timeout: timedelta | UnsetType | None, group: WorkGroup
     ) -> None:
         if timeout is UNSET:
             return
@@ -113,8 +115,11 @@ class Executor:
         group.watch(attempt.deadline)
 
     async def _fail(self, attempt: Attempt, error: BaseException) -> None:
-        """Set the outcome. It is set at once to something safe: classifying runs code of the user's."""
+        """Set the outcome. It is set at once to something safe: classifying runs code of the
+        user's."""
         attempt.outcome = self._failed(attempt, "riverpy could not classify the error", "", 60.0)
+        if isinstance(error, GeneratorExit):  # the loop is gone; nothing may be awaited
+            return
         try:
             attempt.outcome = self._classify(attempt, error)
         except Exception:
@@ -204,7 +209,8 @@ class Executor:
         )
 
     def _retry_delay(self, attempt: Attempt) -> timedelta:
-        """The worker's word, else the client's policy; River's formula where these fail or look back."""
+        """The worker's word, else the client's policy; River's formula where these fail or look
+        back."""
         unit = attempt.unit
         try:
             delay = unit.next_retry(attempt) if unit and unit.next_retry else None
@@ -216,7 +222,10 @@ class Executor:
         except Exception as error:
             problem = error_text(error)
         self._log.warning(
-            "retry policy failed, using the default", job_id=attempt.id, kind=attempt.kind, error=problem
+            "retry policy failed, using the default",
+            job_id=attempt.id,
+            kind=attempt.kind,
+            error=problem,
         )
         return self._default_policy.next_retry(attempt)
 
@@ -242,5 +251,5 @@ class Executor:
             )
 
 
-def _seconds(timeout: timedelta | None | UnsetType) -> float:
+def _seconds(timeout: timedelta | UnsetType | None) -> float:
     return timeout.total_seconds() if isinstance(timeout, timedelta) else math.inf

@@ -38,7 +38,8 @@ def error_text(error: BaseException) -> str:
 
 
 def trace_text(error: BaseException) -> str:
-    """The traceback from the user's first frame on, without local variables; its start is cut if it is long."""
+    """The traceback from the user's first frame on, without local variables; its start is cut if it
+    is long."""
     first = error.__traceback__.tb_next if error.__traceback__ else None
     try:
         lines = traceback.format_exception(type(error), error, first, limit=-TRACE_FRAMES_MAX)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import random
 import time
 from datetime import timedelta
@@ -34,17 +35,22 @@ CLAIM_TIMEOUT = 10.0
 CLAIM_TIMEOUT_STOPPING = 1.0
 """Seconds that a claim in flight may still take when a stop was asked for."""
 CLAIM_MIN = 100
-"""A claim takes at most half of the slots, so that the server works on the next while this process runs the last, but
+"""A claim takes at most half of the slots, so that the server works on the next while this process
+runs the last, but
 may always take this many: a statement costs the same however few rows it brings."""
 ECHOES = (0.005, 0.1)
-"""Seconds after a notification at which the queue is looked at again. A sender notifies once for all it inserts within a
-few milliseconds (River in Go: within 100), and commits of the others may end after the notification came."""
+"""Seconds after a notification at which the queue is looked at again. A sender notifies once for
+all it inserts within a few milliseconds (River in Go: within 100), and commits of the others may
+end after the notification came."""
+DUE_MARGIN = 0.002
+"""Seconds that the server may be behind in seeing a job become due."""
 POLL_JITTER = 0.1
 POLL_JITTER_MIN = 0.01
 
 
 class Producer:
-    """The claiming loop of one queue. Its slots are taken by what it launches, and given back by the work group."""
+    """The claiming loop of one queue. Its slots are taken by what it launches, and given back by
+    the work group."""
 
     name = "producer"
 
@@ -72,13 +78,13 @@ class Producer:
         self._cooldown = (config.fetch_cooldown or timedelta(0)).total_seconds()
         self._poll = (config.fetch_poll_interval or poll_interval).total_seconds()
         self._backoff = Backoff(timedelta(milliseconds=50), timedelta(seconds=2))
-        # "A slot is free" must not wake a loop that waits because the queue is empty, hence two events.
+        # "A slot is free" must not wake a loop that waits because the queue is empty, hence two
+        # events.
         self._slot_free, self._notified, self._resumed = (asyncio.Event() for _ in range(3))
         self._resumed.set()
         self._echoes: list[float] = []
+        self._due: list[float] = []
         self._log: Any = structlog.get_logger("riverpy").bind(queue=queue)
-        self.idle = False
-        """Whether the last claim found fewer jobs than it had slots for, and nothing was notified since."""
         self.claimed = TestSignal(f"Producer({queue}).claimed")
 
     @property
@@ -92,9 +98,16 @@ class Producer:
         self._echoes = [now + echo for echo in ECHOES]
         self.wake()
 
+    def expect(self, delay: float) -> None:
+        """A job of ours is due again after `delay` seconds: nobody will notify, and the poll may be
+        far off."""
+        if delay <= 0:
+            self.wake()
+        else:
+            heapq.heappush(self._due, time.monotonic() + delay + DUE_MARGIN)
+
     def wake(self) -> None:
         """Look at the queue now."""
-        self.idle = False
         self._notified.set()
 
     def release(self) -> None:
@@ -102,7 +115,7 @@ class Producer:
         self._free += 1
         self._slot_free.set()
 
-    def set_paused(self, paused: bool) -> None:  # noqa: FBT001 (a setter)
+    def set_paused(self, paused: bool) -> None:
         """Stop or go on claiming. Running jobs are not touched; a repetition does nothing."""
         if paused == self.paused:
             return
@@ -116,7 +129,8 @@ class Producer:
         self._subscriptions.publish_queue(kind, self.queue)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Claim until stopped. A claim in flight is finished, so that no claimed row is left behind."""
+        """Claim until stopped. A claim in flight is finished, so that no claimed row is left
+        behind."""
         task_status.started()
         while True:
             await self._resumed.wait()
@@ -159,15 +173,17 @@ class Producer:
                 self._free -= len(rows)
                 self._work.launch(rows, self)
         self.claimed.emit()
-        drained = len(rows) < limit
-        self.idle = drained and not self._notified.is_set()
-        return drained
+        return len(rows) < limit
 
     async def _wait_for_more(self) -> None:
-        """Wait for a notification, its echoes, or the poll; finished jobs do not wake an empty queue."""
+        """Wait for a notification, its echoes, or the poll; finished jobs do not wake an empty
+        queue."""
         now = time.monotonic()
         self._echoes = [echo for echo in self._echoes if echo > now]
-        jitter = random.uniform(0, max(self._poll * POLL_JITTER, POLL_JITTER_MIN))  # noqa: S311 (no secret)
-        wait = min([self._poll + jitter, *(echo - now for echo in self._echoes)])
-        with anyio.move_on_after(wait):
+        while self._due and self._due[0] <= now:
+            heapq.heappop(self._due)
+        most = max(self._poll * POLL_JITTER, POLL_JITTER_MIN)
+        jitter = random.uniform(0, most)  # noqa: S311 (no secret)
+        looks = [now + self._poll + jitter, *self._echoes, *self._due[:1]]
+        with anyio.move_on_after(min(looks) - now):
             await self._notified.wait()

@@ -1,4 +1,5 @@
-"""Giving claimed attempts back over a connection of its own: the last thing a process does before it dies."""
+"""Giving claimed attempts back over a connection of its own: the last thing a process does before
+it dies."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Reconciler: brings what this process believes back in line with the database.
 
-A notification can be lost, and so can the answer to a claim. So after each reconnect, and now and then anyway, it reads
-which queues are paused, which running jobs somebody asked to cancel, and which rows are claimed in this client's name
-without being worked here; those are put back.
+A notification can be lost, and so can the answer to a claim. So after each reconnect, and now and
+then anyway, it reads which queues are paused, which running jobs somebody asked to cancel, and
+which rows are claimed in this client's name without being worked here; those are put back.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from riverpy._db.connection import DedicatedConnection
+    from riverpy._db.jobs import Stamp
     from riverpy._lifecycle import StopScope
     from riverpy._work.completer import Completer
     from riverpy._work.producer import Producer
@@ -56,11 +57,23 @@ class Reconciler:
         work: WorkGroup,
         completer: Completer,
         poll_only: bool,
+        abandoned: frozenset[Stamp],
     ) -> None:
+        """Make it.
+
+        Args:
+            schema, client_id, work, completer: of the run.
+            reserved: for what may wait.
+            claims: the connection that claims.
+            poll_only: nothing is notified, so look more often.
+            abandoned: attempts of earlier runs in this process: in our name, and not to be put
+                back.
+        """
         self._schema, self._client_id = schema, client_id
         self._reserved, self._claims = reserved, claims
         self._work, self._completer = work, completer
         self._interval = INTERVAL_POLL_ONLY if poll_only else INTERVAL
+        self._abandoned = abandoned
         self._producers: Mapping[str, Producer] = {}
         self._wake = asyncio.Event()
         self._sweep_at = 0.0
@@ -138,7 +151,8 @@ class Reconciler:
     async def _put_back_lost_claims(self) -> None:
         """Put back what is claimed in our name and neither works nor waits to be stored here.
 
-        On the connection of the claims: while this holds it no claim is in flight, so what is active is all there is.
+        On the connection of the claims: while this holds it no claim is in flight, so what is
+            active is all there is.
         """
         async with self._claims.use("putting back lost claims", STATEMENT_TIMEOUT) as connection:
             claimed = await jobs.job_claimed_by(
@@ -148,7 +162,7 @@ class Reconciler:
                 client_id=self._client_id,
                 age=CLAIM_TIMEOUT,
             )
-            active = self._work.stamps()
+            active = self._work.stamps() | self._abandoned
             active.update(attempt.stamp for attempt in self._completer.unstored)
             lost = [stamp for stamp in claimed if stamp not in active]
             done = await jobs.job_put_back(connection, self._schema, lost) if lost else set[int]()

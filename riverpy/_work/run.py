@@ -1,10 +1,12 @@
 """Run: one run of a client's worker, as the tree of who owns whom.
 
     completer                           ends last, when what ended is stored
-      notifier, reconciler              go on during the drain, so that a cancel still reaches a running job
+      notifier, reconciler              go on during the drain, so that a cancel still reaches a
+      running job
         running jobs                    drain; past the soft limit they are cancelled
           producers                     end first: no more claims
-Leaving the nested blocks is stopping, from the inside out. The clock of the drain starts with the stop request.
+Leaving the nested blocks is stopping, from the inside out. The clock of the drain starts with the
+stop request.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from riverpy.drivers.asyncpg import (
     connect,
     use_raw_timestamps,
 )
+from riverpy.job import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -41,13 +44,15 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from riverpy._db.jobs import Stamp
+    from riverpy._work.attempt import Attempt
     from riverpy._work.subscriptions import Subscriptions
     from riverpy.config import Config, QueueConfig
     from riverpy.drivers.asyncpg import Connection
     from riverpy.worker import Workers
 
 LOCK_TIMEOUT = "100ms"
-"""How long a completion waits for a row that somebody's transaction has locked, before it goes on without it."""
+"""How long a completion waits for a row that somebody's transaction has locked, before it goes on
+without it."""
 JOBS_SHARE_OF_HARD_STOP = 0.6
 """Of the hard stop's time jobs have this much to end; the rest is for storing results."""
 DRAIN_POLL = 0.05
@@ -81,8 +86,16 @@ class Run:
         workers: Workers,
         queues: Mapping[str, QueueConfig],
         subscriptions: Subscriptions,
+        abandoned: frozenset[Stamp],
     ) -> None:
+        """Make it; nothing is started.
+
+        Args:
+            url, config, client_id, workers, queues, subscriptions: the client's.
+            abandoned: attempts of earlier runs in this process whose code may still go on.
+        """
         self._url, self._config = url, config
+        self._subscriptions = subscriptions
         self._outage = Outage()
         self._log: Any = structlog.get_logger("riverpy").bind()
         slots = sum(queue.max_workers for queue in queues.values())
@@ -94,7 +107,7 @@ class Run:
             config.schema,
             slots=slots,
             waits_for_locks=config.pooler,
-            stored=subscriptions.publish_attempts,
+            stored=self._stored,
         )
         self._executor = Executor(workers, config, slots=slots)
         self.work = WorkGroup(self._executor, self._completer.add)
@@ -106,6 +119,7 @@ class Run:
             work=self.work,
             completer=self._completer,
             poll_only=config.poll_only,
+            abandoned=abandoned,
         )
         self.producers = {
             name: Producer(
@@ -145,8 +159,10 @@ class Run:
         """Work until stopped or, with `drain`, until the queues are empty.
 
         Raises:
-            ConfigError, DatabaseError: the client cannot work as it is configured, or this database cannot be worked.
-            Exception: one of DATABASE_ERRORS at the start; or a fault of ours in one of the services.
+            ConfigError, DatabaseError: the client cannot work as it is configured, or this database
+                cannot be worked.
+            Exception: one of DATABASE_ERRORS at the start; or a fault of ours in one of the
+                services.
         """
         try:
             with self._until_stop_asked():
@@ -210,13 +226,16 @@ class Run:
         scope.cancel()
 
     async def _is_empty(self) -> bool:
-        """Whether nothing runs, waits to be stored, or is available. What came back from a run is seen: results are
-        stored before the queues are asked, and the work group is asked once more after."""
+        """Whether nothing runs, waits to be stored, or is available. What came back from a run is
+        seen: results are stored before the queues are asked, and the work group is asked once more
+        after."""
         if self.work or self._completer.unstored:
             return False
         queues = [name for name, producer in self.producers.items() if not producer.paused]
         try:
-            async with self._reserved.use("looking for jobs", DRAIN_STATEMENT_TIMEOUT) as connection:
+            async with self._reserved.use(
+                "looking for jobs", DRAIN_STATEMENT_TIMEOUT
+            ) as connection:
                 found = await job_any_available(connection, self._config.schema, queues)
         except DATABASE_ERRORS:  # unknown is not empty
             return False
@@ -251,6 +270,15 @@ class Run:
         if unstored:
             self._log.error("job results were not stored in time", count=unstored)
         return StopReport(abandoned, unstored)
+
+    def _stored(self, attempts: list[Attempt]) -> None:
+        """Results were stored, all plain or none."""
+        self._subscriptions.publish_attempts(attempts)
+        if not attempts or attempts[0].is_plain:
+            return
+        for attempt in attempts:
+            if attempt.outcome is not None and attempt.state_stored == JobState.AVAILABLE:
+                attempt.producer.expect(attempt.outcome.delay)
 
     def _make_notifier(self) -> Notifier:
         notifier = Notifier(
@@ -314,7 +342,8 @@ class Run:
 
 
 def _only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error inside nested groups where there is but one: nobody handles a group of one with pleasure."""
+    """The error inside nested groups where there is but one: nobody handles a group of one with
+    pleasure."""
     inner = list(group.exceptions)
     if len(inner) > 1:
         return group
@@ -336,5 +365,7 @@ def _decode(payload: str) -> _Message | None:
     try:
         return msgspec.json.decode(payload, type=_Message)
     except (msgspec.DecodeError, RecursionError):  # not ours to judge: anybody can notify
-        structlog.get_logger("riverpy").warning("notification not understood", payload=payload[:100])
+        structlog.get_logger("riverpy").warning(
+            "notification not understood", payload=payload[:100]
+        )
         return None

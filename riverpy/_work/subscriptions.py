@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import structlog
 
+from riverpy.errors import ConfigError
 from riverpy.events import Event, EventKind, JobStatistics
 from riverpy.job import JobColumn, JobRow, JobState, raw_timestamp, timestamp
-from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,9 +24,11 @@ SUBSCRIPTION_SIZE_DEFAULT = 10_000
 
 
 class Subscription:
-    """An async iterator over events of the kinds asked for: `async with` opens it, `async for` reads it.
+    """An async iterator over events of the kinds asked for: `async with` opens it, `async for`
+    reads it.
 
-    It ends when the client stops. Events that come while it is full are dropped, and counted in `dropped`.
+    It ends when the client stops. Events that come while it is full are dropped, and counted in
+    `dropped`.
     """
 
     def __init__(self, owner: Subscriptions, kinds: frozenset[EventKind], size: int) -> None:
@@ -119,7 +121,8 @@ class Subscriptions:
         self._open = []
 
     def publish_attempts(self, attempts: list[Attempt]) -> None:
-        """Tell of attempts whose results were stored. Without a subscriber it costs nothing a job."""
+        """Tell of attempts whose results were stored. Without a subscriber it costs nothing a
+        job."""
         if not self._open:
             return
         for attempt in attempts:
@@ -151,7 +154,8 @@ def _job_event(attempt: Attempt, kind: EventKind) -> Event:
 
 
 def _store_outcome(row: list[Any], attempt: Attempt) -> None:
-    """Bring a claimed row to where the database has it now, but for times, which are this process's estimate."""
+    """Bring a claimed row to where the database has it now, but for times, which are this process's
+    estimate."""
     outcome = attempt.outcome
     state = attempt.state_stored or attempt.target
     row[JobColumn.STATE] = state

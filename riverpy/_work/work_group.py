@@ -1,7 +1,7 @@
 """WorkGroup: owns the running attempts of a client, their tasks, deadlines and cancellation.
 
-A job is one plain task: a task group and a cancel scope for each would halve the rate. Cause and deadline are kept on
-the attempt, and one timer watches the live ones.
+A job is one plain task: a task group and a cancel scope for each would halve the rate. Cause and
+deadline are kept on the attempt, and one timer watches the live ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _start_order = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.
 
 
 class WorkGroup:
-    """The running attempts. `finished` is called with each one that ended, in the loop turn in which it did."""
+    """The running attempts. `finished` is called with each one that ended, in the loop turn in
+    which it did."""
 
     def __init__(self, executor: Executor, finished: Callable[[Attempt], None]) -> None:
         self._executor = executor
@@ -104,7 +105,8 @@ class WorkGroup:
             await self._idle.wait()
 
     async def drain(self, soft: float | None, hard_asked: asyncio.Event, hard: float) -> None:
-        """Wait for the attempts to end; then cancel them and wait once more. What is left did not end.
+        """Wait for the attempts to end; then cancel them and wait once more. What is left did not
+        end.
 
         Args:
             soft: seconds before they are cancelled; None: until `hard_asked`.
@@ -136,7 +138,8 @@ class WorkGroup:
     def _stop(self, attempt: Attempt, cause: StopCause) -> None:
         """Record the cause, then cancel. The first cause is kept.
 
-        A task that has not started is left alone: cancelling it would skip its clean-up, and it looks for a cause.
+        A task that has not started is left alone: cancelling it would skip its clean-up, and it
+            looks for a cause.
         """
         if attempt.cause is None:
             attempt.cause = cause
@@ -160,7 +163,8 @@ class WorkGroup:
         self._timer, self._scan_at = None, math.inf
 
     def _scan(self) -> None:
-        """Stop the live attempts whose time is over. Finished ones hold no timer, however far their deadline."""
+        """Stop the live attempts whose time is over. Finished ones hold no timer, however far their
+        deadline."""
         self._timer, self._scan_at = None, math.inf
         now, first = time.monotonic(), math.inf
         for attempt in self._attempts:

@@ -1,4 +1,5 @@
-"""asyncpg: connecting, pools, and what an error of it means to us. Nothing else imports it at run time."""
+"""asyncpg: connecting, pools, and what an error of it means to us. Nothing else imports it at run
+time."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ PostgresError = asyncpg.PostgresError
 
 
 def is_data_error(error: BaseException) -> bool:
-    """Whether a value could not be stored: the statement fails the same way however often it is sent."""
+    """Whether a value could not be stored: the statement fails the same way however often it is
+    sent."""
     sqlstate = getattr(error, "sqlstate", None) or ""
     return isinstance(error, asyncpg.DataError) or (
         isinstance(error, asyncpg.PostgresError) and sqlstate[:2] in {"22", "23", "54"}
@@ -80,7 +82,8 @@ async def connect(
         url: the database; None lets asyncpg read the `PG*` variables.
         application_name: how the connection shows in `pg_stat_activity`.
         settings: settings of the session, sent at its start.
-        pooled: the URL leads to a pooler in transaction mode: no session settings, no cached statements.
+        pooled: the URL leads to a pooler in transaction mode: no session settings, no cached
+            statements.
         timeout: seconds.
 
     Raises:
@@ -117,12 +120,14 @@ def check_server_version(connection: Transaction) -> None:
     version = connection.get_server_version()
     if version.major < SERVER_VERSION_MIN:
         raise ServerVersionError(
-            f"riverpy needs PostgreSQL {SERVER_VERSION_MIN} or newer, this server is {version.major}"
+            f"riverpy needs PostgreSQL {SERVER_VERSION_MIN} or newer, this server is "
+            f"{version.major}"
         )
 
 
 async def use_raw_timestamps(connection: Connection) -> None:
-    """Let timestamps cross as integers, microseconds since 2000: nothing is converted until somebody reads one."""
+    """Let timestamps cross as integers, microseconds since 2000: nothing is converted until
+    somebody reads one."""
     await connection.set_type_codec(
         "timestamptz",
         schema="pg_catalog",
@@ -149,7 +154,8 @@ async def close(connection: Connection) -> None:
 
 
 class _UnresetConnection(asyncpg.Connection):
-    """A pooled connection that is not reset at release: nothing of ours changes a session, and a reset is a round trip."""
+    """A pooled connection that is not reset at release: nothing of ours changes a session, and a
+    reset is a round trip."""
 
     def get_reset_query(self) -> str:
         return ""
@@ -181,7 +187,8 @@ async def create_pool(
 
 
 async def close_pool(pool: Pool) -> bool:
-    """Close the pool; cut it after `CLOSE_TIMEOUT`. Returns whether every connection had come back."""
+    """Close the pool; cut it after `CLOSE_TIMEOUT`. Returns whether every connection had come
+    back."""
     with anyio.move_on_after(CLOSE_TIMEOUT, shield=True):
         await pool.close()
         return True
@@ -200,9 +207,12 @@ def is_transaction(tx: object) -> bool:
 
 
 async def listen(
-    connection: Connection, channels: Mapping[str, Callable[[str], None]], on_lost: Callable[[], None]
+    connection: Connection,
+    channels: Mapping[str, Callable[[str], None]],
+    on_lost: Callable[[], None],
 ) -> None:
-    """LISTEN on each channel. `on_lost` is called when the connection is seen to end, never for a half-open one."""
+    """LISTEN on each channel. `on_lost` is called when the connection is seen to end, never for a
+    half-open one."""
 
     def deliver(_connection: Any, _pid: int, channel: str, payload: object) -> None:
         channels[channel](str(payload))
