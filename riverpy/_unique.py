@@ -332,11 +332,16 @@ def _put(node: _Node, path: Sequence[tuple[str, bool]], raw: str) -> _Node:
 
 
 def _open(node: _Node, default: dict[str, _Node] | list[_Node]) -> dict[str, _Node] | list[_Node]:
-    if isinstance(node, str):
-        if node.startswith("{"):
-            return dict[str, "_Node"](_members(node))
-        return list[_Node](_elements(node)) if node.startswith("[") else default
-    return default if node is None else node
+    if node is None:
+        return default
+    if not isinstance(node, str):
+        return node
+    opened: dict[str, _Node] | list[_Node] = default
+    if node.startswith("{"):
+        opened = dict(_members(node))
+    elif node.startswith("["):
+        opened = list(_elements(node))
+    return opened
 
 
 def _elements(text: str) -> Iterator[str]:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from riverpy import _json
@@ -37,7 +37,7 @@ VALUES = st.recursive(
 class Huge(int):
     """More digits than Python turns into text."""
 
-    def __new__(cls) -> Huge:
+    def __new__(cls) -> Self:
         return super().__new__(cls, 10**5000)
 
     def __str__(self) -> str:
@@ -192,6 +192,7 @@ def test_depth_up_to_the_limit_is_written() -> None:
         _json.normalize(f"[{_json.encode(value)}]")
 
 
+@settings(deadline=None)
 @given(VALUES)
 def test_decodes_to_the_same_value(value: object) -> None:
     """What the encoder writes decodes to the same value; a whole float is read as an int."""
@@ -208,6 +209,7 @@ def test_decodes_to_the_same_value(value: object) -> None:
     assert same(json.loads(_json.encode(value)), value)
 
 
+@settings(deadline=None)
 @given(VALUES)
 def test_equal_values_give_equal_text(value: object) -> None:
     """UQ-08: the order in which a dict was filled does not count."""
@@ -221,6 +223,7 @@ def test_equal_values_give_equal_text(value: object) -> None:
     assert _json.encode(rebuilt(value)) == _json.encode(value)
 
 
+@settings(deadline=None)
 @given(VALUES)
 def test_normalizing_keeps_what_was_written(value: object) -> None:
     """Raw text that is in Go's form already stays as it is, whatever spaces stand around it."""
@@ -230,6 +233,7 @@ def test_normalizing_keeps_what_was_written(value: object) -> None:
     assert json.loads(_json.normalize(spaced)) == json.loads(spaced)
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_strings_are_written_or_refused(text: str) -> None:
     """A text with NUL or a lone surrogate is refused, any other comes back."""

@@ -1,0 +1,271 @@
+"""What an insert stores and returns."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from riverpy._insert_row import InsertRules, prepare
+from riverpy.insert_opts import InsertManyParams, InsertOpts, UniqueOpts
+from riverpy.job import JobState, RawArgs
+from riverpy.migrate import Migrator
+from tests._database import connected
+from tests.insert.conftest import inserter_on
+from tests.insert.jobs import BY_ARGS, OWN, Choosy, Data, Welcome, many
+
+if TYPE_CHECKING:
+    from riverpy._insert import Inserter
+    from tests._database import Schema
+
+NOW = datetime(2026, 3, 15, 14, 27, 41, tzinfo=UTC)
+RULES = InsertRules(max_attempts=7)
+ROWS = json.loads(Path(__file__).parents[1].joinpath("vectors", "rows.json").read_text("utf-8"))[
+    "jobs"
+]
+UNIQUE = UniqueOpts(by_args=True)
+FROM_VECTORS = {
+    "unique by args+queue, available": UniqueOpts(by_args=True, by_queue=True),
+    "unique, inserted after same-key job was cancelled": UNIQUE,
+    "unique (required states only), same key": UniqueOpts(
+        by_args=True,
+        by_state=[
+            JobState.AVAILABLE,
+            JobState.PENDING,
+            JobState.RUNNING,
+            JobState.SCHEDULED,
+        ],
+    ),
+    "inserted with InsertManyFast": None,
+    "scheduled (+1h)": None,
+}
+TEXTS = (
+    "SELECT args::text, attempt::text, attempted_at::text, attempted_by::text, errors::text,"
+    " finalized_at::text, kind, max_attempts::text, metadata::text, priority::text, queue,"
+    " state::text, tags::text, unique_key::text, unique_states::text FROM river_job WHERE id = $1"
+)
+
+
+async def test_defaults(inserter: Inserter, schema: Schema) -> None:
+    """With no options the row holds River's defaults, and the result is the row."""
+    result = await inserter.insert(Welcome(1, "<x>"), None, tx=None)
+    job = result.job
+    assert not result.unique_skipped_as_duplicate
+    assert (job.kind, job.queue, job.priority, job.max_attempts) == ("welcome", "default", 1, 25)
+    assert (job.state, job.attempt, job.tags, job.metadata) == (JobState.AVAILABLE, 0, [], {})
+    assert (job.attempted_at, job.attempted_by, job.errors) == (None, [], [])
+    assert (job.finalized_at, job.unique_key, job.unique_states) == (None, None, None)
+    assert json.loads(job.encoded_args) == {"user_id": 1, "note": "<x>"}
+    (row,) = await schema.jobs()
+    assert row["id"] == job.id
+    assert row["created_at"] == row["scheduled_at"] == job.created_at == job.scheduled_at
+    assert row["attempted_by"] is row["errors"] is row["unique_key"] is row["unique_states"] is None
+
+
+async def test_times_are_the_servers(inserter: Inserter, schema: Schema) -> None:
+    """created_at and scheduled_at are the inserting transaction's, whatever the clock here says."""
+    async with schema.connected() as tx, tx.transaction():
+        now = await tx.fetchval("SELECT now()")
+        result = await inserter.insert(Welcome(1), None, tx=tx)
+        await inserter.insert_many_fast(many(Welcome(2)), tx=tx)
+        assert result.job.created_at == result.job.scheduled_at == now
+    for row in await schema.jobs():
+        assert row["created_at"] == row["scheduled_at"] == now
+
+
+@pytest.mark.parametrize("scenario", FROM_VECTORS)
+async def test_rows_equal_rivers(inserter: Inserter, schema: Schema, scenario: str) -> None:
+    """The columns of an inserted job are those that Go River left, ids and times aside."""
+    (expected,) = [job["row"] for job in ROWS if job["scenario"].startswith(scenario)]
+    params = InsertManyParams(
+        RawArgs(expected["kind"], expected["args"]),
+        InsertOpts(
+            queue=expected["queue"],
+            tags=[tag for tag in expected["tags"].strip("{}").split(",") if tag],
+            scheduled_at=NOW if "scheduled" in scenario else None,
+            unique_opts=FROM_VECTORS[scenario],
+        ),
+    )
+    if "Fast" in scenario:
+        await inserter.insert_many_fast([params], tx=None)
+    else:
+        await inserter.insert_many([params], tx=None)
+    (job,) = await schema.jobs()
+    row = await schema.fetchrow(TEXTS, job["id"])
+    assert row is not None
+    assert dict(row) == {column: expected[column] for column in row.keys()}  # noqa: SIM118
+    assert set(expected) - set(row.keys()) == {"id", "created_at", "scheduled_at"}
+
+
+async def test_fast_rows_equal_the_others(inserter: Inserter, schema: Schema) -> None:
+    """insert_many_fast stores what insert_many stores, whatever characters are in it."""
+    odd = "a\tb\nc\rd\\e\"f\\N\\.é\u2028\U0001f600\b\x7f{},'<&>"
+    opts = [
+        InsertOpts(metadata={odd: [odd, 1.5]}, tags=["null", "NULL", "a_-b"]),
+        InsertOpts(priority=4, max_attempts=32767, queue="a|b", pending=True),
+        InsertOpts(scheduled_at=datetime(1, 1, 1, tzinfo=UTC)),
+        InsertOpts(scheduled_at=datetime(9999, 12, 31, 23, 59, 59, 999999, UTC)),
+        InsertOpts(unique_opts=UniqueOpts(by_args=True, by_queue=True)),
+    ]
+    params = [InsertManyParams(Data({odd: odd}), one) for one in opts]
+    await inserter.insert_many(params, tx=None)
+    slow = [(await schema.fetchrow(TEXTS, job["id"]), job) for job in await schema.jobs()]
+    await schema.execute("DELETE FROM river_job")
+    assert await inserter.insert_many_fast(params, tx=None) == 5
+    fast = [(await schema.fetchrow(TEXTS, job["id"]), job) for job in await schema.jobs()]
+    assert [texts for texts, _ in slow] == [texts for texts, _ in fast]
+    assert [job["scheduled_at"] for _, job in slow][2:4] == [
+        job["scheduled_at"] for _, job in fast
+    ][2:4]
+    for _, job in fast:
+        assert job["scheduled_at"] == job["created_at"] or job["state"] == "scheduled"
+    assert json.loads(fast[0][1]["args"]) == {odd: odd}
+    assert fast[0][1]["tags"] == ["null", "NULL", "a_-b"]
+
+
+def test_options_of_the_call_win() -> None:
+    """Call, then args class, then client, then River's default; tags are never merged."""
+    own = prepare(Choosy(), None, rules=RULES, now=NOW)
+    assert (own.max_attempts, own.priority, own.queue, own.tags) == (3, 2, "own", "own-tag")
+    assert own.unique_key is not None
+    call = prepare(
+        Choosy(),
+        InsertOpts(
+            max_attempts=9,
+            priority=4,
+            queue="call",
+            tags=[],
+            unique_opts=UniqueOpts(by_args=True),
+        ),
+        rules=RULES,
+        now=NOW,
+    )
+    assert (call.max_attempts, call.priority, call.queue, call.tags) == (9, 4, "call", "")
+    assert call.unique_key != own.unique_key
+    bare = prepare(Welcome(1), None, rules=RULES, now=NOW)
+    assert (bare.max_attempts, bare.priority, bare.queue, bare.tags) == (7, 1, "default", "")
+    empty = InsertOpts(unique_opts=UniqueOpts(exclude_kind=True))
+    assert prepare(Choosy(), empty, rules=RULES, now=NOW).unique_key == own.unique_key
+
+
+def test_metadata_and_pending_come_from_the_call_alone() -> None:
+    """An args class cannot set them."""
+    own = prepare(Choosy(), None, rules=RULES, now=NOW)
+    assert (own.metadata, own.state) == ("{}", "available")
+    call = InsertOpts(metadata={"b": 1, "a": "<"}, pending=True)
+    row = prepare(Choosy(), call, rules=RULES, now=NOW)
+    assert (row.metadata, row.state) == (r'{"a":"\u003c","b":1}', "pending")
+
+
+@pytest.mark.parametrize(
+    ("opts", "state"),
+    [
+        (InsertOpts(), "available"),
+        (InsertOpts(scheduled_at=datetime(2200, 1, 1, tzinfo=UTC)), "scheduled"),
+        (InsertOpts(scheduled_at=datetime(2000, 1, 1, tzinfo=UTC)), "scheduled"),
+        (InsertOpts(pending=True), "pending"),
+        (InsertOpts(pending=True, scheduled_at=datetime(2200, 1, 1, tzinfo=UTC)), "pending"),
+    ],
+)
+async def test_states(inserter: Inserter, opts: InsertOpts, state: str) -> None:
+    """A given time, even a past one, makes a job scheduled; pending wins and keeps the time."""
+    job = (await inserter.insert(Welcome(1), opts, tx=None)).job
+    assert job.state == state
+    assert job.scheduled_at == (opts.scheduled_at or job.created_at)
+
+
+async def test_scheduled_at_in_any_zone(inserter: Inserter) -> None:
+    """The instant counts, to the microsecond, whatever zone it is given in and the server has."""
+    time = datetime(2027, 3, 28, 2, 30, 0, 123456, timezone(timedelta(hours=5, minutes=45)))
+    job = (await inserter.insert(Welcome(1), InsertOpts(scheduled_at=time), tx=None)).job
+    assert job.scheduled_at == time
+    assert job.scheduled_at.tzinfo is UTC
+
+
+async def test_results_are_in_the_order_of_the_input(inserter: Inserter) -> None:
+    """BI-08: also when the rows are sent in another order, and whatever varies between them."""
+    params = [
+        InsertManyParams(
+            Welcome(number),
+            InsertOpts(
+                priority=number % 4 + 1,
+                unique_opts=UniqueOpts(by_args=True) if number % 3 else None,
+            ),
+        )
+        for number in range(200)
+    ]
+    results = await inserter.insert_many(params, tx=None)
+    assert [json.loads(r.job.encoded_args)["user_id"] for r in results] == list(range(200))
+    assert [r.job.priority for r in results] == [number % 4 + 1 for number in range(200)]
+    assert [r.job.unique_key is None for r in results] == [number % 3 == 0 for number in range(200)]
+
+
+async def test_more_jobs_than_a_statement_has_parameters(
+    inserter: Inserter, schema: Schema
+) -> None:
+    """BI-08: 50,000 jobs go in one call, in order, all or none."""
+    jobs = [Welcome(number) for number in range(50_000)]
+    bad = [*many(*jobs[:-1]), InsertManyParams(Data(x=float("nan")))]
+    with pytest.raises(ValueError, match="nan"):
+        await inserter.insert_many(bad, tx=None)
+    assert await schema.fetchval("SELECT count(*) FROM river_job") == 0
+    results = await inserter.insert_many(many(*jobs), tx=None)
+    ids = [result.job.id for result in results]
+    assert ids == sorted(set(ids))
+    assert json.loads(results[49_999].job.encoded_args)["user_id"] == 49_999
+    assert await schema.fetchval("SELECT count(*) FROM river_job") == 50_000
+
+
+async def test_five_megabytes_of_args(inserter: Inserter, schema: Schema) -> None:
+    """BI-07: big args are stored whole, one by one and by COPY."""
+    big = Data(text="é<" * 1_700_000)
+    await inserter.insert(big, None, tx=None)
+    await inserter.insert_many_fast(many(big), tx=None)
+    for row in await schema.jobs():
+        assert json.loads(row["args"]) == big
+
+
+async def test_shared_options_stay_as_they_are(inserter: Inserter) -> None:
+    """TY-09: options and what they hold can be used again, and changed between inserts."""
+    metadata: dict[str, Any] = {"n": 1}
+    tags = ["one"]
+    opts = InsertOpts(metadata=metadata, tags=tags)
+    first = (await inserter.insert(Welcome(1), opts, tx=None)).job
+    metadata["n"] = 2
+    tags.append("two")
+    first.metadata["n"] = 3
+    first.tags.append("three")
+    second = (await inserter.insert(Welcome(1), opts, tx=None)).job
+    assert (first.metadata, first.tags) == ({"n": 1}, ["one"])
+    assert (second.metadata, second.tags) == ({"n": 2}, ["one", "two"])
+    for _ in range(100):
+        other = (await inserter.insert(Choosy(), None, tx=None)).job
+        assert (other.metadata, other.tags) == ({}, ["own-tag"])
+        other.tags.append("more")
+    assert OWN.tags == ["own-tag"]
+
+
+async def test_a_schema_that_needs_quotes(fresh_database_url: str) -> None:
+    """Every name is qualified and quoted: it works with an empty search path."""
+    async with connected(fresh_database_url) as conn:
+        await conn.execute('CREATE SCHEMA "MixedCase_1"')
+        await Migrator(conn, schema="MixedCase_1").up()
+        async with inserter_on(fresh_database_url, "MixedCase_1", search_path="") as inserter:
+            await inserter.insert(Welcome(1), BY_ARGS, tx=None)
+            again = await inserter.insert(Welcome(1), BY_ARGS, tx=None)
+            assert again.unique_skipped_as_duplicate
+            mixed = [*many(Welcome(2)), InsertManyParams(Welcome(3), BY_ARGS)]
+            await inserter.insert_many(mixed, tx=None)
+            assert await inserter.insert_many_fast(many(Welcome(4)), tx=None) == 1
+        assert await conn.fetchval('SELECT count(*) FROM "MixedCase_1".river_job') == 4
+
+
+async def test_the_search_path_decides_without_a_schema(schema: Schema) -> None:
+    """With no schema set, the jobs go where the connection finds the table."""
+    async with inserter_on(schema.url, None, search_path=schema.name) as inserter:
+        await inserter.insert(Welcome(1), None, tx=None)
+        await inserter.insert_many_fast(many(Welcome(1)), tx=None)
+    assert len(await schema.jobs()) == 2

@@ -1,0 +1,360 @@
+"""Which jobs are duplicates, and what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import msgspec
+import pytest
+import structlog
+
+from riverpy import _unique
+from riverpy._insert_row import InsertRules, prepare
+from riverpy.errors import InsertError, UniqueConflictError
+from riverpy.insert_opts import (
+    UNIQUE_STATES_DEFAULT,
+    UNIQUE_STATES_REQUIRED,
+    InsertManyParams,
+    InsertOpts,
+    Unique,
+    UniqueOpts,
+)
+from riverpy.job import JobState, RawArgs
+from tests.insert.conftest import inserter_on
+from tests.insert.jobs import BY_ARGS, Data, Welcome, by_states, many
+
+if TYPE_CHECKING:
+    from riverpy._insert import Inserter
+    from tests._database import Schema
+
+NOW = datetime(2026, 8, 7, 12, 34, 56, tzinfo=UTC)
+RULES = InsertRules(max_attempts=25)
+ALL_STATES = tuple(JobState)
+SET_STATE = (
+    "UPDATE river_job SET state = $1::text::river_job_state, finalized_at ="
+    " CASE WHEN $1::text IN ('completed', 'cancelled', 'discarded') THEN now() END"
+)
+
+
+def key_text(args: Any, opts: UniqueOpts, *, now: datetime = NOW) -> str:
+    """The hashed text, found by its hash."""
+    row = prepare(args, InsertOpts(unique_opts=opts), rules=RULES, now=now)
+    assert row.unique_key is not None
+    return row.unique_key
+
+
+def hashed(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@pytest.mark.parametrize("path", ["insert", "insert_tx", "many", "many_tx", "mixed"])
+async def test_uniqueness_holds_on_every_path(
+    inserter: Inserter, schema: Schema, path: str
+) -> None:
+    """UQ-03: the second insert returns the first one's job."""
+    async with schema.connected() as tx:
+        for expected in (False, True):
+            on = tx if path.endswith("tx") else None
+            if path.startswith("insert"):
+                result = await inserter.insert(Welcome(1), BY_ARGS, tx=on)
+            else:
+                params = many(Welcome(1, f"note {expected}"), opts=BY_ARGS)
+                if path == "mixed":
+                    params.append(InsertManyParams(Data(x=1), InsertOpts(priority=2)))
+                result, *_ = await inserter.insert_many(params, tx=on)
+            assert result.unique_skipped_as_duplicate is expected
+    (job, *others) = [row for row in await schema.jobs() if row["kind"] == "welcome"]
+    assert not others
+    assert result.job.id == job["id"]
+    assert result.job.encoded_args == job["args"]
+
+
+async def test_fast_inserts_meet_a_conflict(inserter: Inserter, schema: Schema) -> None:
+    """UQ-03: insert_many_fast stores unique keys; a conflict is an error, and nothing is stored."""
+    assert await inserter.insert_many_fast(many(Welcome(1), opts=BY_ARGS), tx=None) == 1
+    for params in (
+        many(Welcome(2), Welcome(1), opts=BY_ARGS),
+        many(Welcome(3), Welcome(3), opts=BY_ARGS),
+    ):
+        with pytest.raises(UniqueConflictError, match="insert_many skips duplicates"):
+            await inserter.insert_many_fast(params, tx=None)
+    assert len(await schema.jobs()) == 1
+    again = await inserter.insert(Welcome(1), BY_ARGS, tx=None)
+    assert again.unique_skipped_as_duplicate
+
+
+async def test_a_running_job_is_not_started_again(inserter: Inserter, schema: Schema) -> None:
+    """UQ-05: 20 inserts at once while the job runs are 20 duplicates of it, with its id."""
+    first = (await inserter.insert(Welcome(1), BY_ARGS, tx=None)).job
+    await schema.execute(SET_STATE, "running")
+    results = await asyncio.gather(
+        *(inserter.insert(Welcome(1), BY_ARGS, tx=None) for _ in range(20))
+    )
+    assert {(r.job.id, r.job.state, r.unique_skipped_as_duplicate) for r in results} == {
+        (first.id, JobState.RUNNING, True)
+    }
+    await schema.execute(SET_STATE, "completed")
+    assert (await inserter.insert(Welcome(1), BY_ARGS, tx=None)).unique_skipped_as_duplicate
+    assert len(await schema.jobs()) == 1
+
+
+async def test_many_inserts_of_a_new_key_at_once(inserter: Inserter, schema: Schema) -> None:
+    """One of them inserts the job, the others return it."""
+    results = await asyncio.gather(
+        *(inserter.insert(Welcome(1), BY_ARGS, tx=None) for _ in range(20))
+    )
+    assert sorted(r.unique_skipped_as_duplicate for r in results) == [False] + [True] * 19
+    assert {result.job.id for result in results} == {(await schema.jobs())[0]["id"]}
+
+
+async def test_keys_with_every_byte(inserter: Inserter, schema: Schema) -> None:
+    """UQ-07: 1,000 keys, and NULLs beside them, are stored as computed and found again."""
+    params = [
+        InsertManyParams(Welcome(number), BY_ARGS if number % 4 else None) for number in range(1000)
+    ]
+    await inserter.insert_many(params, tx=None)
+    rows = await schema.fetch(
+        "SELECT (args->>'user_id')::int, encode(unique_key, 'hex') FROM river_job"
+    )
+    keys = dict(map(tuple, rows))
+    assert "00" in "".join(filter(None, keys.values()))
+    for number in range(1000):
+        expected = hashed(f'&kind=welcome&args={{"user_id":{number}}}') if number % 4 else None
+        assert keys[number] == expected
+    again = await inserter.insert_many(params, tx=None)
+    assert [r.unique_skipped_as_duplicate for r in again] == [
+        bool(number % 4) for number in range(1000)
+    ]
+
+
+@pytest.mark.parametrize("state", ALL_STATES)
+@pytest.mark.parametrize(
+    "held",
+    [
+        UNIQUE_STATES_DEFAULT,
+        frozenset(UNIQUE_STATES_REQUIRED),
+        frozenset({*UNIQUE_STATES_REQUIRED, JobState.CANCELLED, JobState.DISCARDED}),
+        frozenset(ALL_STATES),
+    ],
+    ids=["default", "required", "failed", "all"],
+)
+async def test_a_key_is_held_in_its_states(
+    inserter: Inserter, schema: Schema, state: JobState, held: frozenset[JobState]
+) -> None:
+    """UQ-09: a second job may be inserted exactly when the first one's state is not in its list."""
+    opts = by_states(*held)
+    first = (await inserter.insert(Welcome(1), opts, tx=None)).job
+    assert first.unique_states == [one for one in ALL_STATES if one in held]
+    await schema.execute(SET_STATE, state)
+    second = await inserter.insert(Welcome(1), opts, tx=None)
+    assert second.unique_skipped_as_duplicate is (state in held)
+    assert (second.job.id == first.id) is (state in held)
+
+
+@pytest.mark.parametrize("missing", UNIQUE_STATES_REQUIRED)
+def test_lists_of_states_with_gaps_are_refused(missing: JobState) -> None:
+    """UQ-10: the error names what is missing; naming a state twice is harmless."""
+    states = [state for state in ALL_STATES if state is not missing]
+    with pytest.raises(InsertError, match=f"missing: {missing}$"):
+        prepare(Welcome(1), by_states(*states), rules=RULES, now=NOW)
+    with pytest.raises(InsertError, match="missing: available, pending, running, scheduled"):
+        prepare(Welcome(1), by_states(), rules=RULES, now=NOW)
+    with pytest.raises(InsertError, match="nonsense"):
+        prepare(Welcome(1), by_states(*ALL_STATES, "nonsense"), rules=RULES, now=NOW)  # pyright: ignore
+    twice = prepare(Welcome(1), by_states(*ALL_STATES, *ALL_STATES), rules=RULES, now=NOW)
+    assert twice.unique_states == 255
+
+
+async def test_crossed_batches_do_not_deadlock(schema: Schema) -> None:
+    """UQ-12: two connections insert the same 200 keys in opposite order, 50 times."""
+    async with inserter_on(schema.url, schema.name) as inserter:
+        for round_number in range(50):
+            jobs = [Welcome(round_number * 1000 + number) for number in range(200)]
+            ways = (many(*jobs, opts=BY_ARGS), many(*reversed(jobs), opts=BY_ARGS))
+
+            async def on_tx(params: list[InsertManyParams]) -> int:
+                async with schema.connected() as conn, conn.transaction():
+                    results = await inserter.insert_many(params, tx=conn)
+                return sum(not result.unique_skipped_as_duplicate for result in results)
+
+            assert sum(await asyncio.gather(*map(on_tx, ways))) == 200
+
+
+async def test_duplicates_inside_a_batch(inserter: Inserter, schema: Schema) -> None:
+    """The first of a key is inserted, later ones are duplicates of it, also if it existed."""
+    for existed in (False, True):
+        results = await inserter.insert_many(
+            many(Welcome(1), Welcome(2), Welcome(1, "again"), Welcome(1), opts=BY_ARGS), tx=None
+        )
+        assert [r.unique_skipped_as_duplicate for r in results] == [existed, existed, True, True]
+        assert len({results[at].job.id for at in (0, 2, 3)}) == 1
+    assert len(await schema.jobs()) == 2
+
+
+async def test_a_conflict_changes_nothing(inserter: Inserter, schema: Schema) -> None:
+    """With exclude_kind the existing job keeps its kind and all else."""
+    opts = InsertOpts(unique_opts=UniqueOpts(by_args=True, exclude_kind=True))
+    await inserter.insert(RawArgs("first", '{"a": 1}'), opts, tx=None)
+    (before,) = await schema.jobs()
+    result = await inserter.insert(RawArgs("second", '{"a":1}'), opts, tx=None)
+    assert result.unique_skipped_as_duplicate
+    assert result.job.kind == "first"
+    assert (await schema.jobs()) == [before]
+
+
+async def test_a_dropped_index_can_come_back(inserter: Inserter, schema: Schema) -> None:
+    """UQ-06: a warm connection inserts after the unique index was made anew."""
+    await inserter.insert(Welcome(1), BY_ARGS, tx=None)
+    (definition,) = await schema.fetch(
+        "SELECT indexdef FROM pg_indexes WHERE schemaname = $1"
+        " AND indexname = 'river_job_unique_idx'",
+        schema.name,
+    )
+    await schema.execute("DROP INDEX river_job_unique_idx")
+    await schema.execute(definition["indexdef"])
+    assert (await inserter.insert(Welcome(1), BY_ARGS, tx=None)).unique_skipped_as_duplicate
+
+
+# The key
+
+
+def test_dict_order_and_spaces_do_not_count() -> None:
+    """UQ-08: equal args have one key; 1 and 1.0 are equal, as in Go's maps; "1" is another."""
+    opts = UniqueOpts(by_args=True)
+    items = list({"é": 1, "b": {"y": [1, {"q": 1, "p": 2}], "x": None}, "a": "<"}.items())
+    keys: set[str] = set()
+    for seed in range(20):
+        random.Random(seed).shuffle(items)
+        keys.add(key_text(Data(items), opts))
+    assert len(keys) == 1
+    assert key_text(Data(n=1), opts) == key_text(Data(n=1.0), opts)
+    assert key_text(Data(n=1), opts) != key_text(Data(n="1"), opts)
+    raw = [RawArgs("data", text) for text in ('{"b":1,"a":2}', ' {"a": 2,\n"b": 1 } ')]
+    assert len({key_text(args, opts) for args in raw}) == 1
+
+
+def test_periods_are_counted_from_the_year_one() -> None:
+    """A week starts on Monday in UTC."""
+    opts = UniqueOpts(by_period=timedelta(days=7))
+    expected = hashed("&kind=welcome&period=2026-08-03T00:00:00Z")
+    assert key_text(Welcome(1), opts) == expected
+    early = UniqueOpts(by_period=timedelta(days=800_000))
+    assert key_text(Welcome(1), early) == hashed("&kind=welcome&period=0001-01-01T00:00:00Z")
+
+
+class City(msgspec.Struct):
+    name: Annotated[str, Unique]
+    zip: str = ""
+
+
+@dataclass
+class Home:
+    city: City
+    other: Annotated[City, Unique]
+    third: City
+    street: str = ""
+
+
+@dataclass
+class Move:
+    kind: ClassVar[str] = "move"
+
+    home: Home
+    tags: Annotated[list[City], Unique]
+    again: Move | None = None
+    old: Annotated[City | None, "text"] | None = None
+
+
+def test_marked_fields_of_nested_classes() -> None:
+    """Marked fields are found at any depth, in sorted order; a class is looked into once."""
+    assert _unique.unique_paths(Move) == ("home.city.name", "home.other", "tags")
+    args = Move(Home(City("a<b"), City("c", "1"), City("d")), [City("e")])
+    text = (
+        r'&kind=move&args={"home":{"city":{"name":"a\u003cb"},"other":{"name":"c","zip":"1"}},'
+        r'"tags":[{"name":"e","zip":""}]}'
+    )
+    assert key_text(args, UniqueOpts(by_args=True)) == hashed(text)
+
+
+def test_numbers_as_names_of_marked_fields() -> None:
+    """River's path language reads them as indices."""
+    both = msgspec.defstruct(
+        "Both",
+        [
+            ("a", Annotated[str, Unique], msgspec.field(name="0")),
+            ("b", Annotated[str, Unique], msgspec.field(name="2")),
+        ],
+        namespace={"kind": "both"},
+    )
+    expected = hashed('&kind=both&args=["x",null,"y"]')
+    assert key_text(both("x", "y"), UniqueOpts(by_args=True)) == expected
+
+
+def test_annotations_that_cannot_be_resolved() -> None:
+    """The error says what to do; without by_args nothing is resolved."""
+
+    @dataclass
+    class Lost:
+        kind: ClassVar[str] = "lost"
+        x: Nowhere  # pyright: ignore # noqa: F821
+
+    args: Any = Lost(1)
+    with pytest.raises(InsertError, match=r"Nowhere.*import their types"):
+        key_text(args, UniqueOpts(by_args=True))
+    assert key_text(args, UniqueOpts(by_queue=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "args"),
+    [
+        ('{"a":{"x":1},"a.b":2}', '{"a":{"x":1,"b":}}'),
+        ('{"a":5,"a.b":2}', '{"a":{"b":}}'),
+        ('{"a":[7,8],"a.1":2}', '{"a":[7,8]}'),
+        ('{"a":[7],"a.3":2}', '{"a":[7,null,null,]}'),
+        ('{"a.0":1}', '{"a":[]}'),
+        ('{"a.:0":1}', '{"a":{"0":}}'),
+        ('{"a\\\\b":1,"ab":2}', '{"ab":2}'),
+        ('{"a\\\\.b":1}', '{"a.b":}'),
+        ('{"[b]":1,"b":2}', '{"[b]":[2],"b":2}'),
+        ('{"{b}":1,"b":2}', '{"b":2,"{b}":{"b":2}}'),
+        ('{"{b":1}', '{"{b":}'),
+        ('{":a":1,"a":2}', '{"a":2}'),
+        ('{"x*":1,"y":2}', '{"y":2}'),
+    ],
+)
+def test_keys_that_river_reads_as_paths(text: str, args: str) -> None:
+    """Top-level keys that Go mangles give Go's key."""
+    assert key_text(RawArgs("raw", text), UniqueOpts(by_args=True)) == hashed(
+        f"&kind=raw&args={args}"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"":1}', '{"!true":1}', '{"{a,b}":1}', '{"a0":1,"a?":2}', '{"a":1,"a|b":1}'],
+)
+def test_keys_that_river_reads_as_expressions(text: str) -> None:
+    """What has no sound key is refused, with the way out."""
+    with pytest.raises(InsertError, match="rename it"):
+        key_text(RawArgs("raw", text), UniqueOpts(by_args=True))
+    assert key_text(RawArgs("raw", text), UniqueOpts(by_queue=True))
+
+
+def test_mangled_keys_are_warned_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One warning per kind and key; none for keys that count as they stand."""
+    monkeypatch.setattr(_unique, "_warned", set[tuple[str, str]]())
+    opts = UniqueOpts(by_args=True)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(3):
+            key_text(Data({"a.b": 1, "c*": 2, "plain": 3, "é <": 4}), opts)
+        key_text(RawArgs("other", '{"a.b":1}'), opts)
+    assert [(log["kind"], log["key"], log["log_level"]) for log in logs] == [
+        ("data", "a.b", "warning"),
+        ("data", "c*", "warning"),
+        ("other", "a.b", "warning"),
+    ]
