@@ -125,6 +125,15 @@ class Executor:
         except Exception:
             self._log.exception("error could not be classified", job_id=attempt.id)
         if attempt.outcome.event is EventKind.JOB_FAILED:
+            self._log.warning(
+                "job failed",
+                job_id=attempt.id,
+                kind=attempt.kind,
+                queue=attempt.queue,
+                attempt=attempt.attempt,
+                state=attempt.outcome.state,
+                error=error_text(error),
+            )
             await self._tell_handler(attempt, error, attempt.outcome)
 
     def _classify(self, attempt: Attempt, error: BaseException) -> Outcome:

@@ -310,8 +310,8 @@ class _Started:
             poll_only=config.poll_only,
         )
         log.info(
-            "scheduled jobs, and retries that are not due at once, wait for a leader: this version "
-            "does not lead, a Go River client on the same database does"
+            "scheduled jobs and later retries wait for a leader: this version has none, "
+            "a Go River client on the same tables can be it"
         )
         gc.collect()
         gc.freeze()

@@ -1,0 +1,207 @@
+"""MODULE:ATTR: what it may name, and what is said when it leads to no client."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+from riverpy import Client
+from riverpy.cli._run import CommandError
+from riverpy.cli._target import TargetError, entered, load
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Writes a module of a new name into the current directory and returns the name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+
+    def write(text: str) -> str:
+        name = f"m_{secrets.token_hex(4)}"
+        Path(f"{name}.py").write_text(text)
+        return name
+
+    return write
+
+
+CLIENT = "from riverpy import Client\n"
+
+
+@pytest.mark.parametrize("name", ["client", "app", "riverpy"])
+def test_attribute_by_default(module: Callable[[str], str], name: str) -> None:
+    """Without :ATTR it is `client`, `app` or `riverpy`, found in the current directory."""
+    found = load(module(f"{CLIENT}{name} = Client()\n"))
+    assert isinstance(found, Client)
+
+
+def test_attribute_by_path(module: Callable[[str], str]) -> None:
+    """ATTR may go through attributes."""
+    name = module(f"{CLIENT}class Box:\n    inner = Client()\n")
+    assert isinstance(load(f"{name}:Box.inner"), Client)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("", "'' is not MODULE:ATTR, as in jobs:client"),
+        (":client", "':client' is not MODULE:ATTR"),
+        ("jobs:", "'jobs:' is not MODULE:ATTR"),
+        ("jobs.py:client", "is a path: give a module, as in jobs:client"),
+        ("./app/jobs.py", "is a path: give a module, as in app.jobs"),
+        ("nowhere.at.all:client", "there is no module nowhere in "),
+        ("email.nowhere", "there is no module email.nowhere in "),
+        ("json:client", "module json has no 'client'; "),
+        (
+            "json",
+            "module json has no client or app or riverpy; it has no client, but the functions",
+        ),
+    ],
+)
+def test_no_target(module: Callable[[str], str], spec: str, message: str) -> None:
+    """A wrong path is told with what was tried and what there is."""
+    with pytest.raises(TargetError) as caught:
+        load(spec)
+    assert message in caught.value.message
+    assert caught.value.exit_code == 2
+
+
+def test_near_names(module: Callable[[str], str]) -> None:
+    """A slip of the pen in a module or an attribute is answered with the near match."""
+    name = module(f"{CLIENT}main_client = Client()\n")
+    with pytest.raises(TargetError, match=f"did you mean {name}"):
+        load(f"{name}x:client")
+    with pytest.raises(TargetError, match="did you mean 'main_client'"):
+        load(f"{name}:main_cleint")
+    with pytest.raises(TargetError, match="it has the client main_client"):
+        load(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1\n\n1 / 0\n", "failed: ZeroDivisionError: division by zero ({name}.py, line 3)"),
+        (
+            "import nowhere_at_all\n",
+            "failed: ModuleNotFoundError: No module named 'nowhere_at_all'",
+        ),
+        ("x = (\n", "failed: SyntaxError: '(' was never closed"),
+        ("raise SystemExit(3)\n", "failed: SystemExit: 3 ({name}.py, line 1)"),
+        ("raise OSError('postgres://u:s3cret@h/d')\n", "OSError: postgres://u:***@h/d"),
+    ],
+)
+def test_error_inside_the_module(
+    module: Callable[[str], str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    message: str,
+) -> None:
+    """An error in the user's code is told in one line with its place; --debug shows the rest."""
+    name = module(text)
+    with pytest.raises(CommandError) as caught:
+        load(name)
+    assert message.format(name=name) in caught.value.message
+    assert capsys.readouterr().err == ""
+
+    monkeypatch.setenv("RIVERPY_DEBUG", "1")
+    with pytest.raises(CommandError):
+        load(name)
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert "s3cret" not in err
+
+
+async def client_of(target: object) -> Client:
+    """What a target comes to."""
+    async with entered("jobs:target", target) as client:
+        return client
+
+
+async def test_kinds_of_targets() -> None:
+    """A client, a function that returns one, an async context manager, a function giving one."""
+    client = Client()
+    entries: list[str] = []
+
+    async def make() -> Client:
+        return client
+
+    @asynccontextmanager
+    async def manage() -> AsyncGenerator[Client]:
+        entries.append("in")
+        yield client
+        entries.append("out")
+
+    for target in (client, lambda: client, make, manage, manage()):
+        assert await client_of(target) is client
+    assert entries == ["in", "out", "in", "out"]
+
+
+async def test_wrong_targets() -> None:
+    """What comes to no client is told by what it is."""
+
+    async def generator() -> AsyncGenerator[Client]:
+        yield Client()
+
+    @asynccontextmanager
+    async def manage() -> AsyncGenerator[int]:
+        yield 3
+
+    for target, message in (
+        (3, "jobs:target is an int: give a riverpy.Client, a function without arguments"),
+        (lambda: None, "jobs:target comes to None, not to a riverpy.Client"),
+        (lambda _x: None, "jobs:target must take no arguments: missing a required argument: '_x'"),
+        (generator, "jobs:target has a yield: decorate it with @contextlib.asynccontextmanager"),
+        (manage, "jobs:target yields an int, not a riverpy.Client"),
+    ):
+        with pytest.raises(TargetError) as caught:
+            await client_of(target)
+        assert caught.value.message.startswith(message)
+
+
+async def test_failing_targets() -> None:
+    """A factory or a context manager that fails is told in one line with the place."""
+
+    async def fail() -> Client:
+        raise RuntimeError("no config")
+
+    @asynccontextmanager
+    async def manage() -> AsyncGenerator[Client]:
+        raise RuntimeError("no config")
+        yield Client()
+
+    for target, message in (
+        (fail, "jobs:target() failed: RuntimeError: no config ("),
+        (manage, "entering jobs:target failed: RuntimeError: no config ("),
+    ):
+        with pytest.raises(click.ClickException) as caught:
+            await client_of(target)
+        assert caught.value.message.startswith(message)
+        assert "test_target.py, line " in caught.value.message
+        assert caught.value.exit_code == 1
+
+
+async def test_error_of_the_block_is_passed_on() -> None:
+    """An error while working reaches the context manager and comes out unchanged."""
+    seen: list[BaseException] = []
+
+    @asynccontextmanager
+    async def manage() -> AsyncGenerator[Client]:
+        try:
+            yield Client()
+        except ValueError as error:
+            seen.append(error)
+            raise
+
+    with pytest.raises(ValueError, match="while working"):
+        async with entered("jobs:target", manage):
+            raise ValueError("while working")
+    assert len(seen) == 1

@@ -1,0 +1,357 @@
+"""`riverpy worker` as a process: start, signals, exit codes, log."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.cli.worker_process import JOBS, RIVERPY, environment, running_worker
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from tests._database import Schema
+    from tests.cli.worker_process import WorkerProcess
+
+TERM, INT = signal.SIGTERM, signal.SIGINT
+UNREACHABLE = "postgres://u:s3cret@127.0.0.1:1/d"
+
+
+async def insert(schema: Schema, what: str, *, kind: str = "do", max_attempts: int = 25) -> None:
+    """Insert a job that does this."""
+    await schema.execute(
+        "INSERT INTO river_job (args, kind, max_attempts) "
+        "VALUES (jsonb_build_object('what', $1::text), $2, $3)",
+        what,
+        kind,
+        max_attempts,
+    )
+
+
+async def row(schema: Schema) -> dict[str, Any]:
+    """What became of the only job."""
+    (job,) = await schema.jobs()
+    return {"state": job["state"], "attempt": job["attempt"], "errors": job["errors"]}
+
+
+PUT_BACK = {"state": "available", "attempt": 0, "errors": None}
+
+
+def worker_of(
+    schema: Schema, tmp_path: Path, *args: str, **environ: str
+) -> AbstractAsyncContextManager[WorkerProcess]:
+    """A worker of this schema."""
+    where = (f"--database-url={schema.url}", f"--schema={schema.name}")
+    return running_worker(tmp_path, *args, *where, **environ)
+
+
+# -- stopping
+
+
+@pytest.mark.parametrize("number", [TERM, INT])
+async def test_first_signal_stops(schema: Schema, tmp_path: Path, number: signal.Signals) -> None:
+    """SC-07: SIGTERM or SIGINT ends an idle worker with 0."""
+    async with worker_of(schema, tmp_path, "jobs") as worker:
+        await worker.until_logged("worker started")
+        worker.send(number)
+        assert await worker.exit_code() == 0
+    assert worker.entries("worker stopped")
+
+
+async def test_first_signal_lets_jobs_end(schema: Schema, tmp_path: Path) -> None:
+    """SC-07: after the first signal a running job goes on to its end, and no other is claimed."""
+    await insert(schema, "wait")
+    async with worker_of(schema, tmp_path, "jobs", "-q", "default:1") as worker:
+        await worker.until_printed("job wait")
+        await insert(schema, "never")
+        worker.send(TERM)
+        await worker.until_logged("waiting for running jobs")
+        (tmp_path / "release").touch()
+        assert await worker.exit_code() == 0
+    states = [job["state"] for job in await schema.jobs()]
+    assert states == ["completed", "available"]
+    assert worker.printed == ["job wait"]
+
+
+@pytest.mark.parametrize(
+    ("signals", "args"), [([TERM, TERM], ["--soft-stop=1h"]), ([INT], ["--soft-stop=50ms"])]
+)
+async def test_hard_stop_cancels(
+    schema: Schema, tmp_path: Path, signals: list[signal.Signals], args: list[str]
+) -> None:
+    """SC-07: a second signal, or the end of --soft-stop, cancels jobs; they are put back."""
+    await insert(schema, "sleep")
+    async with worker_of(schema, tmp_path, "jobs:patient", *args) as worker:
+        await worker.until_printed("job sleep")
+        for number in signals:
+            worker.send(number)
+            await worker.until_logged("waiting for running jobs")
+        assert await worker.exit_code() == 0
+    assert await row(schema) == PUT_BACK
+
+
+@pytest.mark.parametrize("number", [TERM, INT])
+async def test_third_signal_leaves_at_once(
+    schema: Schema, tmp_path: Path, number: signal.Signals
+) -> None:
+    """SC-07: a third signal ends the process with 128 + its number, whatever runs."""
+    await insert(schema, "ignore")
+    async with worker_of(schema, tmp_path, "jobs:patient", "--soft-stop=1h") as worker:
+        await worker.until_printed("job ignore")
+        worker.send(TERM)
+        await worker.until_logged("waiting for running jobs")
+        worker.send(INT)
+        await worker.until_printed("ignored")
+        worker.send(number)
+        assert await worker.exit_code() == 128 + number
+
+
+@pytest.mark.parametrize("what", ["block python", "block sleep", "block C"])
+async def test_third_signal_with_a_blocked_loop(schema: Schema, tmp_path: Path, what: str) -> None:
+    """SC-07: also while a job blocks the event loop, in Python or in C."""
+    await insert(schema, what)
+    async with worker_of(schema, tmp_path, "jobs:patient", "--soft-stop=1h") as worker:
+        await worker.until_printed(f"job {what}")
+        for number in (TERM, INT, TERM):  # like signals that wait at the same time become one
+            worker.send(number)
+            await asyncio.sleep(0.1)
+        assert await worker.exit_code() == 128 + TERM
+
+
+@pytest.mark.parametrize("what", ["ignore", "block python", "block sleep", "block C"])
+async def test_job_that_cannot_be_stopped(schema: Schema, tmp_path: Path, what: str) -> None:
+    """A job that ignores its cancellation or blocks the loop holds the process no longer than the
+    limits; its row is put back as the last thing, and the code is 4."""
+    await insert(schema, what)
+    async with worker_of(schema, tmp_path, "jobs:managed", "--soft-stop=100ms") as worker:
+        await worker.until_printed(f"job {what}")
+        worker.send(TERM)
+        assert await worker.exit_code() == 4
+    assert await row(schema) == PUT_BACK
+
+
+async def test_blocked_thread(schema: Schema, tmp_path: Path) -> None:
+    """A blocking job in a thread holds the process no longer; its row is put back."""
+    await insert(schema, "", kind="block")
+    async with worker_of(schema, tmp_path, "jobs", "--soft-stop=100ms") as worker:
+        await worker.until_printed("job block")
+        worker.send(TERM)
+        assert await worker.exit_code() == 4
+    assert await row(schema) == PUT_BACK
+
+
+@pytest.mark.parametrize(
+    ("spec", "code", "printed"),
+    [
+        ("jobs", "import time\nprint('importing', flush=True)\ntime.sleep(3600)\n", "importing"),
+        ("jobs:slow_factory", JOBS, "factory"),
+    ],
+)
+async def test_stop_during_the_start(tmp_path: Path, spec: str, code: str, printed: str) -> None:
+    """A signal while the module is imported or the factory waits ends the process with 0."""
+    async with running_worker(tmp_path, spec, f"--database-url={UNREACHABLE}", code=code) as worker:
+        await worker.until_printed(printed)
+        worker.send(TERM)
+        assert await worker.exit_code() == 0
+    assert worker.logged == []
+
+
+async def test_stop_while_waiting_for_the_database(tmp_path: Path) -> None:
+    """A signal while the database is awaited: 0, and the context manager is left."""
+    async with running_worker(tmp_path, "jobs:managed", f"--database-url={UNREACHABLE}") as worker:
+        waiting = await worker.until_logged("waiting for the database")
+        worker.send(TERM)
+        assert await worker.exit_code() == 0
+    assert worker.printed == ["entered", "left"]
+    assert "s3cret" not in str(waiting)
+
+
+async def test_drain(schema: Schema, tmp_path: Path) -> None:
+    """--drain works what there is and ends with 0."""
+    for _ in range(3):
+        await insert(schema, "nothing")
+    async with worker_of(schema, tmp_path, "jobs:managed", "--drain") as worker:
+        assert await worker.exit_code() == 0
+    assert [job["state"] for job in await schema.jobs()] == ["completed"] * 3
+    assert worker.printed == ["entered", *["job nothing"] * 3, "left"]
+
+
+async def test_reader_of_the_log_goes_away(schema: Schema, tmp_path: Path) -> None:
+    """OP-05: `riverpy worker 2>&1 | head -1` stops in peace at the next line of its log."""
+    (tmp_path / "jobs.py").write_text(JOBS)
+    reader, writer = os.pipe()
+    process = await asyncio.create_subprocess_exec(
+        RIVERPY,
+        *("worker", "jobs", f"--database-url={schema.url}", f"--schema={schema.name}"),
+        cwd=tmp_path,
+        env=environment(),
+        stdout=writer,
+        stderr=writer,
+    )
+    os.close(writer)
+    assert b"worker started" in await asyncio.to_thread(os.read, reader, 100_000)
+    os.close(reader)
+    await insert(schema, "log")
+    await insert(schema, "nothing")
+    assert await asyncio.wait_for(process.wait(), 30) == 0
+    jobs = await schema.jobs()
+    assert not [job for job in jobs if job["state"] == "running"]
+
+
+# -- starting
+
+
+def failing_worker(directory: Path, *args: str, code: str = JOBS) -> tuple[int, str]:
+    """Run a worker that does not start and does not wait; its exit code and stderr."""
+    (directory / "jobs.py").write_text(code)
+    start = (
+        "import sys, riverpy.cli.worker\nfrom riverpy.cli import main\n"
+        "sys.modules['riverpy.cli.worker'].DATABASE_WAIT = 0.0\nmain(prog_name='riverpy')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", start, "worker", *args],
+        cwd=directory,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.stdout == ""
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (["jobs"], 2, "no database is given: use --database-url, RIVERPY_DATABASE_URL"),
+        (["jobs:nope", f"--database-url={UNREACHABLE}"], 2, "module jobs has no 'nope'"),
+        (["jobs", f"--database-url={UNREACHABLE}"], 3, "the database cannot be used: "),
+        (["jobs", "-q", "default", f"--database-url={UNREACHABLE}"], 2, "is not NAME:SLOTS"),
+        (["jobs", "--soft-stop=5", f"--database-url={UNREACHABLE}"], 2, "'5' is no duration"),
+        (["jobs", "--database-url=http://u:s3cret@h/d"], 2, "a database URL starts with"),
+    ],
+)
+def test_failing_start(tmp_path: Path, args: list[str], code: int, message: str) -> None:
+    """OP-04: one line, no password, and a code that says what to do: 2 mend the command, 3 wait."""
+    exit_code, err = failing_worker(tmp_path, *args)
+    assert exit_code == code
+    assert message in err
+    assert err.startswith("riverpy: ")
+    assert err.count("\n") == 1
+    assert "s3cret" not in err
+
+
+async def test_missing_schema(fresh_database_url: str, tmp_path: Path) -> None:
+    """OP-04: a database without River's tables is code 3 and the command that makes them."""
+    url = fresh_database_url.replace("://postgres@", "://postgres:s3cret@")
+    exit_code, err = await asyncio.to_thread(
+        failing_worker, tmp_path, "jobs", f"--database-url={url}"
+    )
+    assert exit_code == 3
+    assert "riverpy migrate up" in err
+    assert err.count("\n") == 1
+    assert "s3cret" not in err
+
+
+@pytest.mark.parametrize(
+    ("client", "message"),
+    [
+        ("riverpy.Client(queues={}, workers=workers)", "there is no queue to work"),
+        ("riverpy.Client(workers=riverpy.Workers())", "there is no"),
+    ],
+)
+async def test_nothing_to_work(
+    database_url: str, tmp_path: Path, client: str, message: str
+) -> None:
+    """OP-04: a client without queues or without workers is an error in one line."""
+    code = f"{JOBS}\nempty = {client}\n"
+    exit_code, err = await asyncio.to_thread(
+        lambda: failing_worker(tmp_path, "jobs:empty", f"--database-url={database_url}", code=code)
+    )
+    assert exit_code == 1
+    assert message in err
+    assert err.count("\n") == 1
+
+
+async def test_start_line(schema: Schema, tmp_path: Path) -> None:
+    """TY-03: the first line has version, masked URL, schema, queues, each kind's limits."""
+    url = re.sub(r"^(\w+)://([^@:/]*)(:[^@/]*)?@", r"\1://\2:s3cret@", schema.url)
+    async with running_worker(
+        tmp_path,
+        *("jobs", f"--database-url={url}", f"--schema={schema.name}", "-q", "default:3,mail:2"),
+    ) as worker:
+        started = await worker.until_logged("worker started")
+        worker.send(TERM)
+        assert await worker.exit_code() == 0
+    assert started["version"].startswith("0.")
+    assert ":***@" in started["database"]
+    assert started["schema"] == schema.name
+    assert started["queues"] == "default:3,mail:2"
+    assert started["kinds"] == {
+        "do": "timeout none, 25 attempts",
+        "block": "timeout 1h, 25 attempts",
+    }
+    assert any("wait for a leader" in entry.get("event", "") for entry in worker.logged)
+    assert "s3cret" not in str(worker.logged)
+
+
+def test_print_config(tmp_path: Path) -> None:
+    """--print-config shows values and sources and ends, without importing the module."""
+    (tmp_path / "pyproject.toml").write_text('[tool.riverpy]\nsoft-stop = "5s"\n')
+    done = subprocess.run(
+        [RIVERPY, "worker", "nowhere", "--print-config", "-q", "a:1", "-q", "b:2"],
+        cwd=tmp_path,
+        env=environment(DATABASE_URL="postgres://u:s3cret@h/d", RIVERPY_LOG="json"),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["database-url", "postgres://u:***@h/d", "DATABASE_URL"] in lines
+    assert ["queues", "a:1,b:2", "--queues"] in lines
+    assert ["soft-stop", "5s", str(tmp_path / "pyproject.toml")] in lines
+    assert ["log", "json", "RIVERPY_LOG"] in lines
+    assert ["log-level", "info", "default"] in lines
+
+
+# -- log
+
+
+async def test_log_of_user_code(schema: Schema, tmp_path: Path) -> None:
+    """Loggers and warnings of user code come as lines of the same log, masked."""
+    await insert(schema, "log")
+    async with worker_of(schema, tmp_path, "jobs", "--drain") as worker:
+        assert await worker.exit_code() == 0
+    (entry,) = worker.entries("from logging")
+    assert entry["level"] == "warning"
+    assert entry["logger"] == "mine"
+    assert any("from warnings" in entry["event"] for entry in worker.logged)
+    assert worker.entries("postgres://u:***@h/d")
+    assert all("text" not in entry for entry in worker.logged)
+
+
+async def test_failing_job_is_no_error_of_the_worker(schema: Schema, tmp_path: Path) -> None:
+    """OP-07: a job that fails is logged once, below error, with its id, kind, queue and attempt."""
+    await insert(schema, "fail", max_attempts=1)
+    async with worker_of(schema, tmp_path, "jobs", "--drain") as worker:
+        assert await worker.exit_code() == 0
+    (entry,) = [entry for entry in worker.logged if "no luck" in str(entry)]
+    assert entry["level"] in {"info", "warning"}
+    assert {"job_id", "kind", "queue", "attempt"} <= entry.keys()
+
+
+async def test_log_level(schema: Schema, tmp_path: Path) -> None:
+    """--log-level=error leaves out what is below, of ours and of user code."""
+    await insert(schema, "log")
+    async with worker_of(schema, tmp_path, "jobs", "--drain", "--log-level=error") as worker:
+        assert await worker.exit_code() == 0
+    assert worker.logged == []

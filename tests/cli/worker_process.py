@@ -1,0 +1,203 @@
+"""A real `riverpy worker` as a test sees it: what it prints, what it logs, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import AsyncGenerator, Callable
+
+RIVERPY = Path(sys.executable).with_name("riverpy")
+SIGNAL_TIMEOUT = 30.0
+
+JOBS = """
+from __future__ import annotations
+
+import asyncio, ctypes, logging, os, sys, threading, time, warnings
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+import riverpy
+
+workers = riverpy.Workers()
+
+
+class Do(msgspec.Struct, frozen=True):
+    kind: ClassVar[str] = "do"
+    what: str
+
+
+@workers.job(timeout=None)
+async def do(job: riverpy.Job[Do]) -> None:
+    print("job", job.args.what, flush=True)
+    match job.args.what:
+        case "wait":
+            while not Path("release").exists():
+                await asyncio.sleep(0.01)
+        case "sleep":
+            await asyncio.sleep(3600)
+        case "ignore":
+            while True:
+                try:
+                    await asyncio.sleep(3600)
+                except asyncio.CancelledError:
+                    print("ignored", flush=True)
+        case "block python":
+            while True:
+                pass
+        case "block sleep":
+            time.sleep(3600)
+        case "block C":
+            while True:
+                ctypes.CDLL(None).usleep(3_600_000_000)
+        case "fail":
+            raise ValueError("no luck")
+        case "log":
+            logging.getLogger("mine").warning("from %s", "logging")
+            warnings.warn("from warnings")
+            logging.getLogger("mine").info("postgres://u:s3cret@h/d")
+        case _:
+            pass
+
+
+class Block(msgspec.Struct, frozen=True):
+    kind: ClassVar[str] = "block"
+
+
+@workers.blocking_job(timeout=timedelta(hours=1))
+def block(job: riverpy.Job[Block]) -> None:
+    print("job block", flush=True)
+    threading.Event().wait(3600)
+
+
+client = riverpy.Client(
+    workers=workers,
+    queues={"default": riverpy.QueueConfig(max_workers=10)},
+    config=riverpy.Config(hard_stop_timeout=timedelta(milliseconds=500)),
+)
+patient = riverpy.Client(
+    workers=workers,
+    queues={"default": riverpy.QueueConfig(max_workers=10)},
+    config=riverpy.Config(hard_stop_timeout=timedelta(hours=1)),
+)
+
+
+@asynccontextmanager
+async def managed():
+    print("entered", flush=True)
+    try:
+        yield client
+    finally:
+        print("left", flush=True)
+
+
+async def slow_factory():
+    print("factory", flush=True)
+    await asyncio.sleep(3600)
+"""
+
+
+class WorkerProcess:
+    """One process, its output read line by line."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.printed: list[str] = []
+        """The lines of stdout."""
+        self.logged: list[dict[str, Any]] = []
+        """The lines of stderr: log entries, or `{"text": line}` where a line is no JSON."""
+        self._news = asyncio.Condition()
+
+    async def read(self, stream: asyncio.StreamReader, take: Callable[[str], None]) -> None:
+        """Take each line of a stream until it ends."""
+        async for line in stream:
+            async with self._news:
+                take(line.decode().rstrip("\n"))
+                self._news.notify_all()
+
+    def take_log(self, line: str) -> None:
+        """Keep a line of stderr."""
+        try:
+            self.logged.append(json.loads(line))
+        except ValueError:
+            self.logged.append({"text": line})
+
+    async def until_printed(self, line: str) -> None:
+        """Wait for a line of stdout."""
+        await self._until(lambda: line in self.printed, f"stdout {line!r}")
+
+    async def until_logged(self, event: str) -> dict[str, Any]:
+        """Wait for a log entry and return it."""
+        await self._until(lambda: bool(self.entries(event)), f"log entry {event!r}")
+        return self.entries(event)[0]
+
+    def entries(self, event: str) -> list[dict[str, Any]]:
+        """The log entries with this event."""
+        return [entry for entry in self.logged if entry.get("event") == event]
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self._process.send_signal(number)
+
+    async def exit_code(self) -> int:
+        """Wait for the end."""
+        return await asyncio.wait_for(self._process.wait(), SIGNAL_TIMEOUT)
+
+    async def _until(self, condition: Callable[[], bool], what: str) -> None:
+        try:
+            async with asyncio.timeout(SIGNAL_TIMEOUT), self._news:
+                await self._news.wait_for(condition)
+        except TimeoutError:
+            raise TimeoutError(f"no {what}; {self.printed=} {self.logged=}") from None
+
+
+def environment(**environ: str) -> dict[str, str]:
+    """The environment of a command without the settings of this machine."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("RIVERPY_", "PG")) and name != "DATABASE_URL"
+    }
+    return {**kept, **environ}
+
+
+@asynccontextmanager
+async def running_worker(
+    directory: Path, *args: str, code: str = JOBS, **environ: str
+) -> AsyncGenerator[WorkerProcess]:
+    """`riverpy worker ARGS --log=json` beside a `jobs.py`; killed at the end if it still runs."""
+    (directory / "jobs.py").write_text(code)
+    process = await asyncio.create_subprocess_exec(
+        RIVERPY,
+        "worker",
+        *args,
+        "--log=json",
+        cwd=directory,
+        env=environment(**environ),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout
+    assert process.stderr
+    worker = WorkerProcess(process)
+    readers = [
+        asyncio.create_task(worker.read(process.stdout, worker.printed.append)),
+        asyncio.create_task(worker.read(process.stderr, worker.take_log)),
+    ]
+    try:
+        yield worker
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        await asyncio.gather(*readers)
