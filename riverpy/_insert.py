@@ -55,6 +55,7 @@ _ROLLED_BACK = {"40001", "40P01"}
 _NOT_NOW = {"53300", "57P03"}
 """Too many connections; the server starts or stops."""
 _TOO_LARGE = "54000"
+_NO_MEMORY = "invalid memory alloc request size"
 _SCHEMA_MISSING = {"42P01", "42P10", "42703", "42704", "42883", "3F000"}
 _EXISTED = 18
 """Where a row that the statements return says whether the job existed."""
@@ -391,7 +392,7 @@ def _meaning(error: Exception, tx: Transaction | None) -> Exception | None:
             f"River's tables are missing or too old ({describe(error)}): run `riverpy migrate up`, "
             "or set Config(schema=...) to the schema that has them"
         )
-    if sqlstate == _TOO_LARGE:
+    if sqlstate == _TOO_LARGE or _NO_MEMORY in str(error):
         return ArgsError(
             f"PostgreSQL cannot store args or metadata of this size: {describe(error)}"
         )

@@ -162,11 +162,11 @@ def _own_opts(args: JobArgs | RawArgs) -> InsertOpts:
 
 def _args_text(args: JobArgs | RawArgs) -> str:
     if isinstance(args, RawArgs):
-        return _within_limit("args", _json.normalize_object(args.json))
-    text = _json.encode(args)
+        return _json.normalize_object(_within_limit("args", args.json))
+    text = _within_limit("args", _json.encode(args))
     if not text.startswith("{"):
         raise ArgsError(f"args must be a JSON object, got {text[:80]}")
-    return _within_limit("args", text)
+    return text
 
 
 def _metadata_text(metadata: object) -> str:
@@ -183,7 +183,7 @@ def _within_limit(name: str, text: str) -> str:
     size = json_size(text)
     if size > JSON_SIZE_MAX:
         raise ArgsError(
-            f"the {name} have {size:,} bytes when encoded, PostgreSQL can store {JSON_SIZE_MAX:,}: "
+            f"the {name} have {size:,} bytes as JSON, PostgreSQL can store {JSON_SIZE_MAX:,}: "
             "store the data elsewhere and give the job its place"
         )
     return text

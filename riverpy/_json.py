@@ -405,7 +405,7 @@ def normalize(text: str, *, path: str = "$") -> str:
         raise refusal.error(path) from None
     except RecursionError:
         raise _too_deep().error(path) from None
-    return compact.translate(_GO_ESCAPES)
+    return compact.translate(_GO_ESCAPES) if _UNESCAPED.search(compact) else compact
 
 
 def normalize_object(text: str, *, path: str = "$") -> str:

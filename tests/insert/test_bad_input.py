@@ -1,0 +1,284 @@
+"""What is refused before anything is sent."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import asyncpg
+import pytest
+
+from riverpy import _insert, _insert_row
+from riverpy._insert_row import JSON_SIZE_MAX, InsertRules, prepare
+from riverpy.errors import (
+    ArgsError,
+    ConfigError,
+    InsertError,
+    SchemaMissingError,
+    UnknownJobKindError,
+)
+from riverpy.insert_opts import InsertManyParams, InsertOpts, UniqueOpts
+from riverpy.job import RawArgs
+from tests.insert.conftest import inserter_on
+from tests.insert.jobs import Data, Welcome, many
+
+if TYPE_CHECKING:
+    from riverpy._insert import Inserter
+    from tests._database import Schema
+
+NOW = datetime(2026, 3, 15, tzinfo=UTC)
+RULES = InsertRules(max_attempts=25)
+
+
+def loose(**values: Any) -> InsertOpts:
+    """Options that a type checker would refuse."""
+    return InsertOpts(**values)
+
+
+def unique(**values: Any) -> InsertOpts:
+    return InsertOpts(unique_opts=UniqueOpts(**values))
+
+
+@dataclass
+class NoKind:
+    x: int = 1
+
+
+@dataclass
+class KindField:
+    kind: str
+    x: int = 1
+
+
+class BadOpts(Data):
+    def insert_opts(self) -> Any:
+        return {"queue": "x"}
+
+
+class ArgsList(list[int]):
+    kind: ClassVar[str] = "list_args"
+
+
+ARGS: list[tuple[Any, type[Exception], str]] = [
+    (Data(x=object()), ArgsError, r"^\$\.x: the type object has no JSON form"),
+    (Data(x=[math.nan]), ArgsError, r"^\$\.x\[0\]: nan"),
+    (Data(x=-math.inf), ArgsError, r"^\$\.x: -inf"),
+    (Data(x=Decimal("NaN")), ArgsError, r"^\$\.x: the Decimal NaN"),
+    (Data(x=["a", ["\0"]]), ArgsError, r"^\$\.x\[1\]\[0\]: .* NUL"),
+    (Data({"a\0": 1}), ArgsError, r"^\$\['a\\x00'\]: .* NUL"),
+    (Data(x="\ud800"), ArgsError, r"^\$\.x: .* lone surrogate U\+D800"),
+    (Data(x=10**400), ArgsError, r"^\$\.x: the integer is beyond the range of a float"),
+    (Data(x=datetime(2026, 1, 1)), ArgsError, r"^\$\.x: the datetime has no time zone"),
+    (Data(x={1}), ArgsError, r"^\$\.x: a set has no order"),
+    (ArgsList([1]), ArgsError, "must be a JSON object"),
+    (RawArgs("raw", "[1]"), ArgsError, "must be a JSON object"),
+    (RawArgs("raw", '"x"'), ArgsError, "must be a JSON object"),
+    (RawArgs("raw", "{'a': 1}"), ArgsError, "is not JSON"),
+    (RawArgs("raw", r'{"a": "\u0000"}'), ArgsError, "NUL"),
+    (RawArgs("", "{}"), ConfigError, "kind may not be empty"),
+    (RawArgs("x", "{}"), ConfigError, "job kind starts with"),
+    (RawArgs("a\0b", "{}"), ConfigError, "job kind starts with"),
+    (RawArgs("bad kind", "{}"), ConfigError, "job kind starts with"),
+    (RawArgs("kind\n", "{}"), ConfigError, "job kind starts with"),
+    (RawArgs("k" * 128, "{}"), ConfigError, "at most 127 characters, got 128"),
+    (NoKind(), InsertError, r"NoKind says no kind: .*ClassVar"),
+    (KindField("x"), InsertError, "KindField says no kind"),
+    (BadOpts(), InsertError, r"BadOpts\.insert_opts returns must be InsertOpts, got dict"),
+]
+OPTS: list[tuple[InsertOpts, type[Exception], str]] = [
+    *((InsertOpts(priority=n), InsertError, f"priority must be .* got {n}") for n in (0, 5, 99999)),
+    *(
+        (InsertOpts(max_attempts=n), InsertError, f"max_attempts must be .* got {n}")
+        for n in (0, -1, 32768, 40000)
+    ),
+    (loose(priority="1"), InsertError, "priority must be int, got str"),
+    (loose(priority=True), InsertError, "priority must be int, got bool"),
+    *(
+        (InsertOpts(queue=queue), ConfigError, "queue name")
+        for queue in ("", "Default", "a__b", "default\n", "-a", "a-", "a b", "q\0", "é", "q" * 65)
+    ),
+    (loose(queue=b"x"), InsertError, "queue must be str, got bytes"),
+    *(
+        (InsertOpts(tags=["good", tag]), ConfigError, "tag")
+        for tag in ("ab", "", "-ab", "ab-", "a,b", "a b", "tägé", "tag\n", "t\0g", "t" * 256, "a.b")
+    ),
+    (loose(tags="abc"), InsertError, "tags must be a sequence of texts, got the text 'abc'"),
+    (loose(tags=[1]), InsertError, "a tag must be str, got int"),
+    (loose(tags={"abc"}), InsertError, "tags must be Sequence, got set"),
+    (loose(metadata=[1]), ArgsError, "metadata: must be a JSON object, got list"),
+    (loose(metadata="{}"), ArgsError, "metadata: must be a JSON object, got str"),
+    (InsertOpts(metadata={"a": "\0"}), ArgsError, r"^metadata\.a: .* NUL"),
+    (InsertOpts(metadata={"a": [math.nan]}), ArgsError, r"^metadata\.a\[0\]: nan"),
+    (InsertOpts(scheduled_at=datetime(2027, 1, 1)), InsertError, "scheduled_at has no time zone"),
+    (
+        InsertOpts(scheduled_at=datetime.max.replace(tzinfo=timezone(timedelta(hours=-8)))),
+        InsertError,
+        "outside the years 1 to 9999 in UTC",
+    ),
+    (
+        InsertOpts(scheduled_at=datetime.min.replace(tzinfo=timezone(timedelta(hours=8)))),
+        InsertError,
+        "outside the years 1 to 9999 in UTC",
+    ),
+    (loose(scheduled_at=timedelta(hours=1)), InsertError, "scheduled_at must be datetime"),
+    (loose(unique_opts={"by_args": True}), InsertError, "unique_opts must be UniqueOpts, got dict"),
+    (unique(by_period=30), InsertError, "by_period must be timedelta, got int"),
+    (unique(by_period=timedelta(milliseconds=999)), InsertError, "one second or longer"),
+    (unique(by_period=timedelta(seconds=-5)), InsertError, "one second or longer"),
+    (unique(by_state=[]), InsertError, "missing: available, pending, running, scheduled"),
+    (unique(by_state=["available", "gone"]), InsertError, "gone"),
+]
+
+
+@pytest.mark.parametrize(("args", "error", "words"), ARGS, ids=range(len(ARGS)))
+async def test_bad_args_are_refused(
+    inserter: Inserter, schema: Schema, args: Any, error: type[Exception], words: str
+) -> None:
+    """BI-01, BI-03, BI-04, BI-09: a named ValueError with the place; the transaction lives."""
+    await is_refused(inserter, schema, InsertManyParams(args), error, words)
+
+
+@pytest.mark.parametrize(("opts", "error", "words"), OPTS, ids=range(len(OPTS)))
+async def test_bad_options_are_refused(
+    inserter: Inserter, schema: Schema, opts: InsertOpts, error: type[Exception], words: str
+) -> None:
+    """BI-01, BI-05, BI-10: a named ValueError that says what is allowed; the transaction lives."""
+    await is_refused(inserter, schema, InsertManyParams(Welcome(1), opts), error, words)
+
+
+async def is_refused(
+    inserter: Inserter,
+    schema: Schema,
+    bad: InsertManyParams,
+    error: type[Exception],
+    words: str,
+) -> None:
+    assert issubclass(error, ValueError)
+    async with schema.connected() as tx, tx.transaction():
+        sent: list[Any] = []
+        tx.add_query_logger(sent.append)
+        with pytest.raises(error, match=words):
+            await inserter.insert(bad.args, bad.opts, tx=tx)
+        for send in (inserter.insert_many, inserter.insert_many_fast):
+            with pytest.raises(error, match=words):
+                await send([*many(Welcome(1)), bad], tx=tx)
+        assert not sent
+        assert await tx.fetchval("SELECT 1") == 1
+    assert not await schema.jobs()
+
+
+@pytest.mark.parametrize(
+    ("queue", "tag"),
+    [
+        ("a", "abc"),
+        ("a|b", "a_c"),
+        ("a_b-c", "A-9"),
+        ("0", "___"),
+        ("q" * 64, "t" * 255),
+        ("default", "NULL"),
+    ],
+)
+async def test_good_names_are_accepted(inserter: Inserter, queue: str, tag: str) -> None:
+    """BI-05: whatever River's rules allow is stored as given."""
+    opts = InsertOpts(queue=queue, tags=[tag] * 300)
+    job = (await inserter.insert(RawArgs("K·[a]<b>/.:+-", "{}"), opts, tx=None)).job
+    assert (job.queue, job.tags, job.kind) == (queue, [tag] * 300, "K·[a]<b>/.:+-")
+
+
+def test_long_bad_names_are_refused_in_no_time() -> None:
+    """BI-05: names are matched in linear time: River's pattern would take for ever on these."""
+    for queue in ("a" * 63 + "!", "a-" * 31 + "!"):
+        with pytest.raises(ConfigError):
+            prepare(Welcome(1), InsertOpts(queue=queue), rules=RULES, now=NOW)
+    for name in ("a" * 10_000_000, "a_" * 5_000_000):
+        with pytest.raises(ConfigError, match="at most 64 characters"):
+            prepare(Welcome(1), InsertOpts(queue=name), rules=RULES, now=NOW)
+
+
+def test_unknown_kinds_are_refused_by_a_client_with_workers() -> None:
+    """The error has the kind and says the ways out; without workers every kind goes."""
+    rules = InsertRules(max_attempts=25, known_kinds={"data"})
+    assert prepare(Data(), None, rules=rules, now=NOW).kind == "data"
+    with pytest.raises(UnknownJobKindError, match="'welcome'") as caught:
+        prepare(Welcome(1), None, rules=rules, now=NOW)
+    assert caught.value.kind == "welcome"
+    assert prepare(Welcome(1), None, rules=RULES, now=NOW).kind == "welcome"
+
+
+def test_kinds_can_go_unchecked() -> None:
+    """With skip_job_kind_validation only what the table allows is asked for."""
+    rules = InsertRules(max_attempts=25, skip_job_kind_validation=True)
+    assert prepare(RawArgs("a kind!", "{}"), None, rules=rules, now=NOW).kind == "a kind!"
+    for kind in ("", "k" * 128, "k\0"):
+        with pytest.raises(InsertError):
+            prepare(RawArgs(kind, "{}"), None, rules=rules, now=NOW)
+
+
+async def test_an_empty_batch_is_refused(inserter: Inserter) -> None:
+    """Nothing to insert is an error, as in River."""
+    for send in (inserter.insert_many, inserter.insert_many_fast):
+        with pytest.raises(InsertError, match="nothing to insert"):
+            await send([], tx=None)
+
+
+def test_args_that_jsonb_cannot_hold_are_refused() -> None:
+    """BI-07: 300 MB are refused with their size, before anything is sent."""
+    text = "x" * 300_000_000
+    assert JSON_SIZE_MAX == 267_386_880
+    with pytest.raises(ArgsError, match=r"the args have 300,000,008 bytes .* store 267,386,880"):
+        prepare(Data(x=text), None, rules=RULES, now=NOW)
+    with pytest.raises(ArgsError, match=r"the args have 300,000,000 bytes as JSON"):
+        prepare(RawArgs("raw", text), None, rules=RULES, now=NOW)
+
+
+def test_the_limit_is_one_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """BI-07: metadata have it too, and letters of two bytes count twice."""
+    monkeypatch.setattr(_insert_row, "JSON_SIZE_MAX", 1000)
+    for letter, fitting in (("x", 992), ("é", 496)):
+        prepare(Data(x=letter * fitting), None, rules=RULES, now=NOW)
+        opts = InsertOpts(metadata={"x": letter * (fitting + 1)})
+        with pytest.raises(ArgsError, match=r"the metadata have 1,00[12] bytes"):
+            prepare(Data(), opts, rules=RULES, now=NOW)
+        with pytest.raises(ArgsError, match=r"the args have 1,00[12] bytes"):
+            prepare(Data(x=letter * (fitting + 1)), None, rules=RULES, now=NOW)
+
+
+async def test_batches_larger_than_a_message_are_refused(
+    inserter: Inserter, schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BI-07: a statement that the protocol cannot carry is refused; COPY sends it in pieces."""
+    monkeypatch.setattr(_insert, "STATEMENT_SIZE_MAX", 999)
+    params = many(*[Data(x="x" * 90)] * 10)
+    await inserter.insert_many(params[:9], tx=None)
+    with pytest.raises(InsertError, match=r"the batch has 1,000 bytes, .* insert_many_fast"):
+        await inserter.insert_many(params, tx=None)
+    assert await inserter.insert_many_fast(params, tx=None) == 10
+    assert len(await schema.jobs()) == 19
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        asyncpg.ProgramLimitExceededError("total size of jsonb array elements exceeds the maximum"),
+        asyncpg.InternalServerError("invalid memory alloc request size 1073741824"),
+    ],
+)
+def test_args_that_grow_in_the_database(error: Exception) -> None:
+    """BI-07: what only PostgreSQL finds too large is named as that."""
+    with (
+        pytest.raises(ArgsError, match="PostgreSQL cannot store args or metadata of this size"),
+        _insert._translated(None),
+    ):
+        raise error
+
+
+async def test_a_database_without_the_tables(fresh_database_url: str) -> None:
+    """The error says which command makes them."""
+    for schema in (None, "nowhere"):
+        async with inserter_on(fresh_database_url, schema) as inserter:
+            for send in (inserter.insert_many, inserter.insert_many_fast):
+                with pytest.raises(SchemaMissingError, match="run `riverpy migrate up`"):
+                    await send(many(Welcome(1)), tx=None)
