@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self, cast
 
 import anyio
 
@@ -149,6 +149,18 @@ class ServiceGroup:
         if exc_type is None:
             self.stop(StopCause.CLIENT_STOP)
         return await self._tasks.__aexit__(exc_type, exc, tb)
+
+
+def only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error inside nested groups where there is but one: nobody handles a group of one with
+    pleasure."""
+    inner = list(group.exceptions)
+    if len(inner) > 1:
+        return group
+    error = inner[0]
+    if isinstance(error, BaseExceptionGroup):
+        return only_error(cast("BaseExceptionGroup[BaseException]", error))
+    return error
 
 
 class TestSignal:

@@ -20,6 +20,7 @@ from riverpy._db import jobs, queues
 from riverpy._dsn import validate_url
 from riverpy._insert import Inserter
 from riverpy._insert_row import InsertRules
+from riverpy._lifecycle import only_error
 from riverpy._names import CLIENT_ID_LENGTH_MAX, validate_queue
 from riverpy._work.put_back import put_back
 from riverpy._work.run import Run, StopReport
@@ -471,14 +472,22 @@ class Client:
             finally:
                 ended.set()
 
-        async with anyio.create_task_group() as tasks:
-            await tasks.start(run)
-            try:
-                yield self
-            finally:
-                self.stop()
-                with anyio.CancelScope(shield=True):
-                    await ended.wait()
+        error: Exception | None = None
+        try:
+            async with anyio.create_task_group() as tasks:
+                await tasks.start(run)
+                try:
+                    yield self
+                except Exception as raised:  # the block's own: it passes as it is, after the stop
+                    error = raised
+                finally:
+                    self.stop()
+                    with anyio.CancelScope(shield=True):
+                        await ended.wait()
+        except BaseExceptionGroup as group:
+            raise only_error(group) from error
+        if error is not None:
+            raise error
 
     def stop(self) -> None:
         """Ask the run to claim no more and to let its jobs end. Without a run it does nothing."""

@@ -40,7 +40,7 @@ DEAF_RETRY = 60.0
 LISTEN_TIMEOUT = 10.0
 """Seconds to connect and listen."""
 RECONNECT_FIRST = timedelta(milliseconds=50)
-RECONNECT_MOST = timedelta(seconds=5)
+RECONNECT_MOST = timedelta(seconds=2)
 
 
 class Notifier:

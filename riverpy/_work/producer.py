@@ -163,6 +163,8 @@ class Producer:
         limit = min(self._free, self._chunk)
         with scope.shielded(CLAIM_TIMEOUT, after_stop=CLAIM_TIMEOUT_STOPPING):
             async with self._claims.use("claiming jobs", CLAIM_TIMEOUT) as connection:
+                if self.paused:  # while it waited for the connection
+                    return True
                 rows = await job_claim(
                     connection,
                     self._schema,

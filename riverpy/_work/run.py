@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import msgspec
@@ -24,7 +24,7 @@ from riverpy._cluster.notifier import Notifier
 from riverpy._db.connection import DedicatedConnection, Outage, close_all
 from riverpy._db.jobs import job_any_available
 from riverpy._db.schema import check_schema
-from riverpy._lifecycle import ServiceGroup
+from riverpy._lifecycle import ServiceGroup, only_error
 from riverpy._work.completer import Completer
 from riverpy._work.executor import Executor
 from riverpy._work.producer import Producer
@@ -183,7 +183,7 @@ class Run:
                 finally:
                     await self._drain()
         except BaseExceptionGroup as group:
-            raise _only_error(group) from None
+            raise only_error(group) from None
         finally:
             self._executor.close()
             await close_all([self._claims, self._results, self._reserved])
@@ -216,7 +216,9 @@ class Run:
             return
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._cancel_when_stopped, tasks.cancel_scope)
-            while not await self._is_empty():
+            while True:
+                if await self._is_empty():
+                    break
                 await anyio.sleep(DRAIN_POLL)
             tasks.cancel_scope.cancel()
         self.stop()
@@ -339,18 +341,6 @@ class Run:
         return await connect(
             self._url, application_name="riverpy listener", pooled=self._config.pooler
         )
-
-
-def _only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error inside nested groups where there is but one: nobody handles a group of one with
-    pleasure."""
-    inner = list(group.exceptions)
-    if len(inner) > 1:
-        return group
-    error = inner[0]
-    if isinstance(error, BaseExceptionGroup):
-        return _only_error(cast("BaseExceptionGroup[BaseException]", error))
-    return error
 
 
 class _Message(msgspec.Struct):

@@ -1,0 +1,1 @@
+"""Tests of the client: what it refuses, what its verbs do, what they notify."""

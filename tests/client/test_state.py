@@ -1,0 +1,272 @@
+"""What a client is made of, when it is open, and what it says when it is misused."""
+
+from __future__ import annotations
+
+import multiprocessing
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import asyncpg
+import msgspec
+import pytest
+
+from riverpy import (
+    Client,
+    ClientStateError,
+    Config,
+    ConfigError,
+    EventKind,
+    Job,
+    QueueConfig,
+    Worker,
+    Workers,
+)
+from riverpy.errors import SchemaMissingError
+
+if TYPE_CHECKING:
+    from tests._database import Schema
+
+URL = "postgres://nobody@127.0.0.1:1/nowhere"
+
+
+class Task(msgspec.Struct):
+    """Args of the jobs here."""
+
+    kind: ClassVar[str] = "task"
+    n: int = 0
+
+
+def make_workers() -> Workers:
+    """Workers with one kind."""
+    workers = Workers()
+
+    @workers.job
+    async def work(job: Job[Task]) -> None:
+        del job
+
+    return workers
+
+
+QUEUES = {"default": QueueConfig()}
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Client("mysql://localhost/x"), "postgres://"),
+        (lambda: Client("postgres://u:secret@localhost:port/x"), "port"),
+        (lambda: Client(object()), "asyncpg pool"),  # type: ignore[arg-type]
+        (lambda: Client(URL, queues=QUEUES), "workers"),
+        (lambda: Client(URL, workers=Workers(), queues={"Bad Queue": QueueConfig()}), "queue name"),
+        (lambda: Client(URL, workers=Workers(), queues={"q": 5}), "QueueConfig"),  # type: ignore[dict-item]
+        (lambda: QueueConfig(max_workers=0), "between 1 and 10000"),
+        (lambda: QueueConfig(max_workers=10_001), "between 1 and 10000"),
+        (lambda: QueueConfig(max_workers="5"), "must be int"),  # type: ignore[arg-type]
+        (lambda: QueueConfig(fetch_poll_interval=timedelta(0)), "one millisecond"),
+        (lambda: Config(schema="a" * 47), "46 characters"),
+        (lambda: Config(schema="no-dash"), "schema name"),
+        (lambda: Config(schema="newline\n"), "schema name"),
+        (lambda: Config(id="x" * 101), "100"),
+        (lambda: Config(max_attempts=0), "32767"),
+        (lambda: Config(job_timeout=30), "timedelta"),  # type: ignore[arg-type]
+        (lambda: Config(job_timeout=timedelta(seconds=-1)), "job_timeout"),
+        (lambda: Config(soft_stop_timeout=timedelta(seconds=-1)), "zero or more"),
+        (lambda: Config(hard_stop_timeout=timedelta(0)), "one millisecond"),
+        (lambda: Config(pool_size=0), "pool_size"),
+    ],
+    ids=map(str, range(20)),
+)
+def test_refuses_a_wrong_value(make: Any, words: str) -> None:
+    """Each wrong setting is an error that names what is allowed, before anything is connected."""
+    with pytest.raises(ConfigError, match=words):
+        make()
+
+
+def test_masks_the_password_of_a_wrong_url() -> None:
+    """The text of the error has the URL, but not its password."""
+    with pytest.raises(ConfigError) as caught:
+        Client("postgres://user:secret@localhost:port/x")
+    assert "secret" not in str(caught.value)
+    assert "user:***@localhost" in str(caught.value)
+
+
+async def test_names_what_is_missing_to_work() -> None:
+    """No queues, no workers and no URL are each said so when the client is to work."""
+    with pytest.raises(ConfigError, match="no queue"):
+        await Client(URL, workers=make_workers()).run()
+    with pytest.raises(ConfigError, match="no worker"):
+        await Client(URL, workers=Workers(), queues=QUEUES).run()
+    with pytest.raises(ConfigError, match="give the client a database"):
+        await Client(workers=make_workers(), queues=QUEUES).run()
+
+
+async def test_needs_to_be_open_to_insert() -> None:
+    """Without `tx=` an insert needs an open client, and the error says how."""
+    with pytest.raises(ClientStateError, match="async with client"):
+        await Client(URL).insert(Task())
+
+
+async def test_opens_once_and_cannot_be_configured_then(schema: Schema) -> None:
+    """An open client is neither opened again nor configured."""
+    client = Client(schema.url, config=Config(schema=schema.name))
+    async with client:
+        with pytest.raises(ClientStateError, match="open already"):
+            await client.__aenter__()
+        with pytest.raises(ClientStateError, match="configure"):
+            client.configure(poll_only=True)
+    client.configure(poll_only=True, schema="other", soft_stop_timeout=None)
+    assert client.config.poll_only
+    assert client.config.schema == "other"
+    assert client.config.soft_stop_timeout is None
+
+
+async def test_leaves_a_given_pool_open(schema: Schema) -> None:
+    """SC-13: a pool of the caller's serves inserts, and stays the caller's."""
+    async with asyncpg.create_pool(schema.url, min_size=1, max_size=2) as pool:
+        async with Client(pool, config=Config(schema=schema.name)) as client:
+            result = await client.insert(Task(n=1))
+        assert await pool.fetchval("select 1") == 1
+    assert result.job.kind == "task"
+
+
+async def test_closes_in_time_though_a_connection_is_held(schema: Schema) -> None:
+    """SC-13: a connection that somebody keeps is cut after a moment, and closing returns."""
+    client = Client(schema.url, config=Config(schema=schema.name))
+    async with client:
+        await client.insert(Task())
+        held = await client._open_pool().acquire()
+    with pytest.raises(asyncpg.InterfaceError):
+        await held.fetchval("select 1")
+
+
+async def test_says_how_to_make_the_schema(fresh_database_url: str) -> None:
+    """A database without River's tables: the error has the command that makes them."""
+    client = Client(fresh_database_url, workers=make_workers(), queues=QUEUES)
+    with pytest.raises(SchemaMissingError, match="riverpy migrate up"):
+        await client.run()
+    async with client:
+        with pytest.raises(SchemaMissingError, match="riverpy migrate up"):
+            await client.insert(Task())
+
+
+async def test_start_fails_while_the_database_is_away_and_works_later(schema: Schema) -> None:
+    """LM-06: a start that failed leaves a client that can be started."""
+    client = Client(URL, workers=make_workers(), queues=QUEUES, config=Config(schema=schema.name))
+    with pytest.raises(OSError):
+        await client.run()
+    assert not client.is_running
+    client.configure(database=schema.url)
+    report = await client.run(drain=True)
+    assert report.is_clean
+
+
+async def test_runs_once_at_a_time(schema: Schema) -> None:
+    """A client that works cannot be run again; one that stopped can."""
+    client = Client(
+        schema.url, workers=make_workers(), queues=QUEUES, config=Config(schema=schema.name)
+    )
+    for _ in range(2):
+        async with client.working():
+            assert client.is_running
+            with pytest.raises(ClientStateError, match="runs already"):
+                await client.run()
+        assert not client.is_running
+
+
+def test_stop_without_a_run_does_nothing() -> None:
+    """Stopping what does not run is no error."""
+    client = Client(URL)
+    client.stop()
+    client.stop_and_cancel()
+    assert not client.is_running
+
+
+def test_subscribing_needs_known_kinds() -> None:
+    """No kind, an unknown one and a size of zero are refused."""
+    client = Client(URL)
+    with pytest.raises(ConfigError, match="name the kinds"):
+        client.subscribe()
+    with pytest.raises(ConfigError, match="job_completed"):
+        client.subscribe("job_exploded")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="size"):
+        client.subscribe(EventKind.JOB_FAILED, size=0)
+
+
+def test_id_is_made_once_and_fits() -> None:
+    """The id is NAME:PID:RANDOM, at most 100 characters, the same while nothing is configured."""
+    client = Client(URL, config=Config(name="n" * 100))
+    assert client.id == client.id
+    assert len(client.id) == 100
+    assert Client(URL).id != Client(URL).id
+    assert Client(URL, config=Config(id="fixed")).id == "fixed"
+
+
+def _child_id(client: Client, answer: Any) -> None:
+    answer.send(client.id)
+
+
+def test_id_is_renewed_after_a_fork() -> None:
+    """A forked process is another client."""
+    client = Client(URL)
+    own = client.id
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=_child_id, args=(client, theirs))
+    process.start()
+    assert ours.poll(10)
+    assert ours.recv() != own
+    process.join(10)
+
+
+@pytest.mark.parametrize(
+    ("register", "words"),
+    [
+        (lambda workers: workers.job(_plain), "blocking_job"),
+        (lambda workers: workers.blocking_job()(_unannotated), "use job"),
+        (lambda workers: workers.job(_unannotated), "annotated Job"),
+        (lambda workers: workers.job(_no_parameter), "annotated Job"),
+        (lambda workers: workers.job(_kindless), "has no kind"),
+        (lambda workers: workers.job(kind="x y")(_kindless), "job kind"),
+        (lambda workers: workers.job(_generator), "without yield"),
+        (lambda workers: workers.add(_Untyped()), "Worker\\[YourArgs\\]"),
+        (lambda workers: workers.add(_Sync()), "async def"),
+        (lambda workers: workers.job(kind="task")(_kindless), "two workers"),
+        (lambda workers: workers.blocking_job(executor="fiber"), "thread"),
+    ],
+    ids=map(str, range(11)),
+)
+def test_refuses_a_wrong_worker(register: Any, words: str) -> None:
+    """TY-04: a worker without a kind, with a taken one, or of the wrong shape is refused."""
+    workers = make_workers()
+    with pytest.raises(ConfigError, match=words):
+        register(workers)
+    assert list(workers) == ["task"]
+
+
+def _plain(job: Job[Task]) -> None:
+    del job
+
+
+async def _unannotated(job) -> None:  # type: ignore[no-untyped-def]
+    del job
+
+
+async def _no_parameter() -> None:
+    pass
+
+
+async def _kindless(job: Job[dict[str, int]]) -> None:
+    del job
+
+
+async def _generator(job: Job[Task]):  # type: ignore[no-untyped-def]
+    yield job
+
+
+class _Untyped(Worker):  # type: ignore[type-arg]
+    async def work(self, job: Job[Any]) -> None:
+        del job
+
+
+class _Sync(Worker[Task]):
+    def work(self, job: Job[Task]) -> None:  # type: ignore[override]
+        del job

@@ -1,0 +1,270 @@
+"""The client's verbs on jobs and queues: what they store, return and notify."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import anyio
+import msgspec
+import pytest
+
+from riverpy import (
+    Client,
+    Config,
+    EventKind,
+    InsertOpts,
+    Job,
+    JobState,
+    NotFoundError,
+    QueueConfig,
+    UniqueConflictError,
+    UniqueOpts,
+    Workers,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from tests._database import Schema
+
+
+class Task(msgspec.Struct):
+    """Args of the jobs here."""
+
+    kind: ClassVar[str] = "task"
+    n: int = 0
+
+
+@asynccontextmanager
+async def heard(schema: Schema, topic: str) -> AsyncGenerator[Callable[[], Any]]:
+    """What is notified on a topic meanwhile: call it for the next payload."""
+    payloads: asyncio.Queue[str] = asyncio.Queue()
+    async with schema.connected() as connection:
+        await connection.add_listener(
+            f"{schema.name}.{topic}", lambda *args: payloads.put_nowait(args[3])
+        )
+
+        async def next_payload() -> str:
+            with anyio.fail_after(10):
+                return await payloads.get()
+
+        yield next_payload
+        await schema.execute("select pg_notify($1, 'end')", f"{schema.name}.{topic}")
+        assert await next_payload() == "end", "more was notified than the test read"
+
+
+@pytest.fixture
+async def client(schema: Schema) -> AsyncGenerator[Client]:
+    """An open client that only inserts."""
+    async with Client(schema.url, config=Config(schema=schema.name)) as client:
+        yield client
+
+
+async def test_get_tells_all_of_a_row(client: Client) -> None:
+    """Every column is readable, decoded, and the same as the insert returned."""
+    inserted = await client.insert(
+        Task(n=7),
+        InsertOpts(
+            metadata={"a": [1, None]},
+            tags=["one", "two"],
+            priority=3,
+            max_attempts=4,
+            unique_opts=UniqueOpts(by_args=True),
+        ),
+    )
+    job = await client.job_get(inserted.job.id)
+    assert json.loads(job.encoded_args) == {"n": 7}
+    assert (job.kind, job.queue, job.state, job.attempt) == ("task", "default", "available", 0)
+    assert (job.priority, job.max_attempts, job.tags) == (3, 4, ["one", "two"])
+    assert (job.metadata, job.errors, job.attempted_by) == ({"a": [1, None]}, [], [])
+    assert job.attempted_at is None
+    assert job.finalized_at is None
+    assert job.created_at == job.scheduled_at == inserted.job.created_at
+    assert job.unique_key == inserted.job.unique_key
+    assert job.unique_states is not None
+    assert JobState.DISCARDED not in job.unique_states
+    assert JobState.RUNNING in job.unique_states
+
+
+@pytest.mark.parametrize("verb", ["job_get", "job_cancel", "job_retry"])
+async def test_unknown_job_is_not_found(client: Client, verb: str) -> None:
+    """LC14: a verb on a job that is not there raises NotFoundError."""
+    with pytest.raises(NotFoundError, match="no job 12345"):
+        await getattr(client, verb)(12345)
+
+
+@pytest.mark.parametrize("state", ["available", "pending", "scheduled", "retryable"])
+async def test_cancel_of_a_waiting_job(client: Client, schema: Schema, state: str) -> None:
+    """A job that does not run is cancelled at once, and its client is told as River tells it."""
+    job_id = (await client.insert(Task())).job.id
+    await schema.execute("update river_job set state = $1::river_job_state", state)
+    async with heard(schema, "river_control") as payload:
+        job = await client.job_cancel(job_id)
+        expected = f'{{"action" : "cancel", "job_id" : {job_id}, "queue" : "default"}}'
+        assert await payload() == expected
+    assert job.state is JobState.CANCELLED
+    assert job.finalized_at is not None
+    mark = job.metadata["cancel_attempted_at"]
+    assert mark.endswith("Z")
+    assert "T" in mark
+
+
+@pytest.mark.parametrize("state", ["completed", "cancelled", "discarded"])
+async def test_cancel_of_a_final_job_changes_nothing(
+    client: Client, schema: Schema, state: str
+) -> None:
+    """A final job stays as it is, and nobody is told."""
+    job_id = (await client.insert(Task())).job.id
+    await schema.execute(
+        "update river_job set state = $1::river_job_state, finalized_at = now()", state
+    )
+    before = await schema.fetchrow("select * from river_job")
+    async with heard(schema, "river_control"):
+        job = await client.job_cancel(job_id)
+    assert job.state == state
+    assert await schema.fetchrow("select * from river_job") == before
+
+
+async def test_cancel_of_a_running_job_marks_it_each_time(client: Client, schema: Schema) -> None:
+    """A running job stays running with a mark; a repetition tells its client again."""
+    job_id = (await client.insert(Task())).job.id
+    await schema.execute(
+        "update river_job set state = 'running', attempt = 1, attempted_at = now()"
+    )
+    async with heard(schema, "river_control") as payload:
+        for _ in range(2):
+            job = await client.job_cancel(job_id)
+            assert job.state is JobState.RUNNING
+            assert "cancel_attempted_at" in job.metadata
+            assert json.loads(await payload())["job_id"] == job_id
+
+
+async def test_cancel_in_a_transaction_takes_effect_at_its_commit(
+    client: Client, schema: Schema
+) -> None:
+    """LC13: with `tx=` the cancel and its notification belong to the caller's transaction."""
+    job_id = (await client.insert(Task())).job.id
+    async with heard(schema, "river_control") as payload, schema.connected() as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        await client.job_cancel(job_id, tx=connection)
+        await transaction.rollback()
+        assert (await client.job_get(job_id)).state is JobState.AVAILABLE
+        async with connection.transaction():
+            await client.job_cancel(job_id, tx=connection)
+        assert json.loads(await payload())["action"] == "cancel"
+    assert (await client.job_get(job_id)).state is JobState.CANCELLED
+
+
+async def test_retry_makes_a_final_job_available(client: Client, schema: Schema) -> None:
+    """A discarded job gets one more attempt and loses its cancel mark; nothing is notified."""
+    job_id = (await client.insert(Task(), InsertOpts(max_attempts=1))).job.id
+    await schema.execute(
+        "update river_job set state = 'discarded', attempt = 1, finalized_at = now(),"
+        ' metadata = \'{"cancel_attempted_at": "2026-01-01T00:00:00Z", "k": 1}\''
+    )
+    async with heard(schema, "river_insert"), heard(schema, "river_control"):
+        job = await client.job_retry(job_id)
+    assert (job.state, job.max_attempts, job.attempt) == ("available", 2, 1)
+    assert job.finalized_at is None
+    assert job.metadata == {"k": 1}
+
+
+async def test_retry_leaves_running_and_due_jobs_alone(client: Client, schema: Schema) -> None:
+    """A running job, and one that is due already, stay as they are; a snoozed one is made due."""
+    job_id = (await client.insert(Task())).job.id
+    await schema.execute("update river_job set scheduled_at = now() - interval '1 hour'")
+    before = await schema.fetchrow("select * from river_job")
+    await client.job_retry(job_id)
+    assert await schema.fetchrow("select * from river_job") == before
+    await schema.execute("update river_job set state = 'running'")
+    assert (await client.job_retry(job_id)).state is JobState.RUNNING
+    await schema.execute(
+        "update river_job set state = 'scheduled', scheduled_at = now() + interval '1 hour'"
+    )
+    job = await client.job_retry(job_id)
+    assert job.state is JobState.AVAILABLE
+    assert job.scheduled_at < job.created_at + timedelta(minutes=1)
+
+
+async def test_retry_of_a_job_whose_key_is_taken(client: Client) -> None:
+    """A retry that would make a second holder of a unique key is a named error."""
+    opts = InsertOpts(unique_opts=UniqueOpts(by_args=True))
+    first = (await client.insert(Task(), opts)).job.id
+    await client.job_cancel(first)
+    second = await client.insert(Task(), opts)
+    assert not second.unique_skipped_as_duplicate
+    with pytest.raises(UniqueConflictError, match="another job holds its unique key"):
+        await client.job_retry(first)
+
+
+async def test_pause_and_resume_notify_as_river(client: Client, schema: Schema) -> None:
+    """Payloads are River's, also for a repetition, which changes nothing in the row (OP-09)."""
+    await schema.execute("insert into river_queue (name, updated_at) values ('default', now())")
+    async with heard(schema, "river_control") as payload:
+        await client.queue_pause("default")
+        assert await payload() == '{"action":"pause","queue":"default"}'
+        paused = await schema.fetchrow("select * from river_queue")
+        assert paused is not None
+        assert paused["paused_at"] is not None
+        await client.queue_pause("default")
+        assert await payload() == '{"action":"pause","queue":"default"}'
+        assert await schema.fetchrow("select * from river_queue") == paused
+        await client.queue_resume("*")
+        assert await payload() == '{"action":"resume","queue":"*"}'
+        resumed = await schema.fetchrow("select * from river_queue")
+        assert resumed is not None
+        assert resumed["paused_at"] is None
+        await client.queue_resume("default")
+        assert await payload() == '{"action":"resume","queue":"default"}'
+        assert await schema.fetchrow("select * from river_queue") == resumed
+
+
+async def test_pause_of_an_unknown_queue(client: Client, schema: Schema) -> None:
+    """An unknown queue is not found and nobody is told; `*` is never an error."""
+    async with heard(schema, "river_control") as payload:
+        with pytest.raises(NotFoundError, match="nowhere"):
+            await client.queue_pause("nowhere")
+        await client.queue_pause("*")
+        assert await payload() == '{"action":"pause","queue":"*"}'
+
+
+async def test_pause_reaches_a_working_client(schema: Schema) -> None:
+    """LC17: a paused queue is not worked until it is resumed, and both are events."""
+    workers = Workers()
+
+    @workers.job
+    async def work(job: Job[Task]) -> None:
+        del job
+
+    client = Client(
+        schema.url,
+        workers=workers,
+        queues={"default": QueueConfig(), "other": QueueConfig()},
+        config=Config(schema=schema.name, fetch_poll_interval=timedelta(minutes=10)),
+    )
+    kinds = (EventKind.QUEUE_PAUSED, EventKind.QUEUE_RESUMED, EventKind.JOB_COMPLETED)
+    async with client, client.subscribe(*kinds) as events, client.working():
+        with anyio.fail_after(15):
+            await client.queue_pause("default")
+            event = await anext(events)
+            assert (event.kind, event.queue) == (EventKind.QUEUE_PAUSED, "default")
+            assert client._run is not None
+            async with client._run._claims.use("seeing no claim in flight", 10):
+                pass
+            waiting = (await client.insert(Task())).job.id
+            other = (await client.insert(Task(), InsertOpts(queue="other"))).job.id
+            event = await anext(events)
+            assert event.job is not None
+            assert event.job.id == other
+            assert (await client.job_get(waiting)).state is JobState.AVAILABLE
+            await client.queue_resume("*")
+            event = await anext(events)
+            assert (event.kind, event.queue) == (EventKind.QUEUE_RESUMED, "default")
+            event = await anext(events)
+            assert event.job is not None
+            assert event.job.id == waiting
