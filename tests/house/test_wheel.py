@@ -1,0 +1,60 @@
+"""The built wheel, installed where nothing of the source tree is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from this tree."""
+    directory = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"]
+    subprocess.run([*pip, "--no-deps", "--wheel-dir", directory, ROOT], check=True)
+    (built,) = directory.glob("*.whl")
+    return built
+
+
+def test_wheel_holds_the_sql(wheel: Path) -> None:
+    """Every SQL file is in the wheel, below the package; tests and scripts are not."""
+    names = zipfile.ZipFile(wheel).namelist()
+    ours = {f"riverpy/{path.relative_to(ROOT)}" for path in (ROOT / "sql").rglob("*.sql")}
+    assert ours
+    assert ours <= set(names)
+    assert "riverpy/py.typed" in names
+    assert {name.split("/")[0] for name in names} == {"riverpy", f"{wheel.name[:13]}.dist-info"}
+
+
+@pytest.mark.timeout(300)
+def test_wheel_works_alone(wheel: Path, tmp_path: Path) -> None:
+    """Installed in a clean environment, the command line runs and every query file is found."""
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    subprocess.run([*pip, wheel], cwd=tmp_path, check=True)
+
+    def output(*command: str | Path) -> str:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "RIVERPY_"))}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=clean, capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    riverpy = python.with_name("riverpy")
+    assert output(riverpy, "--version").startswith("riverpy, version ")
+    assert "CREATE TABLE" in output(riverpy, "migrate", "sql").upper()
+    assert "worker" in output(python, "-m", "riverpy", "--help")
+    for file in sorted((ROOT / "sql" / "queries").glob("*.sql")):
+        code = f"from riverpy._sql import blocks; print(len(blocks({file.stem!r})))"
+        assert int(output(python, "-c", code)) > 0
+    where = output(python, "-c", "import riverpy; print(riverpy.__file__)")
+    assert where.startswith(str(tmp_path))
