@@ -1,0 +1,64 @@
+"""Finds the files of `riverpy demo`."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_NOT_OURS = frozenset({"site-packages", "dist-packages", "__pycache__"})
+
+
+class Files:
+    """The regular files below a directory, in the order of their names; no link is followed.
+
+    Args:
+        directory: default: the standard library, of which only its own sources are taken.
+        limit: at most so many; None for all.
+    """
+
+    def __init__(self, directory: Path | None, limit: int | None) -> None:
+        self.directory = (directory or Path(sysconfig.get_path("stdlib"))).absolute()
+        self.problems: list[str] = []
+        """Directories that could not be read, and names that are no text."""
+        self._is_default = directory is None
+        self.paths: list[str] = []
+        for path in self._walk():
+            if limit is not None and len(self.paths) == limit:
+                break
+            self.paths.append(path)
+
+    def _walk(self) -> Iterator[str]:
+        for parent, directories, names in os.walk(self.directory, onerror=self._failed):
+            if self._is_default:
+                directories[:] = set(directories) - _NOT_OURS
+            directories.sort()
+            for name in sorted(names):
+                path = os.path.join(parent, name)
+                if self._is_wanted(path):
+                    yield path
+
+    def _is_wanted(self, path: str) -> bool:
+        if self._is_default and not path.endswith(".py"):
+            return False
+        try:
+            if not stat.S_ISREG(os.lstat(path).st_mode):
+                return False
+            path.encode()
+        except OSError as error:
+            self._failed(error)
+        except UnicodeEncodeError:
+            self.problems.append(f"{os.fsencode(path)!r}: its name is not UTF-8")
+        else:
+            return True
+        return False
+
+    def _failed(self, error: OSError) -> None:
+        self.problems.append(
+            f"{os.fsencode(error.filename).decode('utf-8', 'replace')}: {error.strerror}"
+        )

@@ -1,0 +1,145 @@
+"""The jobs of `riverpy demo`: their args, and what works them."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import zlib
+from datetime import timedelta
+from pathlib import Path
+from typing import ClassVar
+
+import anyio
+import msgspec
+
+from riverpy.errors import JobCancel, JobSnooze
+from riverpy.insert_opts import InsertOpts, UniqueOpts
+from riverpy.job import Job  # noqa: TC001 (the annotations of the jobs are read at run time)
+from riverpy.worker import Workers
+
+CHUNK = 1024 * 1024
+RETRY_DELAY = timedelta(milliseconds=500)
+SNOOZE_DELAY = timedelta(seconds=1)
+CANNOT_READ = "cannot read"
+"""How the error of a job that gave up on its file begins."""
+
+
+class CompressFile(msgspec.Struct, frozen=True):
+    """Hash and compress a file."""
+
+    kind: ClassVar[str] = "compress_file"
+    path: str
+
+
+class CompressedFile(msgspec.Struct, frozen=True):
+    """The output of that job."""
+
+    bytes_in: int
+    bytes_out: int
+    sha256: str
+
+
+class CountFiles(msgspec.Struct, frozen=True):
+    """Count what is in a directory. No two such jobs have the same args."""
+
+    kind: ClassVar[str] = "count_files"
+    path: str
+    pattern: str
+
+    def insert_opts(self) -> InsertOpts:
+        """One job for the same directory and pattern."""
+        return InsertOpts(unique_opts=UniqueOpts(by_args=True))
+
+
+class FailOnce(msgspec.Struct, frozen=True):
+    """Fail, and succeed when tried again."""
+
+    kind: ClassVar[str] = "fail_once"
+    number: int
+
+
+class SnoozeOnce(msgspec.Struct, frozen=True):
+    """Ask to be run later, and complete then."""
+
+    kind: ClassVar[str] = "snooze_once"
+
+
+class CancelItself(msgspec.Struct, frozen=True):
+    """Find that there is nothing to do, for good."""
+
+    kind: ClassVar[str] = "cancel_itself"
+
+
+class RunUntilCancelled(msgspec.Struct, frozen=True):
+    """Run until somebody cancels it."""
+
+    kind: ClassVar[str] = "run_until_cancelled"
+
+
+class DemoJobs:
+    """The code of the jobs, and what it tells the run that owns it."""
+
+    def __init__(self) -> None:
+        self.endless_runs = anyio.Event()
+        """Set when the job that runs until it is cancelled does run."""
+        self._stopped = threading.Event()
+        self.workers = Workers()
+        self.workers.blocking_job(timeout=None)(self.compress_file)
+        self.workers.blocking_job(timeout=None)(self.count_files)
+        self.workers.job(next_retry=lambda _job: RETRY_DELAY)(self.fail_once)
+        self.workers.job(self.snooze_once)
+        self.workers.job(self.cancel_itself)
+        self.workers.job(timeout=None)(self.run_until_cancelled)
+
+    def stop(self) -> None:
+        """End what works in threads soon: nothing else can."""
+        self._stopped.set()
+
+    def compress_file(self, job: Job[CompressFile]) -> None:
+        """In a thread: both need the processor, and let other threads run meanwhile."""
+        try:
+            job.record_output(self._compress(Path(job.args.path)))
+        except OSError as error:
+            raise JobCancel(f"{CANNOT_READ} it: {error.strerror}") from error
+
+    def _compress(self, path: Path) -> CompressedFile:
+        digest, compressor = hashlib.sha256(), zlib.compressobj()
+        bytes_in = bytes_out = 0
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK):
+                self._check_stopped()
+                digest.update(chunk)
+                bytes_in += len(chunk)
+                bytes_out += len(compressor.compress(chunk))
+        return CompressedFile(bytes_in, bytes_out + len(compressor.flush()), digest.hexdigest())
+
+    def count_files(self, job: Job[CountFiles]) -> None:
+        """In a thread: the file system blocks."""
+        count = 0
+        for _ in Path(job.args.path).glob(job.args.pattern):
+            self._check_stopped()
+            count += 1
+        job.record_output({"files": count})
+
+    def _check_stopped(self) -> None:
+        if self._stopped.is_set():
+            raise RuntimeError("the demo was stopped")  # no OSError: the file is fine
+
+    async def fail_once(self, job: Job[FailOnce]) -> None:
+        """Its error is kept in the row."""
+        if job.attempt == 1:
+            raise RuntimeError("this job always fails at its first attempt")
+
+    async def snooze_once(self, job: Job[SnoozeOnce]) -> None:
+        """A snooze uses up no attempt; the metadata count it."""
+        if "snoozes" not in job.metadata:
+            raise JobSnooze(SNOOZE_DELAY)
+
+    async def cancel_itself(self, job: Job[CancelItself]) -> None:
+        """It is not tried again."""
+        raise JobCancel("there is nothing to do")
+
+    async def run_until_cancelled(self, job: Job[RunUntilCancelled]) -> None:
+        """The demo cancels it as anybody can: with a call, from anywhere."""
+        self.endless_runs.set()
+        await anyio.sleep_forever()

@@ -1,0 +1,228 @@
+"""`riverpy demo`: real jobs on real files, on a database that needs no setting up."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections import Counter
+from contextlib import ExitStack
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from riverpy._dsn import mask_url
+from riverpy.cli._demo_files import Files
+from riverpy.cli._demo_run import SLOTS, DemoRun
+from riverpy.cli._embedded import embedded_server
+from riverpy.cli._logging import configure_logging
+from riverpy.cli._options import database_options
+from riverpy.cli._output import print_json, print_note, print_table
+from riverpy.cli._run import EXIT_FAILURE, run
+from riverpy.events import EventKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from riverpy._db.demo import Summary
+    from riverpy.cli._demo_run import DemoResult
+    from riverpy.cli._options import DatabaseSettings
+    from riverpy.events import Event
+
+SERVER = "demo"
+"""The name of the embedded server."""
+PROBLEMS_SHOWN = 10
+RATE_FROM = 10
+"""Of fewer jobs a rate says nothing."""
+_WORDS = {
+    EventKind.JOB_COMPLETED: "completed",
+    EventKind.JOB_FAILED: "failed attempts",
+    EventKind.JOB_SNOOZED: "snoozed",
+    EventKind.JOB_CANCELLED: "cancelled",
+}
+
+_EPILOG = """\b
+Exit codes:
+  0    every job ended as intended; this was checked in SQL
+  1    a job did not, or the database failed
+  2    wrong usage: no such directory, no file in it, --jobs below 1
+  130  interrupted by Ctrl-C: running jobs were put back
+
+Each run works in a schema of its own, riverpy_demo_<8 hex digits>, which stays until the next run
+drops it, so that one can look at its jobs. --schema names another one, which must hold no jobs.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="PATH",
+    help="Compress each file below this directory. Default: the standard library's sources.",
+)
+@click.option(
+    "--jobs",
+    "limit",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Insert at most N jobs in all. Default: one for each file, and nine of other kinds.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
+@database_options
+def demo(
+    *, directory: Path | None, limit: int | None, as_json: bool, database: DatabaseSettings
+) -> None:
+    """Run real jobs on real files, with no database to set up.
+
+    Hashes and compresses files, one job for each. Other jobs fail once and succeed when they are
+    tried again, are snoozed, cancel themselves, are cancelled while they run, or are inserted twice
+    and must exist once. At the end all of it is checked in SQL.
+
+    Without a database URL the jobs are on an embedded PostgreSQL, which is started and stopped.
+    """
+    configure_logging("console", "error")  # some jobs fail on purpose
+    files = Files(directory, limit)
+    for problem in files.problems[:PROBLEMS_SHOWN]:
+        print_note(f"skipped {problem}")
+    if not files.paths:
+        raise click.BadParameter(
+            f"there is no file to read below {files.directory}", param_hint="--dir"
+        )
+    with ExitStack() as stack:
+        url = database.url or _start_embedded(stack)
+        result = run(_work, url, database.schema, files, limit)
+    for reason in result.unreadable[:PROBLEMS_SHOWN]:
+        print_note(f"skipped {reason}")
+    if as_json:
+        _print_object(result)
+    else:
+        _print_tables(result, unread=len(files.problems) + len(result.unreadable))
+        _print_next(result, None if database.url is None else mask_url(database.url))
+    _print_problems(result)
+    sys.exit(0 if result.is_ok else EXIT_FAILURE)
+
+
+def _start_embedded(stack: ExitStack) -> str:
+    began = time.monotonic()
+    server = embedded_server(SERVER)
+    url = stack.enter_context(server)
+    number = ".".join(map(str, server.version))
+    print_note(
+        f"riverpy {version('riverpy')}, PostgreSQL {number} ({server.source}) in "
+        f"{server.directory}, ready in {time.monotonic() - began:.1f} s"
+    )
+    return url
+
+
+async def _work(url: str, schema: str | None, files: Files, limit: int | None) -> DemoResult:
+    progress = _Progress()
+    demo_run = DemoRun(url, schema, files, limit, progress.count)
+    async with demo_run.prepared() as connection:
+        print_note(
+            f"working {demo_run.total:,} jobs in schema {demo_run.schema}, {SLOTS} at a time"
+        )
+        try:
+            return await demo_run.work(connection)
+        finally:
+            progress.end()
+
+
+class _Progress:
+    """Counts events on stderr: in one line that changes, or in new lines where that is a file."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[EventKind] = Counter()
+        self._is_live = sys.stderr.isatty()
+        self._interval = 0.1 if self._is_live else 1.0
+        self._written_at = time.monotonic()
+
+    def count(self, event: Event) -> None:
+        """An event came."""
+        self._counts[event.kind] += 1
+        if time.monotonic() - self._written_at >= self._interval:
+            self._write()
+
+    def end(self) -> None:
+        """Say how it ended."""
+        self._write()
+        if self._is_live:
+            click.echo(err=True)
+
+    def _write(self) -> None:
+        self._written_at = time.monotonic()
+        text = ", ".join(f"{self._counts[kind]:,} {word}" for kind, word in _WORDS.items())
+        if self._is_live:
+            click.echo(f"\r\x1b[K{text}", err=True, nl=False)
+        else:
+            print_note(text)
+
+
+def _print_object(result: DemoResult) -> None:
+    seconds = result.duration.total_seconds()
+    print_json(
+        {
+            "jobs": result.jobs,
+            "states": result.states,
+            "duration_s": round(seconds, 3),
+            "work_per_s": round(result.jobs / seconds, 1),
+            "ok": result.is_ok,
+        }
+    )
+
+
+def _print_tables(result: DemoResult, *, unread: int) -> None:
+    print_table(
+        ("KIND", "STATE", "JOBS", "ATTEMPTS", "PER S", "WAIT P50", "P95", "RUN P50", "P95"),
+        [
+            (
+                line.kind,
+                line.state,
+                line.jobs,
+                line.attempts,
+                None if line.rate is None or line.jobs < RATE_FROM else round(line.rate),
+                *_quantiles(line.wait),
+                *_quantiles(line.run),
+            )
+            for line in result.summary
+        ],
+    )
+    seconds = result.duration.total_seconds()
+    click.echo(f"\n{result.jobs:,} jobs in {seconds:.1f} s: {result.jobs / seconds:,.0f} a second")
+    click.echo(_sizes(result.summary))
+    if unread:
+        click.echo(f"{unread:,} files or directories could not be read")
+    for check in result.checks:
+        click.echo(f"{'ok  ' if check.is_ok else 'FAIL'}  {check.text}")
+
+
+def _quantiles(values: tuple[float | None, float | None] | None) -> list[str]:
+    """Seconds, as milliseconds."""
+    return ["-" if value is None else f"{value * 1000:,.1f} ms" for value in values or (None, None)]
+
+
+def _sizes(summary: Sequence[Summary]) -> str:
+    bytes_in = sum(line.bytes_in or 0 for line in summary)
+    bytes_out = sum(line.bytes_out or 0 for line in summary)
+    share = f", {100 * bytes_out / bytes_in:.0f} % of that when compressed" if bytes_in else ""
+    return f"{bytes_in / 2**20:,.1f} MiB read and hashed{share}"
+
+
+def _print_next(result: DemoResult, url: str | None) -> None:
+    database = f'"$(riverpy db start {SERVER})"' if url is None else shlex.quote(url)
+    options = f"--database-url {database} --schema {result.schema}"
+    click.echo("\nLook at the jobs until the next demo drops them:")
+    click.echo(f"  riverpy job list {options}")
+    click.echo(f"  riverpy job list --state cancelled {options}")
+    if url is None:
+        click.echo(f"  riverpy db psql {SERVER}")
+
+
+def _print_problems(result: DemoResult) -> None:
+    for check in result.checks:
+        for problem in check.problems[:PROBLEMS_SHOWN]:
+            print_note(f"riverpy: {problem}")
+        if (more := len(check.problems) - PROBLEMS_SHOWN) > 0:
+            print_note(f"riverpy: and {more:,} more")
