@@ -74,15 +74,15 @@ class Account(NamedTuple):
             os.chown(directory, self.user, self.group)
 
 
-def server_account() -> Account:
-    """The account that can run a server started by the present user.
+def server_account(data: Path) -> Account:
+    """The account that can run a server on this cluster, which need not exist yet.
 
     Raises:
         DatabaseError: the present user has no name, or it is root and nobody can stand in.
     """
     user = os.geteuid()
     if user == 0:
-        return _stand_in_for_root()
+        return _owner(data) or _stand_in_for_root()
     try:
         return Account(pwd.getpwuid(user).pw_name, None, None)
     except KeyError:
@@ -90,6 +90,15 @@ def server_account() -> Account:
             f"user id {user} has no name on this system, and PostgreSQL does not start without: "
             "add it to /etc/passwd, run as a user that is there, or give riverpy a database URL"
         ) from None
+
+
+def _owner(data: Path) -> Account | None:
+    """Who owns an existing cluster: nobody else can run a server on it."""
+    try:
+        status = data.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return Account(f"user id {status.st_uid}", status.st_uid, status.st_gid)
 
 
 def _stand_in_for_root() -> Account:

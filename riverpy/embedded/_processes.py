@@ -52,6 +52,9 @@ LOG_SIZE_MAX = 10_000_000
 
 SOCKET_NAME = ".s.PGSQL.5432"
 
+_STILL_IN_USE = b"pre-existing shared memory block"
+"""PostgreSQL's words when backends outlive a postmaster that was killed; they end by themselves."""
+
 
 class ServerSpec(TypedDict):
     """What the supervisor needs to know to run a server."""
@@ -147,14 +150,19 @@ def is_ready(data: Path) -> bool:
         return False
 
 
-def drop_stale_files(data: Path, socket_directory: Path) -> None:
-    """Remove what a dead postmaster left: it hinders the next if its process id is in use again."""
-    for path in (
-        data / "postmaster.pid",
-        socket_directory / f"{SOCKET_NAME}.lock",
-        socket_directory / SOCKET_NAME,
-    ):
-        path.unlink(missing_ok=True)
+def drop_misleading_files(data: Path, socket_directory: Path) -> None:
+    """Remove the lock files of a dead postmaster whose process id belongs to a stranger by now.
+
+    PostgreSQL would take the stranger for a postmaster. It sees through all other stale files, and
+    finds backends that outlive their postmaster without such a file too.
+    """
+    for path in (data / "postmaster.pid", socket_directory / f"{SOCKET_NAME}.lock"):
+        try:
+            pid = abs(int(path.read_text().splitlines()[0]))
+        except (OSError, ValueError, IndexError):
+            continue
+        if _command_line(pid):
+            path.unlink(missing_ok=True)
 
 
 def stop_postmaster(data: Path) -> bool:
@@ -190,6 +198,8 @@ class _Supervisor:
         self._spec = spec
         self._directory = Path(spec["directory"])
         self._data = self._directory / "data"
+        self._log = self._directory / "postgres.log"
+        self._log_offset = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, report: Callable[[str], None]) -> None:
@@ -200,7 +210,7 @@ class _Supervisor:
     def _supervise(self, report: Callable[[str], None]) -> None:
         if postmaster_pid(self._data) is None:
             self._start()
-        if not wait_until(lambda: is_ready(self._data) or self._has_ended(), START_LIMIT):
+        if not wait_until(self._is_settled, START_LIMIT):
             report(f"the server was not ready after {START_LIMIT:.0f} s")
         elif self._has_ended():
             report("the server ended at once")
@@ -210,8 +220,9 @@ class _Supervisor:
         self._stop_when_unused()
 
     def _start(self) -> None:
-        drop_stale_files(self._data, Path(self._spec["socket_directory"]))
+        drop_misleading_files(self._data, Path(self._spec["socket_directory"]))
         log = self._open_log()
+        self._log_offset = os.fstat(log).st_size
         self._process = subprocess.Popen(  # noqa: S603 (built by EmbeddedPostgres)
             self._spec["command"],
             stdin=subprocess.DEVNULL,
@@ -227,10 +238,18 @@ class _Supervisor:
         os.close(log)
 
     def _open_log(self) -> int:
-        path = self._directory / "postgres.log"
-        if path.exists() and path.stat().st_size > LOG_SIZE_MAX:
-            path.replace(path.with_suffix(".log.old"))
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        if self._log.exists() and self._log.stat().st_size > LOG_SIZE_MAX:
+            self._log.replace(self._log.with_suffix(".log.old"))
+        return os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def _is_settled(self) -> bool:
+        """Whether the server is ready or has failed; started anew while old backends are ending."""
+        if not self._has_ended():
+            return is_ready(self._data)
+        if _STILL_IN_USE not in self._log.read_bytes()[self._log_offset :]:
+            return True
+        self._start()
+        return False
 
     def _has_ended(self) -> bool:
         if self._process is not None:

@@ -77,9 +77,9 @@ class EmbeddedPostgres:
             )
         self.name: Final = name
         self._settings: Final = dict(settings or {})
-        self._account: Final[Account] = server_account()
-        self._binaries: Final[Binaries] = find_binaries()
         self._base: Final = (base_dir or default_base_directory()).absolute()
+        self._binaries: Final[Binaries] = find_binaries()
+        self._account: Final[Account] = server_account(self._data)
         self._hold: int | None = None
 
     @property
@@ -148,6 +148,16 @@ class EmbeddedPostgres:
         if hold is not None:
             os.close(hold)
 
+    def pass_on(self) -> None:
+        """Let a program that this process becomes or starts hold the server too. It must be held.
+
+        Raises:
+            DatabaseError: it is not held.
+        """
+        if self._hold is None:
+            raise DatabaseError(f"the embedded server {self.name!r} is not held: start it first")
+        os.set_inheritable(self._hold, True)
+
     def keep(self) -> None:
         """Start the server and keep it running after this process has ended, until `stop`.
 
@@ -164,7 +174,6 @@ class EmbeddedPostgres:
         Raises:
             DatabaseError: it does not end within a minute.
         """
-        self.release()
         if not self.directory.exists():
             return False
         with self._starting():
@@ -176,7 +185,6 @@ class EmbeddedPostgres:
         Raises:
             DatabaseError: it does not end within a minute.
         """
-        self.release()
         if not self.directory.exists():
             return
         with self._starting():
@@ -222,11 +230,6 @@ class EmbeddedPostgres:
         self.directory.mkdir(mode=0o700, exist_ok=True)
         if self._account.user is not None:
             self.directory.chmod(0o711)
-        if not self._account.can_enter(self.directory):
-            raise DatabaseError(
-                f"{self._account.name}, who must run the server, cannot enter {self.directory}: "
-                f"choose a place for it with {DIRECTORY_VARIABLE}"
-            )
         sockets = self._socket_directory
         sockets.mkdir(mode=0o700, exist_ok=True)
         owner = sockets.lstat().st_uid
@@ -283,6 +286,11 @@ class EmbeddedPostgres:
 
         initdb inherits the lock: nobody starts another while the orphan of a killed starter works.
         """
+        if not self._account.can_enter(self.directory):
+            raise DatabaseError(
+                f"{self._account.name}, who must run the server, cannot enter {self.directory}: "
+                f"choose a place for it with {DIRECTORY_VARIABLE}"
+            )
         making = self.directory / "data.init"
         shutil.rmtree(making, ignore_errors=True)
         making.mkdir(mode=0o700)
@@ -357,15 +365,16 @@ class EmbeddedPostgres:
         if started.returncode:
             reason = started.stderr.strip() or f"exit code {started.returncode}"
             raise DatabaseError(
-                f"cannot start PostgreSQL in {self.directory}: {reason}{self._last_log_line()}"
+                f"cannot start PostgreSQL in {self.directory}: {reason}{self._logged_reason()}"
             )
 
-    def _last_log_line(self) -> str:
+    def _logged_reason(self) -> str:
         try:
             lines = self.log_path.read_text("utf-8", "replace").splitlines()
         except OSError:
             return ""
-        return f": {lines[-1]} (see {self.log_path})" if lines else ""
+        fatal = [line for line in lines if "FATAL" in line] or lines
+        return f": {fatal[-1]} (see {self.log_path})" if fatal else ""
 
     def _answers(self) -> bool:
         """Whether the server answers on its socket, to a question that needs no log in."""
@@ -384,6 +393,7 @@ class EmbeddedPostgres:
             ran = processes.stop_postmaster(self._data)
         except TimeoutError as error:
             raise DatabaseError(f"cannot stop the server in {self.directory}: {error}") from error
+        self.release()
         supervisor = self.directory / "supervisor.lock"
         processes.wait_until(lambda: processes.is_free(supervisor), processes.STOP_LIMIT)
         return ran

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
 
 
 async def test_runs_on_the_loop_of_the_command_line() -> None:
-    """Tests run on uvloop unless they are told otherwise."""
-    assert "uvloop" in type(asyncio.get_running_loop()).__module__
+    """Tests run on uvloop unless the environment asks for asyncio's own loop."""
+    on_uvloop = os.environ.get("RIVERPY_TEST_LOOP") != "asyncio"
+    assert ("uvloop" in type(asyncio.get_running_loop()).__module__) == on_uvloop
 
 
 async def test_settings_that_durability_tests_need(conn: asyncpg.Connection[Any]) -> None:

@@ -1,0 +1,126 @@
+"""`riverpy db`: start, stop and inspect the embedded PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from riverpy.cli._output import print_json, print_note
+from riverpy.cli._run import CommandError, debug_option
+
+if TYPE_CHECKING:
+    from riverpy.embedded import EmbeddedPostgres
+
+_NAME_DEFAULT = "default"
+
+_name_argument = click.argument("name", default=_NAME_DEFAULT)
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+@click.group()
+def db() -> None:
+    """Start, stop and inspect the embedded PostgreSQL.
+
+    NAME tells servers apart; each has its own data.
+    """
+
+
+@db.command()
+@_name_argument
+@_json_option
+@debug_option
+def start(name: str, as_json: bool) -> None:
+    """Start the server and print its URL. It runs until `riverpy db stop`."""
+    server = _server(name)
+    server.keep()
+    _print_server(server, as_json=as_json)
+
+
+@db.command()
+@_name_argument
+@debug_option
+def stop(name: str) -> None:
+    """Stop the server, whoever uses it. Its data is kept."""
+    ran = _server(name).stop()
+    print_note(f"{name}: {'stopped' if ran else 'was not running'}")
+
+
+@db.command()
+@_name_argument
+@_json_option
+@debug_option
+def url(name: str, as_json: bool) -> None:
+    """Print the URL of the running server; exit code 1 if it does not run."""
+    server = _server(name)
+    if not server.is_running:
+        raise CommandError(f"{name} is not running: start it with `riverpy db start {name}`")
+    _print_server(server, as_json=as_json)
+
+
+@db.command(context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]})
+@click.argument("arguments", metavar="[NAME] [PSQL-ARGUMENT]...", nargs=-1, type=click.UNPROCESSED)
+def psql(arguments: tuple[str, ...]) -> None:
+    """Open psql on the server, which runs at least as long as psql does."""
+    named = bool(arguments) and not arguments[0].startswith("-")
+    name = arguments[0] if named else _NAME_DEFAULT
+    server = _server(name)
+    program = _psql(server)
+    server.start()
+    server.pass_on()
+    os.execv(program, [program, server.url, *arguments[named:]])  # noqa: S606 (a program, no shell)
+
+
+@db.command()
+@_name_argument
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@debug_option
+def reset(name: str, yes: bool) -> None:
+    """Stop the server, whoever uses it, and delete all of its data."""
+    server = _server(name)
+    if not yes:
+        _confirm(f"Delete all data in {server.directory}?")
+    server.remove()
+    print_note(f"{name}: deleted {server.directory}")
+
+
+def _server(name: str) -> EmbeddedPostgres:
+    try:
+        from riverpy.embedded import EmbeddedPostgres
+    except ImportError as error:  # this system has none
+        raise CommandError(str(error)) from error
+    return EmbeddedPostgres(name)
+
+
+def _print_server(server: EmbeddedPostgres, *, as_json: bool) -> None:
+    if not as_json:
+        click.echo(server.url)
+        return
+    print_json(
+        {
+            "name": server.name,
+            "url": server.url,
+            "version": ".".join(map(str, server.version)),
+            "source": server.source,
+            "directory": str(server.directory),
+            "log": str(server.log_path),
+        }
+    )
+
+
+def _psql(server: EmbeddedPostgres) -> str:
+    program = shutil.which("psql", path=server.binaries) or shutil.which("psql")
+    if program is None:
+        raise CommandError(
+            f"there is no psql in {server.binaries} or on the PATH: install PostgreSQL's client"
+        )
+    return program
+
+
+def _confirm(question: str) -> None:
+    if not sys.stdin.isatty():
+        raise click.UsageError("this deletes data and there is no terminal to ask: give --yes")
+    click.confirm(question, abort=True, err=True)

@@ -1,0 +1,51 @@
+"""What the tests of the embedded PostgreSQL look at."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+from riverpy.embedded import _processes as processes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from riverpy.embedded import EmbeddedPostgres
+
+
+def wait_for_end(server: EmbeddedPostgres) -> None:
+    """Wait until the supervisor has ended: the kernel then gives us its lock."""
+    os.close(processes.lock(server.directory / "supervisor.lock", fcntl.LOCK_EX))
+
+
+def postmaster_pid(server: EmbeddedPostgres) -> int:
+    """The process id of the running server."""
+    pid = processes.postmaster_pid(server.directory / "data")
+    assert pid is not None
+    return pid
+
+
+def parent_pid(pid: int) -> int:
+    """The parent of a process."""
+    command = ["ps", "-o", "ppid=", "-p", str(pid)]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def query(server: EmbeddedPostgres, sql: str) -> str:
+    """What psql prints for a statement."""
+    command = [server.binaries / "psql", server.url, "-XAtqc", sql]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    return shown.stdout.strip()
+
+
+def mode(path: Path) -> int:
+    """The permission bits of a file."""
+    return path.stat().st_mode & 0o7777
+
+
+def eventually(condition: object) -> None:
+    """Wait until a function of no arguments gives true, for what no signal announces."""
+    assert callable(condition)
+    assert processes.wait_until(lambda: bool(condition()), 40)

