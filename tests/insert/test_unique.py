@@ -156,6 +156,18 @@ async def test_a_key_is_held_in_its_states(
     assert (second.job.id == first.id) is (state in held)
 
 
+async def test_a_job_does_not_conflict_with_itself(inserter: Inserter, schema: Schema) -> None:
+    """UQ-01: a scheduled unique job goes through every state of a failed attempt to the end."""
+    opts = InsertOpts(
+        scheduled_at=NOW, unique_opts=UniqueOpts(by_args=True, by_state=UNIQUE_STATES_REQUIRED)
+    )
+    job = (await inserter.insert(Welcome(1), opts, tx=None)).job
+    for state in ("available", "running", "retryable", "available", "running", "completed"):
+        await schema.execute(SET_STATE, state)
+    (row,) = await schema.jobs()
+    assert (row["id"], row["state"], row["unique_key"]) == (job.id, "completed", job.unique_key)
+
+
 @pytest.mark.parametrize("missing", UNIQUE_STATES_REQUIRED)
 def test_lists_of_states_with_gaps_are_refused(missing: JobState) -> None:
     """UQ-10: the error names what is missing; naming a state twice is harmless."""

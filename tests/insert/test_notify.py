@@ -1,0 +1,168 @@
+"""What an insert tells the workers."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from riverpy._insert import NOTIFY_INTERVAL, NotifyLimiter
+from riverpy.insert_opts import InsertManyParams, InsertOpts
+from tests.insert.conftest import inserter_on
+from tests.insert.jobs import BY_ARGS, Data, Welcome, many
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from tests._database import Schema
+
+FUTURE = datetime(2200, 1, 1, tzinfo=UTC)
+PAST = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+class FixedClock:
+    """A clock that stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def now(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC)
+
+    def monotonic(self) -> float:
+        return self.time
+
+
+class Heard:
+    """What LISTEN sees on the insert channel of a schema."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._payloads: list[str] = []
+        self._end = asyncio.Event()
+
+    def hear(self, _connection: Any, _pid: int, channel: str, payload: object) -> None:
+        assert channel == f"{self._schema.name}.river_insert"
+        if payload == "end":
+            self._end.set()
+        else:
+            self._payloads.append(str(payload))
+
+    async def take(self) -> list[str]:
+        """The payloads since the last call, of all transactions that are over."""
+        await self._schema.execute(f"NOTIFY \"{self._schema.name}.river_insert\", 'end'")
+        await asyncio.wait_for(self._end.wait(), 10)
+        self._end.clear()
+        taken, self._payloads = self._payloads, []
+        return taken
+
+
+@asynccontextmanager
+async def listening(schema: Schema) -> AsyncGenerator[Heard]:
+    heard = Heard(schema)
+    async with schema.connected() as connection:
+        await connection.add_listener(f"{schema.name}.river_insert", heard.hear)
+        yield heard
+        await connection.remove_listener(f"{schema.name}.river_insert", heard.hear)
+
+
+@pytest.fixture
+async def heard(schema: Schema) -> AsyncGenerator[Heard]:
+    """A listener on the test's schema."""
+    async with listening(schema) as heard:
+        yield heard
+
+
+def in_queue(queue: str, **opts: Any) -> InsertOpts:
+    return InsertOpts(queue=queue, **opts)
+
+
+async def test_the_same_notifications_as_river(schema: Schema, heard: Heard) -> None:
+    """The insert part of the recorded notifications, step by step."""
+    clock = FixedClock()
+    async with inserter_on(schema.url, schema.name) as inserter:
+        inserter._limiter = NotifyLimiter(clock)
+        await inserter.insert(Welcome(1), None, tx=None)
+        assert await heard.take() == ['{"queue": "default"}']
+        q2 = many(Welcome(1), Welcome(2), Welcome(3), opts=in_queue("q2"))
+        await inserter.insert_many(q2, tx=None)
+        assert await heard.take() == ['{"queue": "q2"}']
+        clock.time += 1
+        await inserter.insert_many_fast(q2, tx=None)
+        assert await heard.take() == ['{"queue": "q2"}']
+        clock.time += 1
+        await inserter.insert(Welcome(1), InsertOpts(scheduled_at=FUTURE), tx=None)
+        await inserter.insert(Welcome(1), InsertOpts(scheduled_at=PAST), tx=None)
+        await inserter.insert(Welcome(1), InsertOpts(pending=True), tx=None)
+        await inserter.insert_many_fast(many(Welcome(1), opts=InsertOpts(pending=True)), tx=None)
+        assert await heard.take() == []
+        unique = in_queue("q3", unique_opts=BY_ARGS.unique_opts)
+        for expected in (False, True):
+            clock.time += 1
+            result = await inserter.insert(Welcome(9), unique, tx=None)
+            assert result.unique_skipped_as_duplicate is expected
+            assert await heard.take() == ['{"queue": "q3"}']
+
+
+async def test_one_notification_per_queue(schema: Schema, heard: Heard) -> None:
+    """NR-08: 1,000 jobs in two queues are two notifications, whatever way they go."""
+    params = [InsertManyParams(Data(n=n), in_queue(f"q{n % 2}")) for n in range(1000)]
+    params.append(InsertManyParams(Data(n=0), in_queue("later", scheduled_at=FUTURE)))
+    async with inserter_on(schema.url, schema.name) as inserter:
+        for send in (inserter.insert_many, inserter.insert_many_fast):
+            inserter._limiter = NotifyLimiter(FixedClock())
+            await send(params, tx=None)
+            assert sorted(await heard.take()) == ['{"queue": "q0"}', '{"queue": "q1"}']
+
+
+async def test_inserts_in_one_interval_share_a_notification(schema: Schema, heard: Heard) -> None:
+    """NR-08: without a transaction a queue is told once in the interval, others are too."""
+    clock = FixedClock()
+    async with inserter_on(schema.url, schema.name) as inserter:
+        inserter._limiter = NotifyLimiter(clock)
+        for _ in range(20):
+            await inserter.insert(Welcome(1), None, tx=None)
+        await inserter.insert(Welcome(1), in_queue("other"), tx=None)
+        assert await heard.take() == ['{"queue": "default"}', '{"queue": "other"}']
+        clock.time += NOTIFY_INTERVAL * 1.5
+        await inserter.insert(Welcome(1), None, tx=None)
+        assert await heard.take() == ['{"queue": "default"}']
+
+
+async def test_transactions_always_notify(schema: Schema, heard: Heard) -> None:
+    """With tx the workers are told at the commit, once per queue, and not after a rollback."""
+    async with inserter_on(schema.url, schema.name) as inserter, schema.connected() as tx:
+        inserter._limiter = NotifyLimiter(FixedClock())
+        for _ in range(3):
+            async with tx.transaction():
+                await inserter.insert(Welcome(1), None, tx=tx)
+                await inserter.insert_many(many(Welcome(1)), tx=tx)
+                await inserter.insert_many_fast(many(Welcome(1)), tx=tx)
+                assert await heard.take() == []
+            assert await heard.take() == ['{"queue": "default"}']
+        rollback = tx.transaction()
+        await rollback.start()
+        await inserter.insert(Welcome(1), None, tx=tx)
+        await rollback.rollback()
+        assert await heard.take() == []
+
+
+async def test_the_channel_without_a_schema(schema: Schema, heard: Heard) -> None:
+    """It has the name of the first schema of the search path."""
+    async with inserter_on(schema.url, None, search_path=schema.name) as inserter:
+        await inserter.insert(Welcome(1), None, tx=None)
+        assert await heard.take() == ['{"queue": "default"}']
+
+
+def test_the_limiter_forgets_queues() -> None:
+    """A queue per customer does not fill the memory."""
+    clock = FixedClock()
+    limiter = NotifyLimiter(clock)
+    for number in range(10_000):
+        clock.time += 1
+        assert limiter.allowed([f"q{number}"]) == [f"q{number}"]
+        assert limiter.allowed([f"q{number}"]) == []
+    assert len(limiter._last) <= 1001
