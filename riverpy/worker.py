@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from datetime import timedelta
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -26,7 +27,6 @@ from riverpy.job import Job
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
-    from datetime import timedelta
     from typing import Self
 
 ArgsT = TypeVar("ArgsT")
@@ -205,11 +205,23 @@ class Workers:
         return register
 
     def _register(self, unit: WorkUnit) -> None:
+        check_timeout(unit.kind, unit.timeout)
         names = (unit.kind, *unit.aliases)
         for name in names:
             if name in self._units:
                 raise ConfigError(f"two workers for job kind {name!r}: a kind has one worker")
         self._units.update(dict.fromkeys(names, unit))
+
+
+def check_timeout(kind: str, timeout: object) -> None:
+    """Raise ConfigError unless it is a timedelta above zero, None or UNSET."""
+    if timeout is None or timeout is UNSET:
+        return
+    if not isinstance(timeout, timedelta) or timeout <= timedelta(0):
+        raise ConfigError(
+            f"the timeout of job kind {kind!r} must be a timedelta above zero, or None for no "
+            f"timeout, got {timeout!r}"
+        )
 
 
 def _function_unit(

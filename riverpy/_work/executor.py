@@ -28,6 +28,7 @@ from riverpy.errors import JobCancel, JobSnooze
 from riverpy.events import EventKind
 from riverpy.job import JobState
 from riverpy.retry import RETRY_DELAY_MAX, DefaultRetryPolicy
+from riverpy.worker import check_timeout
 
 if TYPE_CHECKING:
     from msgspec import UnsetType
@@ -97,9 +98,7 @@ class Executor:
                 await self._blocking.in_thread(unit.work, attempt)
             else:
                 await self._blocking.in_process(unit.work, attempt)
-        except (
-            BaseException
-        ) as error:  # SystemExit and KeyboardInterrupt of a job are its failure, not ours
+        except BaseException as error:  # a job's SystemExit is its failure, not ours
             await self._fail(attempt, error)
         finally:
             attempt.ended = time.monotonic()
@@ -110,6 +109,7 @@ class Executor:
     ) -> None:
         if timeout is UNSET:
             return
+        check_timeout(attempt.kind, timeout)
         attempt.timeout, attempt.timeout_is_default = _seconds(timeout), False
         attempt.deadline = attempt.started + attempt.timeout
         group.watch(attempt.deadline)
@@ -118,11 +118,9 @@ class Executor:
         """Set the outcome. It is set at once to something safe: classifying runs code of the
         user's."""
         attempt.outcome = self._failed(attempt, "riverpy could not classify the error", "", 60.0)
-        if isinstance(error, GeneratorExit):  # the loop is gone; nothing may be awaited
-            return
         try:
             attempt.outcome = self._classify(attempt, error)
-        except Exception:
+        except BaseException:  # even a SystemExit here would end the loop
             self._log.exception("error could not be classified", job_id=attempt.id)
         if attempt.outcome.event is EventKind.JOB_FAILED:
             self._log.warning(
@@ -134,7 +132,8 @@ class Executor:
                 state=attempt.outcome.state,
                 error=error_text(error),
             )
-            await self._tell_handler(attempt, error, attempt.outcome)
+            if not isinstance(error, GeneratorExit):  # with it the loop may be gone
+                await self._tell_handler(attempt, error, attempt.outcome)
 
     def _classify(self, attempt: Attempt, error: BaseException) -> Outcome:
         if attempt.cause is StopCause.JOB_CANCELLED:
@@ -163,8 +162,9 @@ class Executor:
 
     def _snoozed(self, attempt: Attempt, delay: timedelta) -> Outcome:
         snoozes = attempt.metadata.get("snoozes")
-        count = int(snoozes) if isinstance(snoozes, (int, float)) else 0
-        attempt.merge_metadata("snoozes", str(count + 1))
+        if isinstance(snoozes, bool) or not isinstance(snoozes, (int, float)):
+            snoozes = 0
+        attempt.merge_metadata("snoozes", str(int(snoozes) + 1))
         return Outcome(
             event=EventKind.JOB_SNOOZED,
             state=JobState.AVAILABLE if delay <= SOON else JobState.SCHEDULED,
@@ -228,7 +228,7 @@ class Executor:
             if delay >= timedelta(0):
                 return min(delay, RETRY_DELAY_MAX)
             problem = f"it gave {delay}"
-        except Exception as error:
+        except BaseException as error:
             problem = error_text(error)
         self._log.warning(
             "retry policy failed, using the default",
@@ -248,7 +248,7 @@ class Executor:
                 cancel = await handler.handle_error(attempt, error)
         except asyncio.CancelledError:
             pass  # the attempt is over; its outcome stands
-        except Exception:
+        except BaseException:
             self._log.exception("error handler failed", job_id=attempt.id, kind=attempt.kind)
         if cancel:
             attempt.outcome = Outcome(

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 ERROR_LENGTH_MAX = 16 * 1024
 """Characters of an error's text that are stored."""
 TRACE_FRAMES_MAX = 100
-TRACE_LENGTH_MAX = 64 * 1024
+TRACE_ENTRY_LENGTH_MAX = 1024
+"""Characters of one frame, or of the exception's own line, in a trace."""
+TRACE_LENGTH_MAX = 32 * 1024
 """Characters of a trace that are stored; the end is kept."""
+_CUT_MARK = " … [truncated]"
 _UNSTORABLE = dict.fromkeys([0, *range(0xD800, 0xE000)], "\ufffd")
 """NUL and lone surrogates, which PostgreSQL refuses, become the replacement character."""
 
@@ -32,9 +35,9 @@ def error_text(error: BaseException) -> str:
     """What the exception says of itself; its type if that is nothing or fails."""
     try:
         text = str(error)
-    except Exception:  # a __str__ of the user's may raise anything
+    except BaseException:  # a __str__ of the user's may raise anything
         return f"<unprintable {type(error).__name__} object>"
-    return storable(text[:ERROR_LENGTH_MAX]) or type(error).__name__
+    return storable(_cut(text, ERROR_LENGTH_MAX)) or type(error).__name__
 
 
 def trace_text(error: BaseException) -> str:
@@ -43,9 +46,14 @@ def trace_text(error: BaseException) -> str:
     first = error.__traceback__.tb_next if error.__traceback__ else None
     try:
         lines = traceback.format_exception(type(error), error, first, limit=-TRACE_FRAMES_MAX)
-    except Exception:  # formatting runs code of the user's
+    except BaseException:  # formatting runs code of the user's
         return ""
-    return storable("".join(lines)[-TRACE_LENGTH_MAX:])
+    text = "".join(_cut(line, TRACE_ENTRY_LENGTH_MAX, end="\n") for line in lines)
+    return storable(text[-TRACE_LENGTH_MAX:])
+
+
+def _cut(text: str, length: int, end: str = "") -> str:
+    return text if len(text) <= length else f"{text[: length - len(_CUT_MARK)]}{_CUT_MARK}{end}"
 
 
 def error_entry(*, attempt: int, seconds_ago: float, error: str, trace: str) -> str:
