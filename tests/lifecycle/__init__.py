@@ -1,0 +1,3 @@
+"""Services, their groups, scopes and signals."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""Working jobs: outcomes, claims, results, cancels, stops."""
+
+from __future__ import annotations

@@ -1,0 +1,193 @@
+"""A rig: workers, clients and jobs of one test, on a schema of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import anyio
+import msgspec
+
+import riverpy
+from riverpy import Client, Config, EventKind, Job, QueueConfig, Workers
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    import asyncpg
+
+    from riverpy import Event, StopReport, Subscription
+    from tests._database import Schema
+
+PATIENCE = 15.0
+"""Seconds after which a test that waits for something fails."""
+ALL_KINDS = tuple(EventKind)
+FAR = timedelta(minutes=10)
+"""A poll interval that no test lives to see."""
+
+
+class Task(msgspec.Struct, frozen=True):
+    """The args of most jobs here."""
+
+    kind: ClassVar[str] = "task"
+    n: Annotated[int, riverpy.Unique] = 0
+
+
+class Rig:
+    """Makes clients with short limits, inserts jobs, and waits for what becomes of them."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self.url = schema.url
+        self.workers = Workers()
+        self.events: Subscription | None = None
+        self.report: StopReport | None = None
+        """Of the last run that `working` ended."""
+
+    def job(
+        self, function: Callable[[Job[Any]], Any] | None = None, *, args: Any = Task, **options: Any
+    ) -> Any:
+        """Register a function of the test as a job; its annotations need not be resolvable."""
+
+        def register(function: Callable[[Job[Any]], Any]) -> Callable[[Job[Any]], Any]:
+            function.__annotations__ = {"job": Job[args], "return": None}
+            executor = options.pop("executor", None)
+            if executor:
+                return self.workers.blocking_job(executor=executor, **options)(function)
+            return self.workers.job(**options)(function)
+
+        return register if function is None else register(function)
+
+    def client(
+        self,
+        *,
+        queues: dict[str, QueueConfig] | None = None,
+        slots: int = 20,
+        url: str | None = None,
+        workers: Workers | None = None,
+        **settings: Any,
+    ) -> Client:
+        """A client on the test's schema that works `default` unless told otherwise."""
+        settings = {
+            "schema": self.schema.name,
+            "fetch_poll_interval": FAR,
+            "soft_stop_timeout": timedelta(seconds=10),
+            "hard_stop_timeout": timedelta(seconds=2),
+            "skip_unknown_job_check": True,
+        } | settings
+        if queues is None:
+            queues = {"default": QueueConfig(max_workers=slots)}
+        return Client(
+            url or self.url,
+            workers=self.workers if workers is None else workers,
+            queues=queues,
+            config=Config(**settings),
+        )
+
+    @asynccontextmanager
+    async def running(self, client: Client, **options: Any) -> AsyncGenerator[Client]:
+        """The client open and at work. Its events are in `events`, then its report in `report`."""
+        ended = anyio.Event()
+
+        async def run(*, task_status: Any) -> None:
+            try:
+                self.report = await client.run(task_status=task_status, **options)
+            finally:
+                ended.set()
+
+        async with (
+            client,
+            client.subscribe(*ALL_KINDS) as self.events,
+            anyio.create_task_group() as tasks,
+        ):
+            await tasks.start(run)
+            try:
+                yield client
+            finally:
+                client.stop()
+                with anyio.CancelScope(shield=True):
+                    await ended.wait()
+
+    @asynccontextmanager
+    async def working(self, **settings: Any) -> AsyncGenerator[Client]:
+        """A new client at work."""
+        async with self.running(self.client(**settings)) as client:
+            yield client
+
+    async def event(self) -> Event:
+        """The next event."""
+        assert self.events is not None
+        with anyio.fail_after(PATIENCE, reason="no event came"):
+            return await anext(self.events)
+
+    async def take(self, count: int) -> list[Event]:
+        """The next events."""
+        return [await self.event() for _ in range(count)]
+
+    async def work(self, client: Client, *args: Any, **options: Any) -> list[asyncpg.Record]:
+        """Insert these, wait for one event of each, and return their rows."""
+        ids = [(await client.insert(one, **options)).job.id for one in args]
+        await self.take(len(ids))
+        return [await self.row(job_id) for job_id in ids]
+
+    async def run_one(self, args: Any = None, opts: Any = None, **settings: Any) -> asyncpg.Record:
+        """Insert one job, work it until its first event, and return its row."""
+        async with self.working(**settings) as client:
+            inserted = await client.insert(Task() if args is None else args, opts)
+            self.last_event = await self.event()
+        return await self.row(inserted.job.id)
+
+    async def row(self, job_id: int) -> asyncpg.Record:
+        """One row of river_job."""
+        row = await self.schema.fetchrow("SELECT * FROM river_job WHERE id = $1", job_id)
+        assert row is not None
+        return row
+
+    async def states(self) -> dict[str, int]:
+        """How many jobs are in each state."""
+        rows = await self.schema.fetch(
+            "SELECT state::text AS state, count(*) AS n FROM river_job GROUP BY 1"
+        )
+        return {row["state"]: row["n"] for row in rows}
+
+    async def until(self, sql: str, expected: object = True, *args: object) -> None:
+        """Wait until a query has this value."""
+        value: object = None
+        with anyio.move_on_after(PATIENCE):
+            while (value := await self.schema.fetchval(sql, *args)) != expected:
+                await asyncio.sleep(0.005)
+            return
+        raise AssertionError(f"{sql!r} stayed {value!r}, not {expected!r}")
+
+    async def until_state(self, state: str, count: int = 1) -> None:
+        """Wait until so many jobs are in a state."""
+        await self.until("SELECT count(*) FROM river_job WHERE state::text = $1", count, state)
+
+    async def insert_rows(
+        self, count: int, *, kind: str = "task", queue: str = "default", **columns: object
+    ) -> None:
+        """Insert rows by SQL, without any notification."""
+        names = "".join(f", {name}" for name in columns)
+        values = "".join(f", ${index}" for index in range(4, 4 + len(columns)))
+        await self.schema.execute(
+            f"INSERT INTO river_job (kind, queue, max_attempts, args{names})"
+            f" SELECT $1, $2, 25, json_build_object('n', i){values}"
+            " FROM generate_series(1, $3::int) AS i",
+            kind,
+            queue,
+            count,
+            *columns.values(),
+        )
+
+
+def errors_of(row: asyncpg.Record) -> list[dict[str, Any]]:
+    """The decoded error entries of a row."""
+    return [json.loads(text) for text in row["errors"] or ()]
+
+
+def metadata_of(row: asyncpg.Record) -> dict[str, Any]:
+    """The decoded metadata of a row."""
+    return json.loads(row["metadata"])

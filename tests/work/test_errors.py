@@ -1,0 +1,332 @@
+"""What is stored of an error, and errors that would end a naive worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import riverpy._work.executor
+from riverpy import EventKind, InsertOpts, Job, JobCancel, JobSnooze
+from tests.work.rig import Task, errors_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from riverpy import JobRow
+    from tests.work.rig import Rig
+
+
+class RaisingStr(Exception):
+    """Cannot say what it is."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+    __repr__ = __str__
+
+
+class DeadlyStr(Exception):
+    """Would end the process when it is asked what it is."""
+
+    def __str__(self) -> str:
+        raise SystemExit(4)
+
+
+class NoText(Exception):
+    """Its text is no text."""
+
+    def __str__(self) -> str:
+        return None  # type: ignore[return-value]
+
+
+async def outcome_of(rig: Rig, error: Callable[[], BaseException]) -> dict[str, Any]:
+    """The error entry of a job that raises this. The same worker then completes another job."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        if job.args.n == 0:
+            raise error()
+
+    async with rig.working(slots=1) as client:
+        failed, completed = await rig.work(client, Task(n=0), Task(n=1))
+    assert (failed["state"], completed["state"]) == ("available", "completed")
+    (entry,) = errors_of(failed)
+    return entry
+
+
+async def test_entry(rig: Rig) -> None:
+    """An entry has River's keys; its time is the start of the attempt in UTC, with an offset that
+    Go reads."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        raise ValueError("<boom> é😀")
+
+    before = datetime.now(UTC)
+    row = await rig.run_one()
+    after = datetime.now(UTC)
+    (entry,) = errors_of(row)
+    assert list(entry) == ["at", "error", "trace", "attempt"]  # jsonb's order: Go has the same
+    assert entry["error"] == "<boom> é😀"
+    assert entry["attempt"] == 1
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", entry["at"])
+    assert before <= datetime.fromisoformat(entry["at"]) <= after
+    assert rig.last_event.job is not None
+    (read,) = rig.last_event.job.errors
+    assert (read.error, read.attempt, read.trace) == ("<boom> é😀", 1, entry["trace"])
+    assert read.at == datetime.fromisoformat(entry["at"])
+
+
+async def test_trace(rig: Rig) -> None:
+    """A trace starts at the job's own code and shows no local variables and no code of ours."""
+
+    def inner(secret: str) -> None:
+        raise KeyError("missing")
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        try:
+            inner("hunter2-" + "secret")
+        except KeyError as error:
+            raise ValueError("outer") from error
+
+    row = await rig.run_one()
+    trace = errors_of(row)[0]["trace"]
+    assert "in work" in trace
+    assert "in inner" in trace
+    assert trace.endswith("ValueError: outer\n")
+    assert "direct cause" in trace
+    assert "hunter2-secret" not in trace
+    assert "executor.py" not in trace
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (lambda: asyncio.CancelledError(), "CancelledError"),
+        (lambda: asyncio.CancelledError("by a library"), "by a library"),
+        (lambda: SystemExit(3), "3"),
+        (lambda: KeyboardInterrupt(), "KeyboardInterrupt"),
+        (lambda: GeneratorExit(), "GeneratorExit"),
+        (lambda: BaseException("base"), "base"),
+        (lambda: StopIteration("stop"), "coroutine raised StopIteration"),
+        (lambda: TimeoutError("mine"), "mine"),
+        (lambda: ExceptionGroup("two", [ValueError("a"), OSError("b")]), "two (2 sub-exceptions)"),
+        (
+            lambda: BaseExceptionGroup("one", [asyncio.CancelledError()]),
+            "one (1 sub-exception)",
+        ),
+        (lambda: RaisingStr(), "<unprintable RaisingStr object>"),
+        (lambda: DeadlyStr(), "<unprintable DeadlyStr object>"),
+        (lambda: NoText(), "<unprintable NoText object>"),
+        (lambda: ValueError("nul \0 and \ud800 half"), "nul \ufffd and \ufffd half"),
+        (lambda: ValueError(os.fsdecode(b"caf\xe9.txt")), "caf\ufffd.txt"),
+        (lambda: ValueError(), "ValueError"),
+        (lambda: ValueError("\0"), "\ufffd"),
+    ],
+)
+async def test_error_is_a_failed_attempt(
+    rig: Rig, error: Callable[[], BaseException], text: str
+) -> None:
+    """SC-17, BI-04: whatever a job raises is a failed attempt with an entry that can be stored; the
+    slot is used again and the worker lives."""
+    entry = await outcome_of(rig, error)
+    assert entry["error"] == text
+    assert "\0" not in entry["trace"]
+
+
+async def test_cancelled_future_of_somebody(rig: Rig) -> None:
+    """SC-17: awaiting a future that somebody cancelled is a failed attempt, no cancelled job."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        future = asyncio.get_running_loop().create_future()
+        future.cancel()
+        await future
+
+    row = await rig.run_one()
+    assert row["state"] == "available"
+    assert errors_of(row)[0]["error"] == "CancelledError"
+    assert rig.last_event.kind is EventKind.JOB_FAILED
+
+
+async def test_job_that_cancels_its_own_task(rig: Rig) -> None:
+    """A job that cancels itself and waits has failed; one that returns at once has completed."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        if job.args.n == 0:
+            await asyncio.sleep(0)
+
+    async with rig.working(slots=1) as client:
+        rows = await rig.work(client, Task(n=0), Task(n=1))
+    assert [row["state"] for row in rows] == ["available", "completed"]
+
+
+async def test_recursion(rig: Rig) -> None:
+    """PF-08: 5,000 frames are a failed attempt whose trace has a bound."""
+
+    def deeper(depth: int) -> int:
+        return deeper(depth + 1) + 1
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(5000)
+        try:
+            deeper(0)
+        finally:
+            sys.setrecursionlimit(limit)
+
+    row = await rig.run_one()
+    (entry,) = errors_of(row)
+    assert "recursion" in entry["error"]
+    assert 0 < len(entry["trace"]) <= 32 * 1024
+
+
+async def test_megabytes_of_text(rig: Rig) -> None:
+    """PF-08: of a 20 MB message 16 Ki characters are stored, with a mark; the trace keeps its
+    frames; 25 attempts make a row of less than 2 MB."""
+
+    @rig.job(next_retry=lambda job: timedelta(0))
+    async def work(job: Job[Task]) -> None:
+        raise ValueError("é" * 10_000_000)
+
+    async with rig.working() as client:
+        await client.insert(Task())
+        await rig.take(25)
+    (row,) = await rig.schema.jobs()
+    assert row["state"] == "discarded"
+    entries = errors_of(row)
+    assert len(entries) == 25
+    for entry in entries:
+        assert len(entry["error"]) == 16 * 1024
+        assert entry["error"].endswith("… [truncated]")
+        assert "in work" in entry["trace"]
+        assert "[truncated]" in entry["trace"]
+    size = await rig.schema.fetchval(
+        "SELECT sum(octet_length(e::text)) FROM river_job, unnest(errors) e"
+    )
+    assert size < 2_000_000
+
+
+class Handler:
+    """Remembers what it was told and answers as it was made to."""
+
+    def __init__(self, answer: Any = None) -> None:
+        self.answer = answer
+        self.told: list[tuple[int, BaseException]] = []
+
+    async def handle_error(self, job: JobRow, error: BaseException, /) -> bool | None:
+        self.told.append((job.id, error))
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+
+async def test_error_handler_is_told(rig: Rig) -> None:
+    """The handler is told of failures and unknown kinds, not of snoozes and cancels."""
+    handler = Handler()
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        match job.args.n:
+            case 0:
+                raise ValueError("told")
+            case 1:
+                raise JobCancel("not told")
+            case 2:
+                raise JobSnooze(timedelta(hours=1))
+
+    await rig.insert_rows(1, kind="unknown_kind")
+    async with rig.working(error_handler=handler, slots=1) as client:
+        await rig.event()
+        rows = await rig.work(client, *(Task(n=n) for n in range(4)))
+    assert [str(error) for _, error in handler.told] == [
+        "job kind is not registered in the client's Workers bundle: unknown_kind",
+        "told",
+    ]
+    assert [row["state"] for row in rows] == ["available", "cancelled", "scheduled", "completed"]
+
+
+async def test_error_handler_cancels(rig: Rig) -> None:
+    """A handler that returns True ends the job; its error is recorded as it was."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        raise ValueError("hopeless")
+
+    row = await rig.run_one(error_handler=Handler(True))
+    assert row["state"] == "cancelled"
+    assert row["finalized_at"] is not None
+    assert errors_of(row)[0]["error"] == "hopeless"
+    assert rig.last_event.kind is EventKind.JOB_CANCELLED
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), asyncio.CancelledError(), SystemExit(2)])
+async def test_error_handler_raises(rig: Rig, error: BaseException) -> None:
+    """A handler that raises counts as one that said nothing."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        raise ValueError("original")
+
+    row = await rig.run_one(error_handler=Handler(error))
+    assert row["state"] == "available"
+    assert errors_of(row)[0]["error"] == "original"
+
+
+async def test_error_handler_hangs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler that hangs is cut after its limit, and the failure stands."""
+    monkeypatch.setattr(riverpy._work.executor, "ERROR_HANDLER_TIMEOUT", 0.05)
+    cut = asyncio.Event()
+
+    class Hanging:
+        async def handle_error(self, job: JobRow, error: BaseException, /) -> bool | None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cut.set()
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        raise ValueError("original")
+
+    row = await rig.run_one(error_handler=Hanging())
+    assert cut.is_set()
+    assert row["state"] == "available"
+
+
+async def test_one_bad_result_harms_no_other(rig: Rig) -> None:
+    """Jobs with every kind of nasty text end in one batch with good ones, and all are stored."""
+    texts = ["\0", "\ud800", "x" * 100_000, "ok"]
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        if job.args.n % 5:
+            raise ValueError(texts[job.args.n % 5 - 1])
+
+    await rig.insert_rows(50)
+    async with rig.working(slots=50):
+        await rig.take(50)
+    assert await rig.states() == {"completed": 10, "available": 40}
+
+
+async def test_the_last_attempt_of_a_base_exception(rig: Rig) -> None:
+    """SC-17: a job that exits in its last attempt is discarded like any other."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        sys.exit(3)
+
+    row = await rig.run_one(opts=InsertOpts(max_attempts=1))
+    assert row["state"] == "discarded"

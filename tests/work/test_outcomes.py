@@ -1,0 +1,596 @@
+"""How attempts end: completed, failed, snoozed, cancelled, and what their rows look like then."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+import pytest
+
+import riverpy
+from riverpy import (
+    ArgsError,
+    DefaultRetryPolicy,
+    EventKind,
+    InsertOpts,
+    Job,
+    JobCancel,
+    JobSnooze,
+    JobState,
+    Worker,
+)
+from riverpy.job import JobColumn, JobRow
+from riverpy.retry import RETRY_DELAY_MAX
+from tests.work.rig import Task, errors_of, metadata_of
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    from riverpy import JobRow as Row
+    from tests.work.rig import Rig
+
+HOUR = timedelta(hours=1)
+
+
+async def delay_of(rig: Rig, row: asyncpg.Record) -> timedelta:
+    """From the end of the attempt, as near as the row tells, to the next one."""
+    return row["scheduled_at"] - row["attempted_at"]
+
+
+async def test_completed(rig: Rig) -> None:
+    """A job that returns is completed; nothing but the columns of the attempt changes."""
+    seen: list[Job[Task]] = []
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        assert riverpy.current_job() is job
+        seen.append(job)
+
+    before = datetime.now(UTC)
+    row = await rig.run_one(Task(n=7))
+    assert row["state"] == "completed"
+    assert row["attempt"] == 1
+    assert row["errors"] is None
+    assert row["metadata"] == "{}"
+    assert row["attempted_at"] <= row["finalized_at"] <= datetime.now(UTC) + timedelta(seconds=1)
+    assert row["attempted_at"] >= before - timedelta(seconds=1)
+    (job,) = seen
+    assert job.args == Task(n=7)
+    assert (job.id, job.state, job.attempt) == (row["id"], JobState.RUNNING, 1)
+    assert row["attempted_by"] == job.attempted_by
+    assert rig.last_event.kind is EventKind.JOB_COMPLETED
+
+
+async def test_no_job_outside_of_one() -> None:
+    """`current_job` outside of a job says so."""
+    with pytest.raises(riverpy.ClientStateError, match="inside a job"):
+        riverpy.current_job()
+
+
+async def test_failed_is_retryable(rig: Rig) -> None:
+    """A failed attempt is recorded with its error, and the job is due again after n^4 seconds."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        raise ValueError("no luck")
+
+    await rig.schema.execute(
+        "INSERT INTO river_job (kind, max_attempts, args, attempt, errors)"
+        """ VALUES ('task', 25, '{}', 1, array['{"at":"2026-01-01T00:00:00Z"}'::jsonb])"""
+    )
+    async with rig.working():
+        event = await rig.event()
+    (row,) = await rig.schema.jobs()
+    assert row["state"] == "retryable"
+    assert (row["attempt"], row["finalized_at"]) == (2, None)
+    assert timedelta(seconds=14) < await delay_of(rig, row) < timedelta(seconds=19)
+    first, second = errors_of(row)
+    assert first == {"at": "2026-01-01T00:00:00Z"}
+    assert second["error"] == "no luck"
+    assert event.kind is EventKind.JOB_FAILED
+    assert event.job is not None
+    assert event.job.state is JobState.RETRYABLE
+
+
+async def test_soon_due_is_available(rig: Rig) -> None:
+    """A first failure is due within River's 5 seconds, so the job is available at once."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        raise ValueError("no luck")
+
+    row = await rig.run_one()
+    assert (row["state"], row["attempt"]) == ("available", 1)
+    assert timedelta(seconds=0.9) <= await delay_of(rig, row) < timedelta(seconds=3)
+
+
+async def test_retried_until_it_succeeds(rig: Rig) -> None:
+    """A job due again soon is worked again without any notification or poll."""
+    attempts: list[int] = []
+
+    @rig.job(next_retry=lambda job: timedelta(milliseconds=30 * (job.attempt - 1)))
+    async def work(job: Job[Task]) -> None:
+        attempts.append(job.attempt)
+        if job.attempt < 3:
+            raise ValueError(f"attempt {job.attempt}")
+
+    async with rig.working() as client:
+        await client.insert(Task())
+        events = await rig.take(3)
+    (row,) = await rig.schema.jobs()
+    assert [event.kind for event in events] == [
+        EventKind.JOB_FAILED,
+        EventKind.JOB_FAILED,
+        EventKind.JOB_COMPLETED,
+    ]
+    assert (row["state"], row["attempt"], attempts) == ("completed", 3, [1, 2, 3])
+    assert [entry["attempt"] for entry in errors_of(row)] == [1, 2]
+
+
+async def test_discarded_after_the_last_attempt(rig: Rig) -> None:
+    """The last failure is final."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        raise ValueError("fatal")
+
+    row = await rig.run_one(opts=InsertOpts(max_attempts=1))
+    assert (row["state"], row["attempt"]) == ("discarded", 1)
+    assert row["finalized_at"] is not None
+    assert rig.last_event.kind is EventKind.JOB_FAILED
+
+
+def job_row(*, errors: int) -> Row:
+    """A row with so many errors."""
+    values: list[Any] = [None] * 18
+    values[JobColumn.ERRORS] = ["{}"] * errors
+    return JobRow(values)
+
+
+@pytest.mark.parametrize("errors", [0, 1, 2, 8, 24, 308])
+def test_retry_formula(errors: int) -> None:
+    """The delay is the fourth power of the number of errors, up to 10 % more or less."""
+    seconds = (errors + 1) ** 4
+    delays = {
+        DefaultRetryPolicy().next_retry(job_row(errors=errors)).total_seconds() for _ in range(200)
+    }
+    assert 0.9 * seconds <= min(delays) < 0.95 * seconds
+    assert 1.05 * seconds < max(delays) <= 1.1 * seconds
+
+
+@pytest.mark.parametrize("errors", [309, 310, 5000])
+def test_retry_formula_is_capped(errors: int) -> None:
+    """From the 310th error on the delay is River's longest, without jitter."""
+    assert DefaultRetryPolicy().next_retry(job_row(errors=errors)) == RETRY_DELAY_MAX
+
+
+async def test_longest_delay_is_stored(rig: Rig) -> None:
+    """The cap of some 292 years is a time that the database takes, and one that can be read."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        raise ValueError("again")
+
+    errors = ", ".join(["'{}'::jsonb"] * 310)
+    await rig.schema.execute(
+        "INSERT INTO river_job (kind, max_attempts, args, attempt, errors)"
+        f" VALUES ('task', 1000, '{{}}', 310, array[{errors}])"
+    )
+    async with rig.working() as client:
+        await rig.event()
+        (row,) = await rig.schema.jobs()
+        assert (row["state"], len(row["errors"])) == ("retryable", 311)
+        read = await client.job_get(row["id"])
+        assert read.scheduled_at == row["scheduled_at"]
+        assert row["scheduled_at"].year in {2318, 2319, 2320}
+
+
+async def test_next_retry_of_function_and_class(rig: Rig) -> None:
+    """A worker's own `next_retry` wins over the client's policy; None leaves it to the policy."""
+
+    class Policy:
+        def next_retry(self, job: Row, /) -> timedelta:
+            return 3 * HOUR
+
+    class Other(msgspec.Struct):
+        kind: ClassVar[str] = "other"
+
+    class Third(msgspec.Struct):
+        kind: ClassVar[str] = "third"
+
+    class OtherWorker(Worker[Other]):
+        async def work(self, job: Job[Other]) -> None:
+            raise ValueError("no luck")
+
+        def next_retry(self, job: Job[Other]) -> timedelta | None:
+            return 2 * HOUR
+
+    @rig.job(next_retry=lambda job: HOUR)
+    async def work(job: Job[Task]) -> None:
+        raise ValueError("no luck")
+
+    @rig.job(args=Third, next_retry=lambda job: None)
+    async def third(job: Job[Third]) -> None:
+        raise ValueError("no luck")
+
+    rig.workers.add(OtherWorker())
+    async with rig.working(retry_policy=Policy()) as client:
+        rows = await rig.work(client, Task(), Other(), Third())
+    delays = [round((await delay_of(rig, row)).total_seconds() / 3600, 2) for row in rows]
+    assert delays == [1, 2, 3]
+
+
+@pytest.mark.parametrize("value", [timedelta(seconds=-1), "soon", OSError("raised"), SystemExit(3)])
+async def test_bad_next_retry(rig: Rig, log: list[dict[str, Any]], value: Any) -> None:
+    """A `next_retry` that looks back, raises or gives nonsense is logged; River's formula holds."""
+
+    def next_retry(job: Job[Task]) -> timedelta:
+        if isinstance(value, BaseException):
+            raise value
+        return value
+
+    @rig.job(next_retry=next_retry)
+    async def work(job: Job[Task]) -> None:
+        raise ValueError("no luck")
+
+    row = await rig.run_one()
+    assert row["state"] == "available"
+    assert timedelta(seconds=0.9) <= await delay_of(rig, row) < timedelta(seconds=3)
+    assert errors_of(row)[0]["error"] == "no luck"
+    assert "retry policy failed, using the default" in [entry["event"] for entry in log]
+
+
+async def test_job_cancel(rig: Rig) -> None:
+    """JobCancel ends the job for good, with River's text, also from inside exception groups."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        match job.args.n:
+            case 0:
+                raise JobCancel("not today")
+            case 1:
+                raise JobCancel
+            case _:
+                inner = ExceptionGroup("inner", [ValueError("x"), JobCancel("deep")])
+                raise ExceptionGroup("outer", [OSError("y"), inner])
+
+    async with rig.working() as client:
+        rows = await rig.work(client, Task(n=0), Task(n=1), Task(n=2))
+    assert [row["state"] for row in rows] == ["cancelled"] * 3
+    assert all(row["finalized_at"] and row["attempt"] == 1 for row in rows)
+    texts = [errors_of(row)[0]["error"] for row in rows]
+    assert texts == [
+        "JobCancelError: not today",
+        "JobCancelError: JobCancel",
+        "JobCancelError: deep",
+    ]
+    assert all(errors_of(row)[0]["trace"] == "" for row in rows)
+
+
+async def test_job_snooze(rig: Rig) -> None:
+    """A snooze gives the attempt back and counts in the metadata; a long one is scheduled."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        job.set_metadata("seen", job.args.n)
+        match job.args.n:
+            case 0:
+                raise JobSnooze(HOUR)
+            case 1:
+                raise JobSnooze(timedelta(seconds=4))
+            case _:
+                raise ExceptionGroup("both", [JobCancel("no"), JobSnooze(HOUR)])
+
+    async with rig.working() as client:
+        rows = await rig.work(client, Task(n=0), Task(n=1), Task(n=2))
+    assert [row["state"] for row in rows] == ["scheduled", "available", "scheduled"]
+    assert [(row["attempt"], row["errors"], row["finalized_at"]) for row in rows] == [
+        (0, None, None)
+    ] * 3
+    assert [metadata_of(row) for row in rows] == [{"seen": n, "snoozes": 1} for n in range(3)]
+    assert abs(await delay_of(rig, rows[0]) - HOUR) < timedelta(seconds=5)
+
+
+@pytest.mark.parametrize(
+    ("stored", "after"), [("7", 8), ("2.0", 3), ('"x"', 1), ("null", 1), ("true", 1), ("[]", 1)]
+)
+async def test_snooze_counter(rig: Rig, stored: str, after: int) -> None:
+    """The counter goes on from a number, and starts anew from anything else."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        raise JobSnooze(HOUR)
+
+    row = await rig.run_one(opts=InsertOpts(metadata={"snoozes": msgspec.json.decode(stored)}))
+    assert metadata_of(row) == {"snoozes": after}
+
+
+async def test_zero_snooze(rig: Rig) -> None:
+    """LD-19: three snoozes of zero, then success: 3 snoozed, 1 completed, one attempt, no error."""
+    runs = 0
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        nonlocal runs
+        runs += 1
+        if runs <= 3:
+            raise JobSnooze(timedelta(0))
+
+    async with rig.working() as client:
+        await client.insert(Task())
+        events = await rig.take(4)
+    (row,) = await rig.schema.jobs()
+    assert [event.kind for event in events] == [EventKind.JOB_SNOOZED] * 3 + [
+        EventKind.JOB_COMPLETED
+    ]
+    assert (row["state"], row["attempt"], row["errors"]) == ("completed", 1, None)
+    assert metadata_of(row) == {"snoozes": 3}
+
+
+async def test_a_thousand_snoozes(rig: Rig) -> None:
+    """LD-20: a job that snoozes 1,000 times uses up no attempt and its row does not grow."""
+    runs = 0
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        nonlocal runs
+        runs += 1
+        if runs <= 1000:
+            raise JobSnooze(timedelta(0))
+
+    async with rig.working() as client:
+        await client.insert(Task(), InsertOpts(max_attempts=3))
+        await rig.take(1001)
+    (row,) = await rig.schema.jobs()
+    assert (row["state"], row["attempt"], row["errors"]) == ("completed", 1, None)
+    assert metadata_of(row) == {"snoozes": 1000}
+    assert len(row["attempted_by"]) == 100
+    size = await rig.schema.fetchval("SELECT pg_column_size(j.*) FROM river_job AS j")
+    assert size < 16_000
+
+
+def test_snooze_refuses_nonsense() -> None:
+    """A snooze takes a timedelta of zero or more, and says so."""
+    with pytest.raises(ValueError, match="zero or more"):
+        JobSnooze(timedelta(seconds=-1))
+    with pytest.raises(TypeError, match="timedelta"):
+        JobSnooze(5)  # type: ignore[arg-type]
+
+
+async def test_longest_snooze(rig: Rig) -> None:
+    """A snooze of a thousand years is cut to what can be stored."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        raise JobSnooze(timedelta.max)
+
+    row = await rig.run_one()
+    assert row["state"] == "scheduled"
+    assert row["scheduled_at"].year < 2330
+
+
+async def test_unknown_kind(rig: Rig) -> None:
+    """A kind without a worker is a failed attempt with River's text; another job is not harmed."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    await rig.insert_rows(1, kind="nobody_handles_this")
+    await rig.insert_rows(1)
+    async with rig.working():
+        await rig.take(2)
+    unknown, known = await rig.schema.jobs()
+    assert (unknown["state"], unknown["attempt"], known["state"]) == ("available", 1, "completed")
+    (entry,) = errors_of(unknown)
+    assert (
+        entry["error"]
+        == "job kind is not registered in the client's Workers bundle: nobody_handles_this"
+    )
+    assert entry["trace"] == ""
+
+
+async def test_kind_aliases(rig: Rig) -> None:
+    """A worker works rows of the older names of its kind too."""
+
+    class Renamed(msgspec.Struct):
+        kind: ClassVar[str] = "new_name"
+        kind_aliases: ClassVar[tuple[str, ...]] = ("old_name", "older_name")
+
+    kinds: list[str] = []
+
+    @rig.job(args=Renamed)
+    async def work(job: Job[Renamed]) -> None:
+        kinds.append(job.kind)
+
+    for kind in ("new_name", "old_name", "older_name"):
+        await rig.insert_rows(1, kind=kind)
+    async with rig.working():
+        await rig.take(3)
+    assert sorted(kinds) == ["new_name", "old_name", "older_name"]
+    assert await rig.states() == {"completed": 3}
+
+
+@dataclasses.dataclass
+class Address:
+    """Nested args."""
+
+    street: str
+    tags: list[str]
+
+
+@dataclasses.dataclass
+class Parcel:
+    """Args of a dataclass."""
+
+    kind: ClassVar[str] = "parcel"
+    to: Address
+    weight: float = 1.0
+
+
+class Loose(dict[str, Any]):
+    """Args of a dict."""
+
+    kind: ClassVar[str] = "loose"
+
+
+async def test_args_of_each_type(rig: Rig) -> None:
+    """A Struct, a dataclass and a dict arrive as what was inserted."""
+    got: list[object] = []
+
+    @rig.job
+    async def task(job: Job[Task]) -> None:
+        got.append(job.args)
+
+    @rig.job(args=Parcel)
+    async def parcel(job: Job[Parcel]) -> None:
+        got.append(job.args)
+
+    @rig.job(args=Loose)
+    async def loose(job: Job[Loose]) -> None:
+        got.append(job.args)
+
+    sent = [
+        Task(n=3),
+        Parcel(Address("a & b <c>", ["é", "😀"]), 2.5),
+        Loose(x=[1, None], y={"z": 1.5}),
+    ]
+    async with rig.working() as client:
+        for args in sent:
+            await rig.work(client, args)
+    assert got == sent
+    assert [type(args) for args in got] == [Task, Parcel, Loose]
+
+
+@pytest.mark.parametrize(
+    ("args", "path"),
+    [
+        ('{"to": {"street": "s", "tags": ["a", 5]}}', "$.to.tags[1]"),
+        ('{"to": {"street": 1, "tags": []}}', "$.to.street"),
+        ('{"weight": 1}', "to"),
+        ("[1]", "object"),
+    ],
+)
+async def test_undecodable_args(rig: Rig, args: str, path: str) -> None:
+    """Args of the wrong type are a job error that names the path; the worker is not called."""
+    called: list[object] = []
+
+    @rig.job(args=Parcel)
+    async def work(job: Job[Parcel]) -> None:
+        called.append(job)
+
+    await rig.schema.execute(
+        "INSERT INTO river_job (kind, max_attempts, args) VALUES ('parcel', 25, $1::text::jsonb)",
+        args,
+    )
+    async with rig.working():
+        await rig.event()
+    (row,) = await rig.schema.jobs()
+    (entry,) = errors_of(row)
+    assert path in entry["error"]
+    assert (row["state"], called) == ("available", [])
+
+
+async def test_unknown_fields_are_ignored(rig: Rig) -> None:
+    """A newer sender may add fields."""
+    got: list[Task] = []
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        got.append(job.args)
+
+    await rig.schema.execute(
+        """INSERT INTO river_job (kind, max_attempts, args) VALUES ('task', 25, '{"n":1,"m":2}')"""
+    )
+    async with rig.working():
+        await rig.event()
+    assert got == [Task(n=1)]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_metadata_is_merged(rig: Rig, fails: bool) -> None:
+    """What an attempt records is merged into the metadata, however the attempt ends."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        job.record_output({"first": 1})
+        job.record_output({"n": job.args.n, "text": "<é>"})
+        job.set_metadata("k", None)
+        job.set_metadata("new", [1.5])
+        if fails:
+            raise ValueError("after recording")
+
+    row = await rig.run_one(opts=InsertOpts(metadata={"k": "v", "other": True}))
+    assert metadata_of(row) == {
+        "k": None,
+        "other": True,
+        "new": [1.5],
+        "output": {"n": 0, "text": "<é>"},
+    }
+    assert rig.last_event.job is not None
+    assert rig.last_event.job.metadata == metadata_of(row)
+    assert rig.last_event.job.output == {"n": 0, "text": "<é>"}
+
+
+async def test_metadata_is_another_sessions_too(rig: Rig) -> None:
+    """Keys that somebody else wrote while the job ran are kept."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        await rig.schema.execute("""UPDATE river_job SET metadata = '{"theirs": 1}'""")
+        job.set_metadata("ours", 2)
+
+    row = await rig.run_one()
+    assert metadata_of(row) == {"theirs": 1, "ours": 2}
+
+
+async def test_metadata_that_is_no_object(rig: Rig) -> None:
+    """A row whose metadata is no object can be worked; what is recorded replaces it."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        assert job.metadata == {}
+        job.set_metadata("ours", 2)
+
+    await rig.schema.execute(
+        "INSERT INTO river_job (kind, max_attempts, args, metadata) VALUES ('task', 25, '{}', '[]')"
+    )
+    async with rig.working():
+        await rig.event()
+    (row,) = await rig.schema.jobs()
+    assert (row["state"], metadata_of(row)) == ("completed", {"ours": 2})
+
+
+async def test_recording_refuses_what_cannot_be_stored(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BI-03, BI-04: NaN, NUL, surrogates, `river:` keys and huge outputs are refused at the call;
+    the job goes on."""
+    refused: list[str] = []
+    assert riverpy.job.OUTPUT_SIZE_MAX == 32 * 1024 * 1024
+    limit = 64 * 1024
+    monkeypatch.setattr(riverpy.job, "OUTPUT_SIZE_MAX", limit)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        too_large = "x" * (limit - 1)
+        for value in (math.nan, math.inf, "\0", "\ud800", {"a": ["\udfff"]}, object(), too_large):
+            try:
+                job.record_output(value)
+            except ArgsError as error:
+                refused.append(str(error))
+        for key in ("river:mine", "a\0b", "\ud800"):
+            try:
+                job.set_metadata(key, 1)
+            except ArgsError as error:
+                refused.append(str(error))
+        job.record_output("x" * (limit - 2))
+
+    row = await rig.run_one()
+    assert row["state"] == "completed"
+    assert len(refused) == 10
+    assert any("river:" in text for text in refused)
+    assert len(metadata_of(row)["output"]) == limit - 2
