@@ -5,12 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from riverpy.embedded import _processes as processes
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
     from riverpy.embedded import EmbeddedPostgres
 
@@ -29,6 +30,9 @@ def postmaster_pid(server: EmbeddedPostgres) -> int:
 
 def parent_pid(pid: int) -> int:
     """The parent of a process."""
+    status = Path(f"/proc/{pid}/stat")
+    if status.exists():  # small systems have no ps
+        return int(status.read_text().rpartition(")")[2].split()[1])
     command = ["ps", "-o", "ppid=", "-p", str(pid)]
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
@@ -45,7 +49,6 @@ def mode(path: Path) -> int:
     return path.stat().st_mode & 0o7777
 
 
-def eventually(condition: object) -> None:
-    """Wait until a function of no arguments gives true, for what no signal announces."""
-    assert callable(condition)
-    assert processes.wait_until(lambda: bool(condition()), 40)
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait until the condition holds, for what no signal announces."""
+    assert processes.wait_until(condition, 40)
