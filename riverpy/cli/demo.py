@@ -193,7 +193,7 @@ def _print_tables(result: DemoResult, *, unread: int) -> None:
     click.echo(f"\n{result.jobs:,} jobs in {seconds:.1f} s: {result.jobs / seconds:,.0f} a second")
     click.echo(_sizes(result.summary))
     if unread:
-        click.echo(f"{unread:,} files or directories could not be read")
+        click.echo(f"Files and directories that could not be read: {unread:,}")
     for check in result.checks:
         click.echo(f"{'ok  ' if check.is_ok else 'FAIL'}  {check.text}")
 
@@ -207,7 +207,7 @@ def _sizes(summary: Sequence[Summary]) -> str:
     bytes_in = sum(line.bytes_in or 0 for line in summary)
     bytes_out = sum(line.bytes_out or 0 for line in summary)
     share = f", {100 * bytes_out / bytes_in:.0f} % of that when compressed" if bytes_in else ""
-    return f"{bytes_in / 2**20:,.1f} MiB read and hashed{share}"
+    return f"{bytes_in / 2**10:,.0f} KiB read and hashed{share}"
 
 
 def _print_next(result: DemoResult, url: str | None) -> None:

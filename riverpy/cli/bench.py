@@ -1,0 +1,116 @@
+"""`riverpy bench`: how fast this machine, this database and riverpy are together."""
+
+from __future__ import annotations
+
+import click
+
+from riverpy.cli._bench_run import PICKUP_INTERVAL, PICKUPS, Bench, Measurement
+from riverpy.cli._embedded import embedded_server
+from riverpy.cli._logging import configure_logging
+from riverpy.cli._options import DatabaseSettings, database_options
+from riverpy.cli._output import print_json, print_note, print_table
+from riverpy.cli._run import run
+from riverpy.config import MAX_WORKERS_MAX
+from riverpy.migrate import Migrator
+
+SERVER = "bench"
+"""The name of the embedded server, which holds nothing but measurements."""
+
+_EPILOG = f"""\b
+Measured, in this order:
+  insert  `insert_many_fast` (COPY) in batches of 10,000, from the first call to the last answer
+  work    from the first claim until the last completion is stored, all features on
+  CPU     of this process, and of the server's where it is on this machine, while it works
+  memory  of this process, after it has worked
+  pickup  {PICKUPS} single inserts, one each {PICKUP_INTERVAL * 1e3:.0f} ms, into the idle worker:
+          from before the call that inserts to the first line of the job
+
+The jobs stay in the table. Exit codes: 0 measured, 1 failed or refused, 2 wrong usage.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.option(
+    "-n",
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=50_000,
+    show_default=True,
+    help="How many jobs to insert and work.",
+)
+@click.option(
+    "--slots",
+    type=click.IntRange(1, MAX_WORKERS_MAX),
+    default=100,
+    show_default=True,
+    help="How many may run at once.",
+)
+@click.option("--force", is_flag=True, help="Delete all jobs that are in the table before.")
+@click.option(
+    "--embedded", is_flag=True, help="Measure on an embedded PostgreSQL, made for it alone."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@database_options
+def bench(
+    *,
+    jobs: int,
+    slots: int,
+    force: bool,
+    embedded: bool,
+    as_json: bool,
+    database: DatabaseSettings,
+) -> None:
+    """Measure insert rate, work rate and pickup latency on a database.
+
+    Inserts jobs that do nothing into a queue of their own and works them as `riverpy worker` does.
+    The table of jobs must be empty, or is emptied with --force.
+    """
+    configure_logging("console", "warning")
+    if embedded:
+        if database.url_value.source == "--database-url":
+            raise click.UsageError("--embedded and --database-url are two databases: choose one")
+        with embedded_server(SERVER) as url:
+            run(_migrate, url)
+            measurement = run(_measure, url, None, jobs, slots, True)
+    elif database.url is None:
+        raise click.UsageError(
+            "no database is given: use --database-url, RIVERPY_DATABASE_URL or DATABASE_URL, or "
+            "--embedded for one that is made for measurements"
+        )
+    else:
+        measurement = run(_measure, database.url, database.schema, jobs, slots, force)
+    if as_json:
+        print_json(measurement)
+    else:
+        _print(measurement)
+
+
+async def _migrate(url: str) -> None:
+    await Migrator(url).up()
+
+
+async def _measure(url: str, schema: str | None, jobs: int, slots: int, force: bool) -> Measurement:
+    measured = Bench(url, schema, jobs=jobs, slots=slots)
+    if deleted := await measured.empty(force=force):
+        print_note(f"deleted {deleted:,} jobs that were in the table")
+    return await measured.measure()
+
+
+def _print(found: Measurement) -> None:
+    click.echo(
+        f"riverpy {found.riverpy_version}, PostgreSQL {found.postgres_version}, "
+        f"{found.jobs:,} jobs, {found.slots:,} slots\n"
+    )
+    server = found.server_cpu_us_per_job
+    print_table(
+        ("", "VALUE", "UNIT"),
+        [
+            ("insert", f"{found.insert_per_s:,.0f}", "jobs/s"),
+            ("work", f"{found.work_per_s:,.0f}", "jobs/s"),
+            ("CPU of this process", f"{found.client_cpu_us_per_job:.1f}", "us/job"),
+            ("CPU of the server", None if server is None else f"{server:.1f}", "us/job"),
+            ("pickup p50", f"{found.pickup_p50_ms:.2f}", "ms"),
+            ("pickup p99", f"{found.pickup_p99_ms:.2f}", "ms"),
+            ("memory", f"{found.rss_mib:.0f}", "MiB"),
+        ],
+    )
