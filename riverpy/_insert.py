@@ -38,8 +38,8 @@ NOTIFY_INTERVAL = 0.002
 """Seconds in which the inserts of one client, outside of `tx`, notify a queue at most once."""
 ACQUIRE_TIMEOUT = timedelta(seconds=10)
 """How long an insert waits for a connection of the pool, or for the database to be there."""
-COPY_TIMEOUT = 600.0
-"""Seconds for one COPY."""
+SEND_TIMEOUT = 600.0
+"""Seconds within which the server must have stored what was sent, unless the pool says less."""
 ROLLBACK_TIMEOUT = 5.0
 """Seconds for undoing a savepoint."""
 CONFLICT_RETRIES_MAX = 10
@@ -201,7 +201,8 @@ class Inserter:
         while True:
             async with self._connection() as connection:
                 try:
-                    return await send(connection, rows, queues)
+                    with anyio.fail_after(SEND_TIMEOUT, reason="inserting jobs"):
+                        return await send(connection, rows, queues)
                 except DATABASE_ERRORS as error:
                     if _sqlstate(error) not in _ROLLED_BACK or retries == CONFLICT_RETRIES_MAX:
                         raise
@@ -301,7 +302,7 @@ class Inserter:
             columns=columns,
             source=_copy_chunks(rows, now),
             format="text",
-            timeout=COPY_TIMEOUT,
+            timeout=SEND_TIMEOUT,
         )
 
     @asynccontextmanager

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from asyncpg import Record
 
     from riverpy.drivers.asyncpg import Transaction
+    from riverpy.job import JobState
 
 
 class Stamp(NamedTuple):
@@ -143,6 +144,20 @@ async def job_any_available(connection: Transaction, schema: str | None, queues:
 async def job_get(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
     """One job."""
     return _one(await _fetch(connection, "job_get", schema, {"id": job_id}))
+
+
+async def job_list(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    states: Sequence[JobState],
+    kinds: Sequence[str] | None,
+    queues: Sequence[str] | None,
+    limit: int,
+) -> list[Record]:
+    """The newest jobs in these states; None stands for all kinds or queues."""
+    values = {"state": states, "kind": kinds, "queue": queues, "limit": limit}
+    return await _fetch(connection, "job_list", schema, values)
 
 
 async def job_cancel(connection: Transaction, schema: str | None, job_id: int) -> Record | None:

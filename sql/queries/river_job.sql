@@ -148,6 +148,21 @@ from /* schema */ river_job
 where id = @id;
 
 
+-- name: job_list
+-- The newest jobs in these states, of these kinds and queues. Null means all of them, without an `or` that would cost
+-- the index.
+select
+  id, args::text, attempt, timestamptz_send(attempted_at), attempted_by, timestamptz_send(created_at), errors::text[],
+  timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,
+  timestamptz_send(scheduled_at), tags::text[], unique_key, unique_states::int
+from /* schema */ river_job
+where state = any(@state::text[]::/* schema */ river_job_state[])
+  and kind = any(coalesce(@kind::text[], array[kind]))
+  and queue = any(coalesce(@queue::text[], array[queue]))
+order by id desc
+limit @limit::bigint;
+
+
 -- name: job_cancel
 -- A job that does not run is cancelled; a running one is marked, and its client told. A final one stays as it is.
 with found as (

@@ -1,0 +1,112 @@
+"""How a job is printed: as a JSON object with every column, or as text."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+
+from riverpy.cli._output import print_table
+from riverpy.job import JobColumn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from riverpy.job import JobRow
+
+
+class JobOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """One job as `--json` prints it, in the words of the table."""
+
+    id: int
+    kind: str
+    queue: str
+    state: str
+    priority: int
+    attempt: int
+    max_attempts: int
+    args: msgspec.Raw
+    metadata: msgspec.Raw
+    tags: list[str]
+    created_at: datetime
+    scheduled_at: datetime
+    attempted_at: datetime | None
+    finalized_at: datetime | None
+    attempted_by: list[str]
+    errors: list[msgspec.Raw]
+    unique_key: str | None
+    """64 hexadecimal digits."""
+    unique_states: str | None
+    """Eight bits, from the left: scheduled, running, retryable, pending, discarded, completed,
+    cancelled, available."""
+    duplicate: bool | msgspec.UnsetType = msgspec.UNSET
+    """Of an insert: whether the job existed, so that nothing was inserted."""
+
+    @classmethod
+    def of(cls, job: JobRow, duplicate: bool | msgspec.UnsetType = msgspec.UNSET) -> JobOutput:
+        """What to print of a job."""
+        columns = job.columns()
+        mask: int | None = columns[JobColumn.UNIQUE_STATES]
+        return cls(
+            id=job.id,
+            kind=job.kind,
+            queue=job.queue,
+            state=job.state.value,
+            priority=job.priority,
+            attempt=job.attempt,
+            max_attempts=job.max_attempts,
+            args=msgspec.Raw(job.encoded_args.encode()),
+            metadata=msgspec.Raw(columns[JobColumn.METADATA].encode()),
+            tags=job.tags,
+            created_at=job.created_at,
+            scheduled_at=job.scheduled_at,
+            attempted_at=job.attempted_at,
+            finalized_at=job.finalized_at,
+            attempted_by=job.attempted_by,
+            errors=[msgspec.Raw(text.encode()) for text in columns[JobColumn.ERRORS] or ()],
+            unique_key=job.unique_key.hex() if job.unique_key else None,
+            unique_states=None if mask is None else f"{mask:08b}",
+            duplicate=duplicate,
+        )
+
+
+def print_job(job: JobOutput) -> None:
+    """One column of the table a line; what is empty is left out."""
+    values = msgspec.structs.asdict(job)
+    print_table(
+        ("COLUMN", "VALUE"),
+        [(name, _cell(value)) for name, value in values.items() if value not in _EMPTY],
+    )
+
+
+def print_jobs(jobs: Sequence[JobOutput]) -> None:
+    """One job a line."""
+    print_table(
+        ("ID", "KIND", "QUEUE", "STATE", "ATTEMPT", "PRIORITY", "SCHEDULED AT"),
+        [
+            (
+                job.id,
+                job.kind,
+                job.queue,
+                job.state,
+                f"{job.attempt}/{job.max_attempts}",
+                job.priority,
+                _cell(job.scheduled_at),
+            )
+            for job in jobs
+        ],
+    )
+
+
+_EMPTY: tuple[object, ...] = (None, [], msgspec.UNSET)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ", timespec="milliseconds")
+    if isinstance(value, list):
+        return " ".join(map(_cell, cast("list[object]", value)))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return bytes(value).decode() if isinstance(value, msgspec.Raw) else str(value)
