@@ -50,12 +50,20 @@ class Environment:
         """Make the environment if it does not work, and install into it."""
         print(f"preparing {self.directory}", file=sys.stderr)
         self.stamp.unlink(missing_ok=True)
-        if not (self.runs("-m", "pip", "--version") and self.is_in_place()):
-            venv.create(self.directory, with_pip=True, clear=True)
+        if not (self.has_pip() and self.is_in_place()):
+            self.create()
         chosen = [word for group in sorted(groups) for word in ("--group", group)]
         self.pip_install(PIP)
         self.pip_install("--editable", ".[embedded]", *chosen)
         self.stamp.write_text(json.dumps({"key": self.key(), "groups": sorted(groups)}))
+
+    def create(self) -> None:
+        """Make it anew."""
+        venv.create(self.directory, with_pip=True, clear=True)
+
+    def has_pip(self) -> bool:
+        """Whether packages can be installed into it."""
+        return self.runs("-m", "pip", "--version")
 
     def pip_install(self, *arguments: str) -> None:
         """Run `pip install`; its output goes to stderr."""
