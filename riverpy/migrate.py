@@ -51,10 +51,16 @@ __all__ = [
 ROLLBACK_TIMEOUT = 5.0
 """Seconds that undoing a failed or cancelled step may take."""
 
+IDLE_TIMEOUT = timedelta(seconds=10)
+"""How long the server keeps a step's locks for a migrator of which it hears nothing more."""
+
 _SQL_HEADER = """\
 -- These migrations must not be wrapped in one transaction: version 4 of line main adds a value to
 -- an enum, and PostgreSQL lets nobody use it before the commit. Commit after each version.
 """
+
+_LIMIT_MAX = timedelta(days=24)
+"""What PostgreSQL can count in milliseconds, less a little."""
 
 _LOCK_NOT_AVAILABLE = "55P03"
 _QUERY_CANCELED = "57014"
@@ -130,13 +136,13 @@ class Migrator:
         schema: the schema of River's tables, which must exist; None leaves it to the search path.
         line: `main` for River's own tables.
         lock_timeout: how long a statement waits for a table that another transaction holds, and so
-            how long it holds up the workers that queue behind it. At least 1 ms.
+            how long it holds up the workers that queue behind it. 1 ms to 24 days.
         statement_timeout: how long one statement of a migration may run, and how long to wait for
-            another migrator's step. At least 1 ms.
+            another migrator's step. 1 ms to 24 days.
 
     Raises:
-        ConfigError: the name of the schema is not allowed, the line is unknown, or a limit is too
-            short.
+        ConfigError: the name of the schema is not allowed, the line is unknown, or a limit is
+            out of its range.
         TypeError: `database` is nothing of the above.
     """
 
@@ -162,8 +168,8 @@ class Migrator:
         self._schema = schema
         self._line = line
         self._migrations = migrations(line)
-        self._lock_timeout = _at_least_1_ms("lock_timeout", lock_timeout)
-        self._statement_timeout = _at_least_1_ms("statement_timeout", statement_timeout)
+        self._lock_timeout = _checked_limit("lock_timeout", lock_timeout)
+        self._statement_timeout = _checked_limit("statement_timeout", statement_timeout)
 
     async def up(
         self, *, target: int | None = None, max_steps: int | None = None, dry_run: bool = False
@@ -182,6 +188,7 @@ class Migrator:
                 and recorded.
             SchemaMissingError: the schema does not exist.
             ServerVersionError: PostgreSQL is older than 13.
+            OSError, TimeoutError, asyncpg.PostgresError: the database cannot be reached.
         """
         return await self._migrate(Direction.UP, target, max_steps, dry_run=dry_run)
 
@@ -199,18 +206,19 @@ class Migrator:
             MigrationError: the connection is in a transaction, the target is not applied, a version
                 is applied that this riverpy does not know, or a step failed; the steps before it
                 are undone and recorded.
-            SchemaMissingError: the schema does not exist.
-            ServerVersionError: PostgreSQL is older than 13.
+            SchemaMissingError, ServerVersionError, OSError, TimeoutError, asyncpg.PostgresError: as
+                `up`.
         """
         if target is None and max_steps is None:
             max_steps = 1
         return await self._migrate(Direction.DOWN, target, max_steps, dry_run=dry_run)
 
-    async def list(self) -> list[MigrationStatus]:
+    async def list(self) -> Sequence[MigrationStatus]:
         """The versions of the line, lowest first, each with the time at which it was applied.
 
         Raises:
-            SchemaMissingError, ServerVersionError: as `up`.
+            SchemaMissingError, ServerVersionError, OSError, TimeoutError, asyncpg.PostgresError: as
+                `up`.
         """
         async with self._connection() as connection:
             state = await self._read(connection)
@@ -229,7 +237,8 @@ class Migrator:
 
         Raises:
             MigrationError: the target is unknown.
-            SchemaMissingError, ServerVersionError: as `up`.
+            SchemaMissingError, ServerVersionError, OSError, TimeoutError, asyncpg.PostgresError: as
+                `up`.
         """
         _check_known(self._line, target)
         async with self._connection() as connection:
@@ -312,7 +321,7 @@ class Migrator:
                 )
         return MigrateResult(state.schema, steps, state.notices(self._line))
 
-    def _plan_up(self, state: SchemaState, target: int | None) -> list[Migration]:
+    def _plan_up(self, state: SchemaState, target: int | None) -> Sequence[Migration]:
         _check_known(self._line, target)
         if self._line != MAIN_LINE and not state.has_lines:
             raise MigrationError(
@@ -330,7 +339,7 @@ class Migrator:
             raise MigrationError(_invalid_index_message(state, state.invalid_indexes[0]))
         return plan
 
-    def _plan_down(self, state: SchemaState, target: int | None) -> list[Migration]:
+    def _plan_down(self, state: SchemaState, target: int | None) -> Sequence[Migration]:
         if unknown := state.unknown(self._line):
             raise MigrationError(
                 f"line {self._line!r} has versions {', '.join(map(str, unknown))}, which this "
@@ -410,7 +419,11 @@ class Migrator:
             await _execute(connection, schema, "migration_lock", {"schema": schema})
 
     async def _limit(self, connection: Transaction, lock_timeout: timedelta) -> None:
-        limits = {"lock_timeout": lock_timeout, "statement_timeout": self._statement_timeout}
+        limits = {
+            "lock_timeout": lock_timeout,
+            "statement_timeout": self._statement_timeout,
+            "idle_timeout": IDLE_TIMEOUT,
+        }
         values = {name: str(limit // timedelta(milliseconds=1)) for name, limit in limits.items()}
         with anyio.fail_after(READ_TIMEOUT):
             await _execute(connection, None, "migration_limits", values)
@@ -517,7 +530,7 @@ def _invalid_index_message(state: SchemaState, index: str) -> str:
     )
 
 
-def _at_least_1_ms(name: str, limit: timedelta) -> timedelta:
-    if limit < timedelta(milliseconds=1):
-        raise ConfigError(f"{name} is at least 1 ms, got {limit}")
+def _checked_limit(name: str, limit: timedelta) -> timedelta:
+    if not timedelta(milliseconds=1) <= limit <= _LIMIT_MAX:
+        raise ConfigError(f"{name} is 1 ms to {_LIMIT_MAX.days} days, got {limit}")
     return limit

@@ -68,11 +68,13 @@ DELETE FROM /* schema */ river_migration WHERE line = @line AND version = @versi
 DELETE FROM /* schema */ river_migration WHERE version = @version;
 
 -- name: migration_limits
--- For this transaction only; limits in milliseconds.
+-- For this transaction only; limits in milliseconds. Between statements the migrator idles for a round trip: one that
+-- idles for long is gone, and must not keep its locks.
 SELECT
     set_config('application_name', 'riverpy migrate', true),
     set_config('lock_timeout', @lock_timeout, true),
-    set_config('statement_timeout', @statement_timeout, true);
+    set_config('statement_timeout', @statement_timeout, true),
+    set_config('idle_in_transaction_session_timeout', @idle_timeout, true);
 
 -- name: migration_lock
 -- One migrator per schema, whatever its line: version 5 of line main rebuilds the table that all lines share.

@@ -169,7 +169,7 @@ def test_notices(command: Command, fresh_database_url: str) -> None:
         (("up", "--schema", "1x"), 2, "a schema name has"),
         (("up", "--to", "8"), 1, "riverpy knows 1 to 7"),
         (("down", "--to", "3"), 1, "version 3 of line 'main' is not applied"),
-        (("up", "--lock-timeout", "0s"), 1, "lock_timeout is at least 1 ms"),
+        (("up", "--lock-timeout", "0s"), 1, "lock_timeout is 1 ms to 24 days"),
         (("up", "--lock-timeout", "soon"), 2, "'soon' is no duration"),
         (("up", "--max-steps", "-1"), 2, "--max-steps"),
         (("up", "--line", "mian"), 2, "--line"),

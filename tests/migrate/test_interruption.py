@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 
 from riverpy._sql import query
@@ -191,6 +192,29 @@ async def refused(migrator: Migrator) -> str:
     return str(caught.value)
 
 
+async def test_limits_of_a_step(connection: Connection) -> None:
+    """MG-08: a step runs under the limits asked for, and its locks end with its migrator."""
+    await connection.execute(
+        """
+        CREATE TABLE seen (setting text, value text);
+        CREATE FUNCTION look() RETURNS void LANGUAGE sql AS $$
+            INSERT INTO public.seen SELECT name, setting FROM pg_settings WHERE name ~ '_timeout$'
+        $$
+        """
+    )
+    limits = {"lock_timeout": timedelta(seconds=2), "statement_timeout": timedelta(minutes=5)}
+    async with sabotage(connection, "public.look()"):
+        await Migrator(connection, **limits).up()
+    seen = {tuple(row) for row in await connection.fetch("SELECT DISTINCT * FROM seen")}
+    assert {
+        ("lock_timeout", "2000"),
+        ("statement_timeout", "300000"),
+        ("idle_in_transaction_session_timeout", "10000"),
+    } <= seen
+    settings = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
+    assert [await connection.fetchval(f"SHOW {name}") for name in settings] == ["0"] * 3
+
+
 async def test_slow_statement(connection: Connection) -> None:
     """MG-08: a statement that runs longer than the statement timeout ends the step cleanly."""
     migrator = Migrator(connection, statement_timeout=timedelta(milliseconds=200))
@@ -253,15 +277,26 @@ async def test_migrated_the_other_way_meanwhile(
     assert await versions(connection) == [1, 2, 3, 4]
 
 
-async def test_cancelled(fresh_database_url: str, connection: Connection) -> None:
-    """A cancelled migrator undoes its step and leaves the caller's connection as it was."""
+@pytest.mark.parametrize("by", ["task", "scope"])
+async def test_cancelled(fresh_database_url: str, connection: Connection, by: str) -> None:
+    """A migrator cancelled by asyncio or anyio undoes its step and leaves its connection usable."""
     await Migrator(connection).up(target=5)
     async with connected(fresh_database_url) as own, reading(fresh_database_url):
-        upwards = asyncio.create_task(Migrator(own, lock_timeout=timedelta(seconds=50)).up())
+        migrator = Migrator(own, lock_timeout=timedelta(seconds=50))
+        scope = anyio.CancelScope()
+
+        async def migrate() -> None:
+            with scope:
+                await migrator.up()
+
+        upwards = asyncio.create_task(migrate())
         await until_waiting(connection, "relation")
-        upwards.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await upwards
+        if by == "task":
+            upwards.cancel()
+        else:
+            scope.cancel()
+        await asyncio.wait([upwards])
+        assert upwards.cancelled() if by == "task" else scope.cancelled_caught
         assert not own.is_in_transaction()
         assert await own.fetchval("SELECT 1") == 1
         settings = ("lock_timeout", "statement_timeout", "application_name")
