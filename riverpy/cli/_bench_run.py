@@ -185,7 +185,7 @@ class Bench:
                 server_cpu = processes.cpu_seconds() - server_cpu
             rss = memory_mib()
             await self._check(connection)
-            pickups = statistics.quantiles(await self._pick_up(), n=100)
+            pickups = statistics.quantiles(await self._pick_up(), n=100, method="inclusive")
         micro = 1e6 / self._jobs
         return Measurement(
             jobs=self._jobs,
