@@ -21,6 +21,7 @@ from typing import (
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from riverpy import _json
 from riverpy._names import validate_kind
 from riverpy.errors import ConfigError
 from riverpy.job import Job
@@ -307,6 +308,6 @@ def _decoder(args_type: Any) -> Callable[[str], Any]:
         plain = msgspec.json.Decoder(dict[str, Any])
         return lambda text: make(plain.decode(text))
     try:
-        return msgspec.json.Decoder(cast("type[Any]", args_type)).decode
+        return _json.decoder(cast("type[Any]", args_type))
     except TypeError as error:
         raise ConfigError(f"args of type {args_type!r} cannot be decoded: {error}") from error

@@ -302,6 +302,68 @@ def test_raw_text_is_refused(text: str) -> None:
         _json.normalize(text)
 
 
+class Inner(msgspec.Struct, tag=True):
+    wait: timedelta | None = None
+
+
+class Other(msgspec.Struct, tag=True):
+    wait: int = 0
+
+
+@dataclass
+class Everything:
+    at: datetime
+    day: date
+    wait: timedelta
+    price: Decimal
+    key: UUID
+    blob: bytes
+    colour: Colour
+    size: Size
+    pair: tuple[int, timedelta]
+    waits: list[timedelta]
+    named: dict[str, timedelta]
+    numbers: dict[int, int]
+    big: int
+    ratio: float
+    either: list[Inner | Other]
+    again: Everything | None = None
+
+
+def everything() -> Everything:
+    return Everything(
+        at=datetime(2026, 1, 2, 3, 4, 5, 60, UTC),
+        day=date(2026, 1, 2),
+        wait=timedelta(days=400, microseconds=1),
+        price=Decimal("1.50"),
+        key=UUID(int=7),
+        blob=b"\0\xff",
+        colour=Colour.RED,
+        size=Size.BIG,
+        pair=(1, timedelta(-1)),
+        waits=[timedelta(seconds=90), timedelta(0)],
+        named={"a": timedelta(milliseconds=1)},
+        numbers={2: 1, 10: 2},
+        big=2**63 - 1,
+        ratio=3.0,
+        either=[Inner(timedelta(1)), Inner(), Other(5)],
+    )
+
+
+def test_args_come_back_as_they_were() -> None:
+    """BI-09: everyday types make the way to a typed worker and back exactly."""
+    args = everything()
+    args.again = everything()
+    decode = _json.decoder(Everything)
+    read = decode(_json.encode(args))
+    assert read == args
+    assert type(read.ratio) is float
+    with pytest.raises(msgspec.ValidationError, match=r"\$\.wait"):
+        decode(_json.encode(args).replace('"wait":34560000000001000', '"wait":"soon"', 1))
+    with pytest.raises(msgspec.ValidationError, match=r"\$\.wait"):
+        decode(_json.encode(args).replace('"wait":34560000000001000', f'"wait":{10**30}', 1))
+
+
 def test_text_does_not_depend_on_the_hash_seed() -> None:
     """UQ-08: another PYTHONHASHSEED gives the same text."""
     code = (
