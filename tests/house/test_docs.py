@@ -1,0 +1,186 @@
+"""What README.md and docs/ show is run.
+
+A page's blocks are used in their order, in one directory, with an empty database in DATABASE_URL:
+
+    ```python that starts with "# jobs.py", ```toml file=a.toml   is written to that file
+    ```sh run, ```python run     is run by `sh -eu` or by Python
+    ```text output               is what the block before it printed; `…` stands for any text
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_FENCE = re.compile(r"^```(\w+)(?: +(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FILE_COMMENT = re.compile(r"# (\w+\.py)\n")
+_LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+BLOCK_TIMEOUT = 120
+
+
+class Block(NamedTuple):
+    """A fenced block that is used."""
+
+    language: str
+    use: str
+    text: str
+
+
+def blocks(text: str) -> list[Block]:
+    """The used blocks of a page."""
+    found: list[Block] = []
+    for language, use, content in _FENCE.findall(text):
+        comment = _FILE_COMMENT.match(content)
+        if language == "python" and comment and not use:
+            use = f"file={comment[1]}"
+        if use:
+            found.append(Block(language, use, content))
+    return found
+
+
+def environment(database_url: str) -> dict[str, str]:
+    """The environment of a reader with this database and riverpy installed."""
+    return {
+        **{k: v for k, v in os.environ.items() if not k.startswith(("RIVERPY_", "PG"))},
+        "DATABASE_URL": database_url,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+
+
+def use(block: Block, directory: Path, printed: str, environ: dict[str, str]) -> str:
+    """Use one block; what it printed."""
+    match block:
+        case Block("python" | "toml", use, text) if use.startswith("file="):
+            if block.language == "python":
+                compile(text, use, "exec")
+            (directory / use.removeprefix("file=")).write_text(text)
+            return ""
+        case Block("sh" | "python" as language, "run", text):
+            command = ["sh", "-eu"] if language == "sh" else [sys.executable, "-"]
+            done = subprocess.run(
+                command,
+                input=text,
+                cwd=directory,
+                env=environ,
+                capture_output=True,
+                text=True,
+                timeout=BLOCK_TIMEOUT,
+                check=False,
+            )
+            assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+            return done.stdout
+        case Block("text" | "json", "output", text):
+            pattern = ".*?".join(map(re.escape, text.strip().split("…")))
+            assert re.fullmatch(pattern, printed.strip(), re.DOTALL), printed
+            return printed
+        case _:
+            raise AssertionError(f"unknown block: {block.language} {block.use}")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+async def test_page(page: Path, fresh_database_url: str, tmp_path: Path) -> None:
+    """Each block that is marked does what the page says."""
+    environ = environment(fresh_database_url)
+    printed = ""
+    for block in blocks(page.read_text("utf-8")):
+        printed = await asyncio.to_thread(use, block, tmp_path, printed, environ)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links(page: Path) -> None:
+    """Links to files of this repository lead somewhere."""
+    for target in _LINK.findall(page.read_text("utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+WEB = """
+import asyncio, os
+
+import asyncpg
+from jobs import client
+from riverpy import EventKind
+from web import app
+
+
+async def main():
+    connection = await asyncpg.connect(os.environ["DATABASE_URL"])
+    await connection.execute("create table users (id serial primary key, email text unique)")
+    to_app, from_app = asyncio.Queue(), asyncio.Queue()
+    scope = {"type": "lifespan", "state": (state := {})}
+    lifespan = asyncio.create_task(app(scope, to_app.get, from_app.put))
+    await to_app.put({"type": "lifespan.startup"})
+    assert (await from_app.get())["type"] == "lifespan.startup.complete"
+    request = {"type": "http", "method": "POST", "path": "/users", "headers": [], "state": state}
+    request["query_string"] = b"email=a@b"
+
+    async def sign_up():
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        await app(dict(request), to_app.get, send)
+        return sent[0]["status"]
+
+    async with client.subscribe(EventKind.JOB_COMPLETED) as events:
+        print(await sign_up())
+        async for event in events:
+            break
+    try:
+        await sign_up()
+    except asyncpg.UniqueViolationError:
+        print("refused")
+    await to_app.put({"type": "lifespan.shutdown"})
+    await lifespan
+    print([row["state"] for row in await connection.fetch("select state from river_job")])
+    await connection.close()
+
+
+asyncio.run(main())
+"""
+
+
+async def test_readme(fresh_database_url: str, tmp_path: Path) -> None:
+    """The README's web handler inserts a job with its user, or none, and works it."""
+    page = (ROOT / "README.md").read_text("utf-8")
+    assert any(block.use == "run" for block in blocks(page))
+    environ = environment(fresh_database_url)
+    for block in blocks(page):
+        if block.use.startswith("file="):
+            use(block, tmp_path, "", environ)
+    await asyncio.to_thread(use, Block("sh", "run", "riverpy migrate up"), tmp_path, "", environ)
+    printed = await asyncio.to_thread(use, Block("python", "run", WEB), tmp_path, "", environ)
+    assert printed.splitlines() == ["201", "welcome, user 1", "refused", "['completed']"]
+
+
+def test_runner_can_fail(tmp_path: Path) -> None:
+    """The runner sees a failing block, another output and an unknown mark."""
+    environ = dict(os.environ)
+    page = (
+        "```python\n# a.py\nprint(6 * 7)\n```\n\n"
+        "```sh\nfalse\n```\n\n"
+        "```sh run\npython3 a.py\n```\n"
+    )
+    file, run = blocks(page)
+    use(file, tmp_path, "", environ)
+    printed = use(run, tmp_path, "", environ)
+    use(Block("text", "output", "4…\n"), tmp_path, printed, environ)
+    for wrong in (
+        Block("text", "output", "43\n"),
+        Block("sh", "run", "false\ntrue\n"),
+        Block("python", "run", "1 / 0\n"),
+        Block("sh", "rnu", "true\n"),
+    ):
+        with pytest.raises(AssertionError):
+            use(wrong, tmp_path, printed, environ)
