@@ -140,6 +140,7 @@ class Inserter:
     ) -> list[InsertResult]:
         """Insert all jobs or none, in one statement. The results are in the order of `params`.
 
+        So are the ids of jobs that are not unique; unique ones are numbered in the order of keys.
         A job whose unique key an earlier one of the batch has is a duplicate of that one.
 
         Raises:
@@ -236,8 +237,7 @@ class Inserter:
         for index, row in enumerate(rows):
             if row.unique_key is None or firsts.setdefault(row.unique_key, index) == index:
                 sent.append(index)
-        # In the order of keys, so that two batches never wait for each other.
-        sent.sort(key=lambda index: rows[index].unique_key or "")
+        sent.sort(key=lambda index: _lock_order(rows[index]))
         records = await self._fetch(connection, [rows[index] for index in sent], queues)
         results = {
             index: InsertResult(JobRow(record), record[_EXISTED])
@@ -276,7 +276,7 @@ class Inserter:
     ) -> int:
         try:
             async with self._atomic(connection):
-                await self._copy(connection, rows)
+                await self._copy(connection, sorted(rows, key=_lock_order))
                 if queues:
                     notify = query(_FILE, "insert_notify", self._schema)
                     arguments = notify.arguments({"schema": self._schema, "notify": queues})
@@ -324,6 +324,11 @@ class Inserter:
 
     def _text(self, name: str) -> str:
         return query(_FILE, name, self._schema).text
+
+
+def _lock_order(row: InsertRow) -> str:
+    """All batches send their keys in this order, so no two of them wait for each other."""
+    return row.unique_key or ""
 
 
 def _columns(rows: Sequence[InsertRow]) -> dict[str, Any]:

@@ -197,6 +197,22 @@ async def test_crossed_batches_do_not_deadlock(schema: Schema) -> None:
             assert sum(await asyncio.gather(*map(on_tx, ways))) == 200
 
 
+async def test_crossed_copies_do_not_deadlock(inserter: Inserter, schema: Schema) -> None:
+    """UQ-12: of two COPYs of the same keys in opposite order one wins, the other has a conflict."""
+    for round_number in range(20):
+        jobs = [Welcome(round_number * 1000 + number) for number in range(200)]
+        ways = (many(*jobs, opts=BY_ARGS), many(*reversed(jobs), opts=BY_ARGS))
+
+        async def on_tx(params: list[InsertManyParams]) -> int:
+            async with schema.connected() as conn, conn.transaction():
+                try:
+                    return await inserter.insert_many_fast(params, tx=conn)
+                except UniqueConflictError:
+                    return 0
+
+        assert sum(await asyncio.gather(*map(on_tx, ways))) == 200
+
+
 async def test_duplicates_inside_a_batch(inserter: Inserter, schema: Schema) -> None:
     """The first of a key is inserted, later ones are duplicates of it, also if it existed."""
     for existed in (False, True):
