@@ -2,8 +2,8 @@
 
 The supervisor is the server's parent. It stops the server when nobody holds a shared lock on
 `clients.lock`: the kernel drops a lock at any death, kill -9 included, so no count of clients can
-go wrong. The holder holds such a lock until it is told to end, for a server that shall outlive the
-command that started it.
+go wrong. The holder holds such a lock until it is told to end, or the server ends by itself: it is
+for a server that shall outlive the command that started it.
 
 Both run this file by its path in an isolated interpreter, so it imports the standard library only:
 a broken or half-upgraded environment can neither slow nor stop them.
@@ -279,7 +279,7 @@ class _Supervisor:
 
 
 def hold(directory: str) -> str | None:
-    """Hold the server of this directory from a detached process until SIGTERM."""
+    """Hold the server of this directory from a detached process until SIGTERM or its end."""
     return detached(lambda report: _hold(Path(directory), report))
 
 
@@ -292,7 +292,7 @@ def _hold(directory: Path, report: Callable[[str], None]) -> None:
     os.ftruncate(holder, 0)
     os.pwrite(holder, str(os.getpid()).encode(), 0)
     report("")
-    signal.pause()
+    lock(directory / "supervisor.lock", fcntl.LOCK_SH)  # the server has ended
 
 
 def end_holder(directory: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from riverpy.embedded import _processes as processes
-from tests.embedded._help import query, wait_for_end
+from tests.embedded._help import postmaster_pid, query, wait_for_end
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,6 +65,14 @@ def test_kept_server_outlives_all_clients(server: EmbeddedPostgres) -> None:
     with server:
         pass
     assert server.is_running
+
+
+def test_holder_ends_with_its_server(server: EmbeddedPostgres) -> None:
+    """What keeps a server does not outlive it."""
+    db("start", "t")
+    os.kill(postmaster_pid(server), signal.SIGKILL)
+    os.close(processes.lock(server.directory / "holder.lock", fcntl.LOCK_EX))
+    assert not server.is_running
 
 
 def test_url_of_a_server_that_does_not_run() -> None:

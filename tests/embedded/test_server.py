@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,8 @@ from tests.embedded._help import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from tests.embedded.conftest import ClientStarter
 
 pytestmark = pytest.mark.timeout(180)  # a test may start a dozen processes on a busy machine
@@ -79,6 +82,7 @@ async def test_gives_a_url_that_asyncpg_takes(
         await connection.close()
 
 
+@pytest.mark.usefixtures("server")
 def test_is_closed_to_others_and_durable(base: Path) -> None:
     """No TCP port, a socket directory for the owner alone, and PostgreSQL's own durability."""
     server = EmbeddedPostgres("t", base_dir=base, settings={"max_connections": "33"})
@@ -278,25 +282,18 @@ def test_killed_server_recovers(server: EmbeddedPostgres) -> None:
 def test_waits_for_backends_that_outlive_their_server(server: EmbeddedPostgres) -> None:
     """No second server runs on the data while a backend of a killed one still does."""
     server.start()
-    command = [server.binaries / "psql", server.url, "-XAtq"]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as psql:
-        assert psql.stdin is not None
-        assert psql.stdout is not None
-        psql.stdin.write("SELECT pg_backend_pid();\n")
-        psql.stdin.flush()
-        backend = int(psql.stdout.readline())
+    with new_backend(server) as backend:
         os.kill(backend, signal.SIGSTOP)
         os.kill(postmaster_pid(server), signal.SIGKILL)
         wait_for_end(server)
         with ThreadPoolExecutor(1) as thread:
             starting = thread.submit(server.start)
-            eventually(lambda: "pre-existing shared memory" in server.log_path.read_text())
-            assert not starting.done()
-            os.kill(backend, signal.SIGCONT)
+            try:
+                eventually(lambda: "pre-existing shared memory" in server.log_path.read_text())
+                assert not starting.done()
+            finally:
+                os.kill(backend, signal.SIGCONT)
             starting.result()
-        psql.kill()
     assert query(server, "SELECT 1") == "1"
 
 
@@ -305,9 +302,7 @@ def test_stale_pid_file_that_names_a_stranger(server: EmbeddedPostgres) -> None:
     server.start()
     os.kill(postmaster_pid(server), signal.SIGKILL)
     wait_for_end(server)
-    owner = (server.directory / "data").stat()
-    as_owner = {"user": owner.st_uid, "group": owner.st_gid} if os.geteuid() == 0 else {}
-    with subprocess.Popen(["sleep", "1000"], **as_owner) as stranger:
+    with new_stranger(server) as stranger:
         for path in (
             server.directory / "data/postmaster.pid",
             server.directory / "run/.s.PGSQL.5432.lock",
@@ -318,7 +313,37 @@ def test_stale_pid_file_that_names_a_stranger(server: EmbeddedPostgres) -> None:
         server.start()
         assert query(server, "SELECT 1") == "1"
         assert stranger.poll() is None
-        stranger.kill()
+
+
+@contextmanager
+def new_backend(server: EmbeddedPostgres) -> Generator[int]:
+    """The process id of a backend that serves an idle psql."""
+    with subprocess.Popen(
+        [server.binaries / "psql", server.url, "-XAtq"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as psql:
+        assert psql.stdin is not None
+        assert psql.stdout is not None
+        psql.stdin.write("SELECT pg_backend_pid();\n")
+        psql.stdin.flush()
+        try:
+            yield int(psql.stdout.readline())
+        finally:
+            psql.kill()
+
+
+@contextmanager
+def new_stranger(server: EmbeddedPostgres) -> Generator[subprocess.Popen[bytes]]:
+    """A process of the user who runs the server."""
+    owner = (server.directory / "data").stat()
+    as_owner = {"user": owner.st_uid, "group": owner.st_gid} if os.geteuid() == 0 else {}
+    with subprocess.Popen(["sleep", "1000"], **as_owner) as stranger:
+        try:
+            yield stranger
+        finally:
+            stranger.kill()
 
 
 @pytest.mark.parametrize("part", ["x" * 100, "with,comma"])
@@ -335,6 +360,7 @@ async def test_path_that_no_socket_can_have(base: Path, part: str) -> None:
     assert not sockets.exists()
 
 
+@pytest.mark.usefixtures("server")
 def test_server_that_cannot_start_says_why(base: Path) -> None:
     """The reason from the log and the log's place are in the error, in one line."""
     server = EmbeddedPostgres("t", base_dir=base, settings={"no_such_setting": "1"})
@@ -398,19 +424,18 @@ def test_root_without_anybody_to_stand_in(monkeypatch: pytest.MonkeyPatch) -> No
         EmbeddedPostgres("t")
 
 
-def test_programs_in_a_private_folder(
-    base: Path, server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_programs_in_a_private_folder(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs below a folder that only its owner enters work, and its mode stays as it is."""
     home = base / "home"
     (home / "lib").mkdir(parents=True)
-    package = server.binaries.parent.parent
-    (server.directory / "data").rename(base / "unused")
+    monkeypatch.delenv("RIVERPY_PG_BIN", raising=False)
+    programs = EmbeddedPostgres("t").binaries
+    package = programs.parent.parent
     for part in package.parent.glob(f"{package.name}*"):  # with the libraries beside it
         (home / "lib" / part.name).symlink_to(part)
     (home / "lib").chmod(0o750)
     home.chmod(0o700)
-    private_programs = home / "lib" / server.binaries.relative_to(package.parent)
+    private_programs = home / "lib" / programs.relative_to(package.parent)
     monkeypatch.setenv("RIVERPY_PG_BIN", str(private_programs))
     private = EmbeddedPostgres("t", base_dir=base)
     with private:
