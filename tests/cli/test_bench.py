@@ -1,0 +1,212 @@
+"""The command bench, and the bare loop beside it. Nothing here asserts a speed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from riverpy._db.bench import bench_server
+from riverpy.cli import _bench_run
+from riverpy.cli._bench_run import QUEUE, Bench
+from riverpy.cli._process import ServerProcesses, memory_mib
+from riverpy.cli._run import CommandError
+from riverpy.errors import SchemaMissingError
+from riverpy.migrate import Migrator
+from tests._database import connected
+from tests.cli.worker_process import RIVERPY, environment
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    from riverpy.cli._bench_run import Measurement
+    from tests._database import Schema
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process: few pickups, and the garbage collector as it is."""
+    monkeypatch.setattr(_bench_run, "PICKUPS", 5)
+    monkeypatch.setattr(_bench_run, "settle_collector", lambda: None)
+
+
+def bench(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the command without the settings of this machine."""
+    return subprocess.run(
+        [RIVERPY, "bench", *args],
+        env=environment(**environ),
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+async def measure(schema: Schema, *, jobs: int = 300, slots: int = 20) -> Measurement:
+    """A measurement in this process, on an empty table."""
+    measured = Bench(schema.url, schema.name, jobs=jobs, slots=slots)
+    assert await measured.empty(force=False) == 0
+    return await measured.measure()
+
+
+def test_object(embedded_directory: Path) -> None:
+    """With --json stdout is one object with a value for each measure.
+
+    With --embedded the database is a PostgreSQL that is started for it.
+    """
+    done = bench(
+        *("--embedded", "-n", "300", "--slots", "20", "--json"),
+        RIVERPY_EMBEDDED_DIR=str(embedded_directory),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found.keys() == {
+        "jobs",
+        "slots",
+        "insert_per_s",
+        "work_per_s",
+        "client_cpu_us_per_job",
+        "server_cpu_us_per_job",
+        "pickup_p50_ms",
+        "pickup_p99_ms",
+        "rss_mib",
+        "riverpy_version",
+        "postgres_version",
+    }
+    assert (found["jobs"], found["slots"]) == (300, 20)
+    assert all(value for name, value in found.items() if name != "server_cpu_us_per_job")
+    assert found["pickup_p50_ms"] <= found["pickup_p99_ms"]
+
+
+async def test_jobs(schema: Schema) -> None:
+    """All jobs went through the worker, in a queue of their own, and stay in the table."""
+    found = await measure(schema, jobs=_bench_run.BATCH + 1)
+    assert found.jobs == _bench_run.BATCH + 1
+    rows = await schema.fetch(
+        "SELECT queue, state, attempt, cardinality(attempted_by) AS by, count(*) AS jobs"
+        " FROM river_job GROUP BY 1, 2, 3, 4"
+    )
+    assert [tuple(row) for row in rows] == [(QUEUE, "completed", 1, 1, found.jobs + 5)]
+
+
+async def test_jobs_there(schema: Schema) -> None:
+    """A table with jobs is refused and stays as it is; --force empties it and says so.
+
+    Without --json stdout is a table.
+    """
+    await schema.execute(
+        "INSERT INTO river_job (kind, args, max_attempts) VALUES ('mine', '{}', 25)"
+    )
+    args = ("--database-url", schema.url, "--schema", schema.name, "-n", "100")
+    refused = await asyncio.to_thread(bench, *args)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "river_job has 1 jobs: give --force" in refused.stderr
+    assert [job["kind"] for job in await schema.jobs()] == ["mine"]
+    forced = await asyncio.to_thread(bench, *args, "--force")
+    assert forced.returncode == 0, forced.stderr
+    assert forced.stderr == "deleted 1 jobs that were in the table\n"
+    assert "mine" not in {job["kind"] for job in await schema.jobs()}
+    lines = forced.stdout.splitlines()
+    assert lines[0].endswith("100 jobs, 100 slots")
+    measures = ["insert", "work", "CPU", "CPU", "pickup", "pickup", "memory"]
+    assert [line.split()[0] for line in lines[3:]] == measures
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "no database is given"),
+        (["-n", "0", "--embedded"], "0 is not in the range x>=1"),
+        (["--slots", "0", "--embedded"], "0 is not in the range 1<=x<=10000"),
+        (["--slots", "10001", "--embedded"], "10001 is not in the range"),
+        (["--embedded", "--database-url", "postgres://u:s3cret@h/d"], "two databases"),
+    ],
+)
+def test_wrong_usage(args: list[str], message: str) -> None:
+    """Wrong options are one line on stderr and exit code 2."""
+    done = bench(*args)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "s3cret" not in done.stderr
+
+
+async def test_no_tables(fresh_database_url: str) -> None:
+    """Without River's tables it says which command makes them."""
+    with pytest.raises(SchemaMissingError, match="riverpy migrate up"):
+        await Bench(fresh_database_url, None, jobs=1, slots=1).empty(force=False)
+
+
+async def test_one_job(schema: Schema) -> None:
+    """The smallest measurement works."""
+    assert (await measure(schema, jobs=1, slots=1)).jobs == 1
+
+
+async def test_paused(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs that are not worked end the measurement with an error."""
+    monkeypatch.setattr(_bench_run, "STALL_LIMIT", 0.3)
+    await schema.execute(
+        "INSERT INTO river_queue (name, updated_at, paused_at) VALUES ($1, now(), now())", QUEUE
+    )
+    with pytest.RaisesGroup(pytest.RaisesExc(CommandError, match="300 jobs .* are left")):
+        await measure(schema)
+
+
+async def test_rival(schema: Schema) -> None:
+    """Jobs that did not complete at their first attempt make the measurement void."""
+    await schema.execute(
+        "CREATE FUNCTION spoil() RETURNS trigger LANGUAGE plpgsql AS"
+        " 'BEGIN NEW.attempt := 2; RETURN NEW; END';"
+        " CREATE TRIGGER spoil BEFORE UPDATE ON river_job FOR EACH ROW"
+        " WHEN (OLD.id % 100 = 0 AND NEW.state = 'completed') EXECUTE FUNCTION spoil()"
+    )
+    try:
+        with pytest.raises(CommandError, match="297 of 300 jobs were completed"):
+            await measure(schema)
+    finally:
+        await schema.execute("DROP TRIGGER spoil ON river_job; DROP FUNCTION spoil()")
+
+
+async def test_server_processes(conn: asyncpg.Connection[Any]) -> None:
+    """The server's processor time is read where it runs on this machine, and else not guessed."""
+    server = await bench_server(conn)
+    processes = ServerProcesses.of_backend(server.pid)
+    if server.is_local and processes is not None:
+        before = processes.cpu_seconds()
+        await conn.fetchval("SELECT count(*) FROM generate_series(1, 3000000)")
+        assert processes.cpu_seconds() > before
+    assert ServerProcesses.of_backend(os.getpid()) is None
+    assert ServerProcesses.of_backend(2**22 + 1) is None
+
+
+def test_memory() -> None:
+    """The memory of this process is in MiB: a test process has some tens to some hundreds."""
+    assert 10 < memory_mib() < 10_000
+
+
+async def test_bare_loop(fresh_database_url: str) -> None:
+    """The yardstick works every job of a table once."""
+    await Migrator(fresh_database_url).up()
+    script = ROOT / "scripts" / "bare_loop.py"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, script, fresh_database_url, "3000", "100"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    stdout, _ = await process.communicate()
+    assert process.returncode == 0
+    found = json.loads(stdout)
+    assert (found["slots"], found["left"]) == (100, 0)
+    async with connected(fresh_database_url) as connection:
+        rows = await connection.fetch(
+            "SELECT state, attempt, count(*) FROM river_job GROUP BY state, attempt"
+        )
+    assert [tuple(row) for row in rows] == [("completed", 1, 3000)]
