@@ -440,5 +440,6 @@ def test_programs_in_a_private_folder(base: Path, monkeypatch: pytest.MonkeyPatc
     private = EmbeddedPostgres("t", base_dir=base)
     with private:
         assert query(private, "SELECT 1") == "1"
+    private.remove()
     assert mode(home) == 0o700
     assert mode(home / "lib") == 0o750
