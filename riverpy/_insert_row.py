@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-JSON_SIZE_MAX = 255 * 1024 * 1024
-"""Bytes of one job's args or metadata: PostgreSQL's jsonb ends at 256 MiB."""
 MAX_ATTEMPTS_MAX = 32767
 PRIORITY_MAX = 4
 
@@ -181,9 +179,9 @@ def _metadata_text(metadata: object) -> str:
 
 def _within_limit(name: str, text: str) -> str:
     size = json_size(text)
-    if size > JSON_SIZE_MAX:
+    if size > _json.SIZE_MAX:
         raise ArgsError(
-            f"the {name} have {size:,} bytes as JSON, PostgreSQL can store {JSON_SIZE_MAX:,}: "
+            f"the {name} have {size:,} bytes as JSON, PostgreSQL can store {_json.SIZE_MAX:,}: "
             "store the data elsewhere and give the job its place"
         )
     return text

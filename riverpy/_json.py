@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
     from _typeshed import DataclassInstance
 
+SIZE_MAX = 255 * 1024 * 1024
+"""Bytes of one document: PostgreSQL's jsonb ends at 256 MiB."""
 DEPTH_MAX = 200
 """Levels of arrays and objects: what every reader can decode without running out of stack."""
 
@@ -136,6 +138,10 @@ def _bool(value: bool, _depth: int) -> str:
 
 
 def _str(value: str, _depth: int) -> str:
+    if len(value) > SIZE_MAX:
+        raise _Refusal(
+            f"the text has {len(value):,} characters, PostgreSQL can store {SIZE_MAX:,} bytes"
+        )
     text = encode_basestring(value)
     if _UNESCAPED.search(value):
         _check_characters(value)

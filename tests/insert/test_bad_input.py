@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import asyncpg
 import pytest
 
-from riverpy import _insert, _insert_row
-from riverpy._insert_row import JSON_SIZE_MAX, InsertRules, prepare
+from riverpy import _insert, _json
+from riverpy._insert_row import InsertRules, prepare
 from riverpy.errors import (
     ArgsError,
     ConfigError,
@@ -227,8 +227,8 @@ async def test_an_empty_batch_is_refused(inserter: Inserter) -> None:
 def test_args_that_jsonb_cannot_hold_are_refused() -> None:
     """BI-07: 300 MB are refused with their size, before anything is sent."""
     text = "x" * 300_000_000
-    assert JSON_SIZE_MAX == 267_386_880
-    with pytest.raises(ArgsError, match=r"the args have 300,000,008 bytes .* store 267,386,880"):
+    assert _json.SIZE_MAX == 267_386_880
+    with pytest.raises(ArgsError, match=r"\$\.x: the text has 300,000,000 char.* 267,386,880"):
         prepare(Data(x=text), None, rules=RULES, now=NOW)
     with pytest.raises(ArgsError, match=r"the args have 300,000,000 bytes as JSON"):
         prepare(RawArgs("raw", text), None, rules=RULES, now=NOW)
@@ -236,7 +236,7 @@ def test_args_that_jsonb_cannot_hold_are_refused() -> None:
 
 def test_the_limit_is_one_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """BI-07: metadata have it too, and letters of two bytes count twice."""
-    monkeypatch.setattr(_insert_row, "JSON_SIZE_MAX", 1000)
+    monkeypatch.setattr(_json, "SIZE_MAX", 1000)
     for letter, fitting in (("x", 992), ("é", 496)):
         prepare(Data(x=letter * fitting), None, rules=RULES, now=NOW)
         opts = InsertOpts(metadata={"x": letter * (fitting + 1)})

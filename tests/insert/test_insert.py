@@ -221,7 +221,7 @@ async def test_more_jobs_than_a_statement_has_parameters(
 
 async def test_five_megabytes_of_args(inserter: Inserter, schema: Schema) -> None:
     """BI-07: big args are stored whole, one by one and by COPY."""
-    big = Data(text="é<" * 1_700_000)
+    big = Data(text="é" * 2_600_000 + "<")
     await inserter.insert(big, None, tx=None)
     await inserter.insert_many_fast(many(big), tx=None)
     for row in await schema.jobs():
