@@ -88,12 +88,21 @@ async def job_lock_attempts(
     return {row[0] for row in await _fetch(connection, "job_lock_attempts", schema, {"id": ids})}
 
 
-async def job_stamps(
+class Standing(NamedTuple):
+    """Where a job stands: what tells a result that was stored from one that was refused."""
+
+    stamp: Stamp
+    state: str
+    errors: int
+    """How many."""
+
+
+async def job_standings(
     connection: Transaction, schema: str | None, ids: list[int]
-) -> dict[int, tuple[str, int, int]]:
-    """State, attempt and raw attempted_at of the jobs that exist."""
-    rows = await _fetch(connection, "job_stamps", schema, {"id": ids})
-    return {row[0]: (row[1], row[2], row[3]) for row in rows}
+) -> dict[int, Standing]:
+    """Where those of the jobs stand that exist."""
+    rows = await _fetch(connection, "job_standings", schema, {"id": ids})
+    return {row[0]: Standing(Stamp(row[0], row[1], row[2]), row[3], row[4]) for row in rows}
 
 
 async def job_claimed_by(

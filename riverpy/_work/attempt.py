@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from riverpy._db.jobs import Settlement, Stamp
+from riverpy._db.jobs import Settlement, Stamp, Standing
 from riverpy.events import EventKind
 from riverpy.job import Job, JobColumn, JobState
 
@@ -87,6 +87,17 @@ class Attempt(Job[Any]):
     def target(self) -> str:
         """The state that its end asks for."""
         return JobState.COMPLETED if self.outcome is None else self.outcome.state
+
+    def is_stored_as(self, standing: Standing) -> bool:
+        """Whether a row that stands so carries this attempt's result, or what a cancel mark made
+        of it."""
+        outcome, own = self.outcome, self.stamp
+        if outcome is None:
+            return standing == Standing(own, JobState.COMPLETED, self.error_count)
+        errors = self.error_count + (outcome.error is not None)
+        stored = Standing(own._replace(attempt=outcome.attempt), outcome.state, errors)
+        cancelled = Standing(own, JobState.CANCELLED, errors)
+        return standing == stored or (not outcome.final and standing == cancelled)
 
     def set_args(self, args: Any) -> None:
         """Keep the decoded args."""

@@ -9,6 +9,7 @@ result.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -51,6 +52,7 @@ RETRY_FIRST = timedelta(milliseconds=20)
 RETRY_MOST = timedelta(seconds=2)
 UNSTORABLE_RETRY_DELAY = 60.0
 """Seconds until a job runs again whose result the database refused."""
+_DELETED = jobs.Standing(jobs.Stamp(0, 0, 0), "deleted", 0)
 
 
 class Completer:
@@ -85,6 +87,8 @@ class Completer:
         self._storing: list[Attempt] = []
         self._locked: list[Attempt] = []
         self._locked_backoff = Backoff(LOCKED_RETRY_FIRST, LOCKED_RETRY_MOST)
+        self._locked_until = 0.0
+        """When the locked rows are tried again; a time of the loop."""
         self._backoff = Backoff(RETRY_FIRST, RETRY_MOST)
         self._ready, self._drained, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._closing = False
@@ -93,9 +97,10 @@ class Completer:
         self.flushed = TestSignal("Completer.flushed")
 
     @property
-    def unstored(self) -> list[Attempt]:
+    def unstored(self) -> set[Attempt]:
         """Attempts that ended and whose results are not stored yet."""
-        return [*self._storing, *self._locked, *self._backlog]
+        storing = (attempt for attempt in self._storing if not attempt.stored)
+        return {*storing, *self._locked, *self._backlog}
 
     def add(self, attempt: Attempt) -> None:
         """Take an attempt that ended. It neither waits nor fails."""
@@ -135,24 +140,27 @@ class Completer:
 
     async def _wait(self) -> None:
         """Wait for a result, or until it is time to try the locked rows again."""
-        if self._backlog:
-            return
-        if not self._locked:
-            await self._ready.wait()
-            return
-        with anyio.move_on_after(self._locked_backoff.next()):
-            await self._ready.wait()
-        self._backlog += self._locked
-        self._locked = []
+        if not self._backlog:
+            deadline = self._locked_until if self._locked else math.inf
+            with anyio.CancelScope(deadline=deadline):
+                await self._ready.wait()
+        if self._locked and anyio.current_time() >= self._locked_until:
+            self._backlog += self._locked
+            self._locked = []
 
     async def _flush(self) -> None:
         batch, self._backlog = self._backlog[:BATCH_MAX], self._backlog[BATCH_MAX:]
         self._storing = batch
+        others_wait = bool(self._locked)
         plain = [attempt for attempt in batch if attempt.is_plain]
         await self._store(plain)
         if len(plain) != len(batch):
             await self._store([attempt for attempt in batch if not attempt.is_plain])
         self._storing = []
+        if not self._locked:
+            self._locked_backoff.reset()
+        elif not others_wait:
+            self._locked_until = anyio.current_time() + self._locked_backoff.next()
         if len(self._backlog) < self._backlog_max // 2:
             self._drained.set()
         self.flushed.emit()
@@ -271,30 +279,27 @@ class Completer:
         later.
         """
         missing = [attempt.id for attempt in attempts if attempt.id not in states]
-        found = await jobs.job_stamps(connection, self._schema, missing)
+        found = await jobs.job_standings(connection, self._schema, missing)
         stored: list[Attempt] = []
         for attempt in attempts:
             if attempt.id in states:
                 stored.append(attempt)
                 continue
-            state, number, attempted_at = found.get(attempt.id, ("deleted", 0, 0))
-            _, own_number, own_time = attempt.stamp
-            if attempted_at == own_time and state == JobState.RUNNING and number == own_number:
+            standing = found.get(attempt.id, _DELETED)
+            if standing.state == JobState.RUNNING and standing.stamp == attempt.stamp:
                 self._locked.append(attempt)
-            elif attempted_at == own_time and state in {attempt.target, JobState.CANCELLED}:
-                states[attempt.id] = state
+            elif attempt.is_stored_as(standing):
+                states[attempt.id] = standing.state
                 stored.append(attempt)
             else:
                 self._log.warning(
                     "job result refused: the attempt is no longer this client's",
                     job_id=attempt.id,
                     kind=attempt.kind,
-                    attempt=own_number,
+                    attempt=attempt.attempt,
                     outcome=attempt.event.value,
-                    state=state,
+                    state=standing.state,
                 )
-        if not self._locked:
-            self._locked_backoff.reset()
         return stored
 
 

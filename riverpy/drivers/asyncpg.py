@@ -34,11 +34,13 @@ SERVER_VERSION_MIN = 13
 DATABASE_ERRORS: tuple[type[Exception], ...] = (
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
     OSError,
     TimeoutError,
     EOFError,
 )
-"""Everything that a statement or an attempt to connect can fail with."""
+"""Everything that a statement or an attempt to connect can fail with. asyncpg has an internal error for
+a connection that ends between two of its steps."""
 
 UniqueViolationError = asyncpg.UniqueViolationError
 UndefinedTableError = asyncpg.UndefinedTableError

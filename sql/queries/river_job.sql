@@ -91,9 +91,9 @@ order by job.id
 for no key update skip locked;
 
 
--- name: job_stamps
+-- name: job_standings
 -- Where the given jobs stand: tells a result that was refused from one that was stored before.
-select job.id, job.state::text, job.attempt, job.attempted_at
+select job.id, job.attempt, job.attempted_at, job.state::text, coalesce(cardinality(job.errors), 0)
 from /* schema */ river_job as job
 where job.id = any(@id::bigint[]);
 
