@@ -1,0 +1,531 @@
+"""Storing results: group commit, locked rows, poison, refusals, and a database that fails."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+import riverpy._work.completer
+import riverpy._work.producer
+import riverpy._work.run
+from riverpy import Event, EventKind, Job, JobCancel, JobSnooze
+from riverpy._db import jobs
+from tests._proxy import proxied
+from tests.work.rig import Task, errors_of, metadata_of
+
+if TYPE_CHECKING:
+    from tests.work.rig import Rig
+
+RESULTS = "riverpy results"
+REFUSED = "job result refused: the attempt is no longer this client's"
+
+
+def refusals(log: list[dict[str, Any]]) -> list[Any]:
+    """The job ids of refused results, as they were logged."""
+    return [entry["job_id"] for entry in log if entry["event"] == REFUSED]
+
+
+def id_of(event: Event) -> int:
+    """The id of an event's job."""
+    assert event.job is not None
+    return event.job.id
+
+
+class Gate:
+    """Jobs wait here, so that the test decides when they end."""
+
+    def __init__(self) -> None:
+        self.started: asyncio.Queue[Job[Task]] = asyncio.Queue()
+        self.open = asyncio.Event()
+
+    async def work(self, job: Job[Task]) -> None:
+        self.started.put_nowait(job)
+        await self.open.wait()
+
+
+@pytest.fixture
+def gate(rig: Rig) -> Gate:
+    """A gate for the jobs of kind `task`; those with n = -1 fail after it."""
+    gate = Gate()
+
+    @rig.job(next_retry=lambda job: timedelta(0))
+    async def work(job: Job[Task]) -> None:
+        await gate.work(job)
+        if job.args.n == -1:
+            raise ValueError("no luck")
+
+    return gate
+
+
+async def test_group_commit(rig: Rig, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs that end together are stored by one statement, plain ones apart from the rest; rows go
+    in the order of their ids."""
+    batches: list[list[int]] = []
+    complete, settle = jobs.job_complete, jobs.job_settle
+
+    async def spy_complete(*args: Any, **values: Any) -> set[int]:
+        batches.append(values["ids"])
+        return await complete(*args, **values)
+
+    async def spy_settle(connection: Any, schema: Any, settlements: Any) -> dict[int, str]:
+        batches.append([one.id for one in settlements])
+        return await settle(connection, schema, settlements)
+
+    monkeypatch.setattr(jobs, "job_complete", spy_complete)
+    monkeypatch.setattr(jobs, "job_settle", spy_settle)
+    await rig.insert_rows(30)
+    await rig.schema.execute("""UPDATE river_job SET args = '{"n": -1}' WHERE id % 3 = 0""")
+    async with rig.working(slots=30) as client:
+        for _ in range(30):
+            await gate.started.get()
+        await client.queue_pause("default")
+        await rig.event()
+        gate.open.set()
+        await rig.take(30)
+    assert batches == [
+        [n for n in range(1, 31) if n % 3],
+        [n for n in range(1, 31) if n % 3 == 0],
+    ]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_locked_row_rides_later(rig: Rig, gate: Gate, fails: bool) -> None:
+    """The result for a row that somebody's transaction has locked waits; the others do not."""
+    await rig.insert_rows(20)
+    if fails:
+        await rig.schema.execute("""UPDATE river_job SET args = '{"n": -1}'""")
+    async with rig.working(slots=20) as client:
+        for _ in range(20):
+            await gate.started.get()
+        await client.queue_pause("default")
+        await rig.event()
+        async with rig.schema.connected() as other:
+            transaction = other.transaction()
+            await transaction.start()
+            await other.execute("SELECT id FROM river_job WHERE id = 7 FOR UPDATE")
+            gate.open.set()
+            events = await rig.take(19)
+            assert 7 not in {id_of(event) for event in events}
+            await transaction.commit()
+        assert id_of(await rig.event()) == 7
+    assert await rig.states() == {"available" if fails else "completed": 20}
+
+
+async def test_locked_row_rides_along_under_load(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result that had to wait is stored although other results never cease to come: here one that
+    is stored already comes again with each statement."""
+    held = asyncio.Event()
+    seen: list[Any] = []
+    standings = jobs.job_standings
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        seen.append(job)
+        if job.id == 1:
+            await held.wait()
+
+    await rig.insert_rows(2)
+    async with rig.working() as client:
+        assert id_of(await rig.event()) == 2
+        (decoy,) = (job for job in seen if job.id == 2)
+        completer = client._run._completer  # type: ignore[union-attr]
+        under_load = True
+
+        async def never_ceasing(*args: Any) -> Any:
+            if under_load:
+                completer.add(decoy)
+            return await standings(*args)
+
+        monkeypatch.setattr(jobs, "job_standings", never_ceasing)
+        async with rig.schema.connected() as other:
+            transaction = other.transaction()
+            await transaction.start()
+            await other.execute("SELECT id FROM river_job WHERE id = 1 FOR UPDATE")
+            held.set()
+            completer.add(decoy)
+            while not completer._locked:
+                await rig.event()
+            await transaction.commit()
+        for _ in range(2_000):
+            if id_of(await rig.event()) == 1:
+                break
+        else:
+            raise AssertionError("the locked result was never stored")
+        under_load = False
+    assert (await rig.row(1))["state"] == "completed"
+
+
+async def test_poison_row_is_isolated(rig: Rig, gate: Gate, log: list[dict[str, Any]]) -> None:
+    """A result that the database refuses for its value fails alone; the rest of its batch is
+    stored."""
+    await rig.schema.execute(
+        "ALTER TABLE river_job ADD CONSTRAINT poison CHECK (id <> 13 OR NOT metadata ? 'bad')"
+    )
+    rig.workers = type(rig.workers)()
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        await gate.work(job)
+        job.set_metadata("bad", 1)
+
+    await rig.insert_rows(20)
+    async with rig.working(slots=20):
+        for _ in range(20):
+            await gate.started.get()
+        gate.open.set()
+        events = await rig.take(20)
+    await rig.schema.execute("ALTER TABLE river_job DROP CONSTRAINT poison")
+    assert await rig.states() == {"completed": 19, "retryable": 1}
+    row = await rig.row(13)
+    assert errors_of(row)[0]["error"] == "the result of this attempt could not be stored"
+    assert metadata_of(row) == {}
+    assert [event.kind for event in events if id_of(event) == 13] == [EventKind.JOB_FAILED]
+    assert [
+        entry["job_id"] for entry in log if entry["event"] == "job result cannot be stored"
+    ] == [13]
+
+
+async def test_result_that_can_never_be_stored(rig: Rig, gate: Gate) -> None:
+    """A row that takes no result at all is left running; the worker goes on and stops cleanly."""
+    await rig.schema.execute(
+        "ALTER TABLE river_job ADD CONSTRAINT poison CHECK (id <> 2 OR state = 'running'"
+        " OR state = 'available')"
+    )
+    await rig.insert_rows(3)
+    gate.open.set()
+    async with rig.working():
+        assert {id_of(event) for event in await rig.take(2)} == {1, 3}
+        await rig.insert_rows(1)
+    await rig.schema.execute("ALTER TABLE river_job DROP CONSTRAINT poison")
+    assert (await rig.row(2))["state"] == "running"
+
+
+TAKEN = {
+    "claimed again": "attempted_at = now()",
+    "put back": "state = 'available', attempt = 0",
+    "made available": "state = 'available'",
+    "next attempt": "attempt = 2, attempted_at = now()",
+    "cancelled by hand": "state = 'cancelled', finalized_at = now()",
+    "discarded by hand": "state = 'discarded', finalized_at = now()",
+    "deleted": None,
+}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("how", TAKEN)
+async def test_late_result_is_refused(
+    rig: Rig, gate: Gate, log: list[dict[str, Any]], how: str, fails: bool
+) -> None:
+    """LD-13: a result for a row that is no longer this attempt's is logged once and not stored; no
+    event tells of it, and the rest of its batch is stored."""
+    await rig.insert_rows(20)
+    if fails:
+        await rig.schema.execute("""UPDATE river_job SET args = '{"n": -1}'""")
+    async with rig.working(slots=20) as client:
+        for _ in range(20):
+            await gate.started.get()
+        await client.queue_pause("default")
+        await rig.event()
+        if TAKEN[how]:
+            await rig.schema.execute(f"UPDATE river_job SET {TAKEN[how]} WHERE id = 2")
+        else:
+            await rig.schema.execute("DELETE FROM river_job WHERE id = 2")
+        before = await rig.schema.fetchrow("SELECT * FROM river_job WHERE id = 2")
+        gate.open.set()
+        events = await rig.take(19)
+    assert rig.report is not None
+    assert rig.report.is_clean
+    assert 2 not in {id_of(event) for event in events}
+    assert refusals(log) == [2]
+    assert await rig.schema.fetchrow("SELECT * FROM river_job WHERE id = 2") == before
+
+
+@pytest.mark.parametrize("end", ["return", "fail", "snooze", "cancel"])
+async def test_lost_answer_is_success(rig: Rig, log: list[dict[str, Any]], end: str) -> None:
+    """A result that was stored by a statement whose answer was lost is a success when it is sent
+    again: stored once, told once."""
+
+    @rig.job(next_retry=lambda job: timedelta(hours=1))
+    async def work(job: Job[Task]) -> None:
+        match end:
+            case "fail":
+                raise ValueError("no luck")
+            case "snooze":
+                raise JobSnooze(timedelta(hours=1))
+            case "cancel":
+                raise JobCancel("no")
+
+    async with proxied(rig.url) as proxy:
+        async with rig.working(url=proxy.url) as client:
+            proxy.lost_next_answer = RESULTS
+            await client.insert(Task())
+            event = await rig.event()
+            assert proxy.lost_next_answer is None
+        (row,) = await rig.schema.jobs()
+    expected = {"return": "completed", "fail": "retryable", "snooze": "scheduled"}
+    assert row["state"] == expected.get(end, "cancelled")
+    assert event.job is not None
+    assert event.job.state == row["state"]
+    assert len(errors_of(row)) == (1 if end in {"fail", "cancel"} else 0)
+    assert not refusals(log)
+
+
+async def test_terminated_backends(rig: Rig, gate: Gate) -> None:
+    """LD-18 in part: every connection is terminated again and again while jobs end: each result is
+    stored once, by its own attempt."""
+    await rig.insert_rows(30)
+    async with rig.working(slots=30):
+        for _ in range(30):
+            await gate.started.get()
+        for _ in range(3):
+            await rig.schema.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE application_name ~ '^riverpy' AND datname = current_database()"
+            )
+            gate.open.set()
+        await rig.take(30)
+    rows = await rig.schema.jobs()
+    assert {(row["state"], row["attempt"]) for row in rows} == {("completed", 1)}
+
+
+async def test_database_that_is_away(rig: Rig, gate: Gate, log: list[dict[str, Any]]) -> None:
+    """LD-18 in part: results wait while nothing can connect, and are stored when it can; the log
+    has one line for the loss and one for the return."""
+    async with proxied(rig.url) as proxy, rig.working(url=proxy.url) as client:
+        await client.insert(Task())
+        await gate.started.get()
+        proxy.refusing = True
+        proxy.cut()
+        gate.open.set()
+        while "database connection lost" not in [entry["event"] for entry in log]:
+            await asyncio.sleep(0)
+        assert client._run is not None
+        while not client._run._completer.unstored:
+            await asyncio.sleep(0)
+        proxy.refusing = False
+        assert (await rig.event()).kind is EventKind.JOB_COMPLETED
+        while "database connection restored" not in [entry["event"] for entry in log]:
+            await asyncio.sleep(0.01)
+    lost = [entry for entry in log if entry["event"] == "database connection lost"]
+    assert len(lost) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        asyncpg.InternalClientError("cannot switch to state 11"),
+        asyncpg.InterfaceError("the underlying connection is closed"),
+        asyncpg.AdminShutdownError("terminating connection"),
+        asyncpg.DeadlockDetectedError("deadlock detected"),
+        asyncpg.SerializationError("could not serialize access"),
+        ConnectionResetError("reset"),
+    ],
+)
+async def test_errors_of_a_driver(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Whatever a connection that is just being lost raises, in a claim or when a result is stored,
+    is tried again and ends nothing."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    def once(function: Any) -> Any:
+        errors = [error]
+
+        async def fail_once(*args: Any, **values: Any) -> Any:
+            if errors:
+                raise errors.pop()
+            return await function(*args, **values)
+
+        return fail_once
+
+    monkeypatch.setattr(jobs, "job_complete", once(jobs.job_complete))
+    monkeypatch.setattr(riverpy._work.producer, "job_claim", once(riverpy._work.producer.job_claim))
+    row = await rig.run_one()
+    assert (row["state"], row["attempt"]) == ("completed", 1)
+
+
+async def test_half_open_connection(rig: Rig, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A results connection that answers nothing is given up after its bound; the result is stored
+    over a new one."""
+    monkeypatch.setattr(riverpy._work.completer, "STATEMENT_TIMEOUT", 0.3)
+    async with proxied(rig.url) as proxy, rig.working(url=proxy.url) as client:
+        await client.insert(Task())
+        await gate.started.get()
+        proxy.hold(RESULTS)
+        gate.open.set()
+        async with asyncio.timeout(10):
+            await proxy.held.wait()
+            while client._run._completer._connection._connection is not None:  # type: ignore[union-attr]
+                await asyncio.sleep(0.01)
+        await proxy.release()
+        assert (await rig.event()).kind is EventKind.JOB_COMPLETED
+
+
+async def test_read_only_spell(rig: Rig, gate: Gate) -> None:
+    """While the server refuses to write (a fail-over) results wait; then they are stored."""
+    name = await rig.schema.fetchval("SELECT quote_ident(current_database())")
+    await rig.insert_rows(3)
+    async with rig.working(slots=3) as client:
+        for _ in range(3):
+            await gate.started.get()
+        await rig.schema.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+        try:
+            await rig.schema.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE application_name ~ '^riverpy' AND datname = current_database()"
+            )
+            gate.open.set()
+            results = client._run._results  # type: ignore[union-attr]
+            old = results._connection
+            async with asyncio.timeout(10):
+                while results._connection in {None, old}:
+                    await asyncio.sleep(0.005)
+        finally:
+            await rig.schema.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+        await rig.take(3)
+    assert await rig.states() == {"completed": 3}
+
+
+async def test_statement_timeout(rig: Rig, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that takes longer than the server allows is halved until its parts are stored."""
+    await rig.schema.execute(
+        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN PERFORM pg_sleep(0.02); RETURN NEW; END $$"
+    )
+    await rig.schema.execute(
+        "CREATE TRIGGER slow BEFORE UPDATE ON river_job FOR EACH ROW"
+        " WHEN (NEW.state = 'completed') EXECUTE FUNCTION slow()"
+    )
+    connect = riverpy._work.run.connect
+
+    async def with_timeout(*args: Any, settings: Any = None, **options: Any) -> Any:
+        settings = {**(settings or {}), "statement_timeout": "250ms"}
+        return await connect(*args, settings=settings, **options)
+
+    monkeypatch.setattr(riverpy._work.run, "connect", with_timeout)
+    try:
+        await rig.insert_rows(40)
+        async with rig.working(slots=40):
+            for _ in range(40):
+                await gate.started.get()
+            gate.open.set()
+            await rig.take(40)
+    finally:
+        await rig.schema.execute("DROP FUNCTION slow() CASCADE")
+    assert await rig.states() == {"completed": 40}
+
+
+@pytest.mark.parametrize("hard", [False, True])
+async def test_stop_while_a_result_is_stored(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, hard: bool
+) -> None:
+    """A result that a job returned is not lost to a stop that comes while it is being stored: 25
+    tries each way, with a slowed completion."""
+    sending = asyncio.Event()
+    go_on = asyncio.Event()
+    complete = jobs.job_complete
+
+    async def slow(*args: Any, **values: Any) -> set[int]:
+        sending.set()
+        await go_on.wait()
+        return await complete(*args, **values)
+
+    monkeypatch.setattr(jobs, "job_complete", slow)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    for turn in range(25):
+        sending.clear()
+        go_on.clear()
+        async with rig.working() as client:
+            await client.insert(Task(n=turn))
+            await sending.wait()
+            client.stop_and_cancel() if hard else client.stop()
+            for _ in range(turn):
+                await asyncio.sleep(0)
+            asyncio.get_running_loop().call_later(0.001 * (turn % 5), go_on.set)
+        assert rig.report is not None
+        assert rig.report.is_clean
+    rows = await rig.schema.jobs()
+    assert [(row["state"], row["attempt"]) for row in rows] == [("completed", 1)] * 25
+
+
+async def test_results_that_cannot_be_stored_in_time(
+    rig: Rig, gate: Gate, log: list[dict[str, Any]]
+) -> None:
+    """A stop while the database is away ends within its bound and reports what is left."""
+    async with proxied(rig.url) as proxy:
+        bound = timedelta(milliseconds=500)
+        client = rig.client(url=proxy.url, hard_stop_timeout=bound)
+        async with rig.running(client):
+            for n in range(3):
+                await client.insert(Task(n=n))
+                await gate.started.get()
+            proxy.refusing = True
+            proxy.cut()
+            gate.open.set()
+    assert rig.report is not None
+    assert rig.report.unstored == 3
+    assert not rig.report.abandoned
+    assert "job results were not stored in time" in [entry["event"] for entry in log]
+    assert await rig.states() == {"running": 3}
+
+
+async def test_serializable_default(rig: Rig) -> None:
+    """TX-06, scaled: under a serializable default no job is lost, run twice, or failed."""
+    name = await rig.schema.fetchval("SELECT quote_ident(current_database())")
+    ran: list[int] = []
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        ran.append(job.id)
+
+    await rig.insert_rows(500)
+    await rig.schema.execute(
+        f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'"
+    )
+    try:
+        first, second = rig.client(slots=50), rig.client(slots=50)
+        async with rig.running(first), rig.running(second):
+            await rig.until_state("completed", 500)
+    finally:
+        await rig.schema.execute(f"ALTER DATABASE {name} RESET default_transaction_isolation")
+    assert sorted(ran) == list(range(1, 501))
+
+
+async def test_backlog_holds_claims(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When results cannot be stored claiming waits, so that what is lost in a crash is bounded."""
+    monkeypatch.setattr(riverpy._work.completer, "BACKLOG_MAX", 10)
+    go_on = asyncio.Event()
+    complete = jobs.job_complete
+
+    async def slow(*args: Any, **values: Any) -> set[int]:
+        await go_on.wait()
+        return await complete(*args, **values)
+
+    monkeypatch.setattr(jobs, "job_complete", slow)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    await rig.insert_rows(100)
+    async with rig.working(slots=5) as client:
+        completer = client._run._completer  # type: ignore[union-attr]
+        async with asyncio.timeout(10):
+            while len(completer._backlog) <= 10:
+                await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        assert len(completer.unstored) <= 5 + 10 + 5 + 5
+        go_on.set()
+        await rig.take(100)
