@@ -190,7 +190,9 @@ async def test_server_processes(conn: asyncpg.Connection[Any]) -> None:
 
 def test_memory() -> None:
     """The memory of this process is in MiB: a test process has some tens to some hundreds."""
-    assert 10 < memory_mib() < 10_000
+    held = memory_mib()
+    assert held is not None
+    assert 10 < held < 10_000
 
 
 async def test_bare_loop(fresh_database_url: str) -> None:

@@ -98,6 +98,18 @@ async def test_hard_stop_cancels(
     assert await row(schema) == PUT_BACK
 
 
+async def test_signal_handler_of_user_code(schema: Schema, tmp_path: Path) -> None:
+    """User code may have the loop handle other signals: these reach it, and a stop still works."""
+    await insert(schema, "handle SIGHUP")
+    async with worker_of(schema, tmp_path, "jobs", "--soft-stop=0s") as worker:
+        await worker.until_printed("handling")
+        worker.send(signal.SIGHUP)
+        await worker.until_printed("SIGHUP")
+        worker.send(TERM)
+        assert await worker.exit_code() == 0
+    assert await row(schema) == PUT_BACK
+
+
 @pytest.mark.parametrize("number", [TERM, INT])
 async def test_third_signal_leaves_at_once(
     schema: Schema, tmp_path: Path, number: signal.Signals

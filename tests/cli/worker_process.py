@@ -20,7 +20,7 @@ SIGNAL_TIMEOUT = 30.0
 JOBS = """
 from __future__ import annotations
 
-import asyncio, ctypes, logging, os, sys, threading, time, warnings
+import asyncio, ctypes, logging, os, signal, sys, threading, time, warnings
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -45,6 +45,11 @@ async def do(job: riverpy.Job[Do]) -> None:
             while not Path("release").exists():
                 await asyncio.sleep(0.01)
         case "sleep":
+            await asyncio.sleep(3600)
+        case "handle SIGHUP":
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, lambda: print("SIGHUP", flush=True))
+            print("handling", flush=True)
             await asyncio.sleep(3600)
         case "ignore":
             while True:
