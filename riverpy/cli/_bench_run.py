@@ -57,7 +57,7 @@ class Measurement(msgspec.Struct, frozen=True):
     pickup_p50_ms: float
     """From before the call that inserts to the first line of the job, in an idle worker."""
     pickup_p99_ms: float
-    rss_mib: float
+    rss_mib: float | None
     """Memory of this process after it worked."""
     riverpy_version: str
     postgres_version: str
@@ -196,7 +196,7 @@ class Bench:
             server_cpu_us_per_job=round(server_cpu * micro, 2) if processes else None,
             pickup_p50_ms=round(pickups[49] * 1e3, 3),
             pickup_p99_ms=round(pickups[98] * 1e3, 3),
-            rss_mib=round(rss, 1),
+            rss_mib=None if rss is None else round(rss, 1),
             riverpy_version=version("riverpy"),
             postgres_version=server.version.split()[0],
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import resource
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -25,11 +24,18 @@ def settle_collector() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
-def memory_mib() -> float:
-    """Memory that this process holds; its peak where the system does not tell the present one."""
+def memory_mib() -> float | None:
+    """Memory that this process holds; its peak where the system does not tell the present one.
+
+    None where it tells neither.
+    """
     with suppress(OSError):
         pages = int((_PROC / "self/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / _MIB
+    if sys.platform == "win32":
+        return None
+    import resource
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / _MIB if sys.platform == "darwin" else peak / 1024
 

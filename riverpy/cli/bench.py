@@ -111,6 +111,6 @@ def _print(found: Measurement) -> None:
             ("CPU of the server", None if server is None else f"{server:.1f}", "us/job"),
             ("pickup p50", f"{found.pickup_p50_ms:.2f}", "ms"),
             ("pickup p99", f"{found.pickup_p99_ms:.2f}", "ms"),
-            ("memory", f"{found.rss_mib:.0f}", "MiB"),
+            ("memory", None if found.rss_mib is None else f"{found.rss_mib:.0f}", "MiB"),
         ],
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from riverpy.cli._embedded import embedded_server
 from riverpy.cli._output import print_json, print_note
 from riverpy.cli._run import CommandError, debug_option
 
@@ -35,7 +36,7 @@ def db() -> None:
 @debug_option
 def start(name: str, as_json: bool) -> None:
     """Start the server and print its URL. It runs until `riverpy db stop`."""
-    server = _server(name)
+    server = embedded_server(name)
     server.keep()
     _print_server(server, as_json=as_json)
 
@@ -45,7 +46,7 @@ def start(name: str, as_json: bool) -> None:
 @debug_option
 def stop(name: str) -> None:
     """Stop the server, whoever uses it. Its data is kept."""
-    ran = _server(name).stop()
+    ran = embedded_server(name).stop()
     print_note(f"{name}: {'stopped' if ran else 'was not running'}")
 
 
@@ -55,7 +56,7 @@ def stop(name: str) -> None:
 @debug_option
 def url(name: str, as_json: bool) -> None:
     """Print the URL of the running server; exit code 1 if it does not run."""
-    server = _server(name)
+    server = embedded_server(name)
     if not server.is_running:
         raise CommandError(f"{name} is not running: start it with `riverpy db start {name}`")
     _print_server(server, as_json=as_json)
@@ -67,7 +68,7 @@ def psql(arguments: tuple[str, ...]) -> None:
     """Open psql on the server, which runs at least as long as psql does."""
     named = bool(arguments) and not arguments[0].startswith("-")
     name = arguments[0] if named else _NAME_DEFAULT
-    server = _server(name)
+    server = embedded_server(name)
     program = _psql(server)
     server.start()
     server.pass_on()
@@ -80,19 +81,11 @@ def psql(arguments: tuple[str, ...]) -> None:
 @debug_option
 def reset(name: str, yes: bool) -> None:
     """Stop the server, whoever uses it, and delete all of its data."""
-    server = _server(name)
+    server = embedded_server(name)
     if not yes:
         _confirm(f"Delete all data in {server.directory}?")
     server.remove()
     print_note(f"{name}: deleted {server.directory}")
-
-
-def _server(name: str) -> EmbeddedPostgres:
-    try:
-        from riverpy.embedded import EmbeddedPostgres
-    except ImportError as error:  # this system has none
-        raise CommandError(str(error)) from error
-    return EmbeddedPostgres(name)
 
 
 def _print_server(server: EmbeddedPostgres, *, as_json: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import time
@@ -23,6 +22,7 @@ from riverpy.cli import _settings
 from riverpy.cli._logging import configure_logging
 from riverpy.cli._options import database_options
 from riverpy.cli._output import print_note
+from riverpy.cli._process import settle_collector
 from riverpy.cli._run import (
     EXIT_ABANDONED,
     EXIT_NOT_READY,
@@ -313,9 +313,7 @@ class _Started:
             "scheduled jobs and later retries wait for a leader: this version has none, "
             "a Go River client on the same tables can be it"
         )
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(50_000, 20, 100)
+        settle_collector()
 
 
 def _limits(unit: WorkUnit, client: Client) -> str:
