@@ -122,18 +122,9 @@ class Executor:
             attempt.outcome = self._classify(attempt, error)
         except BaseException:  # even a SystemExit here would end the loop
             self._log.exception("error could not be classified", job_id=attempt.id)
-        if attempt.outcome.event is EventKind.JOB_FAILED:
-            self._log.warning(
-                "job failed",
-                job_id=attempt.id,
-                kind=attempt.kind,
-                queue=attempt.queue,
-                attempt=attempt.attempt,
-                state=attempt.outcome.state,
-                error=error_text(error),
-            )
-            if not isinstance(error, GeneratorExit):  # with it the loop may be gone
-                await self._tell_handler(attempt, error, attempt.outcome)
+        is_failure = attempt.outcome.event is EventKind.JOB_FAILED
+        if is_failure and not isinstance(error, GeneratorExit):  # with it the loop may be gone
+            await self._tell_handler(attempt, error, attempt.outcome)
 
     def _classify(self, attempt: Attempt, error: BaseException) -> Outcome:
         if attempt.cause is StopCause.JOB_CANCELLED:
@@ -149,10 +140,18 @@ class Executor:
                 error = TimeoutError(self._timeout_text(attempt)).with_traceback(
                     error.__traceback__
                 )
-        trace = "" if attempt.unit is None else trace_text(error)
-        return self._failed(
-            attempt, error_text(error), trace, self._retry_delay(attempt).total_seconds()
+        text, trace = error_text(error), "" if attempt.unit is None else trace_text(error)
+        outcome = self._failed(attempt, text, trace, self._retry_delay(attempt).total_seconds())
+        self._log.warning(
+            "job failed",
+            job_id=attempt.id,
+            kind=attempt.kind,
+            queue=attempt.queue,
+            attempt=attempt.attempt,
+            state=outcome.state,
+            error=text,
         )
+        return outcome
 
     def _timeout_text(self, attempt: Attempt) -> str:
         text = f"job exceeded its timeout of {attempt.timeout:g} s"
