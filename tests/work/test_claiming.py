@@ -1,0 +1,392 @@
+"""Claiming: order, slots, contention, and what makes a worker look."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import riverpy._work.producer
+from riverpy import EventKind, InsertManyParams, InsertOpts, Job, QueueConfig
+from riverpy._work.producer import Producer
+from tests.work.rig import FAR, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.work.rig import Rig
+
+
+@pytest.fixture
+def claims(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The limit and the number of rows of each claim."""
+    seen: list[tuple[int, int]] = []
+    claim = riverpy._work.producer.job_claim
+
+    async def spy(*args: Any, limit: int, **values: Any) -> Any:
+        rows = await claim(*args, limit=limit, **values)
+        seen.append((limit, len(rows)))
+        return rows
+
+    monkeypatch.setattr(riverpy._work.producer, "job_claim", spy)
+    return seen
+
+
+async def test_order(rig: Rig) -> None:
+    """LD-10: jobs start in the order of priority, due time and id, in a claim and over all."""
+    started: list[int] = []
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        started.append(job.id)
+
+    await rig.schema.execute(
+        "INSERT INTO river_job (kind, max_attempts, args, priority, scheduled_at)"
+        " SELECT 'task', 25, '{}', 4 - i % 4, now() - make_interval(secs => i * 7919 % 50)"
+        " FROM generate_series(1, 200) AS i"
+    )
+    await rig.schema.execute("ANALYZE river_job")
+    rows = await rig.schema.fetch("SELECT id FROM river_job ORDER BY priority, scheduled_at, id")
+    async with rig.working(slots=50):
+        await rig.take(200)
+    assert started == [row["id"] for row in rows]
+
+
+async def test_order_with_one_slot(rig: Rig) -> None:
+    """LD-10: the same with a slot that takes one job at a time."""
+    started: list[int] = []
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        started.append(job.id)
+
+    await rig.schema.execute(
+        "INSERT INTO river_job (kind, max_attempts, args, priority)"
+        " SELECT 'task', 25, '{}', 4 - i % 4 FROM generate_series(1, 40) AS i"
+    )
+    rows = await rig.schema.fetch("SELECT id FROM river_job ORDER BY priority, scheduled_at, id")
+    async with rig.working(slots=1):
+        await rig.take(40)
+    assert started == [row["id"] for row in rows]
+
+
+async def test_slots_and_chunks(rig: Rig, claims: list[tuple[int, int]]) -> None:
+    """A claim takes at most what is free, and half of many slots; slots are never exceeded; all are
+    used."""
+    now, most = 0, 0
+    full, release = asyncio.Event(), asyncio.Event()
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        if now == 300:
+            full.set()
+        await release.wait()
+        now -= 1
+
+    await rig.insert_rows(900)
+    async with rig.working(slots=300):
+        await full.wait()
+        assert [rows for _, rows in claims] == [150, 150]
+        release.set()
+        await rig.take(900)
+    assert most == 300
+    assert all(rows <= limit <= 150 for limit, rows in claims)
+
+
+async def test_few_slots_are_claimed_at_once(rig: Rig, claims: list[tuple[int, int]]) -> None:
+    """Up to 100 slots are filled by one claim."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    await rig.insert_rows(100)
+    async with rig.working(slots=100):
+        await rig.take(100)
+    assert claims[0] == (100, 100)
+
+
+async def test_busy_slot_does_not_hold_the_others(rig: Rig) -> None:
+    """As soon as one slot is free it is used, however long the other jobs run."""
+    release = asyncio.Event()
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        if job.id <= 9:
+            await release.wait()
+
+    await rig.insert_rows(60)
+    async with rig.working(slots=10):
+        await rig.take(51)
+        release.set()
+        await rig.take(9)
+
+
+async def test_two_clients_never_run_one_job_twice(rig: Rig) -> None:
+    """Two clients with several queues and concurrent inserts: each job has one side effect, whose
+    second copy the table would refuse."""
+    await rig.schema.execute("CREATE TABLE effects (job bigint PRIMARY KEY)")
+    release: list[int] = []
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        release.append(job.id)
+        await asyncio.sleep(0)
+
+    queues = {f"q{n}": QueueConfig(max_workers=7) for n in range(3)}
+    poll = timedelta(milliseconds=50)
+    first, second = (rig.client(queues=queues, fetch_poll_interval=poll) for _ in range(2))
+    for name in queues:
+        await rig.insert_rows(300, queue=name)
+    async with rig.running(first), rig.running(second):
+        for _ in range(10):
+            for name in queues:
+                await rig.insert_rows(20, queue=name)
+                await first.insert(Task(), InsertOpts(queue=name))
+        await rig.until_state("completed", 1530)
+    await rig.schema.fetch("INSERT INTO effects SELECT unnest($1::bigint[]) RETURNING job", release)
+    rows = await rig.schema.jobs()
+    worked = [row for row in rows if row["queue"] != "default"]
+    assert {row["attempt"] for row in worked} == {1}
+    assert len({row["attempted_by"][0] for row in worked}) == 2
+    await rig.schema.execute("DROP TABLE effects")
+
+
+async def test_wakes_on_notification(rig: Rig) -> None:
+    """With a poll of minutes a committed job starts at once, in each queue by itself."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    queues = {"a": QueueConfig(), "b": QueueConfig()}
+    async with rig.working(queues=queues) as client:
+        for queue in ("a", "b", "a"):
+            inserted = await client.insert(Task(), InsertOpts(queue=queue))
+            event = await rig.event()
+            assert event.job is not None
+            assert event.job.id == inserted.job.id
+
+
+async def test_many_jobs_one_notification(rig: Rig) -> None:
+    """NR-15: one statement that inserts ten jobs wakes ten idle clients, so all ten run at once."""
+    running = 0
+    all_run = asyncio.Event()
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        nonlocal running
+        running += 1
+        if running == 10:
+            all_run.set()
+        await all_run.wait()
+
+    async def host(client: Any, up: Callable[[], None], stop: asyncio.Event) -> None:
+        async with client, client.working():
+            up()
+            await stop.wait()
+
+    stop = asyncio.Event()
+    clients = [rig.client(slots=1, pool_size=1) for _ in range(10)]
+    up = asyncio.Semaphore(0)
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        for client in clients:
+            tasks.create_task(host(client, up.release, stop))
+        for _ in clients:
+            await up.acquire()
+        await clients[0].insert_many([InsertManyParams(Task(n=n)) for n in range(10)])
+        await all_run.wait()
+        stop.set()
+    assert await rig.states() == {"completed": 10}
+
+
+async def test_looks_again_after_a_notification(rig: Rig, claims: list[tuple[int, int]]) -> None:
+    """A sender that suppresses notifications within a few milliseconds (or 100, as River in Go) is
+    covered: the worker looks again by itself."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    async with rig.working():
+        while not claims:
+            await asyncio.sleep(0)
+        await rig.schema.execute(
+            "SELECT pg_notify($1, $2)", f"{rig.schema.name}.river_insert", '{"queue":"default"}'
+        )
+        while len(claims) < 3:
+            await asyncio.sleep(0)
+        await rig.insert_rows(1)  # nobody tells
+        await rig.event()
+        assert riverpy._work.producer.ECHOES == (0.005, 0.1)
+
+
+async def test_insert_of_an_open_transaction(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NR-10: an insert in an open transaction wakes nobody, nor does its rollback; its commit
+    does."""
+    woken: list[str] = []
+    notify = Producer.notify
+
+    def spy(producer: Producer) -> None:
+        woken.append(producer.queue)
+        notify(producer)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    monkeypatch.setattr(Producer, "notify", spy)
+    async with rig.working() as client, rig.schema.connected() as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        await client.insert(Task(), tx=connection)
+        await client.queue_pause("default")
+        assert (await rig.event()).kind is EventKind.QUEUE_PAUSED  # what came before was handled
+        await transaction.rollback()
+        await client.queue_resume("default")
+        assert (await rig.event()).kind is EventKind.QUEUE_RESUMED
+        assert woken == []
+        async with connection.transaction():
+            await client.insert(Task(), tx=connection)
+        await rig.event()
+        assert woken == ["default"]
+    assert await rig.states() == {"completed": 1}
+
+
+FOREIGN = ["", "not json", "[]", '{"queue":5}', '{"action":"explode"}', "{" * 7900, "null", "5"]
+
+
+async def test_foreign_payloads(rig: Rig, log: list[dict[str, Any]]) -> None:
+    """NR-09: payloads that make no sense are logged at most once each, change nothing, and the next
+    job runs."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    async with rig.working() as client:
+        for topic in ("river_insert", "river_control", "river_leadership"):
+            for payload in FOREIGN:
+                await rig.schema.execute(
+                    "SELECT pg_notify($1, $2)", f"{rig.schema.name}.{topic}", payload
+                )
+        await rig.work(client, Task())
+    warnings = [entry for entry in log if entry["log_level"] == "warning"]
+    assert len(warnings) <= 2 * len(FOREIGN)
+    assert all(len(str(entry["payload"])) <= 100 for entry in warnings)
+
+
+async def test_poll_finds_what_nobody_told(rig: Rig) -> None:
+    """Without any notification the poll finds a job."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    async with rig.working(fetch_poll_interval=timedelta(milliseconds=20)):
+        await rig.insert_rows(1)
+        await rig.event()
+
+
+async def test_paused_queue(rig: Rig) -> None:
+    """A queue that is paused at the start is not claimed from; pausing stops claiming and lets
+    running jobs go on; repetitions do nothing; resuming claims at once."""
+    started: asyncio.Queue[int] = asyncio.Queue()
+    release = asyncio.Event()
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        started.put_nowait(job.id)
+        await release.wait()
+
+    await rig.insert_rows(1)
+    await rig.schema.execute(
+        "INSERT INTO river_queue (name, created_at, metadata, paused_at, updated_at)"
+        " VALUES ('default', now(), '{}', now(), now())"
+    )
+    client = rig.client()
+    async with rig.running(client):
+        assert (await rig.event()).kind is EventKind.QUEUE_PAUSED
+        assert client._run is not None
+        assert client._run.producers["default"].paused
+        assert await rig.states() == {"available": 1}
+        await client.queue_resume("default")
+        event = await rig.event()
+        assert (event.kind, event.queue) == (EventKind.QUEUE_RESUMED, "default")
+        await started.get()
+        await client.queue_pause("default")
+        await client.queue_pause("*")
+        assert (await rig.event()).kind is EventKind.QUEUE_PAUSED
+        await client.insert(Task())
+        release.set()
+        assert (await rig.event()).kind is EventKind.JOB_COMPLETED
+        assert await rig.states() == {"available": 1, "completed": 1}
+        await client.queue_resume("*")
+        assert (await rig.event()).kind is EventKind.QUEUE_RESUMED
+        assert (await rig.event()).kind is EventKind.JOB_COMPLETED
+
+
+async def test_queue_rows(rig: Rig) -> None:
+    """A worked queue has a row, made at the start and renewed later, never changed otherwise."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    await rig.schema.execute(
+        "INSERT INTO river_queue (name, created_at, metadata, updated_at)"
+        """ VALUES ('a', '2020-01-01Z', '{"x": 1}', '2020-01-01Z')"""
+    )
+    async with rig.working(queues={"a": QueueConfig(), "b": QueueConfig()}):
+        rows = await rig.schema.fetch("SELECT * FROM river_queue ORDER BY name")
+    assert [row["name"] for row in rows] == ["a", "b"]
+    assert rows[0]["created_at"].year == 2020
+    assert rows[0]["metadata"] == '{"x": 1}'
+    assert rows[0]["updated_at"].year > 2020
+    assert rows[1]["paused_at"] is None
+
+
+async def test_unreadable_rows(rig: Rig) -> None:
+    """Rows with values that Python cannot hold are worked like any other of their batch."""
+    ran: list[int] = []
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        ran.append(job.id)
+        assert job.scheduled_at.year in {1, job.created_at.year, 2026, 2027}
+        assert repr(job)
+
+    await rig.insert_rows(3)
+    await rig.schema.execute(
+        "UPDATE river_job SET scheduled_at = '-infinity', created_at = '290000-01-01Z' WHERE id = 1"
+    )
+    await rig.schema.execute(
+        """UPDATE river_job SET metadata = '"text"', errors = array['5'::jsonb, '{"at": 1}']"""
+        " WHERE id = 2"
+    )
+    async with rig.working():
+        await rig.take(3)
+    assert sorted(ran) == [1, 2, 3]
+    assert await rig.states() == {"completed": 3}
+
+
+async def test_fetch_cooldown(rig: Rig, claims: list[tuple[int, int]]) -> None:
+    """With a cooldown a burst of notifications makes few claims, and no job is left behind."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    config = QueueConfig(fetch_cooldown=timedelta(milliseconds=100), fetch_poll_interval=FAR)
+    async with rig.working(queues={"default": config}) as client:
+        while not claims:
+            await asyncio.sleep(0)
+        for n in range(30):
+            await client.insert(Task(n=n))
+        await rig.take(30)
+    assert len(claims) < 15

@@ -1,0 +1,188 @@
+"""Claims whose answer never came: their rows go back and are worked, those of others stay."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import riverpy._work.producer
+import riverpy._work.reconciler
+from riverpy import EventKind, Job
+from riverpy._db import jobs
+from tests._proxy import proxied
+from tests.work.rig import Task
+
+if TYPE_CHECKING:
+    from tests.work.rig import Rig
+
+CLAIMS = "riverpy claims"
+
+
+@pytest.fixture(autouse=True)
+def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim may take half a second instead of ten."""
+    for module in (riverpy._work.producer, riverpy._work.reconciler):
+        monkeypatch.setattr(module, "CLAIM_TIMEOUT", 0.5)
+    monkeypatch.setattr(riverpy._work.reconciler, "SWEEP_MARGIN", 0.05)
+
+
+@pytest.mark.parametrize("how", ["cut", "frozen"])
+async def test_answer_of_a_claim_is_lost(rig: Rig, log: list[dict[str, Any]], how: str) -> None:
+    """NR-17: the connection dies, or freezes, between a claim and its answer: the rows go back
+    without a lost attempt, and are worked by this very client."""
+    ran: list[int] = []
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        ran.append(job.id)
+
+    async with proxied(rig.url) as proxy, rig.working(url=proxy.url) as client:
+        await rig.work(client, Task())
+        proxy.hold(CLAIMS)
+        await rig.insert_rows(5)
+        await client.insert(Task())
+        await rig.until_state("running", 6)
+        if how == "cut":
+            assert proxy.cut(CLAIMS) == 1
+        else:
+            while client._run._claims._connection is not None:  # type: ignore[union-attr]
+                await asyncio.sleep(0.01)
+        await proxy.release()
+        await rig.take(6)
+    rows = await rig.schema.jobs()
+    assert {(row["state"], row["attempt"], row["errors"]) for row in rows} == {
+        ("completed", 1, None)
+    }
+    assert sorted(ran) == [1, 2, 3, 4, 5, 6, 7]
+    counts = [entry["count"] for entry in log if entry["event"].startswith("put back jobs")]
+    assert sum(counts) == 6
+
+
+async def test_running_jobs_are_not_put_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are worked, that wait to be stored, or that another client claimed stay running
+    however often this client looks for lost claims."""
+    monkeypatch.setattr(riverpy._work.reconciler, "INTERVAL", 0.02)
+    monkeypatch.setattr(riverpy._work.reconciler, "CLAIM_TIMEOUT", 0.0)
+    release, storing, go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    complete = jobs.job_complete
+
+    async def slow(*args: Any, **values: Any) -> set[int]:
+        storing.set()
+        await go_on.wait()
+        return await complete(*args, **values)
+
+    monkeypatch.setattr(jobs, "job_complete", slow)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        if job.id == 1:
+            await release.wait()
+
+    await rig.insert_rows(3)
+    await rig.schema.execute(
+        "UPDATE river_job SET state = 'running', attempt = 1, attempted_by = array['someone:1'],"
+        " attempted_at = now() - interval '1 hour' WHERE id = 3"
+    )
+    async with rig.working(id="me") as client:
+        await storing.wait()
+        await client.queue_pause("default")
+        assert (await rig.event()).kind is EventKind.QUEUE_PAUSED
+        # One that this client claimed in the past and lost: it shows that looks take place.
+        await rig.schema.execute(
+            "INSERT INTO river_job (kind, max_attempts, args, state, attempt, attempted_by,"
+            " attempted_at) VALUES ('lost', 5, '{}', 'running', 3, array['someone:1', 'me'],"
+            " now() - interval '1 hour')"
+        )
+        for _ in range(2):
+            await rig.until("SELECT state::text FROM river_job WHERE kind = 'lost'", "available")
+            await rig.schema.execute(
+                "UPDATE river_job SET state = 'running', attempt = 3,"
+                " attempted_at = now() - interval '1 minute' WHERE kind = 'lost'"
+            )
+        await rig.until("SELECT state::text FROM river_job WHERE kind = 'lost'", "available")
+        states = await rig.schema.fetch(
+            "SELECT state::text, attempt FROM river_job WHERE kind = 'task' ORDER BY id"
+        )
+        assert [tuple(row) for row in states] == [("running", 1)] * 3
+        lost = await rig.schema.fetchrow("SELECT * FROM river_job WHERE kind = 'lost'")
+        assert lost is not None
+        assert lost["attempt"] == 2
+        go_on.set()
+        release.set()
+    assert (await rig.row(1))["state"] == "completed"
+    assert (await rig.row(2))["state"] == "completed"
+    assert (await rig.row(3))["state"] == "running"
+
+
+async def test_lost_claim_with_a_cancel(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost claim whose job somebody asked to cancel is cancelled when it is put back."""
+    monkeypatch.setattr(riverpy._work.reconciler, "INTERVAL", 0.02)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    await rig.insert_rows(1)
+    await rig.schema.execute(
+        "UPDATE river_job SET state = 'running', attempt = 1, attempted_by = array['me'],"
+        """ metadata = '{"cancel_attempted_at": "2026-01-01T00:00:00Z"}',"""
+        " attempted_at = now() - interval '1 hour'"
+    )
+    async with rig.working(id="me"):
+        await rig.until_state("cancelled")
+    assert (await rig.row(1))["finalized_at"] is not None
+
+
+async def test_every_connection_is_cut_again_and_again(rig: Rig) -> None:
+    """Whatever is cut while jobs are claimed, run and stored: no job is lost, none runs twice at
+    once, and each is stored once."""
+    now: set[int] = set()
+    twice: list[int] = []
+
+    @rig.job(next_retry=lambda job: timedelta(0))
+    async def work(job: Job[Task]) -> None:
+        if job.id in now:
+            twice.append(job.id)
+        now.add(job.id)
+        await asyncio.sleep(0.002)
+        now.discard(job.id)
+
+    async with proxied(rig.url) as proxy, rig.working(url=proxy.url, slots=20):
+        for _ in range(10):
+            await rig.insert_rows(20)
+            await rig.schema.execute(
+                "SELECT pg_notify($1, $2)", f"{rig.schema.name}.river_insert", '{"queue":"default"}'
+            )
+            proxy.cut()
+            await asyncio.sleep(0.02)
+        await rig.until_state("completed", 200)
+    assert not twice
+    rows = await rig.schema.jobs()
+    assert {row["attempt"] for row in rows} == {1}
+
+
+async def test_listener_is_killed(rig: Rig) -> None:
+    """A listener that is terminated comes back, and what was inserted meanwhile is found; each
+    cancel and insert after it is heard once."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    async with rig.working() as client:
+        for n in range(5):
+            killed = await rig.schema.fetchval(
+                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+                " WHERE application_name = 'riverpy listener' AND datname = current_database()"
+            )
+            assert killed >= 1
+            await client.insert(Task(n=n))
+            assert (await rig.event()).kind is EventKind.JOB_COMPLETED
+            await rig.until(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+                " AND application_name = 'riverpy listener'",
+                1,
+            )
