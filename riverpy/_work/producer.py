@@ -80,8 +80,10 @@ class Producer:
         self._backoff = Backoff(timedelta(milliseconds=50), timedelta(seconds=2))
         # "A slot is free" must not wake a loop that waits because the queue is empty, hence two
         # events.
-        self._slot_free, self._notified, self._resumed = (asyncio.Event() for _ in range(3))
+        self._slot_free, self._stirred, self._resumed = (asyncio.Event() for _ in range(3))
         self._resumed.set()
+        self._notified = False
+        """Whether there is a reason to claim again at once."""
         self._echoes: list[float] = []
         self._due: list[float] = []
         self._log: Any = structlog.get_logger("riverpy").bind(queue=queue)
@@ -105,10 +107,12 @@ class Producer:
             self.wake()
         else:
             heapq.heappush(self._due, time.monotonic() + delay + DUE_MARGIN)
+            self._stirred.set()
 
     def wake(self) -> None:
         """Look at the queue now."""
-        self._notified.set()
+        self._notified = True
+        self._stirred.set()
 
     def release(self) -> None:
         """One slot came free."""
@@ -136,7 +140,7 @@ class Producer:
             await self._resumed.wait()
             await self._slot()
             await self._completer.accepting()
-            self._notified.clear()  # before the claim, so that a notification during it counts
+            self._notified = False  # before the claim, so that a notification during it counts
             started = time.monotonic()
             try:
                 drained = await self._claim(scope)
@@ -180,12 +184,15 @@ class Producer:
     async def _wait_for_more(self) -> None:
         """Wait for a notification, its echoes, or the poll; finished jobs do not wake an empty
         queue."""
-        now = time.monotonic()
-        self._echoes = [echo for echo in self._echoes if echo > now]
-        while self._due and self._due[0] <= now:
-            heapq.heappop(self._due)
         most = max(self._poll * POLL_JITTER, POLL_JITTER_MIN)
-        jitter = random.uniform(0, most)  # noqa: S311 (no secret)
-        looks = [now + self._poll + jitter, *self._echoes, *self._due[:1]]
-        with anyio.move_on_after(min(looks) - now):
-            await self._notified.wait()
+        poll_at = time.monotonic() + self._poll + random.uniform(0, most)  # noqa: S311 (no secret)
+        while not self._notified:
+            now = time.monotonic()
+            self._echoes = [echo for echo in self._echoes if echo > now]
+            while self._due and self._due[0] <= now:
+                heapq.heappop(self._due)
+            self._stirred.clear()
+            with anyio.move_on_after(min([poll_at, *self._echoes, *self._due[:1]]) - now):
+                await self._stirred.wait()
+                continue
+            return

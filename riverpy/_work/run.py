@@ -228,16 +228,16 @@ class Run:
         scope.cancel()
 
     async def _is_empty(self) -> bool:
-        """Whether nothing runs, waits to be stored, or is available. What came back from a run is
-        seen: results are stored before the queues are asked, and the work group is asked once more
-        after."""
+        """Whether nothing runs, waits to be stored, or is available.
+
+        On the connection of the claims: while this holds it no claim is in flight, so what is
+        claimed is in the work group, and is seen when that is asked once more after the queues.
+        """
         if self.work or self._completer.unstored:
             return False
         queues = [name for name, producer in self.producers.items() if not producer.paused]
         try:
-            async with self._reserved.use(
-                "looking for jobs", DRAIN_STATEMENT_TIMEOUT
-            ) as connection:
+            async with self._claims.use("looking for jobs", DRAIN_STATEMENT_TIMEOUT) as connection:
                 found = await job_any_available(connection, self._config.schema, queues)
         except DATABASE_ERRORS:  # unknown is not empty
             return False
