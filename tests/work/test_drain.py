@@ -1,0 +1,121 @@
+"""Runs that end by themselves when the queues are empty."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import riverpy._work.run
+from riverpy import Job, JobSnooze, QueueConfig
+from tests._proxy import proxied
+from tests.work.rig import Task
+
+if TYPE_CHECKING:
+    import pytest
+
+    from tests.work.rig import Rig
+
+
+async def test_empty_queue(rig: Rig) -> None:
+    """With nothing to do a drain ends at once."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    report = await rig.client().run(drain=True)
+    assert report.is_clean
+
+
+async def test_everything_is_worked(rig: Rig) -> None:
+    """All jobs of the queues are worked, those that jobs insert too; other queues stay, and so does
+    what is far from due."""
+    client = rig.client(queues={"default": QueueConfig(max_workers=3), "b": QueueConfig()})
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        if job.queue == "b":
+            await client.insert(Task(n=job.args.n))
+        if job.args.n == 7:
+            raise JobSnooze(timedelta(hours=1))
+
+    for queue in ("default", "b", "other"):
+        await rig.insert_rows(10, queue=queue)
+    report = await client.run(drain=True)
+    assert report.is_clean
+    assert await rig.states() == {"completed": 27, "available": 10, "scheduled": 3}
+
+
+async def test_pending_retry(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LD-16: a job that fails once and is due again at once: a drain returns only when it is
+    completed, 50 times."""
+    monkeypatch.setattr(riverpy._work.run, "DRAIN_POLL", 0.0)
+
+    @rig.job(next_retry=lambda job: timedelta(milliseconds=job.args.n % 4))
+    async def work(job: Job[Task]) -> None:
+        if job.attempt == 1:
+            raise ValueError("once")
+
+    for n in range(50):
+        await rig.client().insert(Task(n=n), tx=rig.schema._connection)
+        await rig.client().run(drain=True)
+        assert await rig.states() == {"completed": n + 1}
+
+
+async def test_claim_in_flight(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LD-16: rows that a claim has taken, but whose answer is still on its way, are no empty
+    queue."""
+    monkeypatch.setattr(riverpy._work.run, "DRAIN_POLL", 0.0)
+    ended = asyncio.Event()
+
+    @rig.job(next_retry=lambda job: timedelta(milliseconds=20))
+    async def work(job: Job[Task]) -> None:
+        if job.attempt == 1:
+            raise ValueError("once")
+
+    async with proxied(rig.url) as proxy, rig.schema.connected() as connection:
+        await connection.execute("BEGIN; LOCK TABLE river_job IN EXCLUSIVE MODE")
+        client = rig.client(url=proxy.url)
+
+        async def run() -> None:
+            await client.run(drain=True)
+            ended.set()
+
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            tasks.create_task(run())
+            await rig.until(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+                " AND application_name = 'riverpy claims' AND wait_event_type = 'Lock'",
+                1,
+            )
+            proxy.hold("riverpy claims")
+            await connection.execute(
+                "INSERT INTO river_job (kind, max_attempts, args) VALUES ('task', 2, '{}'); COMMIT"
+            )
+            await proxy.held.wait()
+            for _ in range(20):
+                await rig.schema.fetchval("SELECT 1")
+                assert not ended.is_set()
+                assert client._run is not None
+                assert not client._run._stop_asked.is_set()
+            await proxy.release()
+    assert await rig.states() == {"completed": 1}
+
+
+async def test_stop_during_a_drain(rig: Rig) -> None:
+    """A stop ends a drain early."""
+    started = asyncio.Event()
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        started.set()
+        await asyncio.sleep(3600)
+
+    await rig.insert_rows(1)
+    client = rig.client(soft_stop_timeout=timedelta(0))
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(client.run(drain=True))
+        await started.wait()
+        client.stop()
+    assert await rig.states() == {"available": 1}

@@ -1,0 +1,474 @@
+"""Stopping: drains, limits, hard stops, jobs that will not end, faults of our own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import asyncpg
+import pytest
+
+import riverpy
+from riverpy import EventKind, Job
+from riverpy._work.completer import Completer
+from riverpy._work.producer import Producer
+from riverpy._work.reconciler import Reconciler
+from tests.work.rig import Task, metadata_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from tests.work.rig import Rig
+
+FOREVER = 3600
+AT_ONCE = timedelta(0)
+
+
+@pytest.fixture(autouse=True)
+async def nothing_left() -> AsyncGenerator[None]:
+    """SC-19: no task outlives its client."""
+    before = asyncio.all_tasks()
+    yield
+    left = asyncio.all_tasks() - before - {asyncio.current_task()}
+    assert not {task for task in left if task.get_name() != "abandoned"}
+
+
+class Jobs:
+    """Jobs that wait to be told, and jobs that wait for ever."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.started: asyncio.Queue[Job[Task]] = asyncio.Queue()
+        self.release = asyncio.Event()
+        self.cancelled: list[int] = []
+
+        @rig.job
+        async def work(job: Job[Task]) -> None:
+            self.started.put_nowait(job)
+            try:
+                await self.release.wait()
+            except asyncio.CancelledError:
+                self.cancelled.append(job.id)
+                raise
+
+
+@pytest.fixture
+def jobs(rig: Rig) -> Jobs:
+    """Waiting jobs of kind `task`."""
+    return Jobs(rig)
+
+
+async def test_drain(rig: Rig, jobs: Jobs) -> None:
+    """LD-17: a stop claims no more and lets running jobs end: they are completed, once."""
+    client = rig.client(slots=1)
+    async with rig.running(client):
+        await client.insert(Task(n=1))
+        await jobs.started.get()
+        client.stop()
+        await client.insert(Task(n=2))
+        jobs.release.set()
+        assert (await rig.event()).kind is EventKind.JOB_COMPLETED
+    assert rig.report is not None
+    assert rig.report.is_clean
+    rows = await rig.schema.jobs()
+    assert [(row["state"], row["attempt"]) for row in rows] == [("completed", 1), ("available", 0)]
+    assert jobs.cancelled == []
+
+
+async def test_interrupted(rig: Rig, jobs: Jobs) -> None:
+    """SC-05: a job that a stop interrupts gets its attempt back: no error, metadata as it was, due
+    at once; the next worker completes it."""
+    opts = riverpy.InsertOpts(max_attempts=1, metadata={"k": "v"})
+    async with rig.working(soft_stop_timeout=AT_ONCE) as client:
+        inserted = await client.insert(Task(), opts)
+        await jobs.started.get()
+        client.stop()
+        assert (await rig.event()).kind is EventKind.JOB_INTERRUPTED
+    row = await rig.row(inserted.job.id)
+    assert (row["state"], row["attempt"], row["errors"]) == ("available", 0, None)
+    assert row["finalized_at"] is None
+    assert metadata_of(row) == {"k": "v"}
+    assert len(row["attempted_by"]) == 1
+    jobs.release.set()
+    async with rig.working():
+        assert (await rig.event()).kind is EventKind.JOB_COMPLETED
+    row = await rig.row(inserted.job.id)
+    assert (row["state"], row["attempt"], len(row["attempted_by"])) == ("completed", 1, 2)
+
+
+async def test_interrupted_jobs_may_end_otherwise(rig: Rig) -> None:
+    """A job that is interrupted and returns, fails, snoozes or cancels by itself ends so."""
+    started: asyncio.Queue[int] = asyncio.Queue()
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        started.put_nowait(job.id)
+        try:
+            await asyncio.sleep(FOREVER)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+            match job.args.n:
+                case 1:
+                    return
+                case 2:
+                    raise ValueError("mine") from None
+                case 3:
+                    raise riverpy.JobSnooze(timedelta(hours=1)) from None
+                case 4:
+                    raise riverpy.JobCancel("mine") from None
+                case _:
+                    raise
+
+    await rig.insert_rows(5)
+    async with rig.working(soft_stop_timeout=AT_ONCE):
+        for _ in range(5):
+            await started.get()
+    rows = await rig.schema.jobs()
+    assert [row["state"] for row in rows] == [
+        "completed",
+        "available",
+        "scheduled",
+        "cancelled",
+        "available",
+    ]
+    assert [row["attempt"] for row in rows] == [1, 1, 0, 1, 0]
+
+
+async def test_rows_that_never_started(rig: Rig, jobs: Jobs) -> None:
+    """LD-11: after a stop no row is running, rows that waited have no attempt and no error, and the
+    next worker takes them at once."""
+    await rig.insert_rows(50)
+    async with rig.working(slots=2, soft_stop_timeout=AT_ONCE):
+        await jobs.started.get()
+        await jobs.started.get()
+    rows = await rig.schema.jobs()
+    assert {(row["state"], row["attempt"], row["errors"]) for row in rows} == {
+        ("available", 0, None)
+    }
+    jobs.release.set()
+    async with rig.working():
+        await rig.take(50)
+    assert await rig.states() == {"completed": 50}
+
+
+async def test_claim_in_flight_at_a_stop(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim that a stop finds in flight is finished, and its jobs are worked."""
+    import riverpy._work.producer
+
+    claiming, go_on = asyncio.Event(), asyncio.Event()
+    claim = riverpy._work.producer.job_claim
+
+    async def slow(*args: Any, **values: Any) -> Any:
+        rows = await claim(*args, **values)
+        claiming.set()
+        await go_on.wait()
+        return rows
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    monkeypatch.setattr(riverpy._work.producer, "job_claim", slow)
+    await rig.insert_rows(3)
+    async with rig.working() as client:
+        await claiming.wait()
+        client.stop()
+        await asyncio.sleep(0)
+        go_on.set()
+    assert await rig.states() == {"completed": 3}
+
+
+@pytest.mark.parametrize("asker", ["stop_and_cancel", "second call", "both at once"])
+async def test_hard_stop(rig: Rig, jobs: Jobs, asker: str) -> None:
+    """SC-09: stop and stop_and_cancel, both, many times: the jobs are interrupted, the run ends."""
+    async with rig.working(soft_stop_timeout=None) as client:
+        for n in range(5):
+            await client.insert(Task(n=n))
+            await jobs.started.get()
+        if asker == "second call":
+            client.stop()
+            await asyncio.sleep(0)
+        elif asker == "both at once":
+            client.stop_and_cancel()
+            client.stop()
+        client.stop_and_cancel()
+        client.stop_and_cancel()
+        await rig.take(5)
+    assert rig.report is not None
+    assert rig.report.is_clean
+    assert len(jobs.cancelled) == 5
+    assert await rig.states() == {"available": 5}
+
+
+async def test_stop_without_a_run(rig: Rig, jobs: Jobs) -> None:
+    """Stopping a client that does not run does nothing, before and after a run."""
+    client = rig.client()
+    client.stop()
+    client.stop_and_cancel()
+    async with rig.running(client):
+        pass
+    client.stop()
+    assert client.running_stamps() == []
+
+
+async def test_client_runs_again(rig: Rig, jobs: Jobs) -> None:
+    """A client that was stopped can run again; one that runs cannot run twice."""
+    client = rig.client()
+    jobs.release.set()
+    for n in range(3):
+        async with rig.running(client):
+            with pytest.raises(riverpy.ClientStateError, match="runs already"):
+                await client.run()
+            await client.insert(Task(n=n))
+            await rig.event()
+    assert await rig.states() == {"completed": 3}
+
+
+async def test_job_that_ignores_cancellation(rig: Rig, log: list[dict[str, Any]]) -> None:
+    """A job that will not end cannot hold the stop: it is abandoned, reported, and its row stays
+    running; the other results are stored. A later run of the client leaves it alone."""
+    started, let_go, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        if job.args.n:
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        task.set_name("abandoned")
+        started.set()
+        while not let_go.is_set():
+            try:
+                await let_go.wait()
+            except asyncio.CancelledError:
+                continue
+        ended.set()
+
+    client = rig.client(soft_stop_timeout=AT_ONCE, hard_stop_timeout=timedelta(milliseconds=200))
+    async with rig.running(client):
+        stubborn = await client.insert(Task(n=0))
+        await started.wait()
+        (stamp,) = client.running_stamps()
+        await client.insert(Task(n=1))
+        await rig.event()
+        with anyio.fail_after(5):
+            client.stop()
+            while client.is_running:
+                await asyncio.sleep(0.01)
+    assert rig.report is not None
+    assert not rig.report.is_clean
+    assert rig.report.abandoned == (stamp,)
+    assert stamp.id == stubborn.job.id
+    assert rig.report.unstored == 0
+    assert (await rig.row(stubborn.job.id))["state"] == "running"
+    assert "jobs did not end and were abandoned" in [entry["event"] for entry in log]
+    assert await client.put_back([stamp]) == 1
+    row = await rig.row(stubborn.job.id)
+    assert (row["state"], row["attempt"]) == ("available", 0)
+    assert await client.put_back([stamp]) == 0
+    let_go.set()
+    await ended.wait()
+    await asyncio.sleep(0)
+
+
+async def test_blocked_thread(rig: Rig) -> None:
+    """A blocked thread cannot hold the stop either."""
+    started, let_go = threading.Event(), threading.Event()
+
+    @rig.job(executor="thread")
+    def work(job: Job[Task]) -> None:
+        started.set()
+        let_go.wait(30)
+
+    client = rig.client(soft_stop_timeout=AT_ONCE, hard_stop_timeout=timedelta(milliseconds=200))
+    async with rig.running(client):
+        await client.insert(Task())
+        await anyio.to_thread.run_sync(started.wait)
+    assert rig.report is not None
+    assert len(rig.report.abandoned) == 1
+    before = asyncio.all_tasks()
+    let_go.set()
+    async with asyncio.timeout(10):
+        while any("Executor.work" in repr(task) for task in asyncio.all_tasks() & before):
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("style", ["task", "anyio", "timeout"])
+async def test_host_is_cancelled(rig: Rig, jobs: Jobs, style: str) -> None:
+    """Cancelling the task that hosts `working()` stops the client in order; the cancellation
+    arrives; no row is lost."""
+    client = rig.client(soft_stop_timeout=AT_ONCE)
+    inside = asyncio.Event()
+
+    async def host() -> None:
+        async with client, client.working():
+            await client.insert(Task())
+            await jobs.started.get()
+            inside.set()
+            await asyncio.sleep(FOREVER)
+
+    async def in_scope() -> None:
+        with anyio.CancelScope() as scope:
+            asyncio.get_running_loop().call_soon(lambda: None)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(cancel_inside(scope))
+                await host()
+
+    async def cancel_inside(scope: anyio.CancelScope) -> None:
+        await inside.wait()
+        scope.cancel()
+
+    if style == "task":
+        task = asyncio.get_running_loop().create_task(host())
+        await inside.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    elif style == "anyio":
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as group:
+                group.start_soon(cancel_inside, scope)
+                await host()
+        assert scope.cancelled_caught
+    else:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await host()
+    assert not client.is_running
+    assert not client.is_open
+    assert await rig.states() == {"available": 1}
+    row = await rig.row(1)
+    assert (row["attempt"], row["errors"]) == (0, None)
+
+
+async def test_task_of_the_run_is_cancelled(rig: Rig, jobs: Jobs) -> None:
+    """Cancelling the task of `run()` itself interrupts the jobs and ends it."""
+    client = rig.client(soft_stop_timeout=None)
+    await rig.insert_rows(2)
+    task = asyncio.get_running_loop().create_task(client.run())
+    await jobs.started.get()
+    await jobs.started.get()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await rig.states() == {"available": 2}
+
+
+async def test_error_in_the_block(rig: Rig, jobs: Jobs) -> None:
+    """An error of the host's own code stops the client and comes out as it was raised."""
+    client = rig.client(soft_stop_timeout=AT_ONCE)
+    with pytest.raises(LookupError, match="of the host"):  # noqa: PT012
+        async with client, client.working():
+            await client.insert(Task())
+            await jobs.started.get()
+            raise LookupError("of the host")
+    assert await rig.states() == {"available": 1}
+
+
+@pytest.mark.parametrize("service", [Producer, Reconciler, Completer])
+async def test_fault_of_ours(
+    rig: Rig, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, service: type
+) -> None:
+    """SC-14: an unexpected error in a service ends the run with that error, its jobs interrupted;
+    it is never swallowed, and never leaves a client that is alive but idle."""
+    method = {Producer: "_wait_for_more", Reconciler: "_read_pauses", Completer: "_store"}[service]
+    monkeypatch.setattr("riverpy._work.reconciler.INTERVAL", 0.05)
+
+    async def broken(*args: Any, **values: Any) -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    if service is Producer:
+        await rig.insert_rows(1)
+    else:
+        await rig.insert_rows(20)
+    monkeypatch.setattr(service, method, broken)
+    if service is Completer:
+        jobs.release.set()
+    with pytest.raises(ZeroDivisionError, match="a fault of ours"):
+        async with asyncio.timeout(10):
+            await rig.client().run()
+    states = await rig.states()
+    assert set(states) <= {"available", "running"} if service is Completer else {"available"}
+
+
+async def test_fault_inside_working(rig: Rig, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SC-14: such an error cancels the block of `working()` and comes out of it."""
+
+    async def broken(*args: Any) -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr(Producer, "_wait_for_more", broken)
+    with pytest.raises(ZeroDivisionError, match="a fault of ours"):
+        async with rig.client() as client, client.working():
+            await asyncio.sleep(FOREVER)
+
+
+async def test_pool_with_a_leak(rig: Rig, jobs: Jobs, log: list[dict[str, Any]]) -> None:
+    """SC-13: a connection of the client's pool that somebody keeps does not hold the stop; a pool
+    that was handed in is never closed."""
+    jobs.release.set()
+    client = rig.client()
+    async with rig.running(client):
+        assert client._pool is not None
+        leaked = await client._pool.acquire()
+    assert "connections of the pool were still held and were cut" in [
+        entry["event"] for entry in log
+    ]
+    assert leaked is not None
+    async with asyncpg.create_pool(rig.url, min_size=1, max_size=1) as pool:
+        config = riverpy.Config(schema=rig.schema.name)
+        async with riverpy.Client(pool, config=config) as inserting:
+            await inserting.insert(Task())
+        assert await pool.fetchval("SELECT 1") == 1
+
+
+async def test_no_spinning_during_a_stop(rig: Rig) -> None:
+    """SC-15: while a stop waits for a job in a shielded scope the process does not spin: it uses
+    less than half of the time that passes."""
+    started, release = asyncio.Event(), asyncio.Event()
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        with anyio.CancelScope(shield=True):
+            started.set()
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                await release.wait()
+
+    async with rig.working(soft_stop_timeout=AT_ONCE) as client:
+        await client.insert(Task())
+        await started.wait()
+        client.stop()
+        asyncio.get_running_loop().call_later(0.4, release.set)
+        used, began = time.process_time(), time.monotonic()
+        await rig.event()
+        used, passed = time.process_time() - used, time.monotonic() - began
+    assert used < passed / 2
+
+
+async def test_connections_are_closed(rig: Rig, jobs: Jobs) -> None:
+    """After a run nothing of it is connected to the database."""
+    jobs.release.set()
+    async with rig.working() as client:
+        await client.insert(Task())
+        await rig.event()
+        names = await rig.schema.fetch(
+            "SELECT DISTINCT application_name AS name FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name ~ '^riverpy' ORDER BY 1"
+        )
+        assert [row["name"] for row in names] == [
+            "riverpy",
+            "riverpy claims",
+            "riverpy listener",
+            "riverpy reserved",
+            "riverpy results",
+        ]
+    await rig.until(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND application_name ~ '^riverpy'",
+        0,
+    )
