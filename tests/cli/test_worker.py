@@ -110,6 +110,16 @@ async def test_signal_handler_of_user_code(schema: Schema, tmp_path: Path) -> No
     assert await row(schema) == PUT_BACK
 
 
+async def test_wake_ups_taken_by_user_code(schema: Schema, tmp_path: Path) -> None:
+    """User code may take the interpreter's wake-ups for itself, as asyncio's own loop does."""
+    await insert(schema, "take wake-ups")
+    async with worker_of(schema, tmp_path, "jobs", "--soft-stop=0s") as worker:
+        await worker.until_printed("taken")
+        worker.send(TERM)
+        assert await worker.exit_code() == 0
+    assert await row(schema) == PUT_BACK
+
+
 @pytest.mark.parametrize("number", [TERM, INT])
 async def test_third_signal_leaves_at_once(
     schema: Schema, tmp_path: Path, number: signal.Signals
@@ -209,11 +219,16 @@ async def test_reader_of_the_log_goes_away(schema: Schema, tmp_path: Path) -> No
         stderr=writer,
     )
     os.close(writer)
-    assert b"worker started" in await asyncio.to_thread(os.read, reader, 100_000)
-    os.close(reader)
-    await insert(schema, "log")
-    await insert(schema, "nothing")
-    assert await asyncio.wait_for(process.wait(), 30) == 0
+    try:
+        assert b"worker started" in await asyncio.to_thread(os.read, reader, 100_000)
+        os.close(reader)
+        await insert(schema, "log")
+        await insert(schema, "nothing")
+        assert await asyncio.wait_for(process.wait(), 30) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     jobs = await schema.jobs()
     assert not [job for job in jobs if job["state"] == "running"]
 

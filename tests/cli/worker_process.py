@@ -20,7 +20,7 @@ SIGNAL_TIMEOUT = 30.0
 JOBS = """
 from __future__ import annotations
 
-import asyncio, ctypes, logging, os, signal, sys, threading, time, warnings
+import asyncio, ctypes, logging, os, signal, socket, sys, threading, time, warnings
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -50,6 +50,12 @@ async def do(job: riverpy.Job[Do]) -> None:
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGHUP, lambda: print("SIGHUP", flush=True))
             print("handling", flush=True)
+            await asyncio.sleep(3600)
+        case "take wake-ups":
+            reader, writer = socket.socketpair()
+            writer.setblocking(False)
+            signal.set_wakeup_fd(writer.fileno())
+            print("taken", flush=True)
             await asyncio.sleep(3600)
         case "ignore":
             while True:
