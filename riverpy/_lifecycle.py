@@ -57,7 +57,11 @@ class StopScope:
     def stop(self, cause: StopCause) -> None:
         """Record the cause, then cancel. The first cause is kept."""
         self._own = self._own or cause
-        self._scope.cancel(reason=cause.value)
+        self.cancel(cause.value)
+
+    def cancel(self, reason: str) -> None:
+        """Cancel without a cause: something else has failed."""
+        self._scope.cancel(reason=reason)
         for shield, after_stop in self._shields.items():
             shield.deadline = min(shield.deadline, anyio.current_time() + after_stop)
 
@@ -69,6 +73,8 @@ class StopScope:
         Raises:
             TimeoutError: the time was over.
         """
+        if self.cause is not None or self._scope.cancel_called:
+            bound = min(bound, after_stop)
         with anyio.CancelScope(shield=True, deadline=anyio.current_time() + bound) as shield:
             self._shields[shield] = after_stop
             try:
@@ -148,6 +154,9 @@ class ServiceGroup:
     ) -> bool | None:
         if exc_type is None:
             self.stop(StopCause.CLIENT_STOP)
+        else:
+            for scope in self._members:
+                scope.cancel("the group failed or was cancelled")
         return await self._tasks.__aexit__(exc_type, exc, tb)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
@@ -427,9 +427,10 @@ class Client:
             raise ClientStateError("the client runs already")
         run = self._run = self._new_run()
         try:
-            if self.is_open:
-                return await run.run(drain=drain, task_status=task_status)
-            async with self:
+            async with AsyncExitStack() as opened:
+                if not self.is_open:
+                    with run.until_stop_asked():
+                        await opened.enter_async_context(self)
                 return await run.run(drain=drain, task_status=task_status)
         finally:
             self._abandoned |= run.work.stamps()

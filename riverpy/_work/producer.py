@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.lowlevel
 import structlog
 
 from riverpy._clock import Backoff
@@ -140,6 +141,9 @@ class Producer:
             await self._resumed.wait()
             await self._slot()
             await self._completer.accepting()
+            await (
+                anyio.lowlevel.checkpoint_if_cancelled()
+            )  # a claim is shielded, so not after a stop
             self._notified = False  # before the claim, so that a notification during it counts
             started = time.monotonic()
             try:

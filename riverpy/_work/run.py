@@ -165,17 +165,17 @@ class Run:
                 services.
         """
         try:
-            with self._until_stop_asked():
+            with self.until_stop_asked():
                 await self._open_connections()
             async with (
                 self._completer.running(self._seconds_to_store),
                 ServiceGroup() as services,
             ):
-                with self._until_stop_asked():
+                with self.until_stop_asked():
                     await self._start_services(services)
                 try:
                     async with ServiceGroup() as producers:
-                        with self._until_stop_asked():
+                        with self.until_stop_asked():
                             for producer in self.producers.values():
                                 await producers.start(producer)
                         task_status.started()
@@ -202,7 +202,7 @@ class Run:
             await services.start(self._make_notifier())
 
     @contextmanager
-    def _until_stop_asked(self) -> Generator[None]:
+    def until_stop_asked(self) -> Generator[None]:
         """A step of the start, which a stop ends at once."""
         with anyio.CancelScope() as self._starting:
             if self._stop_asked.is_set():
