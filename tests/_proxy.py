@@ -84,10 +84,9 @@ class Proxy:
         link = _Link(writer)
         self._links.add(link)
         try:
-            if self.refusing:
-                return
-            await self._pass(link, reader)
-        except (OSError, EOFError, asyncio.IncompleteReadError):
+            if not self.refusing:
+                await self._pass(link, reader)
+        except* (OSError, EOFError):
             pass
         finally:
             self._links.discard(link)
