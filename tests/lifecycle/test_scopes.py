@@ -1,0 +1,261 @@
+"""StopScope and ServiceGroup: causes, shields, order, faults; signals and delays."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, timedelta
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+import riverpy._lifecycle
+from riverpy._clock import Backoff, SystemClock
+from riverpy._lifecycle import ServiceGroup, StopCause, StopScope, TestSignal
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+
+
+async def test_first_cause_wins() -> None:
+    """A scope keeps the first cause it was stopped for, and absorbs its own cancellation."""
+    scope = StopScope()
+    assert scope.cause is None
+    with scope:
+        scope.stop(StopCause.JOB_TIMEOUT)
+        scope.stop(StopCause.HARD_STOP)
+        await anyio.sleep(3600)
+    assert scope.cause is StopCause.JOB_TIMEOUT
+
+
+async def test_cause_of_the_parent() -> None:
+    """A scope without a cause of its own has its parent's; its own counts first."""
+    parent = StopScope()
+    child, other = StopScope(parent), StopScope(parent)
+    other.stop(StopCause.QUEUE_REMOVED)
+    with parent:
+        parent.stop(StopCause.CLIENT_STOP)
+    assert child.cause is StopCause.CLIENT_STOP
+    assert other.cause is StopCause.QUEUE_REMOVED
+
+
+async def test_cause_is_there_at_the_cancellation() -> None:
+    """Code that is cancelled can read why."""
+    scope = StopScope()
+    seen: list[StopCause | None] = []
+
+    async def work() -> None:
+        with scope:
+            try:
+                await anyio.sleep(3600)
+            finally:
+                seen.append(scope.cause)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(work)
+        await asyncio.sleep(0)
+        scope.stop(StopCause.LEADERSHIP_LOST)
+    assert seen == [StopCause.LEADERSHIP_LOST]
+
+
+async def test_cancellation_of_somebody_else_passes() -> None:
+    """A cancellation from outside goes through a scope that was not stopped."""
+    scope = StopScope()
+    reached = False
+    with anyio.CancelScope() as outer:
+        with scope:
+            outer.cancel()
+            await anyio.sleep(3600)
+        reached = True
+    assert not reached
+    assert scope.cause is None
+
+
+async def test_shielded_step_is_finished() -> None:
+    """A step in a shield goes on after a stop; the code after it does not."""
+    scope = StopScope()
+    done: list[str] = []
+    with scope:
+        with scope.shielded(60, after_stop=60):
+            scope.stop(StopCause.CLIENT_STOP)
+            await anyio.sleep(0.001)
+            done.append("step")
+        await anyio.sleep(0)
+        done.append("after")
+    assert done == ["step"]
+
+
+@pytest.mark.parametrize("when", ["before", "during", "cancelled"])
+async def test_shielded_step_has_a_bound_after_a_stop(when: str) -> None:
+    """After a stop or a cancellation a shielded step has `after_stop` seconds, also if it began
+    after."""
+    scope = StopScope()
+    with anyio.fail_after(10):
+        with scope:
+            if when == "before":
+                scope.stop(StopCause.CLIENT_STOP)
+            with pytest.raises(TimeoutError, match="not finished in time"):  # noqa: PT012, SIM117
+                with scope.shielded(3600, after_stop=0.01):
+                    if when == "during":
+                        scope.stop(StopCause.CLIENT_STOP)
+                    elif when == "cancelled":
+                        scope.cancel("outside")
+                    await anyio.sleep(3600)
+
+
+async def test_shielded_step_has_a_bound() -> None:
+    """Without a stop a shielded step has `bound` seconds, and a TimeoutError says so."""
+    with pytest.raises(TimeoutError), StopScope() as scope, scope.shielded(0.01, after_stop=60):
+        await anyio.sleep(3600)
+
+
+async def test_error_of_a_shielded_step_passes() -> None:
+    """An error inside is that error."""
+    with pytest.raises(KeyError), StopScope() as scope, scope.shielded(1, after_stop=1):
+        raise KeyError("mine")
+
+
+class Recorder:
+    """A service that notes what happens to it."""
+
+    def __init__(self, name: str, log: list[str], *, fault: str = "", slow: int = 0) -> None:
+        self.name, self.log, self.fault, self.slow = name, log, fault, slow
+        self.cause: StopCause | None = None
+        self.crash = asyncio.Event()
+
+    async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
+        if self.fault == "start":
+            raise OSError(f"{self.name} cannot start")
+        self.log.append(f"{self.name} up")
+        task_status.started()
+        try:
+            await self.crash.wait()
+            raise OSError(f"{self.name} crashed")
+        finally:
+            self.cause = scope.cause
+            with anyio.CancelScope(shield=True):
+                for _ in range(self.slow):
+                    await asyncio.sleep(0)
+            self.log.append(f"{self.name} down")
+
+
+async def test_groups_stop_from_the_inside_out() -> None:
+    """`start` returns when the service is up; leaving nested groups stops the inner ones first, and
+    joins them; the services see the cause."""
+    log: list[str] = []
+    outer, first, second = (Recorder(name, log, slow=5) for name in ("outer", "first", "second"))
+    async with ServiceGroup() as services:
+        await services.start(outer)
+        async with ServiceGroup() as inner:
+            await inner.start(first)
+            await inner.start(second)
+            log.append("body")
+        log.append("between")
+    assert log[:4] == ["outer up", "first up", "second up", "body"]
+    assert set(log[4:6]) == {"first down", "second down"}
+    assert log[6:] == ["between", "outer down"]
+    assert {one.cause for one in (outer, first, second)} == {StopCause.CLIENT_STOP}
+
+
+async def test_stop_with_another_cause() -> None:
+    """The cause that a group is stopped with reaches its members, and only those."""
+    log: list[str] = []
+    one, other = Recorder("one", log), Recorder("other", log)
+    async with ServiceGroup() as services:
+        await services.start(other)
+        async with ServiceGroup() as inner:
+            await inner.start(one)
+            inner.stop(StopCause.LEADERSHIP_LOST)
+    assert one.cause is StopCause.LEADERSHIP_LOST
+    assert other.cause is StopCause.CLIENT_STOP
+
+
+async def test_parent_of_a_group() -> None:
+    """Members of a group with a parent scope see the parent's cause."""
+    log: list[str] = []
+    one = Recorder("one", log)
+    parent = StopScope()
+    with parent:
+        async with ServiceGroup(parent) as services:
+            await services.start(one)
+            parent.stop(StopCause.LEADERSHIP_LOST)
+            await anyio.sleep(3600)
+    assert one.cause is StopCause.LEADERSHIP_LOST
+
+
+async def test_service_that_cannot_start() -> None:
+    """`start` raises what the service raised; the others are cancelled without a cause."""
+    log: list[str] = []
+    one = Recorder("one", log)
+    with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012
+        async with ServiceGroup() as services:
+            await services.start(one)
+            await services.start(Recorder("two", log, fault="start"))
+    assert caught.group_contains(OSError, match="two cannot start")
+    assert log == ["one up", "one down"]
+    assert one.cause is None
+
+
+async def test_crash_of_a_member() -> None:
+    """A member that crashes takes the block and the other members down, with its error."""
+    log: list[str] = []
+    one, two = Recorder("one", log), Recorder("two", log)
+    with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012
+        async with ServiceGroup() as services:
+            await services.start(one)
+            await services.start(two)
+            one.crash.set()
+            await anyio.sleep(3600)
+    assert caught.group_contains(OSError, match="one crashed")
+    assert set(log) == {"one up", "two up", "one down", "two down"}
+    assert two.cause is None
+
+
+async def test_signal() -> None:
+    """A signal counts: as many waits as emits pass, whether they came before or after."""
+    signal = TestSignal("tested")
+    signal.emit()  # without init nothing is counted
+    signal.init()
+    signal.emit()
+    signal.emit()
+    await signal.wait()
+    await signal.wait()
+    async with asyncio.TaskGroup() as tasks:
+        waiting = [tasks.create_task(signal.wait()) for _ in range(3)]
+        await asyncio.sleep(0)
+        signal.emit()
+        signal.emit()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert sum(task.done() for task in waiting) == 2
+        signal.emit()
+
+
+async def test_signal_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait fails by the signal's name; one for a signal that nobody initialised says so."""
+    monkeypatch.setattr(riverpy._lifecycle, "SIGNAL_TIMEOUT", 0.01)
+    signal = TestSignal("Something.happened")
+    with pytest.raises(RuntimeError, match=r"Something.happened"):
+        await signal.wait()
+    signal.init()
+    with pytest.raises(TimeoutError, match=r"Something.happened"):
+        await signal.wait()
+
+
+def test_backoff() -> None:
+    """Delays double from the first to the most, with 10 % of jitter, and start again when reset."""
+    backoff = Backoff(timedelta(seconds=1), timedelta(seconds=60))
+    for expected in (1, 2, 4, 8, 16, 32, 60, 60):
+        assert 0.9 * expected <= backoff.next() <= 1.1 * expected
+    for _ in range(2000):
+        assert backoff.next() <= 66
+    backoff.reset()
+    assert backoff.next() <= 1.1
+    assert len({Backoff(timedelta(1), timedelta(1)).next() for _ in range(10)}) > 1
+
+
+def test_system_clock() -> None:
+    """The clock gives aware UTC times, and seconds that never go back."""
+    clock = SystemClock()
+    assert clock.now().tzinfo is UTC
+    assert clock.monotonic() <= clock.monotonic()

@@ -1,0 +1,165 @@
+"""Services that are started and stopped at random moments: all end, nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from riverpy import Client, Config, QueueConfig, Workers
+from riverpy._lifecycle import ServiceGroup
+from riverpy._work.run import Run
+from riverpy._work.subscriptions import Subscriptions
+from tests.work.rig import Rig, Task
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from tests._database import Schema
+
+CYCLES = 150
+PER_CYCLE = 10.0
+"""Seconds after which a cycle hangs."""
+
+
+@pytest.fixture
+def rig(schema: Schema) -> Rig:
+    """A worker of kind `task`."""
+    rig = Rig(schema)
+
+    @rig.job
+    async def work(job: Any) -> None:
+        await asyncio.sleep(0)
+
+    return rig
+
+
+@pytest.fixture
+def seeded() -> random.Random:
+    """A source of random moments; pytest shows its seed when the test fails."""
+    seed = random.SystemRandom().randrange(2**32)
+    print("seed", seed)
+    return random.Random(seed)
+
+
+def new_run(rig: Rig) -> Run:
+    """The parts of a client, not started."""
+    config = Config(schema=rig.schema.name, hard_stop_timeout=timedelta(seconds=1))
+    return Run(
+        rig.url,
+        config,
+        client_id="stress",
+        workers=rig.workers,
+        queues={"default": QueueConfig(max_workers=5)},
+        subscriptions=Subscriptions(),
+        abandoned=frozenset(),
+    )
+
+
+async def random_moment(rng: random.Random) -> None:
+    """Wait for a few turns of the loop, or up to 5 milliseconds."""
+    if rng.random() < 0.5:
+        for _ in range(rng.randrange(20)):
+            await asyncio.sleep(0)
+    else:
+        await asyncio.sleep(rng.random() * 0.005)
+
+
+@asynccontextmanager
+async def nothing_left(rig: Rig) -> AsyncGenerator[None]:
+    """No task and no connection outlives the block."""
+    before = asyncio.all_tasks()
+    yield
+    assert asyncio.all_tasks() == before
+    await rig.until(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND application_name ~ '^riverpy'",
+        0,
+    )
+
+
+@pytest.mark.parametrize("name", ["notifier", "producer", "reconciler", "completer"])
+async def test_each_service(rig: Rig, seeded: random.Random, name: str) -> None:
+    """SC-01, SC-19: each service alone, stopped or cancelled at a random moment of its start or
+    work, with its connections kept."""
+    async with nothing_left(rig):
+        run = new_run(rig)
+        await run._open_connections()
+        for _ in range(CYCLES):
+            parts = new_run(rig)
+            for part in ("_claims", "_results", "_reserved"):
+                getattr(parts, part)._connection = getattr(run, part)._connection
+                getattr(parts, part)._was_connected = True
+            with anyio.fail_after(PER_CYCLE):
+                await one_cycle(parts, name, seeded)
+            for part in ("_claims", "_results", "_reserved"):
+                getattr(run, part)._connection = getattr(parts, part)._connection
+        for part in (run._claims, run._results, run._reserved):
+            await part.close()
+
+
+async def one_cycle(parts: Run, name: str, rng: random.Random) -> None:
+    """Start the service, wait for a moment, stop it."""
+    cancel = rng.random() < 0.3
+    services = {
+        "notifier": parts._make_notifier(),
+        "producer": parts.producers["default"],
+        "reconciler": parts._reconciler,
+    }
+    with anyio.CancelScope() as scope:
+        async with AsyncExitStack() as stack:
+            if name == "completer":
+                await stack.enter_async_context(parts._completer.running(lambda: 1.0))
+            else:
+                group = await stack.enter_async_context(ServiceGroup())
+                asyncio.get_running_loop().call_later(
+                    rng.random() * 0.01, scope.cancel if cancel else lambda: None
+                )
+                await group.start(services[name])
+            await random_moment(rng)
+            if cancel:
+                scope.cancel()
+                await asyncio.sleep(0)
+
+
+async def test_whole_clients(rig: Rig, seeded: random.Random) -> None:
+    """SC-01, SC-19: whole clients at work, stopped, stopped hard or cancelled at random moments of
+    their start and work: each ends in time, and no row stays running."""
+    workers: Workers = rig.workers
+    async with nothing_left(rig):
+        for cycle in range(CYCLES):
+            client: Client = rig.client(workers=workers, soft_stop_timeout=timedelta(seconds=1))
+            if cycle % 10 == 0:
+                await rig.insert_rows(20)
+            with anyio.fail_after(PER_CYCLE):
+                await one_run(client, seeded)
+            assert not client.is_running
+        states = await rig.states()
+        assert set(states) <= {"available", "completed"}, states
+        async with rig.working():
+            await rig.until_state("completed", sum(states.values()))
+
+
+async def one_run(client: Client, rng: random.Random) -> None:
+    """Run a client and end it at a random moment, in a random way."""
+    end = rng.choice(["stop", "stop_and_cancel", "cancel", "leave"])
+    if end == "leave":
+        async with client, client.working():
+            await client.insert(Task())
+            await random_moment(rng)
+        return
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(client.run)
+        await random_moment(rng)
+        if rng.random() < 0.5:
+            await asyncio.sleep(rng.random() * 0.03)
+        if end == "cancel":
+            tasks.cancel_scope.cancel()
+        while not client.is_running and end != "cancel":
+            await asyncio.sleep(0)
+        client.stop() if end == "stop" else client.stop_and_cancel()
