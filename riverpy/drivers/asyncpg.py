@@ -39,8 +39,8 @@ DATABASE_ERRORS: tuple[type[Exception], ...] = (
     TimeoutError,
     EOFError,
 )
-"""Everything that a statement or an attempt to connect can fail with. asyncpg has an internal error for
-a connection that ends between two of its steps."""
+"""Everything that a statement or an attempt to connect can fail with. asyncpg has an internal error
+for a connection that ends between two of its steps."""
 
 UniqueViolationError = asyncpg.UniqueViolationError
 UndefinedTableError = asyncpg.UndefinedTableError
