@@ -139,3 +139,6 @@ class JobSnooze(Exception):
             raise ValueError(f"JobSnooze takes a delay of zero or more, got {delay}")
         super().__init__(f"snoozed for {delay}")
         self.delay = delay
+
+    def __reduce__(self) -> tuple[type[JobSnooze], tuple[timedelta]]:
+        return type(self), (self.delay,)  # a job in a process of its own may raise it

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_process
 
+from riverpy._work.failure import error_text, trace_text
 from riverpy.job import Job
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ class BlockingRunner:
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self._threads: ThreadPoolExecutor | None = None
+        self._processes: anyio.CapacityLimiter | None = None
 
     async def in_thread(self, function: Callable[[Job[Any]], None], attempt: Attempt) -> None:
         """Run it in a thread, to its end: a thread cannot be stopped, so a cancellation waits for
@@ -38,24 +41,35 @@ class BlockingRunner:
         future = asyncio.get_running_loop().run_in_executor(
             self._threads, lambda: context.run(function, attempt)
         )
-        while not future.done():
-            try:
-                await asyncio.wait([future])
-            except asyncio.CancelledError:
-                continue  # the cause is on the attempt; the thread still works
-        future.result()
+        try:
+            while not future.done():
+                try:
+                    await asyncio.wait([future])
+                except asyncio.CancelledError:
+                    continue  # the cause is on the attempt; the thread still works
+            future.result()
+        finally:
+            del future  # its exception holds this frame
 
     async def in_process(self, function: Callable[[Job[Any]], None], attempt: Attempt) -> None:
         """Run it in a process of its own, which a cancellation kills."""
-        updates = await anyio.to_process.run_sync(
+        if self._processes is None:
+            self._processes = anyio.CapacityLimiter(self._slots)
+        updates, error = await anyio.to_process.run_sync(
             _work_detached,
             function,
             tuple(attempt.columns()),
             attempt.args,
             cancellable=True,
+            limiter=self._processes,
         )
         for key, text in updates.items():
             attempt.merge_metadata(key, text)
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # it holds this frame
 
     def close(self) -> None:
         """Let idle threads end. One that is still at work is left to itself."""
@@ -78,7 +92,23 @@ class _DetachedJob(Job[Any]):
 
 def _work_detached(
     function: Callable[[Job[Any]], None], row: tuple[Any, ...], args: Any
-) -> dict[str, str]:
+) -> tuple[dict[str, str], BaseException | None]:
+    """Run it; returns what it recorded, and what it raised with its trace as a note, since a
+    traceback cannot leave the process."""
     job = _DetachedJob(row, args)
-    function(job)
-    return job.updates
+    try:
+        function(job)
+    except BaseException as error:
+        portable = _portable(error)
+        portable.add_note(f"In the process of the job:\n{trace_text(error)}")
+        return job.updates, portable
+    return job.updates, None
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error, or one that says the same where it cannot be pickled and read back."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 (our own bytes)
+    except Exception:
+        return RuntimeError(f"{type(error).__qualname__}: {error_text(error)}")
+    return error

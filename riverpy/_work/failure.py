@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures.thread
 import traceback
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
@@ -19,6 +21,11 @@ TRACE_ENTRY_LENGTH_MAX = 1024
 """Characters of one frame, or of the exception's own line, in a trace."""
 TRACE_LENGTH_MAX = 32 * 1024
 """Characters of a trace that are stored; the end is kept."""
+_OWN_FILES = {
+    concurrent.futures.thread.__file__,
+    *(str(Path(__file__).with_name(name)) for name in ("executor.py", "blocking.py")),
+}
+"""Whose frames stand before a job's own."""
 _CUT_MARK = " … [truncated]"
 _UNSTORABLE = dict.fromkeys([0, *range(0xD800, 0xE000)], "\ufffd")
 """NUL and lone surrogates, which PostgreSQL refuses, become the replacement character."""
@@ -43,7 +50,9 @@ def error_text(error: BaseException) -> str:
 def trace_text(error: BaseException) -> str:
     """The traceback from the user's first frame on, without local variables; its start is cut if it
     is long."""
-    first = error.__traceback__.tb_next if error.__traceback__ else None
+    first = error.__traceback__
+    while first is not None and first.tb_frame.f_code.co_filename in _OWN_FILES:
+        first = first.tb_next
     try:
         lines = traceback.format_exception(type(error), error, first, limit=-TRACE_FRAMES_MAX)
     except BaseException:  # formatting runs code of the user's

@@ -143,7 +143,8 @@ class Subscriptions:
 def _job_event(attempt: Attempt, kind: EventKind) -> Event:
     row = list(attempt.columns())
     _store_outcome(row, attempt)
-    attempted_at, due = timestamp(row[JobColumn.ATTEMPTED_AT]), attempt.scheduled_at
+    attempted_at = timestamp(row[JobColumn.ATTEMPTED_AT])
+    due = max(attempt.scheduled_at, attempt.created_at)
     wait = max(attempted_at - due, timedelta(0)) if attempted_at else timedelta(0)
     statistics = JobStatistics(
         queue_wait=wait,
