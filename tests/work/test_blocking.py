@@ -1,0 +1,225 @@
+"""Blocking jobs in threads and in processes."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import threading
+import time
+from contextvars import ContextVar
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+import psutil
+import pytest
+
+import riverpy
+from riverpy import EventKind, Job, JobCancel, JobSnooze, Workers
+from tests.work.rig import Task, errors_of, metadata_of
+
+if TYPE_CHECKING:
+    from tests.work.rig import Rig
+
+
+class Apart(msgspec.Struct):
+    """Args of a job in a process of its own."""
+
+    kind: ClassVar[str] = "apart"
+    do: str
+    path: str = ""
+
+
+class Odd(Exception):
+    """Cannot be pickled and read back."""
+
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def work_apart(job: Job[Apart]) -> None:
+    """What a job does in a process of its own."""
+    Path(job.args.path).write_text(str(os.getpid())) if job.args.path else None
+    match job.args.do:
+        case "return":
+            job.record_output({"pid": os.getpid(), "attempt": job.attempt, "id": job.id})
+            job.set_metadata("k", "v")
+        case "fail":
+            job.set_metadata("k", "before")
+            raise ValueError("apart")
+        case "odd":
+            raise Odd("a", "b")
+        case "snooze":
+            raise JobSnooze(timedelta(hours=1))
+        case "cancel":
+            raise JobCancel("apart")
+        case "exit":
+            os._exit(3)
+        case _:
+            time.sleep(3600)
+
+
+def register_apart(rig: Rig, timeout: timedelta) -> None:
+    """Register the above."""
+    later = timedelta(hours=1)
+    rig.workers.blocking_job(executor="process", timeout=timeout, next_retry=lambda job: later)(
+        work_apart
+    )
+
+
+async def test_thread(rig: Rig) -> None:
+    """A blocking job runs in a thread, several at a time; what it records, returns and raises
+    counts as for any other."""
+    both = threading.Barrier(2, timeout=20)
+    context: ContextVar[int] = ContextVar("context", default=0)
+
+    @rig.job(executor="thread")
+    def work(job: Job[Task]) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        assert riverpy.current_job() is job
+        assert context.get() == 0
+        context.set(job.id)
+        match job.args.n:
+            case 0 | 1:
+                both.wait()
+                job.record_output(job.args.n)
+            case 2:
+                raise ValueError("in a thread")
+            case 3:
+                raise JobSnooze(timedelta(hours=1))
+            case 4:
+                raise SystemExit(3)
+
+    async with rig.working(slots=2) as client:
+        rows = await rig.work(client, *(Task(n=n) for n in range(5)))
+    assert [row["state"] for row in rows] == [
+        "completed",
+        "completed",
+        "available",
+        "scheduled",
+        "available",
+    ]
+    assert [metadata_of(row).get("output") for row in rows[:2]] == [0, 1]
+    trace = errors_of(rows[2])[0]["trace"]
+    assert "in work" in trace
+    assert "riverpy/_work" not in trace
+    assert errors_of(rows[4])[0]["error"] == "3"
+
+
+async def test_thread_past_its_timeout(rig: Rig) -> None:
+    """A thread cannot be stopped: past its timeout it goes on and keeps its slot; what it returns
+    counts."""
+    started, release = threading.Event(), threading.Event()
+
+    @rig.job(executor="thread", timeout=timedelta(milliseconds=20))
+    def work(job: Job[Task]) -> None:
+        started.set()
+        if job.args.n == 0:
+            assert release.wait(20)
+
+    async with rig.working(slots=1) as client:
+        first = await client.insert(Task(n=0))
+        await client.insert(Task(n=1))
+        run = client._run
+        assert run is not None
+        async with asyncio.timeout(10):
+            while not any(attempt.cause for attempt in run.work.attempts):
+                await asyncio.sleep(0.001)
+        assert await rig.states() == {"running": 1, "available": 1}
+        release.set()
+        events = await rig.take(2)
+    assert [event.kind for event in events] == [EventKind.JOB_COMPLETED] * 2
+    assert (await rig.row(first.job.id))["attempt"] == 1
+
+
+async def test_interrupted_thread_that_fails(rig: Rig) -> None:
+    """A thread that raises after a stop asked it to end has failed, for its code saw no stop."""
+    started, release = threading.Event(), threading.Event()
+
+    @rig.job(executor="thread")
+    def work(job: Job[Task]) -> None:
+        started.set()
+        release.wait(20)
+        raise ValueError("its own")
+
+    async with rig.working(soft_stop_timeout=timedelta(0)) as client:
+        inserted = await client.insert(Task())
+        await asyncio.get_running_loop().run_in_executor(None, started.wait)
+        client.stop()
+        asyncio.get_running_loop().call_later(0.05, release.set)
+    row = await rig.row(inserted.job.id)
+    assert (row["state"], row["attempt"]) == ("available", 1)
+    assert errors_of(row)[0]["error"] == "its own"
+
+
+async def test_process(rig: Rig) -> None:
+    """A job in a process: what it records, returns and raises arrives; a process that dies is a
+    failed attempt."""
+    register_apart(rig, timedelta(seconds=60))
+    async with rig.working(slots=2) as client:
+        rows = await rig.work(
+            client, *(Apart(do) for do in ("return", "fail", "snooze", "cancel", "exit", "odd"))
+        )
+    assert [row["state"] for row in rows] == [
+        "completed",
+        "retryable",
+        "scheduled",
+        "cancelled",
+        "retryable",
+        "retryable",
+    ]
+    output = metadata_of(rows[0])["output"]
+    assert output["pid"] != os.getpid()
+    assert (output["attempt"], output["id"]) == (1, rows[0]["id"])
+    assert metadata_of(rows[0])["k"] == "v"
+    (entry,) = errors_of(rows[1])
+    assert entry["error"] == "apart"
+    assert "in work_apart" in entry["trace"]
+    assert metadata_of(rows[1])["k"] == "before"
+    assert errors_of(rows[5])[0]["error"] == "Odd: a and b"
+    assert errors_of(rows[3])[0]["error"] == "JobCancelError: apart"
+    assert len(errors_of(rows[4])) == 1
+
+
+@pytest.mark.parametrize("how", ["timeout", "cancel", "stop"])
+async def test_process_is_killed(rig: Rig, tmp_path: Path, how: str) -> None:
+    """A process is killed at its timeout, by a cancel, or by a hard stop."""
+    register_apart(rig, timedelta(seconds=3 if how == "timeout" else 60))
+    file = tmp_path / "pid"
+    async with rig.working(soft_stop_timeout=timedelta(0)) as client:
+        inserted = await client.insert(Apart("hang", str(file)))
+        async with asyncio.timeout(20):
+            while not (file.exists() and file.read_text()):
+                await asyncio.sleep(0.01)
+        pid = int(file.read_text())
+        if how == "cancel":
+            await client.job_cancel(inserted.job.id)
+        elif how == "stop":
+            client.stop()
+        event = await rig.event()
+    expected = {
+        "timeout": (EventKind.JOB_FAILED, "retryable", 1),
+        "cancel": (EventKind.JOB_CANCELLED, "cancelled", 1),
+        "stop": (EventKind.JOB_INTERRUPTED, "available", 0),
+    }
+    row = await rig.row(inserted.job.id)
+    assert (event.kind, row["state"], row["attempt"]) == expected[how]
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_what_is_refused() -> None:
+    """A coroutine function is no blocking job, a plain function no other, and executors are two."""
+
+    async def coroutine(job: Job[Task]) -> None: ...
+
+    def plain(job: Job[Task]) -> None: ...
+
+    with pytest.raises(riverpy.ConfigError, match="plain function"):
+        Workers().blocking_job()(coroutine)  # type: ignore[type-var]
+    with pytest.raises(riverpy.ConfigError, match="blocking_job"):
+        Workers().job(plain)  # type: ignore[type-var]
+    with pytest.raises(riverpy.ConfigError, match="thread"):
+        Workers().blocking_job(executor="fork")  # type: ignore[arg-type]
+    assert multiprocessing.active_children() == []

@@ -1,0 +1,123 @@
+"""Memory: nothing of a finished job is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from riverpy import Job, JobCancel
+from tests.work.rig import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from tests.work.rig import Rig
+
+
+class Heavy:
+    """Something that a job holds in a local variable."""
+
+
+@pytest.fixture
+def no_collector() -> Generator[None]:
+    """The cycle collector is off."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("executor", [None, "thread"])
+@pytest.mark.parametrize("end", ["return", "fail", "group", "cancel", "timeout"])
+async def test_locals_of_a_job(rig: Rig, executor: str | None, end: str) -> None:
+    """ME-02: without the cycle collector, what a job held is gone when its event is there."""
+    held: list[weakref.ref[Heavy]] = []
+
+    def body() -> None:
+        heavy = Heavy()
+        held.append(weakref.ref(heavy))
+        if end == "fail":
+            raise ValueError("holds its frames")
+        if end == "group":
+            raise ExceptionGroup("two", [ValueError("a"), OSError("b")])
+        if end == "cancel":
+            raise JobCancel("no")
+
+    if executor:
+
+        @rig.job(executor=executor)
+        def work(job: Job[Task]) -> None:
+            body()
+
+    else:
+
+        @rig.job
+        async def work_async(job: Job[Task]) -> None:
+            heavy = Heavy()
+            held.append(weakref.ref(heavy))
+            body()
+            if end == "timeout":
+                await asyncio.sleep(3600)
+
+    async with rig.working(job_timeout=timedelta(milliseconds=50)) as client:
+        await client.insert(Task())
+        await rig.event()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert held
+        assert [reference() for reference in held] == [None] * len(held)
+
+
+async def test_many_jobs(rig: Rig) -> None:
+    """ME-01, scaled: after 4,000 jobs more there are no more objects, tasks or timers."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        if job.args.n % 10 == 0:
+            raise JobCancel("some end otherwise")
+
+    async def counts() -> tuple[int, int]:
+        gc.collect()
+        return len(gc.get_objects()), len(asyncio.all_tasks())
+
+    async with rig.working(slots=100) as client:
+        seen: list[tuple[int, int]] = []
+        for _ in range(3):
+            await rig.insert_rows(4000)
+            client._run.producers["default"].wake()  # type: ignore[union-attr]
+            await rig.take(4000)
+            seen.append(await counts())
+    (_, _), (objects, tasks), (later_objects, later_tasks) = seen
+    assert later_objects - objects < 500
+    assert later_tasks <= tasks + 1
+
+
+async def test_collector_in_a_tight_loop(rig: Rig) -> None:
+    """ME-03: tasks are held while they run: with a collector that never rests none is lost."""
+    done = asyncio.Event()
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        await asyncio.sleep(0)
+        future = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(future.set_result, None)
+        await future
+
+    async def collect() -> None:
+        while not done.is_set():
+            gc.collect()
+            await asyncio.sleep(0)
+
+    await rig.insert_rows(60)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(collect())
+        async with rig.working(slots=10):
+            await rig.take(60)
+        done.set()
+    assert await rig.states() == {"completed": 60}

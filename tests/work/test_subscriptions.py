@@ -1,0 +1,209 @@
+"""Subscriptions: which events come, in which order, with what, and to whom."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import riverpy
+from riverpy import EventKind, Job, JobCancel, JobSnooze, JobState
+from tests.work.rig import Task
+
+if TYPE_CHECKING:
+    from tests.work.rig import Rig
+
+
+def ends(rig: Rig) -> None:
+    """Jobs that end in each way, by their number."""
+
+    @rig.job(next_retry=lambda job: timedelta(hours=1))
+    async def work(job: Job[Task]) -> None:
+        match job.args.n:
+            case 1:
+                raise ValueError("fails")
+            case 2:
+                raise JobSnooze(timedelta(hours=1))
+            case 3:
+                raise JobCancel("cancels")
+
+
+async def test_kinds_and_jobs(rig: Rig) -> None:
+    """Each end has its kind; the event's job is the row after its result was stored."""
+    ends(rig)
+    async with rig.working(slots=1) as client:
+        for n in range(4):
+            await client.insert(Task(n=n))
+        events = await rig.take(4)
+        assert [event.kind for event in events] == [
+            EventKind.JOB_COMPLETED,
+            EventKind.JOB_FAILED,
+            EventKind.JOB_SNOOZED,
+            EventKind.JOB_CANCELLED,
+        ]
+        for event in events:
+            told = event.job
+            assert told is not None
+            stored = await client.job_get(told.id)
+            for column in (
+                "state",
+                "attempt",
+                "metadata",
+                "errors",
+                "attempted_by",
+                "encoded_args",
+                "attempted_at",
+                "tags",
+                "max_attempts",
+                "queue",
+                "kind",
+                "created_at",
+            ):
+                assert getattr(told, column) == getattr(stored, column), column
+            assert (told.finalized_at is None) == (stored.finalized_at is None)
+            near = abs(told.scheduled_at - stored.scheduled_at)
+            assert near < timedelta(seconds=5)
+            assert event.queue is None
+            assert repr(event)
+
+
+async def test_only_the_kinds_asked_for(rig: Rig) -> None:
+    """A subscription has the events of its kinds alone, in the order of their end."""
+    ends(rig)
+    client = rig.client(slots=1)
+    async with (
+        client.subscribe(EventKind.JOB_FAILED, EventKind.JOB_CANCELLED) as some,
+        rig.running(client),
+    ):
+        for n in range(8):
+            await client.insert(Task(n=n % 4))
+        await rig.take(8)
+    events = [event async for event in some]
+    assert [event.kind for event in events] == [
+        EventKind.JOB_FAILED,
+        EventKind.JOB_CANCELLED,
+    ] * 2
+    assert [event.job.id for event in events if event.job] == [2, 4, 6, 8]
+
+
+async def test_what_is_refused(rig: Rig) -> None:
+    """A subscription without a kind, of an unknown kind, or without room is refused."""
+    client = rig.client()
+    with pytest.raises(riverpy.ConfigError, match="name the kinds"):
+        client.subscribe()
+    with pytest.raises(riverpy.ConfigError, match="job_completed"):
+        client.subscribe("nonsense")  # type: ignore[arg-type]
+    with pytest.raises(riverpy.ConfigError, match="1 or more"):
+        client.subscribe(EventKind.JOB_FAILED, size=0)
+
+
+async def test_ends_with_the_client(rig: Rig) -> None:
+    """An iteration ends when the client stops, after the last result; so do several on one
+    subscription; one that is opened again goes on with the next run."""
+    ends(rig)
+    client = rig.client()
+    seen: list[int] = []
+
+    async def read(subscription: riverpy.Subscription) -> None:
+        async for event in subscription:
+            assert event.job is not None
+            seen.append(event.job.id)
+
+    async with (
+        client.subscribe(EventKind.JOB_COMPLETED) as subscription,
+        asyncio.TaskGroup() as tasks,
+    ):
+        tasks.create_task(read(subscription))
+        tasks.create_task(read(subscription))
+        async with rig.running(client):
+            for _ in range(20):
+                await client.insert(Task(n=0))
+            client.stop()
+    assert len(seen) == len(set(seen))
+    assert len(seen) == (await rig.states()).get("completed", 0)
+
+
+async def test_stalled_subscriber(rig: Rig, log: list[dict[str, Any]]) -> None:
+    """ME-04: a subscriber that never reads holds at most what it asked for, loses the rest by
+    count, is warned about once, and disturbs nobody."""
+    ends(rig)
+    client = rig.client(slots=100)
+    await rig.insert_rows(2000)
+    await rig.schema.execute("""UPDATE river_job SET args = '{"n": 0}'""")
+    async with client.subscribe(EventKind.JOB_COMPLETED, size=50) as stalled, rig.running(client):
+        await rig.take(2000)
+    assert stalled.dropped == 1950
+    assert len([event async for event in stalled]) == 50
+    full = [entry for entry in log if entry["event"] == "subscriber is full; events are dropped"]
+    assert len(full) == 1
+
+
+async def test_subscriber_that_raises_or_leaves(rig: Rig) -> None:
+    """ME-04: a subscriber that raises, or leaves in the middle of a delivery, disturbs nobody."""
+    ends(rig)
+    async with rig.working() as client:
+
+        async def raising() -> None:
+            async with client.subscribe(EventKind.JOB_COMPLETED) as events:
+                async for _ in events:
+                    raise LookupError("the subscriber's own")
+
+        failing = asyncio.get_running_loop().create_task(raising())
+        await asyncio.sleep(0)
+        await client.insert(Task(n=0))
+        await rig.event()
+        with pytest.raises(LookupError):
+            await failing
+        await client.insert(Task(n=0))
+        await rig.event()
+
+
+async def test_statistics(rig: Rig) -> None:
+    """OP-11: no wait or duration is negative, also after snoozes and retries, for jobs from the
+    future's clock and jobs due long before they were inserted."""
+    runs: dict[int, int] = {}
+
+    @rig.job(next_retry=lambda job: timedelta(milliseconds=1))
+    async def work(job: Job[Task]) -> None:
+        runs[job.id] = runs.get(job.id, 0) + 1
+        await asyncio.sleep(0.001)
+        match runs[job.id]:
+            case 1:
+                raise JobSnooze(timedelta(milliseconds=1))
+            case 2:
+                raise ValueError("once")
+
+    await rig.insert_rows(20)
+    await rig.schema.execute(
+        "UPDATE river_job SET created_at = now() + interval '5 seconds' WHERE id = 1"
+    )
+    await rig.schema.execute(
+        "UPDATE river_job SET scheduled_at = now() - interval '1 year' WHERE id = 2"
+    )
+    async with rig.working():
+        events = await rig.take(60)
+    for event in events:
+        statistics = event.statistics
+        assert statistics is not None
+        assert statistics.queue_wait >= timedelta(0)
+        assert statistics.run > timedelta(0)
+        assert statistics.complete >= timedelta(0)
+        assert event.job is not None
+        assert statistics.queue_wait < timedelta(minutes=1)
+        assert event.job.state is not JobState.RUNNING
+
+
+async def test_queue_events(rig: Rig) -> None:
+    """Pausing and resuming tells of the queue, once each."""
+    ends(rig)
+    async with rig.working() as client:
+        await client.queue_pause("default")
+        await client.queue_pause("default")
+        await client.queue_resume("default")
+        events = await rig.take(2)
+    assert [(event.kind, event.queue, event.job) for event in events] == [
+        (EventKind.QUEUE_PAUSED, "default", None),
+        (EventKind.QUEUE_RESUMED, "default", None),
+    ]
