@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from riverpy import Event, StopReport, Subscription
+    from riverpy import Event, JobRow, StopReport, Subscription
     from tests._database import Schema
 
 PATIENCE = 15.0
@@ -34,6 +34,13 @@ class Task(msgspec.Struct, frozen=True):
 
     kind: ClassVar[str] = "task"
     n: Annotated[int, riverpy.Unique] = 0
+
+
+class InMoments:
+    """A retry policy: soon enough to be available, too late to run again in a test."""
+
+    def next_retry(self, job: JobRow, /) -> timedelta:
+        return timedelta(seconds=4.9)
 
 
 class Rig:
@@ -77,6 +84,7 @@ class Rig:
             "soft_stop_timeout": timedelta(seconds=10),
             "hard_stop_timeout": timedelta(seconds=2),
             "skip_unknown_job_check": True,
+            "retry_policy": InMoments(),
         } | settings
         if queues is None:
             queues = {"default": QueueConfig(max_workers=slots)}

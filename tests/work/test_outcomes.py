@@ -81,7 +81,7 @@ async def test_failed_is_retryable(rig: Rig) -> None:
         "INSERT INTO river_job (kind, max_attempts, args, attempt, errors)"
         """ VALUES ('task', 25, '{}', 1, array['{"at":"2026-01-01T00:00:00Z"}'::jsonb])"""
     )
-    async with rig.working():
+    async with rig.working(retry_policy=DefaultRetryPolicy()):
         event = await rig.event()
     (row,) = await rig.schema.jobs()
     assert row["state"] == "retryable"
@@ -102,7 +102,7 @@ async def test_soon_due_is_available(rig: Rig) -> None:
     async def work(job: Job[Task]) -> None:
         raise ValueError("no luck")
 
-    row = await rig.run_one()
+    row = await rig.run_one(retry_policy=DefaultRetryPolicy())
     assert (row["state"], row["attempt"]) == ("available", 1)
     assert timedelta(seconds=0.9) <= await delay_of(rig, row) < timedelta(seconds=3)
 
@@ -179,7 +179,7 @@ async def test_longest_delay_is_stored(rig: Rig) -> None:
         "INSERT INTO river_job (kind, max_attempts, args, attempt, errors)"
         f" VALUES ('task', 1000, '{{}}', 310, array[{errors}])"
     )
-    async with rig.working() as client:
+    async with rig.working(retry_policy=DefaultRetryPolicy()) as client:
         await rig.event()
         (row,) = await rig.schema.jobs()
         assert (row["state"], len(row["errors"])) == ("retryable", 311)

@@ -1,0 +1,195 @@
+"""The plans of the hot statements on a large table: which index each walks, under both plan modes.
+
+All tests here share one table of a million finished jobs, so they belong on one worker of xdist.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from riverpy._sql import query
+from riverpy.migrate import Migrator
+from tests._database import connected, create_database, drop_database, new_database_name, run_apart
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+
+    import asyncpg
+
+pytestmark = pytest.mark.xdist_group("large table")
+
+ROWS = 1_000_000
+
+
+async def fill(url: str) -> None:
+    """A million finished jobs, some thousands that wait, and a few that run."""
+    async with connected(url) as connection:
+        await Migrator(connection).up()
+        indexes = await connection.fetch(
+            "SELECT indexdef FROM pg_indexes WHERE tablename = 'river_job'"
+            " AND indexname <> 'river_job_pkey'"
+        )
+        names = await connection.fetch(
+            "SELECT indexname FROM pg_indexes WHERE tablename = 'river_job'"
+            " AND indexname <> 'river_job_pkey'"
+        )
+        for (name,) in names:
+            await connection.execute(f"DROP INDEX {name}")
+        await connection.execute("ALTER TABLE river_job SET UNLOGGED")
+        await connection.execute(
+            "INSERT INTO river_job (kind, max_attempts, args, state, finalized_at, attempt, queue,"
+            " attempted_at, attempted_by, scheduled_at)"
+            " SELECT 'k' || i % 20, 25, '{}', 'completed', now() - make_interval(secs => i), 1,"
+            " 'q' || i % 5, now() - make_interval(secs => i), array['c' || i % 10],"
+            " now() - make_interval(secs => i)"
+            f" FROM generate_series(1, {ROWS}) AS i"
+        )
+        await connection.execute(
+            "INSERT INTO river_job (kind, max_attempts, args, state, queue, priority)"
+            " SELECT 'k1', 25, '{}', 'available', 'q' || i % 5, 1 + i % 4"
+            " FROM generate_series(1, 20000) AS i"
+        )
+        await connection.execute(
+            "INSERT INTO river_job (kind, max_attempts, args, state, queue, attempt, attempted_at,"
+            " attempted_by) SELECT 'k1', 25, '{}', 'running', 'q' || i % 5, 1, now(), array['c1']"
+            " FROM generate_series(1, 1000) AS i"
+        )
+        for (definition,) in indexes:
+            await connection.execute(definition)
+        await connection.execute("VACUUM ANALYZE river_job")
+
+
+@pytest.fixture(scope="module")
+def large_url(server_url: str) -> Generator[str]:
+    """A database with a large table of jobs."""
+    name = new_database_name()
+    url = run_apart(create_database, server_url, name)
+    run_apart(fill, url)
+    yield url
+    run_apart(drop_database, server_url, name)
+
+
+@pytest.fixture(params=["force_custom_plan", "force_generic_plan"])
+async def large(
+    large_url: str, request: pytest.FixtureRequest
+) -> AsyncGenerator[asyncpg.Connection[Any]]:
+    """A connection to it, which plans one way."""
+    async with connected(large_url, plan_cache_mode=request.param) as connection:
+        yield connection
+
+
+async def plan_of(
+    connection: asyncpg.Connection[Any], name: str, *literals: str, file: str = "river_job"
+) -> list[dict[str, Any]]:
+    """The nodes of the plan of one of our statements, with these parameters."""
+    statement = query(file, name, None)
+    assert len(literals) == len(statement.parameters)
+    await connection.execute(f"PREPARE planned AS {statement.text}")
+    text = await connection.fetchval(
+        f"EXPLAIN (FORMAT json) EXECUTE planned({', '.join(literals)})"
+    )
+    await connection.execute("DEALLOCATE planned")
+    nodes: list[dict[str, Any]] = []
+
+    def walk(node: dict[str, Any]) -> None:
+        nodes.append(node)
+        for child in node.get("Plans", ()):
+            walk(child)
+
+    walk(json.loads(text)[0]["Plan"])
+    return nodes
+
+
+def scans_of(nodes: list[dict[str, Any]]) -> set[str]:
+    """How the plan reads the table of jobs: its indexes, or `Seq Scan`."""
+    return {
+        node.get("Index Name", node["Node Type"])
+        for node in nodes
+        if node.get("Relation Name") == "river_job" or "Index Name" in node
+        if node["Node Type"] not in {"ModifyTable", "Bitmap Heap Scan"}
+    }
+
+
+FETCH = "river_job_prioritized_fetching_index"
+NARROW = {FETCH, "river_job_pkey"}
+"""What statements on given running rows may walk: the ids, or the running rows."""
+IDS_LITERAL = f"'{{{','.join(map(str, range(1, 1001)))}}}'::bigint[]"
+ONES = f"'{{{','.join(['1'] * 1000)}}}'::smallint[]"
+TIMES = f"'{{{','.join(['2026-01-01Z'] * 1000)}}}'::timestamptz[]"
+FLOATS = f"'{{{','.join(['1'] * 1000)}}}'::float8[]"
+TEXTS = f"'{{{','.join(['x'] * 1000)}}}'::text[]"
+NULLS = f"'{{{','.join(['null'] * 1000)}}}'"
+
+
+@pytest.mark.parametrize("limit", ["1", "100", "1000"])
+async def test_job_claim(large: asyncpg.Connection[Any], limit: str) -> None:
+    """A claim walks the index of its order, without a sort, and the primary key."""
+    nodes = await plan_of(large, "job_claim", "'q1'", limit, "'client'")
+    assert scans_of(nodes) == {FETCH, "river_job_pkey"}
+    assert not any(node["Node Type"] in {"Sort", "Hash Join"} for node in nodes)
+
+
+async def test_job_complete(large: asyncpg.Connection[Any]) -> None:
+    """Storing a thousand results reads those rows, or the running ones."""
+    nodes = await plan_of(large, "job_complete", IDS_LITERAL, ONES, TIMES, FLOATS)
+    assert scans_of(nodes) <= NARROW
+
+
+async def test_job_settle(large: asyncpg.Connection[Any]) -> None:
+    """So does the general statement."""
+    bools = f"{NULLS}::bool[]"
+    texts = f"{NULLS}::text[]"
+    states = TEXTS.replace("x,", "completed,").replace("x}", "completed}")
+    nodes = await plan_of(
+        large,
+        "job_settle",
+        IDS_LITERAL,
+        ONES,
+        TIMES,
+        states,
+        bools,
+        FLOATS,
+        ONES,
+        FLOATS,
+        texts,
+        texts,
+    )
+    assert scans_of(nodes) <= NARROW
+
+
+@pytest.mark.parametrize("name", ["job_lock_attempts", "job_standings", "job_cancel_marks"])
+async def test_by_ids(large: asyncpg.Connection[Any], name: str) -> None:
+    """Statements on given rows read those rows, or the running ones."""
+    assert scans_of(await plan_of(large, name, IDS_LITERAL)) <= NARROW
+
+
+async def test_job_put_back(large: asyncpg.Connection[Any]) -> None:
+    """Putting back reads those rows, or the running ones."""
+    nodes = await plan_of(large, "job_put_back", IDS_LITERAL, ONES, TIMES)
+    assert scans_of(nodes) <= NARROW
+
+
+async def test_job_claimed_by(large: asyncpg.Connection[Any]) -> None:
+    """Looking for lost claims reads running rows alone, whatever the history."""
+    nodes = await plan_of(large, "job_claimed_by", "'{q1,q2}'", "'c1'", "10")
+    scans = scans_of(nodes)
+    assert "Seq Scan" not in scans
+    assert scans == {FETCH}
+
+
+async def test_job_any_available(large: asyncpg.Connection[Any]) -> None:
+    """Looking for work reads the index of the claims."""
+    nodes = await plan_of(large, "job_any_available", "'{q1,q2}'")
+    assert scans_of(nodes) == {FETCH}
+
+
+@pytest.mark.parametrize("name", ["job_get", "job_cancel", "job_retry"])
+async def test_one_job(large: asyncpg.Connection[Any], name: str) -> None:
+    """Calls on one job read it by primary key."""
+    parameters = query("river_job", name, None).parameters
+    nodes = await plan_of(large, name, *("17" if one == "id" else "NULL" for one in parameters))
+    assert "river_job_pkey" in scans_of(nodes)
+    assert "Seq Scan" not in scans_of(nodes)
