@@ -1,0 +1,3 @@
+"""User code, as the type checkers see it."""
+
+from __future__ import annotations

@@ -1,0 +1,156 @@
+"""A program written against riverpy, as a user would: strict type checking accepts it with no cast.
+
+It is checked, and imported by a test, but never run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, assert_type
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+import riverpy
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+workers = riverpy.Workers()
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """Args as a Struct, with a unique field, aliases and options of its own."""
+
+    kind: ClassVar[str] = "welcome"
+    kind_aliases: ClassVar[tuple[str, ...]] = ("greet",)
+    user_id: Annotated[int, riverpy.Unique]
+
+    def insert_opts(self) -> riverpy.InsertOpts:
+        return riverpy.InsertOpts(queue="mail", priority=2)
+
+
+@dataclasses.dataclass
+class Resize:
+    """Args as a dataclass."""
+
+    kind: ClassVar[str] = "resize"
+    path: str
+
+
+class Loose(dict[str, Any]):
+    """Args as a dict."""
+
+    kind: ClassVar[str] = "loose"
+
+
+@workers.job(timeout=timedelta(seconds=30))
+async def welcome(job: riverpy.Job[Welcome]) -> None:
+    assert_type(job.args, Welcome)
+    assert_type(job.args.user_id, int)
+    assert_type(job.state, riverpy.JobState)
+    assert_type(job.attempted_at, datetime | None)
+    job.record_output({"sent": True})
+    job.set_metadata("tries", job.attempt)
+    if job.attempt == 1:
+        raise riverpy.JobSnooze(timedelta(minutes=5))
+    raise riverpy.JobCancel("no such user")
+
+
+@workers.job
+async def loose(job: riverpy.Job[Loose]) -> None:
+    assert_type(job.args, Loose)
+
+
+@workers.job(next_retry=lambda job: timedelta(minutes=job.attempt), timeout=None, kind="other")
+async def resize_later(job: riverpy.Job[Resize]) -> None:
+    current: riverpy.Job[Any] = riverpy.current_job()
+    assert current.id == job.id
+
+
+@workers.blocking_job(executor="process", kind="crunch")
+def crunch(job: riverpy.Job[dict[str, int]]) -> None:
+    assert_type(job.args["n"], int)
+
+
+class ResizeWorker(riverpy.Worker[Resize]):
+    """A worker with state of its own, a timeout for each job, and retries of its own."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    async def work(self, job: riverpy.Job[Resize]) -> None:
+        assert_type(job.args.path, str)
+
+    def timeout(self, job: riverpy.Job[Resize]) -> timedelta | UnsetType | None:
+        return timedelta(minutes=5) if job.args.path else UNSET
+
+    def next_retry(self, job: riverpy.Job[Resize]) -> timedelta | None:
+        return None
+
+
+workers.add(ResizeWorker("/"))
+
+
+class Policy:
+    """A retry policy is any class with this method."""
+
+    def next_retry(self, job: riverpy.JobRow, /) -> timedelta:
+        return timedelta(seconds=job.error_count)
+
+
+class Handler:
+    """So is an error handler."""
+
+    async def handle_error(self, job: riverpy.JobRow, error: BaseException, /) -> bool | None:
+        return isinstance(error, LookupError)
+
+
+client = riverpy.Client(
+    "postgres://localhost/app",
+    workers=workers,
+    queues={"default": riverpy.QueueConfig(max_workers=100), "mail": riverpy.QueueConfig()},
+    config=riverpy.Config(retry_policy=Policy(), error_handler=Handler(), job_timeout=None),
+)
+
+
+@asynccontextmanager
+async def lifespan(app: object) -> AsyncGenerator[None]:
+    """Inside a web application."""
+    async with client, client.working():
+        yield
+
+
+async def main() -> None:
+    """Each call once."""
+    async with client:
+        result = await client.insert(Welcome(user_id=1))
+        assert_type(result.job, riverpy.JobRow)
+        assert_type(result.job.id, int)
+        at = datetime.now(UTC) + timedelta(hours=1)
+        unique = riverpy.UniqueOpts(by_args=True, by_period=timedelta(hours=1))
+        opts = riverpy.InsertOpts(scheduled_at=at, tags=["a"], unique_opts=unique)
+        await client.insert(Resize("x"), opts)
+        await client.insert(Loose(x=1))
+        await client.insert(riverpy.RawArgs("raw_kind", '{"a": 1}'))
+        params = [riverpy.InsertManyParams(Welcome(user_id=2)), riverpy.InsertManyParams(Loose())]
+        results: list[riverpy.InsertResult] = await client.insert_many(params)
+        assert results
+        count: int = await client.insert_many_fast(params)
+        assert count
+        row = await client.job_get(1)
+        for error in row.errors:
+            assert_type(error, riverpy.AttemptError)
+        await client.job_cancel(row.id)
+        await client.queue_pause("default")
+        kinds = riverpy.EventKind.JOB_COMPLETED, riverpy.EventKind.JOB_FAILED
+        async with client.working(), client.subscribe(*kinds) as events:
+            async for event in events:
+                if event.job is not None and event.statistics is not None:
+                    assert_type(event.statistics.run, timedelta)
+                break
+            assert_type(events.dropped, int)
+        report: riverpy.StopReport = await client.run(drain=True)
+        assert report.is_clean

@@ -1,0 +1,74 @@
+"""Mistakes that strict type checking finds: each line must be reported, or the ignore is unused.
+
+Never imported.
+"""
+
+# pyright: strict, reportUnnecessaryTypeIgnoreComment=true
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import ClassVar
+
+import msgspec
+
+import riverpy
+
+workers = riverpy.Workers()
+client = riverpy.Client("postgres://localhost/app", workers=workers)
+
+
+class Welcome(msgspec.Struct):
+    """Proper args."""
+
+    kind: ClassVar[str] = "welcome"
+    user_id: int
+
+
+class NoKind(msgspec.Struct):
+    """Args without a kind."""
+
+    user_id: int
+
+
+@workers.job
+async def wrong_field(job: riverpy.Job[Welcome]) -> None:
+    print(job.args.user_name)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
+
+
+@workers.job  # pyright: ignore[reportCallIssue, reportArgumentType, reportUntypedFunctionDecorator]
+def not_async(job: riverpy.Job[Welcome]) -> None: ...
+
+
+@workers.blocking_job()  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
+async def not_blocking(job: riverpy.Job[Welcome]) -> None: ...
+
+
+@workers.blocking_job(executor="fork")  # pyright: ignore[reportArgumentType]
+def no_executor(job: riverpy.Job[Welcome]) -> None: ...
+
+
+@workers.job(timeout=30)  # pyright: ignore[reportArgumentType]
+async def no_timedelta(job: riverpy.Job[Welcome]) -> None: ...
+
+
+class WelcomeWorker(riverpy.Worker[Welcome]):
+    """Works other args than it says."""
+
+    async def work(self, job: riverpy.Job[NoKind]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ...
+
+
+async def main() -> None:
+    """Wrong calls."""
+    await client.insert(NoKind(user_id=1))  # pyright: ignore[reportArgumentType]
+    await client.insert({"user_id": 1})  # pyright: ignore[reportArgumentType]
+    await client.insert(Welcome(user_id="1"))  # pyright: ignore[reportArgumentType]
+    await client.insert(Welcome(1), riverpy.InsertOpts(priority="high"))  # pyright: ignore[reportArgumentType]
+    await client.insert(Welcome(1), tx="connection")  # pyright: ignore[reportArgumentType]
+    await client.insert_many([Welcome(1)])  # pyright: ignore[reportArgumentType]
+    client.subscribe("job_completed")  # pyright: ignore[reportArgumentType]
+    riverpy.QueueConfig(max_workers="many")  # pyright: ignore[reportArgumentType]
+    riverpy.JobSnooze(5)  # pyright: ignore[reportArgumentType]
+    riverpy.Config(job_timeout=timedelta(1), soft_stop_timeout=3)  # pyright: ignore[reportArgumentType]
+    print((await client.insert(Welcome(1))).job.identity)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
