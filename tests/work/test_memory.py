@@ -111,7 +111,7 @@ async def test_collector_in_a_tight_loop(rig: Rig) -> None:
 
     async def collect() -> None:
         while not done.is_set():
-            gc.collect()
+            gc.collect(1)
             await asyncio.sleep(0)
 
     await rig.insert_rows(60)
