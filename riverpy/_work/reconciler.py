@@ -20,7 +20,7 @@ from riverpy._work.producer import CLAIM_TIMEOUT
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from anyio.abc import TaskStatus
 
@@ -38,6 +38,8 @@ INTERVAL_POLL_ONLY = 2.0
 TOUCH_INTERVAL = 600.0
 """Seconds after which the rows of the queues are renewed; River's."""
 STATEMENT_TIMEOUT = 10.0
+SWEEP_RETRY = 2.0
+"""Seconds until lost claims are looked for again after the database did not answer."""
 SWEEP_MARGIN = 0.5
 """Seconds beyond the claim's own limit after which a lost claim is looked for."""
 
@@ -77,6 +79,8 @@ class Reconciler:
         self._producers: Mapping[str, Producer] = {}
         self._wake = asyncio.Event()
         self._sweep_at = 0.0
+        self._settled_at = 0.0
+        """When the youngest claim in doubt is old enough to be looked for."""
         self._touch_at = 0.0
         self._log: Any = structlog.get_logger("riverpy").bind()
         self.ran = TestSignal("Reconciler.ran")
@@ -87,14 +91,18 @@ class Reconciler:
 
     def resync(self) -> None:
         """Look now: a connection was lost and made again."""
-        self._sweep_at = min(self._sweep_at, time.monotonic() + CLAIM_TIMEOUT + SWEEP_MARGIN)
+        self._doubt_claims()
         for producer in self._producers.values():
             producer.wake()
-        self._wake.set()
 
     def claim_failed(self) -> None:
         """A claim failed or timed out, so rows may be claimed whose names were never heard."""
-        self._sweep_at = min(self._sweep_at, time.monotonic() + CLAIM_TIMEOUT + SWEEP_MARGIN)
+        self._doubt_claims()
+
+    def _doubt_claims(self) -> None:
+        """Look for lost claims as soon as the youngest of them is old enough to be known as one."""
+        self._settled_at = time.monotonic() + CLAIM_TIMEOUT + SWEEP_MARGIN
+        self._sweep_at = min(self._sweep_at, self._settled_at)
         self._wake.set()
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
@@ -113,15 +121,26 @@ class Reconciler:
             await self._attempt("pauses", self._read_pauses)
             await self._attempt("cancels", self._read_cancels)
             if time.monotonic() >= self._sweep_at:
-                self._sweep_at = time.monotonic() + INTERVAL
-                await self._attempt("lost claims", self._put_back_lost_claims)
+                await self._sweep()
             self.ran.emit()
 
-    async def _attempt(self, what: str, step: Callable[[], Any]) -> None:
+    async def _sweep(self) -> None:
+        """Put lost claims back. Come again when those are old enough that are not yet."""
+        began = time.monotonic()
+        if not await self._attempt("lost claims", self._put_back_lost_claims):
+            self._sweep_at = began + SWEEP_RETRY
+        elif self._settled_at > began:
+            self._sweep_at = self._settled_at
+        else:
+            self._sweep_at = began + INTERVAL
+
+    async def _attempt(self, what: str, step: Callable[[], Awaitable[None]]) -> bool:
         try:
             await step()
         except DATABASE_ERRORS as error:
             self._log.debug("could not reconcile", what=what, error=describe(error))
+            return False
+        return True
 
     async def _touch_queues(self) -> None:
         async with self._reserved.use("renewing queues", STATEMENT_TIMEOUT) as connection:
