@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from datetime import timedelta
 from typing import (
     TYPE_CHECKING,
@@ -35,7 +36,7 @@ AsyncFunctionT = TypeVar("AsyncFunctionT", bound="Callable[[Job[Any]], Awaitable
 FunctionT = TypeVar("FunctionT", bound="Callable[[Job[Any]], None]")
 
 
-class Worker(Generic[ArgsT]):
+class Worker(ABC, Generic[ArgsT]):
     """Works jobs of one kind, that of its args class: `class WelcomeWorker(Worker[Welcome])`.
 
     One object works all jobs of the kind, many at a time, so it keeps no state of a single job.
@@ -44,10 +45,10 @@ class Worker(Generic[ArgsT]):
     kind: ClassVar[str | None] = None
     """Only needed where the args class has no `kind`."""
 
+    @abstractmethod
     async def work(self, job: Job[ArgsT]) -> None:
         """Do the job. Returning completes it; raising JobCancel or JobSnooze ends the attempt so;
         any other exception makes the attempt fail."""
-        raise NotImplementedError(f"{type(self).__name__} has no work()")
 
     def timeout(self, job: Job[ArgsT]) -> timedelta | UnsetType | None:
         """How long this job may run; None: for ever; UNSET: as the client says. Default UNSET."""
