@@ -330,3 +330,19 @@ async def test_the_last_attempt_of_a_base_exception(rig: Rig) -> None:
 
     row = await rig.run_one(opts=InsertOpts(max_attempts=1))
     assert row["state"] == "discarded"
+
+
+async def test_error_that_cannot_be_classified(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if classifying an error fails, the job that raised it has failed: never completed."""
+
+    def broken(*args: Any) -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        raise ValueError("no luck")
+
+    monkeypatch.setattr(riverpy._work.executor.Executor, "_classify", broken)
+    row = await rig.run_one()
+    assert row["state"] == "retryable"
+    assert errors_of(row)[0]["error"] == "riverpy could not classify the error"
