@@ -18,6 +18,7 @@ from riverpy.drivers.asyncpg import (
     close,
     describe,
 )
+from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
@@ -123,7 +124,7 @@ class DedicatedConnection:
             try:
                 with anyio.fail_after(CONNECT_TIMEOUT):
                     connection = await self._connect()
-            except DATABASE_ERRORS as error:
+            except (*DATABASE_ERRORS, ConfigError) as error:  # it worked before: not for ever
                 self._outage.lost(self.name, error)
                 await anyio.sleep(self._backoff.next())
             else:

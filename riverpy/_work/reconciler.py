@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -38,6 +39,8 @@ INTERVAL_POLL_ONLY = 2.0
 TOUCH_INTERVAL = 600.0
 """Seconds after which the rows of the queues are renewed; River's."""
 STATEMENT_TIMEOUT = 10.0
+LAST_SWEEP_TIMEOUT = 1.0
+"""Seconds that putting lost claims back may take at the end of a run."""
 SWEEP_RETRY = 2.0
 """Seconds until lost claims are looked for again after the database did not answer."""
 SWEEP_MARGIN = 0.5
@@ -127,7 +130,8 @@ class Reconciler:
     async def _sweep(self) -> None:
         """Put lost claims back. Come again when those are old enough that are not yet."""
         began = time.monotonic()
-        if not await self._attempt("lost claims", self._put_back_lost_claims):
+        sweep = partial(self._put_back_lost_claims, age=CLAIM_TIMEOUT)
+        if not await self._attempt("lost claims", sweep):
             self._sweep_at = began + SWEEP_RETRY
         elif self._settled_at > began:
             self._sweep_at = self._settled_at
@@ -167,11 +171,18 @@ class Reconciler:
         for job_id in marked:
             self._work.cancel(job_id)
 
-    async def _put_back_lost_claims(self) -> None:
+    async def put_back_last_claims(self) -> None:
+        """Put back what a claim took whose answer was lost shortly before the end of the run: for
+        after the producers, when no claim can be in flight."""
+        if self._settled_at > time.monotonic():
+            with anyio.move_on_after(LAST_SWEEP_TIMEOUT, shield=True):
+                await self._attempt("last claims", partial(self._put_back_lost_claims, age=0.0))
+
+    async def _put_back_lost_claims(self, *, age: float) -> None:
         """Put back what is claimed in our name and neither works nor waits to be stored here.
 
         On the connection of the claims: while this holds it no claim is in flight, so what is
-            active is all there is.
+        active is all there is.
         """
         async with self._claims.use("putting back lost claims", STATEMENT_TIMEOUT) as connection:
             claimed = await jobs.job_claimed_by(
@@ -179,7 +190,7 @@ class Reconciler:
                 self._schema,
                 queues=list(self._producers),
                 client_id=self._client_id,
-                age=CLAIM_TIMEOUT,
+                age=age,
             )
             active = self._work.stamps() | self._abandoned
             active.update(attempt.stamp for attempt in self._completer.unstored)

@@ -255,6 +255,7 @@ class Run:
         hard = self._config.hard_stop_timeout.total_seconds() * JOBS_SHARE_OF_HARD_STOP
         with anyio.CancelScope(shield=left == 0.0):
             await self.work.drain(left, self._hard_asked, hard)
+        await self._reconciler.put_back_last_claims()
 
     def _seconds_to_store(self) -> float:
         hard = self._config.hard_stop_timeout.total_seconds()

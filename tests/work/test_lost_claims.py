@@ -61,6 +61,29 @@ async def test_answer_of_a_claim_is_lost(rig: Rig, log: list[dict[str, Any]], ho
     assert sum(counts) == 6
 
 
+async def test_answer_is_lost_at_the_end(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim whose answer is lost just before a stop leaves no row behind: they go back before
+    the run ends, long before they would be old enough to be looked for."""
+    monkeypatch.setattr(riverpy._work.reconciler, "CLAIM_TIMEOUT", 600.0)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    async with proxied(rig.url) as proxy:
+        async with rig.working(url=proxy.url) as client:
+            await rig.work(client, Task())
+            proxy.hold(CLAIMS)
+            await client.insert(Task())
+            await rig.until_state("running", 1)
+            assert proxy.cut(CLAIMS) == 1
+            await proxy.release()
+        assert rig.report is not None
+        assert rig.report.is_clean
+    row = await rig.row(2)
+    assert (row["state"], row["attempt"], row["errors"]) == ("available", 0, None)
+
+
 async def test_running_jobs_are_not_put_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are worked, that wait to be stored, or that another client claimed stay running
     however often this client looks for lost claims."""
