@@ -115,7 +115,6 @@ from web import app
 
 async def main():
     connection = await asyncpg.connect(os.environ["DATABASE_URL"])
-    await connection.execute("create table users (id serial primary key, email text unique)")
     to_app, from_app = asyncio.Queue(), asyncio.Queue()
     scope = {"type": "lifespan", "state": (state := {})}
     lifespan = asyncio.create_task(app(scope, to_app.get, from_app.put))
