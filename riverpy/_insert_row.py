@@ -135,6 +135,10 @@ def _in_range(name: str, value: object, most: int) -> int:
 
 def _kind(args: JobArgs | RawArgs, rules: InsertRules) -> str:
     kind: object = args.kind if isinstance(args, RawArgs) else getattr(type(args), "kind", None)
+    if isinstance(args, RawArgs):
+        _expect("the kind of RawArgs", kind, str)
+    if isinstance(args, type):
+        raise InsertError(f"args must be an object, got the class {args.__qualname__}: call it")
     if not isinstance(kind, str):
         raise InsertError(
             f"{type(args).__qualname__} says no kind: give its class `kind: ClassVar[str] = ...`, "
@@ -160,7 +164,13 @@ def _own_opts(args: JobArgs | RawArgs) -> InsertOpts:
 
 def _args_text(args: JobArgs | RawArgs) -> str:
     if isinstance(args, RawArgs):
-        return _json.normalize_object(_within_limit("args", args.json))
+        given: object = args.json
+        if not isinstance(given, str):
+            raise ArgsError(
+                f"$: RawArgs takes its JSON as a text, got {type(given).__name__}: decode or "
+                "serialize it first"
+            )
+        return _json.normalize_object(_within_limit("args", given))
     text = _within_limit("args", _json.encode(args))
     if not text.startswith("{"):
         raise ArgsError(f"args must be a JSON object, got {text[:80]}")
@@ -188,7 +198,9 @@ def _within_limit(name: str, text: str) -> str:
 
 
 def json_size(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode())
+    """Its bytes in UTF-8. Lone surrogates are counted, not refused: that is up to the check of the
+    text."""
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
 
 
 def _tags(tags: object) -> str:

@@ -57,7 +57,7 @@ DEPTH_MAX = 200
 _PATH_LENGTH_MAX = 200
 _UNESCAPED = re.compile("[\0<>&\u2028\u2029\ud800-\udfff]")
 _BAD_CHARACTER = re.compile("[\0\ud800-\udfff]")
-_GO_ESCAPES = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"})
+_GO_ESCAPES = {char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 _PLAIN_KEY = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _FLOAT = re.compile(r"(-?)(\d+)(?:\.(\d+))?(?:e([+-]\d+))?")
 _MICROSECOND = timedelta(microseconds=1)
@@ -97,7 +97,24 @@ def encode(value: object, *, path: str = "$") -> str:
 
 def string(value: str) -> str:
     """A string as Go writes it, quotes included. NUL and lone surrogates are left to the caller."""
-    return encode_basestring(value).translate(_GO_ESCAPES)
+    return _escaped(encode_basestring(value))
+
+
+def _escaped(text: str) -> str:
+    """JSON text with Go's escapes; refused before that work when it would be too large after it."""
+    if len(text) > SIZE_MAX // 6:
+        size = len(text) + 5 * sum(map(text.count, _GO_ESCAPES))
+        if size > SIZE_MAX:
+            raise _too_large(size)
+    for char, escape in _GO_ESCAPES.items():
+        text = text.replace(char, escape)
+    return text
+
+
+def _too_large(size: int) -> _Refusal:
+    return _Refusal(
+        f"the text has {size:,} characters as JSON, PostgreSQL can store {SIZE_MAX:,} bytes"
+    )
 
 
 def _encode(value: object, depth: int) -> str:
@@ -139,13 +156,11 @@ def _bool(value: bool, _depth: int) -> str:
 
 def _str(value: str, _depth: int) -> str:
     if len(value) > SIZE_MAX:
-        raise _Refusal(
-            f"the text has {len(value):,} characters, PostgreSQL can store {SIZE_MAX:,} bytes"
-        )
+        raise _too_large(len(value))
     text = encode_basestring(value)
     if _UNESCAPED.search(value):
         _check_characters(value)
-        return text.translate(_GO_ESCAPES)
+        return _escaped(text)
     return text
 
 
@@ -521,11 +536,11 @@ def normalize(text: str, *, path: str = "$") -> str:
     try:
         _check_text(text)
         compact = msgspec.json.format(text, indent=-1)
+        return _escaped(compact) if _UNESCAPED.search(compact) else compact
     except _Refusal as refusal:
         raise refusal.error(path) from None
     except RecursionError:
         raise _too_deep().error(path) from None
-    return compact.translate(_GO_ESCAPES) if _UNESCAPED.search(compact) else compact
 
 
 def normalize_object(text: str, *, path: str = "$") -> str:

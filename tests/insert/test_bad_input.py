@@ -38,6 +38,11 @@ def loose(**values: Any) -> InsertOpts:
     return InsertOpts(**values)
 
 
+def loose_raw(kind: Any, json: Any) -> RawArgs:
+    """Raw args that a type checker would refuse."""
+    return RawArgs(kind, json)
+
+
 def unique(**values: Any) -> InsertOpts:
     return InsertOpts(unique_opts=UniqueOpts(**values))
 
@@ -78,6 +83,14 @@ ARGS: list[tuple[Any, type[Exception], str]] = [
     (RawArgs("raw", '"x"'), ArgsError, "must be a JSON object"),
     (RawArgs("raw", "{'a': 1}"), ArgsError, "is not JSON"),
     (RawArgs("raw", r'{"a": "\u0000"}'), ArgsError, "NUL"),
+    (RawArgs("raw", '{"a": "\ud800"}'), ArgsError, r"^\$: .* lone surrogate U\+D800 at index 7"),
+    (RawArgs("raw", '{"é\udcff": 1}'), ArgsError, r"^\$: .* lone surrogate U\+DCFF"),
+    (loose_raw("raw", b"{}"), ArgsError, r"^\$: RawArgs takes its JSON as a text, got bytes"),
+    (loose_raw("raw", None), ArgsError, r"^\$: RawArgs takes its JSON as a text, got NoneType"),
+    (loose_raw("raw", {"a": 1}), ArgsError, r"^\$: RawArgs takes its JSON as a text, got dict"),
+    (loose_raw(None, "{}"), InsertError, "the kind of RawArgs must be str, got NoneType"),
+    (RawArgs("raw\ud800", "{}"), ConfigError, "job kind starts with"),
+    (Welcome, InsertError, "must be an object, got the class Welcome: call it"),
     (RawArgs("", "{}"), ConfigError, "kind may not be empty"),
     (RawArgs("x", "{}"), ConfigError, "job kind starts with"),
     (RawArgs("a\0b", "{}"), ConfigError, "job kind starts with"),
@@ -244,6 +257,23 @@ def test_the_limit_is_one_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
             prepare(Data(), opts, rules=RULES, now=NOW)
         with pytest.raises(ArgsError, match=r"the args have 1,00[12] bytes"):
             prepare(Data(x=letter * (fitting + 1)), None, rules=RULES, now=NOW)
+
+
+@pytest.mark.parametrize("letter", ["<", "\u2028"])
+def test_texts_that_escaping_makes_too_large_are_not_escaped(
+    monkeypatch: pytest.MonkeyPatch, letter: str
+) -> None:
+    """BI-07: the size with escapes is known before they are made, so nothing blocks for seconds."""
+    monkeypatch.setattr(_json, "SIZE_MAX", 1000)
+    for args in (Data(x=letter * 165), RawArgs("raw", f'{{"x": "{letter * 165}"}}')):
+        prepare(args, None, rules=RULES, now=NOW)
+    for args in (
+        Data(x=letter * 170),
+        Data({letter * 170: 1}),
+        RawArgs("raw", f'{{"x": "{letter * 170}"}}'),
+    ):
+        with pytest.raises(ArgsError, match=r"the text has 1,0\d\d characters as JSON"):
+            prepare(args, None, rules=RULES, now=NOW)
 
 
 async def test_batches_larger_than_a_message_are_refused(
