@@ -10,7 +10,9 @@ from typing import Any
 
 import click
 
+from riverpy.cli._logging import log_to_stderr
 from riverpy.cli._run import CommandError, debug_option, expected_errors, one_line
+from riverpy.cli._streams import open_missing_streams
 
 _COMMANDS = {
     "bench": "Measure insert rate, work rate and pickup latency on a database.",
@@ -46,6 +48,8 @@ class _Commands(click.Group):
         """Run a command and leave the process; an error is one line on stderr."""
         if not standalone_mode:
             return super().main(*args, standalone_mode=False, **kwargs)
+        open_missing_streams()
+        log_to_stderr()
         try:
             result = super().main(*args, standalone_mode=False, **kwargs)
         except click.exceptions.NoArgsIsHelpError as error:

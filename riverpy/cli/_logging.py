@@ -54,6 +54,28 @@ class LogStream:
             self.on_broken()
 
 
+class _Stderr:
+    """Whatever stderr is at the time."""
+
+    def write(self, text: str) -> None:
+        """Write to it."""
+        sys.stderr.write(text)
+
+    def flush(self) -> None:
+        """Flush it."""
+        sys.stderr.flush()
+
+
+def log_to_stderr() -> None:
+    """Send structlog's log to stderr, with all else as structlog has it.
+
+    Its own choice is stdout, which is for data, as it was when structlog was imported.
+    """
+    structlog.configure(
+        logger_factory=structlog.WriteLoggerFactory(_Stderr())  # pyright: ignore[reportArgumentType]
+    )
+
+
 def configure_logging(log: str, level: str) -> LogStream:
     """Send structlog's and the standard library's log to stderr.
 

@@ -14,7 +14,7 @@ from riverpy.cli._job_output import JobOutput, print_job
 from riverpy.cli._options import database_options
 from riverpy.cli._output import print_json
 from riverpy.cli._run import run
-from riverpy.cli._types import DURATION, TIMESTAMP
+from riverpy.cli._types import DURATION, TEXT, TIMESTAMP
 from riverpy.client import Client
 from riverpy.config import Config
 from riverpy.insert_opts import InsertOpts, UniqueOpts
@@ -35,6 +35,7 @@ def _unique_options(command: CommandT) -> CommandT:
         click.option("--unique-exclude-kind", is_flag=True, help="Jobs of other kinds count too."),
         click.option(
             "--unique-states",
+            type=TEXT,
             metavar="A,B",
             help="States in which the key is held. Default: all but cancelled and discarded.",
         ),
@@ -47,14 +48,14 @@ def _unique_options(command: CommandT) -> CommandT:
 
 
 @click.command
-@click.argument("kind")
-@click.argument("args", default="{}", metavar="[ARGS-JSON|-]")
-@click.option("--queue", metavar="NAME", help="Default: default.")
+@click.argument("kind", type=TEXT)
+@click.argument("args", type=TEXT, default="{}", metavar="[ARGS-JSON|-]")
+@click.option("--queue", type=TEXT, metavar="NAME", help="Default: default.")
 @click.option("--at", type=TIMESTAMP, help="When it is due, as 2026-01-31T18:00:00Z.")
 @click.option("--in", "delay", type=DURATION, help="How long from now it is due, as 1h30m.")
 @click.option("--priority", type=int, help="1 (first) to 4 (last). Default: 1.")
-@click.option("--tags", metavar="A,B", help="Default: none.")
-@click.option("--metadata", metavar="JSON", help="A JSON object. Default: {}.")
+@click.option("--tags", type=TEXT, metavar="A,B", help="Default: none.")
+@click.option("--metadata", type=TEXT, metavar="JSON", help="A JSON object. Default: {}.")
 @click.option("--max-attempts", type=int, help="Default: 25.")
 @click.option("--pending", is_flag=True, help="Not to be worked until its state is changed.")
 @_unique_options
@@ -65,7 +66,7 @@ def insert(database: DatabaseSettings, *, kind: str, args: str, as_json: bool, *
 
     Prints the job; for a duplicate, the one that exists.
     """
-    raw = RawArgs(kind, _read_stdin() if args == "-" else args)
+    raw = RawArgs(kind, _json.normalize_object(_read_stdin() if args == "-" else args, path="args"))
     result = run(_insert, database.required_url(), database.schema, raw, _insert_opts(**opts))
     job = JobOutput.of(result.job, result.unique_skipped_as_duplicate)
     (print_json if as_json else print_job)(job)
@@ -73,9 +74,12 @@ def insert(database: DatabaseSettings, *, kind: str, args: str, as_json: bool, *
 
 def _read_stdin() -> str:
     try:
-        return sys.stdin.buffer.read().decode()
+        text = sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
         raise click.UsageError(f"the args on stdin are not UTF-8: {error}") from None
+    if not text.strip():
+        raise click.UsageError("stdin is empty or closed: - reads the args from it")
+    return text
 
 
 async def _insert(url: str, schema: str | None, args: RawArgs, opts: InsertOpts) -> InsertResult:
@@ -99,6 +103,18 @@ def _insert_opts(
     unique_states: str | None,
     unique_exclude_kind: bool,
 ) -> InsertOpts:
+    unique = UniqueOpts(
+        by_args=unique_by_args,
+        by_queue=unique_by_queue,
+        by_period=unique_by_period,
+        by_state=None if unique_states is None else _states(unique_states),
+        exclude_kind=unique_exclude_kind,
+    )
+    if unique_exclude_kind and unique.is_empty:
+        raise click.UsageError(
+            "--unique-exclude-kind alone makes nothing unique: add --unique-by-args, "
+            "--unique-by-queue, --unique-by-period or --unique-states"
+        )
     return InsertOpts(
         queue=queue,
         scheduled_at=_scheduled_at(at, delay),
@@ -107,13 +123,7 @@ def _insert_opts(
         metadata=None if metadata is None else _metadata(metadata),
         max_attempts=max_attempts,
         pending=pending,
-        unique_opts=UniqueOpts(
-            by_args=unique_by_args,
-            by_queue=unique_by_queue,
-            by_period=unique_by_period,
-            by_state=None if unique_states is None else _states(unique_states),
-            exclude_kind=unique_exclude_kind,
-        ),
+        unique_opts=unique,
     )
 
 

@@ -24,6 +24,8 @@ from riverpy.errors import ConfigError
 if TYPE_CHECKING:
     from click.testing import Result
 
+    from tests._database import Schema
+
 RIVERPY = Path(sys.executable).with_name("riverpy")
 UNREACHABLE = "postgres://u:s3cret@127.0.0.1:1/d"
 
@@ -155,3 +157,36 @@ def test_closed_stdout_is_no_traceback() -> None:
     os.close(writer)
     assert done.stderr == ""
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_stream(schema: Schema, closed: str) -> None:
+    """A standard stream that is closed costs no more than what would go through it: the command
+    does its work and ends with its exit code."""
+    place = f"--database-url '{schema.url}' --schema {schema.name}"
+    script = f"{RIVERPY} insert shell '{{}}' {place} {closed}"
+    done = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("shell" in done.stdout) is (">&-" not in closed.split())
+    jobs = invoke("job", "list", "--database-url", schema.url, "--schema", schema.name, "--json")
+    assert [job["kind"] for job in json.loads(jobs.stdout)["jobs"]] == ["shell"]
+
+
+@pytest.mark.parametrize("closed", ["<&-", "</dev/null"])
+def test_args_from_closed_stdin(closed: str) -> None:
+    """Args that are to come from a closed or empty stdin are one line of error, and wrong usage."""
+    script = f"{RIVERPY} insert shell - --database-url {UNREACHABLE} {closed}"
+    done = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("riverpy: stdin is empty or closed")
+    assert done.stderr.count("\n") == 1
+
+
+async def test_warnings_do_not_mix_with_data(schema: Schema) -> None:
+    """What the library logs while a command runs is on stderr: stdout holds the data alone."""
+    await schema.execute("INSERT INTO river_migration (line, version) VALUES ('main', 999)")
+    command = [RIVERPY, "job", "list", "--json", "--database-url", schema.url]
+    done = subprocess.run([*command, "--schema", schema.name], capture_output=True, text=True)
+    await schema.execute("DELETE FROM river_migration WHERE version = 999")
+    assert json.loads(done.stdout) == {"jobs": []}
+    assert "newer migrations" in done.stderr
