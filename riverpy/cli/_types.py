@@ -149,5 +149,22 @@ class TimestampType(click.ParamType[datetime]):
             self.fail(str(error), param, ctx)
 
 
+class TextType(click.ParamType[str]):
+    """A text that the database can hold: bytes that are not UTF-8 reach us as lone surrogates."""
+
+    name = "text"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        text = str(value)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            self.fail(f"{text!a} is not UTF-8 (at index {error.start})", param, ctx)
+        return text
+
+
+TEXT = TextType()
 DURATION = DurationType()
 TIMESTAMP = TimestampType()

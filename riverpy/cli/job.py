@@ -13,6 +13,7 @@ from riverpy.cli._job_output import JobOutput, print_job, print_jobs
 from riverpy.cli._options import database_options
 from riverpy.cli._output import print_json
 from riverpy.cli._run import run
+from riverpy.cli._types import TEXT
 from riverpy.drivers.asyncpg import close, connect
 from riverpy.errors import NotFoundError
 from riverpy.job import JobRow, JobState
@@ -47,8 +48,8 @@ def job() -> None:
     multiple=True,
     help="Only in this state; repeatable.",
 )
-@click.option("--kind", "kinds", multiple=True, help="Only of this kind; repeatable.")
-@click.option("--queue", "queues", multiple=True, help="Only in this queue; repeatable.")
+@click.option("--kind", "kinds", type=TEXT, multiple=True, help="Only of this kind; repeatable.")
+@click.option("--queue", "queues", type=TEXT, multiple=True, help="Only in this queue; repeatable.")
 @click.option(
     "--limit",
     type=click.IntRange(1, LIMIT_MAX),
