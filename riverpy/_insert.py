@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import anyio
 
@@ -23,7 +24,7 @@ from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
 from riverpy.job import JobRow, JobState, RawArgs, timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from riverpy._clock import Clock
@@ -104,6 +105,22 @@ def _queues_to_notify(rows: Iterable[InsertRow]) -> list[str]:
 # Sending
 
 
+def _checked(params: object) -> Iterator[InsertManyParams]:
+    """The jobs of a batch, which callers that no type checker helps confuse with their args."""
+    if not isinstance(params, Iterable):
+        raise InsertError(f"params must be a list of InsertManyParams, got {_named(params)}")
+    for index, job in enumerate(cast("Iterable[object]", params)):
+        if not isinstance(job, InsertManyParams):
+            raise InsertError(
+                f"params[{index}] must be InsertManyParams(args, opts), got {_named(job)}"
+            )
+        yield job
+
+
+def _named(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
 class Inserter:
     """Inserts jobs for a client, through its pool or on a transaction of the caller's."""
 
@@ -169,7 +186,7 @@ class Inserter:
 
     def _prepare(self, params: Sequence[InsertManyParams]) -> list[InsertRow]:
         now = self._clock.now()
-        rows = [prepare(job.args, job.opts, rules=self._rules, now=now) for job in params]
+        rows = [prepare(job.args, job.opts, rules=self._rules, now=now) for job in _checked(params)]
         if not rows:
             raise InsertError("nothing to insert: give at least one job")
         return rows

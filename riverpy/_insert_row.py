@@ -85,7 +85,8 @@ def prepare(
     """
     kind = _kind(args, rules)
     text = _args_text(args)
-    call, own = opts or _NO_OPTS, _own_opts(args)
+    call = _NO_OPTS if opts is None else _expect("opts", opts, InsertOpts)
+    own = _own_opts(args)
     queue = _expect("queue", _first(call.queue, own.queue, QUEUE_DEFAULT), str)
     validate_queue(queue)
     tags = _tags(_first(call.tags, own.tags, ()))
@@ -106,7 +107,9 @@ def prepare(
         queue=queue,
         priority=_in_range("priority", priority, PRIORITY_MAX),
         max_attempts=_in_range("max_attempts", max_attempts, MAX_ATTEMPTS_MAX),
-        state=_state(pending=call.pending, scheduled=scheduled_at is not None),
+        state=_state(
+            pending=_expect("pending", call.pending, bool), scheduled=scheduled_at is not None
+        ),
         scheduled_at=scheduled_at,
         tags=tags,
         unique_key=key.hex() if key else None,
@@ -164,7 +167,7 @@ def _own_opts(args: JobArgs | RawArgs) -> InsertOpts:
 
 def _args_text(args: JobArgs | RawArgs) -> str:
     if isinstance(args, RawArgs):
-        given: object = args.json
+        given = cast("object", args.json)
         if not isinstance(given, str):
             raise ArgsError(
                 f"$: RawArgs takes its JSON as a text, got {type(given).__name__}: decode or "
@@ -241,6 +244,8 @@ def _unique_opts(call: InsertOpts, own: InsertOpts) -> UniqueOpts | None:
         if opts is None:
             continue
         _expect("unique_opts", opts, UniqueOpts)
+        for name in ("by_args", "by_queue", "exclude_kind"):
+            _expect(f"unique_opts.{name}", getattr(opts, name), bool)
         if opts.by_period is not None:
             _expect("unique_opts.by_period", opts.by_period, timedelta)
         if not opts.is_empty:

@@ -102,10 +102,9 @@ def string(value: str) -> str:
 
 def _escaped(text: str) -> str:
     """JSON text with Go's escapes; refused before that work when it would be too large after it."""
-    if len(text) > SIZE_MAX // 6:
-        size = len(text) + 5 * sum(map(text.count, _GO_ESCAPES))
-        if size > SIZE_MAX:
-            raise _too_large(size)
+    most = SIZE_MAX - len(text)
+    if most < 5 * len(text) and (more := 5 * sum(map(text.count, _GO_ESCAPES))) > most:
+        raise _too_large(len(text) + more)
     for char, escape in _GO_ESCAPES.items():
         text = text.replace(char, escape)
     return text

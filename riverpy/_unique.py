@@ -87,7 +87,7 @@ def unique_key(
     text = "" if opts.exclude_kind else f"&kind={kind}"
     if opts.by_args:
         text += f"&args={_args_part(kind, args_class, args)}"
-    if opts.by_period:
+    if opts.by_period is not None:
         text += f"&period={_period_start(now, opts.by_period)}"
     if opts.by_queue:
         text += f"&queue={queue}"

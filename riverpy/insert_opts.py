@@ -64,7 +64,8 @@ class UniqueOpts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_empty(self) -> bool:
         """Whether nothing is chosen, so that the job is not unique."""
-        return not (self.by_args or self.by_period or self.by_queue or self.by_state is not None)
+        given = (self.by_period, self.by_state)
+        return not (self.by_args or self.by_queue or any(one is not None for one in given))
 
 
 class InsertOpts(msgspec.Struct, frozen=True, kw_only=True):

@@ -101,7 +101,7 @@ ARGS: list[tuple[Any, type[Exception], str]] = [
     (KindField("x"), InsertError, "KindField says no kind"),
     (BadOpts(), InsertError, r"BadOpts\.insert_opts returns must be InsertOpts, got dict"),
 ]
-OPTS: list[tuple[InsertOpts, type[Exception], str]] = [
+OPTS: list[tuple[Any, type[Exception], str]] = [
     *((InsertOpts(priority=n), InsertError, f"priority must be .* got {n}") for n in (0, 5, 99999)),
     *(
         (InsertOpts(max_attempts=n), InsertError, f"max_attempts must be .* got {n}")
@@ -112,6 +112,17 @@ OPTS: list[tuple[InsertOpts, type[Exception], str]] = [
     *(
         (InsertOpts(queue=queue), ConfigError, "queue name")
         for queue in ("", "Default", "a__b", "default\n", "-a", "a-", "a b", "q\0", "é", "q" * 65)
+    ),
+    ({"queue": "a"}, InsertError, "opts must be InsertOpts, got dict"),
+    ({}, InsertError, "opts must be InsertOpts, got dict"),
+    ("a", InsertError, "opts must be InsertOpts, got str"),
+    (UniqueOpts(by_args=True), InsertError, "opts must be InsertOpts, got UniqueOpts"),
+    (loose(pending="yes"), InsertError, "pending must be bool, got str"),
+    (loose(pending=None), InsertError, "pending must be bool, got NoneType"),
+    *(
+        (unique(**{"by_queue": True, name: value}), InsertError, f"{name} must be bool, got {got}")
+        for name in ("by_args", "by_queue", "exclude_kind")
+        for value, got in (("yes", "str"), (1, "int"), (None, "NoneType"))
     ),
     (loose(queue=b"x"), InsertError, "queue must be str, got bytes"),
     *(
@@ -140,6 +151,7 @@ OPTS: list[tuple[InsertOpts, type[Exception], str]] = [
     (loose(unique_opts={"by_args": True}), InsertError, "unique_opts must be UniqueOpts, got dict"),
     (unique(by_period=30), InsertError, "by_period must be timedelta, got int"),
     (unique(by_period=timedelta(milliseconds=999)), InsertError, "one second or longer"),
+    (unique(by_period=timedelta(0)), InsertError, "one second or longer, got 0:00:00"),
     (unique(by_period=timedelta(seconds=-5)), InsertError, "one second or longer"),
     (unique(by_state=[]), InsertError, "missing: available, pending, running, scheduled"),
     (unique(by_state=["available", "gone"]), InsertError, "gone"),
@@ -156,7 +168,7 @@ async def test_bad_args_are_refused(
 
 @pytest.mark.parametrize(("opts", "error", "words"), OPTS, ids=range(len(OPTS)))
 async def test_bad_options_are_refused(
-    inserter: Inserter, schema: Schema, opts: InsertOpts, error: type[Exception], words: str
+    inserter: Inserter, schema: Schema, opts: Any, error: type[Exception], words: str
 ) -> None:
     """BI-01, BI-05, BI-10: a named ValueError that says what is allowed; the transaction lives."""
     await is_refused(inserter, schema, InsertManyParams(Welcome(1), opts), error, words)
@@ -228,6 +240,28 @@ def test_kinds_can_go_unchecked() -> None:
     for kind in ("", "k" * 128, "k\0"):
         with pytest.raises(InsertError):
             prepare(RawArgs(kind, "{}"), None, rules=rules, now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ([Welcome(1), Welcome(2)], r"params\[0\] must be InsertManyParams\(args, opts\), got Wel"),
+        ([*many(Welcome(1)), Welcome], r"params\[1\] must be .*, got the class Welcome"),
+        ([*many(Welcome(1)), (Welcome(2), None)], r"params\[1\] must be .*, got tuple"),
+        (Data(x=1), r"params\[0\] must be .*, got str"),
+        (Welcome(1), "must be a list of InsertManyParams, got Welcome"),
+        (InsertManyParams(Welcome(1)), "must be a list of InsertManyParams, got InsertManyParams"),
+        (None, "must be a list of InsertManyParams, got NoneType"),
+    ],
+)
+async def test_batches_of_something_else_are_refused(
+    inserter: Inserter, schema: Schema, params: Any, words: str
+) -> None:
+    """BI-01: what a batch consists of is said to whoever gives the args themselves."""
+    for send in (inserter.insert_many, inserter.insert_many_fast):
+        with pytest.raises(InsertError, match=words):
+            await send(params, tx=None)
+    assert not await schema.jobs()
 
 
 async def test_an_empty_batch_is_refused(inserter: Inserter) -> None:
