@@ -21,7 +21,7 @@ from riverpy.errors import (
     UniqueConflictError,
 )
 from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
-from riverpy.job import JobRow, JobState, RawArgs, timestamp
+from riverpy.job import JobColumn, JobRow, JobState, RawArgs, timestamp
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
@@ -60,6 +60,14 @@ _NO_MEMORY = "invalid memory alloc request size"
 _SCHEMA_MISSING = {"42P01", "42P10", "42703", "42704", "42883", "3F000"}
 _EXISTED = 18
 """Where a row that the statements return says whether the job existed."""
+_NUMBERS = (JobColumn.ID, JobColumn.ATTEMPT, JobColumn.MAX_ATTEMPTS, JobColumn.PRIORITY)
+_BYTES = (
+    JobColumn.ATTEMPTED_AT,
+    JobColumn.CREATED_AT,
+    JobColumn.FINALIZED_AT,
+    JobColumn.SCHEDULED_AT,
+    JobColumn.UNIQUE_KEY,
+)
 _COPY_COLUMNS = (
     "args",
     "kind",
@@ -257,7 +265,7 @@ class Inserter:
         sent.sort(key=lambda index: _lock_order(rows[index]))
         records = await self._fetch(connection, [rows[index] for index in sent], queues)
         results = {
-            index: InsertResult(JobRow(record), record[_EXISTED])
+            index: InsertResult(_job(record), record[_EXISTED] == "true")
             for index, record in zip(sent, records, strict=True)
         }
         return [
@@ -312,7 +320,8 @@ class Inserter:
         now: str | None = None
         if any(row.scheduled_at for row in rows):
             columns.append("scheduled_at")
-            now = str(timestamp(await connection.fetchval(self._text("insert_now"))))
+            digits = await connection.fetchval(self._text("insert_now"))
+            now = str(timestamp(bytes.fromhex(digits)))
         await connection.copy_to_table(
             "river_job",
             schema_name=self._schema,
@@ -343,6 +352,18 @@ class Inserter:
         return query(_FILE, name, self._schema).text
 
 
+def _job(record: Sequence[Any]) -> JobRow:
+    """The job of a record whose numbers, times and key crossed as texts."""
+    row = list(record)
+    for at in _NUMBERS:
+        row[at] = int(row[at])
+    for at in _BYTES:
+        row[at] = None if row[at] is None else bytes.fromhex(row[at])
+    mask = row[JobColumn.UNIQUE_STATES]
+    row[JobColumn.UNIQUE_STATES] = None if mask is None else int(mask)
+    return JobRow(row)
+
+
 def _lock_order(row: InsertRow) -> str:
     """All batches send their keys in this order, so no two of them wait for each other."""
     return row.unique_key or ""
@@ -362,14 +383,14 @@ def _copy_line(row: InsertRow, now: str | None) -> str:
     fields = [
         row.args.translate(_COPY_ESCAPES),
         row.kind.translate(_COPY_ESCAPES),
-        str(row.max_attempts),
+        row.max_attempts,
         row.metadata.translate(_COPY_ESCAPES),
-        str(row.priority),
+        row.priority,
         row.queue,
         row.state,
         "{" + ",".join(f'"{tag}"' for tag in row.tags.split(",") if tag) + "}",
         r"\N" if row.unique_key is None else rf"\\x{row.unique_key}",
-        r"\N" if row.unique_states is None else f"{row.unique_states:08b}",
+        row.unique_states or r"\N",
     ]
     if now is not None:
         fields.append(row.scheduled_at or now)

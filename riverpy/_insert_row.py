@@ -38,14 +38,14 @@ class InsertRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InsertRow(NamedTuple):
-    """One checked job as it is sent."""
+    """One checked job as it is sent: as texts, since a connection may have codecs of its own."""
 
     kind: str
     args: str
     metadata: str
     queue: str
-    priority: int
-    max_attempts: int
+    priority: str
+    max_attempts: str
     state: str
     scheduled_at: str | None
     """None: the server's now."""
@@ -53,7 +53,8 @@ class InsertRow(NamedTuple):
     """Joined by commas, which no tag has."""
     unique_key: str | None
     """In hexadecimal digits."""
-    unique_states: int | None
+    unique_states: str | None
+    """The eight bits as the table has them."""
 
     @property
     def size(self) -> int:
@@ -113,7 +114,7 @@ def prepare(
         scheduled_at=scheduled_at,
         tags=tags,
         unique_key=key.hex() if key else None,
-        unique_states=states,
+        unique_states=None if states is None else f"{states:08b}",
     )
 
 
@@ -129,11 +130,11 @@ def _expect(name: str, value: object, expected: type[T]) -> T:
     return value
 
 
-def _in_range(name: str, value: object, most: int) -> int:
+def _in_range(name: str, value: object, most: int) -> str:
     number = _expect(name, value, int)
     if not 1 <= number <= most:
         raise InsertError(f"{name} must be between 1 and {most}, got {number}")
-    return number
+    return str(int(number))
 
 
 def _kind(args: JobArgs | RawArgs, rules: InsertRules) -> str:

@@ -1,8 +1,9 @@
 -- Inserting jobs.
 --
 -- Both statements return the jobs in the order of riverpy.job.JobColumn, then whether each is one that existed, then how
--- many notifications were sent; reading that number is what makes the server send them. Values cross as text, and
--- timestamps come back in the wire format, because a caller's connection may have codecs of its own.
+-- many notifications were sent; reading that number is what makes the server send them. A caller's connection may have
+-- codecs of its own for any type but pseudo-types and text[], so values cross as these alone: cstring and text[], with
+-- timestamps and unique keys in hexadecimal digits of the wire format.
 -- On a conflict the existing row is locked and returned as it is. The predicate of the partial index is spelled out:
 -- with a parameter in it a generic plan would not find the index.
 
@@ -11,7 +12,7 @@
 -- Jobs that differ in their args and unique keys alone.
 with notified as (
   select pg_notify(
-    coalesce(@schema::text, current_schema()::text) || '.river_insert', '{"queue": "' || queue || '"}'
+    coalesce(@schema::cstring::text, current_schema()::text) || '.river_insert', '{"queue": "' || queue || '"}'
   )
   from unnest(@notify::text[]) as given (queue)
 )
@@ -19,9 +20,11 @@ insert into /* schema */ river_job as job (
   args, kind, max_attempts, metadata, priority, queue, scheduled_at, state, tags, unique_key, unique_states
 )
 select
-  given.args::jsonb, @kind::text, @max_attempts::smallint, @metadata::text::jsonb, @priority::smallint, @queue::text,
-  coalesce(@scheduled_at::text::timestamptz, now()), @state::text::/* schema */ river_job_state,
-  string_to_array(@tags::text, ','), decode(given.unique_key, 'hex'), @unique_states::integer::bit(8)
+  given.args::jsonb, @kind::cstring::text, @max_attempts::cstring::text::smallint, @metadata::cstring::text::jsonb,
+  @priority::cstring::text::smallint, @queue::cstring::text,
+  coalesce(@scheduled_at::cstring::text::timestamptz, now()), @state::cstring::text::/* schema */ river_job_state,
+  string_to_array(@tags::cstring::text, ','), decode(given.unique_key, 'hex'),
+  @unique_states::cstring::text::bit(8)
 from unnest(@args::text[], @unique_key::text[]) as given (args, unique_key)
 on conflict (unique_key)
   where unique_key is not null
@@ -29,17 +32,21 @@ on conflict (unique_key)
     and /* schema */ river_job_state_in_bitmask(unique_states, state)
   do update set kind = job.kind
 returning
-  job.id, job.args::text, job.attempt, timestamptz_send(job.attempted_at), job.attempted_by,
-  timestamptz_send(job.created_at), job.errors::text[], timestamptz_send(job.finalized_at), job.kind, job.max_attempts,
-  job.metadata::text, job.priority, job.queue, job.state::text, timestamptz_send(job.scheduled_at), job.tags::text[],
-  job.unique_key, job.unique_states::integer, job.xmax <> 0, (select count(*) from notified);
+  job.id::text::cstring, job.args::text::cstring, job.attempt::text::cstring,
+  encode(timestamptz_send(job.attempted_at), 'hex')::cstring, job.attempted_by,
+  encode(timestamptz_send(job.created_at), 'hex')::cstring, job.errors::text[],
+  encode(timestamptz_send(job.finalized_at), 'hex')::cstring, job.kind::cstring, job.max_attempts::text::cstring,
+  job.metadata::text::cstring, job.priority::text::cstring, job.queue::cstring, job.state::text::cstring,
+  encode(timestamptz_send(job.scheduled_at), 'hex')::cstring, job.tags::text[],
+  encode(job.unique_key, 'hex')::cstring, job.unique_states::integer::text::cstring, (job.xmax <> 0)::text::cstring,
+  (select count(*)::text::cstring from notified);
 
 
 -- name: job_insert_mixed
 -- Jobs that differ in more than that.
 with notified as (
   select pg_notify(
-    coalesce(@schema::text, current_schema()::text) || '.river_insert', '{"queue": "' || queue || '"}'
+    coalesce(@schema::cstring::text, current_schema()::text) || '.river_insert', '{"queue": "' || queue || '"}'
   )
   from unnest(@notify::text[]) as given (queue)
 )
@@ -47,12 +54,13 @@ insert into /* schema */ river_job as job (
   args, kind, max_attempts, metadata, priority, queue, scheduled_at, state, tags, unique_key, unique_states
 )
 select
-  given.args::jsonb, given.kind, given.max_attempts, given.metadata::jsonb, given.priority, given.queue,
+  given.args::jsonb, given.kind, given.max_attempts::smallint, given.metadata::jsonb, given.priority::smallint,
+  given.queue,
   coalesce(given.scheduled_at::timestamptz, now()), given.state::/* schema */ river_job_state,
   string_to_array(given.tags, ','), decode(given.unique_key, 'hex'), given.unique_states::bit(8)
 from unnest(
-  @args::text[], @kind::text[], @max_attempts::smallint[], @metadata::text[], @priority::smallint[], @queue::text[],
-  @scheduled_at::text[], @state::text[], @tags::text[], @unique_key::text[], @unique_states::integer[]
+  @args::text[], @kind::text[], @max_attempts::text[], @metadata::text[], @priority::text[], @queue::text[],
+  @scheduled_at::text[], @state::text[], @tags::text[], @unique_key::text[], @unique_states::text[]
 ) as given (
   args, kind, max_attempts, metadata, priority, queue, scheduled_at, state, tags, unique_key, unique_states
 )
@@ -62,23 +70,27 @@ on conflict (unique_key)
     and /* schema */ river_job_state_in_bitmask(unique_states, state)
   do update set kind = job.kind
 returning
-  job.id, job.args::text, job.attempt, timestamptz_send(job.attempted_at), job.attempted_by,
-  timestamptz_send(job.created_at), job.errors::text[], timestamptz_send(job.finalized_at), job.kind, job.max_attempts,
-  job.metadata::text, job.priority, job.queue, job.state::text, timestamptz_send(job.scheduled_at), job.tags::text[],
-  job.unique_key, job.unique_states::integer, job.xmax <> 0, (select count(*) from notified);
+  job.id::text::cstring, job.args::text::cstring, job.attempt::text::cstring,
+  encode(timestamptz_send(job.attempted_at), 'hex')::cstring, job.attempted_by,
+  encode(timestamptz_send(job.created_at), 'hex')::cstring, job.errors::text[],
+  encode(timestamptz_send(job.finalized_at), 'hex')::cstring, job.kind::cstring, job.max_attempts::text::cstring,
+  job.metadata::text::cstring, job.priority::text::cstring, job.queue::cstring, job.state::text::cstring,
+  encode(timestamptz_send(job.scheduled_at), 'hex')::cstring, job.tags::text[],
+  encode(job.unique_key, 'hex')::cstring, job.unique_states::integer::text::cstring, (job.xmax <> 0)::text::cstring,
+  (select count(*)::text::cstring from notified);
 
 
 -- name: insert_notify
 -- Wake the workers of these queues at the commit.
 select pg_notify(
-  coalesce(@schema::text, current_schema()::text) || '.river_insert', '{"queue": "' || queue || '"}'
+  coalesce(@schema::cstring::text, current_schema()::text) || '.river_insert', '{"queue": "' || queue || '"}'
 )
 from unnest(@notify::text[]) as given (queue);
 
 
 -- name: insert_now
--- The time of this transaction, in the wire format.
-select timestamptz_send(now());
+-- The time of this transaction, in hexadecimal digits of the wire format.
+select encode(timestamptz_send(now()), 'hex')::cstring;
 
 
 -- name: insert_savepoint

@@ -129,7 +129,7 @@ async def test_fast_rows_equal_the_others(inserter: Inserter, schema: Schema) ->
 def test_options_of_the_call_win() -> None:
     """Call, then args class, then client, then River's default; tags are never merged."""
     own = prepare(Choosy(), None, rules=RULES, now=NOW)
-    assert (own.max_attempts, own.priority, own.queue, own.tags) == (3, 2, "own", "own-tag")
+    assert (own.max_attempts, own.priority, own.queue, own.tags) == ("3", "2", "own", "own-tag")
     assert own.unique_key is not None
     call = prepare(
         Choosy(),
@@ -143,10 +143,10 @@ def test_options_of_the_call_win() -> None:
         rules=RULES,
         now=NOW,
     )
-    assert (call.max_attempts, call.priority, call.queue, call.tags) == (9, 4, "call", "")
+    assert (call.max_attempts, call.priority, call.queue, call.tags) == ("9", "4", "call", "")
     assert call.unique_key != own.unique_key
     bare = prepare(Welcome(1), None, rules=RULES, now=NOW)
-    assert (bare.max_attempts, bare.priority, bare.queue, bare.tags) == (7, 1, "default", "")
+    assert (bare.max_attempts, bare.priority, bare.queue, bare.tags) == ("7", "1", "default", "")
     empty = InsertOpts(unique_opts=UniqueOpts(exclude_kind=True))
     assert prepare(Choosy(), empty, rules=RULES, now=NOW).unique_key == own.unique_key
 

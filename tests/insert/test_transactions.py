@@ -167,17 +167,24 @@ async def test_a_fast_insert_given_up_on(inserter: Inserter, schema: Schema) -> 
     assert await users(schema) == [2]
 
 
+CODECS = (
+    *("bool", "bytea", "bit", "char", "varchar", "text", "name", "int2", "int4", "int8", "oid"),
+    *("xid", "float4", "float8", "numeric", "json", "jsonb", "uuid"),
+    *("timestamptz", "timestamp", "date", "time", "interval"),
+)
+
+
 @pytest.mark.parametrize("form", ["text", "binary"])
 async def test_users_codecs_do_not_matter(
     inserter: Inserter, schema: Schema, send: Send, form: Any
 ) -> None:
-    """A connection may have codecs of its own for JSON, times, UUIDs and numbers."""
+    """A connection may have codecs of its own for every type that asyncpg lets have one."""
 
     def refuse(value: Any) -> Any:
         raise AssertionError(f"a codec of the user's saw {value!r}")
 
     async with schema.connected() as tx:
-        for name in ("json", "jsonb", "timestamptz", "timestamp", "uuid", "interval", "numeric"):
+        for name in CODECS:
             await tx.set_type_codec(
                 name, schema="pg_catalog", encoder=refuse, decoder=refuse, format=form
             )
@@ -200,7 +207,7 @@ async def test_users_codecs_do_not_matter(
             assert len({result.job.id for result in results}) == 2
             await inserter.insert_many_fast(many(Welcome(10), opts=opts), tx=tx)
             await send(inserter, Welcome(11), tx)
-            assert await tx.fetchval("SELECT 1") == 1
+            await tx.execute("SELECT 1")
     assert await users(schema) == [7, 8, 9, 10, 11]
 
 

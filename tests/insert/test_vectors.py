@@ -86,7 +86,7 @@ def test_key_and_states_equal_the_vectors(name: str) -> None:
     if "mode" in vector:
         assert row.args == vector["encoded_args"]
     assert row.unique_key == vector.get("unique_key")
-    assert row.unique_states == vector.get("unique_states_int")
+    assert row.unique_states == vector.get("unique_states")
 
 
 @pytest.mark.parametrize("name", names(refused=True))
