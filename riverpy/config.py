@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from riverpy._dsn import mask_url, validate_url
 from riverpy._names import validate_client_id, validate_schema
 from riverpy.errors import ConfigError
 from riverpy.insert_opts import MAX_ATTEMPTS_DEFAULT
@@ -93,6 +94,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             validate_client_id(self.id)
         if self.name is not None:
             validate_client_id(self.name)
+        if self.listen_url is not None:
+            _expect_type("listen_url", self.listen_url, str)
+            validate_url(self.listen_url)
         if not 1 <= self.max_attempts <= 32767:
             raise ConfigError(f"max_attempts must be between 1 and 32767, got {self.max_attempts}")
         if not 1 <= self.pool_size <= 1000:
@@ -103,6 +107,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             _expect_positive("job_timeout", self.job_timeout)
         if self.soft_stop_timeout is not None:
             _expect_positive("soft_stop_timeout", self.soft_stop_timeout, allow_zero=True)
+
+    def __repr__(self) -> str:
+        values = ((name, getattr(self, name)) for name in self.__struct_fields__)
+        shown = (
+            f"{name}={(mask_url(value) if name == 'listen_url' and value else value)!r}"
+            for name, value in values
+        )
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 def _expect_type(name: str, value: object, expected: type[Any]) -> None:

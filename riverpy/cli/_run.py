@@ -1,8 +1,9 @@
 """Runs a command: its event loop, and what becomes of its errors.
 
-A failure that can be expected (of the database, the network, a file, a setting) is one line on
-stderr and exit code 1. Anything else is a defect of riverpy and keeps its traceback. `--debug` or
-RIVERPY_DEBUG=1 shows the traceback always.
+A failure that can be expected (of the database, the network, a file) is one line on stderr and exit
+code 1; a setting, an argument or a job that riverpy refuses is one line and exit code 2. Anything
+else is a defect of riverpy and keeps its traceback. `--debug` or RIVERPY_DEBUG=1 shows the
+traceback always.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import click
 from riverpy._dsn import mask_url
 from riverpy.cli._output import print_note
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
-from riverpy.errors import RiverError
+from riverpy.errors import ConfigError, InsertError, RiverError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
@@ -34,6 +35,7 @@ EXIT_NOT_READY = 3
 EXIT_ABANDONED = 4
 
 _DEBUG = "riverpy.debug"
+_OFF = {"", "0", "false", "no", "off"}
 
 
 class CommandError(click.ClickException):
@@ -70,7 +72,9 @@ def expected_errors() -> Generator[None]:
         if isinstance(cause, BrokenPipeError) or not is_expected(cause):
             raise
         show_traceback(error)
-        raise CommandError(describe(cause)) from error
+        is_usage = isinstance(cause, ConfigError | InsertError)  # of what the command was given
+        code = EXIT_USAGE if is_usage else EXIT_FAILURE
+        raise CommandError(describe(cause), exit_code=code) from error
 
 
 def is_expected(error: BaseException) -> bool:
@@ -79,12 +83,14 @@ def is_expected(error: BaseException) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """The error in one line, without passwords; its type before it unless it is one of ours."""
+    """The error in one line, without passwords; its type before it if it is not `is_expected`."""
     text = one_line(str(error))
-    if isinstance(error, RiverError) and text:
-        return mask_url(text)
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     name = type(error).__name__
-    return mask_url(f"{name}: {text}" if text else name)
+    if not text:
+        return name
+    return mask_url(text if is_expected(error) else f"{name}: {text}")
 
 
 def one_line(text: str) -> str:
@@ -96,7 +102,7 @@ def show_traceback(error: BaseException) -> None:
     """Print the traceback to stderr if `--debug` or RIVERPY_DEBUG asks for it."""
     context = click.get_current_context(silent=True)
     asked = context is not None and context.find_root().meta.get(_DEBUG, False)
-    if asked or os.environ.get("RIVERPY_DEBUG", "0") not in {"", "0"}:
+    if asked or os.environ.get("RIVERPY_DEBUG", "").lower() not in _OFF:
         sys.stderr.write(mask_url("".join(traceback.format_exception(error))))
 
 

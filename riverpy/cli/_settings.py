@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import click
 import msgspec
 
-from riverpy._dsn import mask_url, validate_url
+from riverpy._dsn import (
+    PG_VARIABLES,
+    environment_url,
+    mask_url,
+    server_of,
+    show_url,
+    validate_url,
+)
 from riverpy._names import validate_client_id, validate_schema
 from riverpy.cli._output import print_table
 from riverpy.cli._types import (
@@ -34,8 +41,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PG_VARIABLES = ("PGSERVICE", "PGHOST", "PGPORT", "PGUSER", "PGDATABASE")
-"""Each of these names a database; asyncpg reads them, and PGPASSWORD and its like, by itself."""
 OTHER_VARIABLES = (
     "RIVERPY_DEBUG",
     "RIVERPY_EMBEDDED_DIR",
@@ -117,6 +122,8 @@ def _toml_queues(value: object) -> dict[str, int]:
         raise ValueError(
             f"expected a table of names and slots, as in {{ default = 50 }}, got {value!r}"
         ) from None
+    if not queues:
+        raise ValueError("expected at least one queue, as in { default = 50 }")
     check_queues(queues)
     return queues
 
@@ -130,7 +137,7 @@ def _one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
-DATABASE_URL: Setting[str] = Setting("database-url", _database_url, mask_url)
+DATABASE_URL: Setting[str] = Setting("database-url", _database_url, show_url)
 SCHEMA: Setting[str] = Setting(
     "schema", _schema, default="the client's, else the first of the search path"
 )
@@ -194,10 +201,15 @@ class Sources:
             if text := self._environ.get(variable):
                 return Value(_checked(variable, setting.parse, text), variable)
         if setting is DATABASE_URL and (given := [v for v in PG_VARIABLES if self._environ.get(v)]):
-            return Value(setting.parse("postgresql://"), ", ".join(given))
+            source = ", ".join(given)
+            _checked(source, self._check_server, environment_url(self._environ))
+            return Value(setting.parse(environment_url(self._environ)), source)
         if setting.name in self._table:
             return Value(self._from_file(setting), str(self._path))
         return Value(msgspec.UNSET, "default")
+
+    def _check_server(self, url: str) -> None:
+        server_of(url, self._environ)
 
     def _from_file(self, setting: Setting[T]) -> T:
         value = self._table[setting.name]
@@ -260,6 +272,8 @@ def _read_file(directory: Path) -> tuple[Path | None, dict[str, object]]:
             table = (
                 cast("dict[str, object]", tool).get("riverpy") if isinstance(tool, dict) else None
             )
+            if table is not None and not isinstance(table, dict):
+                raise SettingsError(f"{path}: tool.riverpy must be a table, got {table!r}")
             if isinstance(table, dict):
                 return path, _check_keys(path, cast("dict[str, object]", table))
     return None, {}

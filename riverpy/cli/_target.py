@@ -44,6 +44,8 @@ def load(spec: str) -> object:
         dotted = module_name.removesuffix(".py").replace("\\", "/").strip("./").replace("/", ".")
         better = f"{dotted}:{attribute}" if attribute else dotted
         raise TargetError(f"{spec!r} is a path: give a module, as in {better}")
+    if module_name.startswith("."):
+        raise TargetError(f"{spec!r} is relative: give its full name, as in jobs:client")
     module = _import(module_name)
     if attribute:
         return _attribute(module, attribute)
@@ -145,7 +147,8 @@ def _failed(what: str, error: BaseException) -> NoReturn:
         place = f" ({error.filename}, line {error.lineno})"
     elif frames:
         place = f" ({os.path.relpath(frames[-1].filename)}, line {frames[-1].lineno})"
-    raise CommandError(f"{what} failed: {describe(error)}{place}") from error
+    name = f"{type(error).__name__}: " if isinstance(error, OSError) and error.args else ""
+    raise CommandError(f"{what} failed: {name}{describe(error)}{place}") from error
 
 
 def _offer(module: ModuleType) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from riverpy._names import validate_queue
+from riverpy.config import MAX_WORKERS_MAX
 from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ def parse_queues(text: str) -> dict[str, int]:
     """`default:50,mail:5`: queues, each with the number of jobs it may run at once.
 
     Raises:
-        ValueError: a part is not NAME:SLOTS, a name is wrong or given twice, or SLOTS is below 1.
+        ValueError: a part is not NAME:SLOTS, a name is wrong or given twice, or SLOTS is not
+            allowed.
     """
     queues: dict[str, int] = {}
     for part in text.split(","):
@@ -102,14 +104,14 @@ def parse_queues(text: str) -> dict[str, int]:
 
 
 def check_queues(queues: Mapping[str, int]) -> None:
-    """Each name is allowed and has at least one slot; else ValueError."""
+    """Each name is allowed and has 1 to `MAX_WORKERS_MAX` slots; else ValueError."""
     for name, slots in queues.items():
         try:
             validate_queue(name)
         except ConfigError as error:
             raise ValueError(str(error)) from None
-        if slots < 1:
-            raise ValueError(f"queue {name!r} needs at least 1 slot, got {slots}")
+        if not 1 <= slots <= MAX_WORKERS_MAX:
+            raise ValueError(f"queue {name!r} needs 1 to {MAX_WORKERS_MAX} slots, got {slots}")
 
 
 def format_queues(queues: Mapping[str, int]) -> str:

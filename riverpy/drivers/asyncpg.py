@@ -3,14 +3,27 @@ time."""
 
 from __future__ import annotations
 
+import configparser
+import os
+import re
+import socket
+import ssl
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 import asyncpg
 import asyncpg.pool
 
-from riverpy._dsn import mask_url, validate_url
+from riverpy._dsn import (
+    Server,
+    environment_url,
+    mask_url,
+    missing_file,
+    server_of,
+    take_connect_timeout,
+    validate_url,
+)
 from riverpy.errors import ConfigError, ServerVersionError
 from riverpy.job import raw_timestamp
 
@@ -30,6 +43,7 @@ CONNECT_TIMEOUT = 10.0
 CLOSE_TIMEOUT = 0.5
 """Seconds that a connection or pool may take to say goodbye; then it is cut."""
 SERVER_VERSION_MIN = 13
+_SETTING_DEFAULT = "database URL"
 
 DATABASE_ERRORS: tuple[type[Exception], ...] = (
     asyncpg.PostgresError,
@@ -59,6 +73,19 @@ def is_data_error(error: BaseException) -> bool:
     )
 
 
+_PASSING_CLASSES = {"08", "25", "40", "53", "55", "57", "58", "XX"}
+"""SQLSTATE classes that say nothing about the statement: it may succeed when sent again."""
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the statement is refused for what it says or does, a user's trigger included: sent
+    again as it is, it is refused again."""
+    sqlstate = getattr(error, "sqlstate", None) or ""
+    return is_data_error(error) or (
+        isinstance(error, asyncpg.PostgresError) and sqlstate[:2] not in _PASSING_CLASSES
+    )
+
+
 def is_statement_timeout(error: BaseException) -> bool:
     """Whether the server's own limit ended the statement."""
     return isinstance(error, asyncpg.QueryCanceledError)
@@ -70,6 +97,21 @@ def describe(error: BaseException) -> str:
     return mask_url(text)
 
 
+class _Target(NamedTuple):
+    """Where a URL leads, in asyncpg's terms and in words."""
+
+    url: str
+    server: Server
+    connect_timeout: float | None
+
+    @classmethod
+    def of(cls, url: str | None) -> _Target:
+        url = environment_url() if url is None else url
+        validate_url(url)
+        url, limit = take_connect_timeout(url)
+        return cls(url, server_of(url), limit)
+
+
 async def connect(
     url: str | None,
     *,
@@ -77,44 +119,70 @@ async def connect(
     settings: Mapping[str, str] | None = None,
     pooled: bool = False,
     timeout: float = CONNECT_TIMEOUT,
+    setting: str = _SETTING_DEFAULT,
 ) -> Connection:
     """Open one connection.
 
     Args:
-        url: the database; None lets asyncpg read the `PG*` variables.
+        url: the database; None leaves it to the `PG*` variables.
         application_name: how the connection shows in `pg_stat_activity`.
         settings: settings of the session, sent at its start.
         pooled: the URL leads to a pooler in transaction mode: no session settings, no cached
             statements.
-        timeout: seconds.
+        timeout: seconds; a shorter `connect_timeout` of the URL counts.
+        setting: what gave the URL, for the texts of errors.
 
     Raises:
         ConfigError: the URL cannot be one.
         ServerVersionError: the server is older than PostgreSQL 13.
         OSError, TimeoutError, asyncpg.PostgresError: the database cannot be reached or refuses.
+            The text names the server.
     """
-    if url is not None:
-        validate_url(url)
-    with anyio.fail_after(timeout, reason="connecting to the database"):
-        try:
+    target = _Target.of(url)
+    timeout = min(timeout, target.connect_timeout or timeout)
+    try:
+        with anyio.fail_after(timeout):
             connection: Connection = await asyncpg.connect(
-                url,
+                target.url,
                 timeout=timeout,
                 statement_cache_size=0 if pooled else 512,
                 server_settings=None
                 if pooled
                 else {"application_name": application_name, **(settings or {})},
             )
-        except (ValueError, asyncpg.InterfaceError) as error:
-            raise ConfigError(
-                f"the database URL {mask_url(url or '')!r} cannot be used: {describe(error)}"
-            ) from None
+    except (ValueError, configparser.Error, asyncpg.InterfaceError) as error:
+        # Only asyncpg's own texts are free of what the URL holds.
+        own = isinstance(error, asyncpg.InterfaceError)
+        reason = describe(error) if own else "a part of it, or a PG* variable, has a wrong value"
+        raise ConfigError(f"the {setting} cannot be used: {reason}") from None
+    except OSError as error:
+        raise _unreachable(error, target, setting, timeout) from error
     try:
         check_server_version(connection)
     except ServerVersionError:
         connection.terminate()
         raise
     return connection
+
+
+def _unreachable(error: OSError, target: _Target, setting: str, timeout: float) -> OSError:
+    """The same error, with a text that says where and why."""
+    found = re.search(r"\[Errno (\d+)\]", str(error))
+    missing = missing_file(target.url) if isinstance(error, FileNotFoundError) else None
+    if missing is not None:
+        reason = missing
+    elif isinstance(error, TimeoutError):
+        reason = f"no answer within {timeout:g} s"
+    elif isinstance(error, (ssl.SSLError, socket.gaierror)) or found is None:
+        reason = error.strerror or str(error) or type(error).__name__
+    else:
+        reason = os.strerror(int(found[1])).lower()
+    place = target.server.hosts
+    if setting != _SETTING_DEFAULT:
+        place += f" (of {setting})"
+    named = type(error)(f"cannot connect to {place}: {reason}")
+    named.errno = error.errno
+    return named
 
 
 def check_server_version(connection: Transaction) -> None:
@@ -173,11 +241,12 @@ async def create_pool(
     """
     probe = await connect(url, pooled=pooled)
     await close(probe)
+    target = _Target.of(url)
     pool: Pool = asyncpg.create_pool(
-        url,
+        target.url,
         min_size=0,
         max_size=max_size,
-        timeout=CONNECT_TIMEOUT,
+        timeout=min(CONNECT_TIMEOUT, target.connect_timeout or CONNECT_TIMEOUT),
         command_timeout=command_timeout,
         connection_class=_UnresetConnection,
         statement_cache_size=0 if pooled else 512,

@@ -15,10 +15,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from riverpy._dsn import PG_VARIABLES
 from riverpy.cli import main
 from riverpy.cli._output import has_color, print_json, print_table
 from riverpy.cli._run import CommandError, expected_errors, run
-from riverpy.cli._settings import PG_VARIABLES
 from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -101,10 +101,11 @@ def test_run_translates_expected_errors() -> None:
     async def fail(error: Exception) -> None:
         raise error
 
-    for error in (ConfigError("wrong"), OSError("down"), TimeoutError()):
+    expected = [(ConfigError("wrong"), 2), (OSError("down"), 1), (TimeoutError(), 1)]
+    for error, code in expected:
         with pytest.raises(CommandError) as caught:
             run(fail, error)
-        assert caught.value.exit_code == 1
+        assert caught.value.exit_code == code
     with pytest.raises(CommandError, match="TimeoutError"):
         run(fail, ExceptionGroup("one", [TimeoutError()]))
     with pytest.raises(ExceptionGroup):
@@ -117,7 +118,7 @@ def test_message_is_one_line_without_password() -> None:
     """Line breaks become spaces, passwords stars."""
     with pytest.raises(CommandError) as caught, expected_errors():
         raise OSError("cannot reach\npostgres://u:s3cret@h/d")
-    assert caught.value.message == "OSError: cannot reach postgres://u:***@h/d"
+    assert caught.value.message == "cannot reach postgres://u:***@h/d"
 
 
 def test_print_json(capsys: pytest.CaptureFixture[str]) -> None:

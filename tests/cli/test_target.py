@@ -55,6 +55,7 @@ def test_attribute_by_path(module: Callable[[str], str]) -> None:
         ("", "'' is not MODULE:ATTR, as in jobs:client"),
         (":client", "':client' is not MODULE:ATTR"),
         ("jobs:", "'jobs:' is not MODULE:ATTR"),
+        ("..jobs:client", "is relative: give its full name"),
         ("jobs.py:client", "is a path: give a module, as in jobs:client"),
         ("./app/jobs.py", "is a path: give a module, as in app.jobs"),
         ("nowhere.at.all:client", "there is no module nowhere in "),

@@ -304,7 +304,7 @@ async def test_nothing_to_work(
     exit_code, err = await asyncio.to_thread(
         lambda: failing_worker(tmp_path, "jobs:empty", f"--database-url={database_url}", code=code)
     )
-    assert exit_code == 1
+    assert exit_code == 2
     assert message in err
     assert err.count("\n") == 1
 

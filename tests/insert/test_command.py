@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from riverpy.cli import main
-from riverpy.cli._settings import PG_VARIABLES
+from riverpy._dsn import PG_VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,26 +121,26 @@ async def test_a_duplicate_prints_the_job_that_exists(command: Command) -> None:
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
-        (("insert", "welcome", "{'a': 1}"), 1, "the text is not JSON"),
-        (("insert", "welcome", "[1]"), 1, "must be a JSON object"),
-        (("insert", "welcome", r'{"a": "\u0000"}'), 1, "NUL"),
-        (("insert", "bad kind"), 1, "job kind"),
-        (("insert", "welcome", "--queue", "Bad"), 1, "queue name"),
-        (("insert", "welcome", "--priority", "5"), 1, "priority must be between 1 and 4"),
-        (("insert", "welcome", "--priority", "0"), 1, "priority must be between 1 and 4"),
-        (("insert", "welcome", "--max-attempts", "-1"), 1, "max_attempts must be between"),
-        (("insert", "welcome", "--tags", "ok1,,x"), 1, "tag"),
-        (("insert", "welcome", "--metadata", "[1]"), 1, "metadata: must be a JSON object"),
-        (("insert", "welcome", "--metadata", "{"), 1, "metadata: the text is not JSON"),
+        (("insert", "welcome", "{'a': 1}"), 2, "args: the text is not JSON"),
+        (("insert", "welcome", "[1]"), 2, "args: must be a JSON object"),
+        (("insert", "welcome", r'{"a": "\u0000"}'), 2, "NUL"),
+        (("insert", "bad kind"), 2, "job kind"),
+        (("insert", "welcome", "--queue", "Bad"), 2, "queue name"),
+        (("insert", "welcome", "--priority", "5"), 2, "priority must be between 1 and 4"),
+        (("insert", "welcome", "--priority", "0"), 2, "priority must be between 1 and 4"),
+        (("insert", "welcome", "--max-attempts", "-1"), 2, "max_attempts must be between"),
+        (("insert", "welcome", "--tags", "ok1,,x"), 2, "tag"),
+        (("insert", "welcome", "--metadata", "[1]"), 2, "metadata: must be a JSON object"),
+        (("insert", "welcome", "--metadata", "{"), 2, "metadata: the text is not JSON"),
         (("insert", "welcome", "--at", "2026-01-01T00:00:00"), 2, "has no time zone"),
         (("insert", "welcome", "--at", "10001-01-01T00:00:00Z"), 2, "is no time"),
         (("insert", "welcome", "--in", "soon"), 2, "is no duration"),
         (("insert", "welcome", "--in", "900000000d"), 2, "past the year 9999"),
         (("insert", "welcome", "--in", "1h", "--at", "2027-01-01T00:00:00Z"), 2, "the same thing"),
-        (("insert", "welcome", "--unique-states", "available"), 1, "missing: pending, running"),
+        (("insert", "welcome", "--unique-states", "available"), 2, "missing: pending, running"),
         (("insert", "welcome", "--unique-states", "nope"), 2, "the states are available"),
-        (("insert", "welcome", "--unique-by-period", "500ms"), 1, "one second or longer"),
-        (("insert", "welcome", "--unique-by-period", "0s"), 1, "one second or longer, got 0:00"),
+        (("insert", "welcome", "--unique-by-period", "500ms"), 2, "one second or longer"),
+        (("insert", "welcome", "--unique-by-period", "0s"), 2, "one second or longer, got 0:00"),
         (("insert", "welcome", "--unique-exclude-kind"), 2, "alone makes nothing unique: add"),
         (("insert", "welcome", '{"a":"\udcff"}'), 2, "is not UTF-8 (at index 6)"),
         (("insert", "welcome\udcff"), 2, r"'welcome\udcff' is not UTF-8"),

@@ -1,0 +1,258 @@
+"""Database URLs: which are refused, which server they name, and that no password is ever shown."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from riverpy import Client, Config, ConfigError
+from riverpy._dsn import (
+    environment_url,
+    mask_url,
+    server_of,
+    show_url,
+    take_connect_timeout,
+    validate_url,
+)
+from riverpy.drivers.asyncpg import close, connect
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+RIVERPY = Path(sys.executable).with_name("riverpy")
+WRONG = [
+    "postgres//u:s3cret@h/d",
+    "postgresql//u:s3cret@h/d",
+    "postgres:/u:s3cret@h/d",
+    "postgres:u:s3cret@h/d",
+    "postgres://u:s3cret",
+    "postgres://u:12?s3cret@host/d",
+    "postgres://u:12/s3cret@host/d",
+    "postgres://u:12#s3cret@host/d",
+    "postgres://u:12@s3cret@host/d",
+    "postgres://u:12 s3cret@host/d",
+    "postgres:///u:s3cret@h/d",
+    "postgres:////u:s3cret@h/d",
+    "postgres://[s3cret@h/d",
+    "postgres://h/d?s3cret",
+    "postgres://u：s3cret@h/d",
+    "postgres：//u:s3cret@h/d",
+    "postgres://u@h:s3cret/d",
+    "postgres://h/d:s3cret",
+    ":s3cret@h",
+    "s3cret",
+    "u:s3cret@h/d",
+    "mysql://u:s3cret@h/d",
+    "postgres://u:s3cret@h:99999/d",
+    "postgres://u:s3cret@h/d?port=xx",
+    "postgres://u:s3cret@h/d?connect_timeout=soon",
+    "postgres://u:s3cret@h/d?channel_binding=require",
+    "postgres://u:s3cret@h/\0",
+]
+
+
+@pytest.mark.parametrize("url", WRONG)
+def test_wrong_url_is_not_repeated(url: str) -> None:
+    """A URL that cannot be read for certain is refused, and nothing of it is in the text."""
+    with pytest.raises(ConfigError) as caught:
+        validate_url(url)
+    assert "s3" not in str(caught.value)
+    with pytest.raises(ConfigError):
+        Client(url)
+    with pytest.raises(ConfigError):
+        Config(listen_url=url)
+
+
+@pytest.mark.parametrize("url", [url for url in WRONG if "\0" not in url])
+def test_command_does_not_repeat_a_wrong_url(url: str) -> None:
+    """Nor is it in what a command says, with and without --debug: OP-04."""
+    for arguments in (["--database-url", url], ["--database-url", url, "--debug"]):
+        done = subprocess.run(
+            [RIVERPY, "migrate", "list", *arguments], capture_output=True, text=True
+        )
+        assert done.returncode == 2
+        assert "s3" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgres://",
+        "postgresql:///d",
+        "postgres://u:p%40@h:5432/d",
+        "postgres://u@[::1]:5432/d?sslmode=require",
+        "postgres://u@a:1,b:2/d?target_session_attrs=read-write",
+        "postgresql://postgres@/postgres?host=/run/x&port=5432",
+        "postgres://u@%2Frun%2Fx/d",
+        "postgres://h/d?application_name=a&connect_timeout=10",
+        "postgres://h/d?options=-c%20search_path%3Da",
+    ],
+)
+def test_right_url(url: str) -> None:
+    """URLs as they are in use pass."""
+    validate_url(url)
+    assert mask_url(url).replace("***", "p%40") == url
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "at postgres//u:s3cret@h/d now",
+        "at postgres:///u:s3cret@h/d now",
+        "at postgres：//u：s3cret@h/d now",
+        "at postgres://h/d?passwd=s3cret now",
+        "at postgres://h/d?sslmode=require&foo=s3cret now",
+        "at :s3cret@h now",
+    ],
+)
+def test_mask_in_text(text: str) -> None:
+    """Passwords of URLs with a slip in them are masked in any text."""
+    assert "s3cret" not in mask_url(text)
+    assert mask_url(text).startswith("at ")
+    assert mask_url(text).endswith(" now")
+
+
+def test_config_shows_no_password() -> None:
+    """The repr of a Config masks its listen_url, and shows the rest."""
+    shown = repr(Config(listen_url="postgres://u:s3cret@h/d", pool_size=3))
+    assert "s3cret" not in shown
+    assert "listen_url='postgres://u:***@h/d'" in shown
+    assert shown.startswith("Config(")
+    assert "pool_size=3" in shown
+
+
+@pytest.mark.parametrize(
+    ("url", "environ", "hosts", "user", "database"),
+    [
+        ("postgres://u:p@h/d", {}, "h:5432", "u", "d"),
+        ("postgres://u@h:1,g:2/d", {}, "h:1, g:2", "u", "d"),
+        ("postgres://u@h,g/d?port=1,2", {}, "h:1, g:2", "u", "d"),
+        ("postgres://u@[::1]/d", {}, "[::1]:5432", "u", "d"),
+        ("postgres://u@/d?host=/run/x&port=7", {}, "/run/x:7", "u", "d"),
+        ("postgresql://", {"PGHOST": "h", "PGPORT": "7", "PGUSER": "u"}, "h:7", "u", "u"),
+        ("postgres://h/d", {"PGHOST": "g", "PGUSER": "u"}, "h:5432", "u", "d"),
+    ],
+)
+def test_server(url: str, environ: Mapping[str, str], hosts: str, user: str, database: str) -> None:
+    """The server is named by the URL, and by PG* where that leaves it open."""
+    assert server_of(url, environ) == (hosts, user, database)
+
+
+def test_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PGSERVICE alone names a database: its host, port, user and database are those of the file."""
+    (tmp_path / "services").write_text("[mine]\nhost=h\nport=7\nuser=u\ndbname=d\npassword=s3c\n")
+    monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
+    monkeypatch.setenv("PGSERVICE", "mine")
+    assert server_of(environment_url()) == ("h:7", "u", "d")
+    assert show_url(environment_url()) == "database d of user u at h:7"
+    monkeypatch.setenv("PGSERVICE", "other")
+    with pytest.raises(ConfigError, match=r"there is no service 'other' in .*services"):
+        server_of(environment_url())
+    (tmp_path / "services").write_text("[other]\npassword=s3cret%x\n")
+    with pytest.raises(ConfigError, match="cannot be read") as caught:
+        server_of(environment_url())
+    assert "s3cret" not in str(caught.value)
+
+
+async def test_connect_by_service(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No URL and PGSERVICE: the connection goes to the database of the service."""
+    for variable in ("PGHOST", "PGPORT", "PGUSER", "PGDATABASE"):
+        monkeypatch.delenv(variable, raising=False)
+    connection = await connect(database_url)
+    ((host, port, user, name),) = await connection.fetch(
+        "SELECT split_part(current_setting('unix_socket_directories'), ',', 1),"
+        " current_setting('port'), current_user, current_database()"
+    )
+    await close(connection)
+    (tmp_path / "services").write_text(
+        f"[it]\nhost={host}\nport={port}\nuser={user}\ndbname={name}"
+    )
+    monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
+    monkeypatch.setenv("PGSERVICE", "it")
+    connection = await connect(None)
+    assert await connection.fetchval("SELECT current_database()") == name
+    await close(connection)
+
+
+async def test_connect_timeout(database_url: str) -> None:
+    """`connect_timeout`, which is common in URLs, is a limit and not sent to the server."""
+    assert take_connect_timeout("postgres://h/d?connect_timeout=3") == ("postgres://h/d", 3)
+    assert take_connect_timeout("postgres://h/d?a=1&connect_timeout=0&b=%202") == (
+        "postgres://h/d?a=1&b=%202",
+        None,
+    )
+    url = database_url + ("&" if "?" in database_url else "?") + "connect_timeout=10"
+    async with Client(url):
+        pass
+
+
+async def test_connect_timeout_is_kept() -> None:
+    """A server that accepts and says nothing is given up after the URL's time, and is named."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(TimeoutError) as caught:
+            await connect(f"postgres://u:s3cret@127.0.0.1:{port}/d?connect_timeout=1")
+    assert str(caught.value) == f"cannot connect to 127.0.0.1:{port}: no answer within 1 s"
+
+
+@pytest.mark.parametrize(
+    ("place", "kind", "text"),
+    [
+        (
+            "127.0.0.1:1",
+            ConnectionRefusedError,
+            "cannot connect to 127.0.0.1:1: connection refused",
+        ),
+        ("none.invalid", socket.gaierror, "cannot connect to none.invalid:5432: "),
+        ("%2Fnone", FileNotFoundError, "cannot connect to /none:5432: no such file or directory"),
+    ],
+)
+async def test_error_names_the_server(place: str, kind: type[OSError], text: str) -> None:
+    """A server that cannot be reached is named; the type of the error stays."""
+    with pytest.raises(kind) as caught:
+        await connect(f"postgres://u:s3cret@{place}/d")
+    assert str(caught.value).startswith(text)
+    assert caught.value.errno
+    with pytest.raises(kind, match=r" \(of listen_url\): "):
+        await connect(f"postgres://u:s3cret@{place}/d", setting="listen_url")
+
+
+async def test_missing_certificate_is_named(tmp_path: Path) -> None:
+    """A file of certificates that is not there is named, with the parameter that names it."""
+    absent = tmp_path / "absent.crt"
+    with pytest.raises(
+        FileNotFoundError, match=re.escape(f"no file '{absent}', which sslrootcert")
+    ):
+        await connect(f"postgres://u@127.0.0.1:1/d?sslmode=verify-full&sslrootcert={absent}")
+
+
+def test_command_names_the_server_of_the_environment(tmp_path: Path) -> None:
+    """PG* are shown resolved by --print-config, and by an error in one line without a type."""
+    environ = {"PGHOST": "127.0.0.1", "PGPORT": "1", "PGUSER": "u", "PGDATABASE": "d"}
+
+    def run(*args: str, **more: str) -> subprocess.CompletedProcess[str]:
+        env = {**environ, **more}
+        return subprocess.run(
+            [RIVERPY, *args], capture_output=True, text=True, env=env, cwd=tmp_path
+        )
+
+    assert "database d of user u at 127.0.0.1:1 " in run("worker", "x", "--print-config").stdout
+    done = run("migrate", "list")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "riverpy: cannot connect to 127.0.0.1:1: connection refused\n",
+    )
+    done = run("migrate", "list", PGPORT="xx")
+    assert done.returncode == 2
+    assert "PGPORT" in done.stderr
+    done = run("migrate", "list", PGSERVICE="none", PGSERVICEFILE=str(tmp_path / "none"))
+    assert done.returncode == 2
+    assert "there is no service 'none'" in done.stderr
