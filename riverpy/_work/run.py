@@ -338,7 +338,11 @@ class Run:
 
     async def _connect_listener(self) -> Connection:
         if self._config.listen_url is not None:
-            return await connect(self._config.listen_url, application_name="riverpy listener")
+            return await connect(
+                self._config.listen_url,
+                application_name="riverpy listener",
+                setting="listen_url",
+            )
         return await connect(
             self._url, application_name="riverpy listener", pooled=self._config.pooler
         )
