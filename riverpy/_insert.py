@@ -205,7 +205,7 @@ class Inserter:
         rows: list[InsertRow],
         send: Callable[[Transaction, list[InsertRow], list[str]], Awaitable[T]],
     ) -> T:
-        queues = _queues_to_notify(rows)
+        queues = _queues_to_notify(rows) if self._rules.notify else []
         if tx is None:
             return await self._run_on_pool(rows, self._limiter.allowed(queues), send)
         if not is_transaction(tx):
@@ -265,7 +265,7 @@ class Inserter:
         sent.sort(key=lambda index: _lock_order(rows[index]))
         records = await self._fetch(connection, [rows[index] for index in sent], queues)
         results = {
-            index: InsertResult(_job(record), record[_EXISTED] == "true")
+            index: InsertResult(_job(record), record[_EXISTED] == "t")
             for index, record in zip(sent, records, strict=True)
         }
         return [
@@ -360,7 +360,7 @@ def _job(record: Sequence[Any]) -> JobRow:
     for at in _BYTES:
         row[at] = None if row[at] is None else bytes.fromhex(row[at])
     mask = row[JobColumn.UNIQUE_STATES]
-    row[JobColumn.UNIQUE_STATES] = None if mask is None else int(mask)
+    row[JobColumn.UNIQUE_STATES] = None if mask is None else int(mask, 2)
     return JobRow(row)
 
 

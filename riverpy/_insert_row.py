@@ -35,6 +35,8 @@ class InsertRules(msgspec.Struct, frozen=True, kw_only=True):
     known_kinds: Container[str] | None = None
     """The kinds that may be inserted. None: all."""
     skip_job_kind_validation: bool = False
+    notify: bool = True
+    """Whether inserts wake the workers."""
 
 
 class InsertRow(NamedTuple):

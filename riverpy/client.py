@@ -262,6 +262,7 @@ class Client:
                 if self._workers is None or self._config.skip_unknown_job_check
                 else self._workers,
                 skip_job_kind_validation=self._config.skip_job_kind_validation,
+                notify=self._config.insert_notify,
             ),
             clock=SystemClock(),
         )

@@ -82,6 +82,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     durable_claims: bool = False
     """Wait for the disk at each claim too. Default False: after a crash of the server a job that
     was claimed in the last moment may run twice; its result is stored once."""
+    insert_notify: bool = True
+    """Let inserts notify the workers. Default True; without it jobs wait for the next poll."""
     skip_unknown_job_check: bool = False
     """Let a client with workers insert kinds that it has no worker for. Default False."""
     skip_job_kind_validation: bool = False

@@ -32,14 +32,12 @@ on conflict (unique_key)
     and /* schema */ river_job_state_in_bitmask(unique_states, state)
   do update set kind = job.kind
 returning
-  job.id::text::cstring, job.args::text::cstring, job.attempt::text::cstring,
-  encode(timestamptz_send(job.attempted_at), 'hex')::cstring, job.attempted_by,
-  encode(timestamptz_send(job.created_at), 'hex')::cstring, job.errors::text[],
-  encode(timestamptz_send(job.finalized_at), 'hex')::cstring, job.kind::cstring, job.max_attempts::text::cstring,
-  job.metadata::text::cstring, job.priority::text::cstring, job.queue::cstring, job.state::text::cstring,
-  encode(timestamptz_send(job.scheduled_at), 'hex')::cstring, job.tags::text[],
-  encode(job.unique_key, 'hex')::cstring, job.unique_states::integer::text::cstring, (job.xmax <> 0)::text::cstring,
-  (select count(*)::text::cstring from notified);
+  int8out(job.id), jsonb_out(job.args), int2out(job.attempt), textout(encode(timestamptz_send(job.attempted_at), 'hex')),
+  job.attempted_by, textout(encode(timestamptz_send(job.created_at), 'hex')), job.errors::text[],
+  textout(encode(timestamptz_send(job.finalized_at), 'hex')), textout(job.kind), int2out(job.max_attempts),
+  jsonb_out(job.metadata), int2out(job.priority), textout(job.queue), enum_out(job.state),
+  textout(encode(timestamptz_send(job.scheduled_at), 'hex')), job.tags::text[], textout(encode(job.unique_key, 'hex')),
+  bit_out(job.unique_states), boolout(job.xmax <> 0), (select int8out(count(*)) from notified);
 
 
 -- name: job_insert_mixed
@@ -70,14 +68,12 @@ on conflict (unique_key)
     and /* schema */ river_job_state_in_bitmask(unique_states, state)
   do update set kind = job.kind
 returning
-  job.id::text::cstring, job.args::text::cstring, job.attempt::text::cstring,
-  encode(timestamptz_send(job.attempted_at), 'hex')::cstring, job.attempted_by,
-  encode(timestamptz_send(job.created_at), 'hex')::cstring, job.errors::text[],
-  encode(timestamptz_send(job.finalized_at), 'hex')::cstring, job.kind::cstring, job.max_attempts::text::cstring,
-  job.metadata::text::cstring, job.priority::text::cstring, job.queue::cstring, job.state::text::cstring,
-  encode(timestamptz_send(job.scheduled_at), 'hex')::cstring, job.tags::text[],
-  encode(job.unique_key, 'hex')::cstring, job.unique_states::integer::text::cstring, (job.xmax <> 0)::text::cstring,
-  (select count(*)::text::cstring from notified);
+  int8out(job.id), jsonb_out(job.args), int2out(job.attempt), textout(encode(timestamptz_send(job.attempted_at), 'hex')),
+  job.attempted_by, textout(encode(timestamptz_send(job.created_at), 'hex')), job.errors::text[],
+  textout(encode(timestamptz_send(job.finalized_at), 'hex')), textout(job.kind), int2out(job.max_attempts),
+  jsonb_out(job.metadata), int2out(job.priority), textout(job.queue), enum_out(job.state),
+  textout(encode(timestamptz_send(job.scheduled_at), 'hex')), job.tags::text[], textout(encode(job.unique_key, 'hex')),
+  bit_out(job.unique_states), boolout(job.xmax <> 0), (select int8out(count(*)) from notified);
 
 
 -- name: insert_notify
@@ -90,7 +86,7 @@ from unnest(@notify::text[]) as given (queue);
 
 -- name: insert_now
 -- The time of this transaction, in hexadecimal digits of the wire format.
-select encode(timestamptz_send(now()), 'hex')::cstring;
+select textout(encode(timestamptz_send(now()), 'hex'));
 
 
 -- name: insert_savepoint

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from riverpy._insert import NOTIFY_INTERVAL, NotifyLimiter
+from riverpy.client import Client
+from riverpy.config import Config
 from riverpy.insert_opts import InsertManyParams, InsertOpts
 from tests.insert.conftest import inserter_on
 from tests.insert.jobs import BY_ARGS, Data, Welcome, many
@@ -147,6 +149,17 @@ async def test_transactions_always_notify(schema: Schema, heard: Heard) -> None:
         await rollback.start()
         await inserter.insert(Welcome(1), None, tx=tx)
         await rollback.rollback()
+        assert await heard.take() == []
+
+
+async def test_a_client_that_does_not_notify(schema: Schema, heard: Heard) -> None:
+    """NR-08: notifications can be switched off per client, for its own inserts and those by tx."""
+    config = Config(schema=schema.name, insert_notify=False)
+    async with Client(schema.url, config=config) as client, schema.connected() as connection:
+        for tx in (None, connection):
+            await client.insert(Welcome(1), tx=tx)
+            await client.insert_many(many(Welcome(1), Data()), tx=tx)
+            await client.insert_many_fast(many(Welcome(1)), tx=tx)
         assert await heard.take() == []
 
 
