@@ -267,25 +267,29 @@ class Job(JobRow, Generic[ArgsT_co]):
         Raises:
             ArgsError: the value is not JSON, or larger than 32 MiB when encoded.
         """
-        text = _json.encode(value)
-        if len(text.encode()) > OUTPUT_SIZE_MAX:
-            raise ArgsError(
-                f"an output has at most {OUTPUT_SIZE_MAX} bytes when encoded, got "
-                f"{len(text.encode())}"
-            )
-        self._merge("output", text)
+        self._record("output", value)
 
     def set_metadata(self, key: str, value: object) -> None:
         """Merge `key` into the job's metadata when this attempt ends, however it ends.
 
         Raises:
-            ArgsError: the value is not JSON, or the key starts with `river:`, which River keeps for
-                itself.
+            ArgsError: the value is not JSON, or larger than 32 MiB when encoded, or the key starts
+                with `river:`, which River keeps for itself.
         """
         if key.startswith("river:"):
             raise ArgsError(f"metadata keys that start with 'river:' belong to River, got {key!r}")
         _json.encode(key)
-        self._merge(key, _json.encode(value))
+        self._record(key, value)
+
+    def _record(self, key: str, value: object) -> None:
+        text = _json.encode(value)
+        size = len(text.encode())
+        if size > OUTPUT_SIZE_MAX:
+            raise ArgsError(
+                f"an output or a metadata value has at most {OUTPUT_SIZE_MAX} bytes when encoded, "
+                f"got {size}"
+            )
+        self._merge(key, text)
 
     def _merge(self, key: str, text: str) -> None:
         if self._updates is None:

@@ -40,6 +40,8 @@ class Attempt(Job[Any]):
         "cause",
         "deadline",
         "ended",
+        "is_held",
+        "is_replaced",
         "outcome",
         "producer",
         "started",
@@ -66,6 +68,7 @@ class Attempt(Job[Any]):
         """None while it runs, and for an attempt that completed."""
         self.started = self.ended = self.stored = 0.0
         self.state_stored: str | None = None
+        self.is_held = self.is_replaced = False
 
     @property
     def stamp(self) -> Stamp:
@@ -87,6 +90,12 @@ class Attempt(Job[Any]):
     def target(self) -> str:
         """The state that its end asks for."""
         return JobState.COMPLETED if self.outcome is None else self.outcome.state
+
+    @property
+    def size(self) -> int:
+        """About how many characters its result has."""
+        size = len(self.outcome.error or "") if self.outcome is not None else 0
+        return size + sum(map(len, (self._updates or {}).values()))
 
     def is_stored_as(self, standing: Standing) -> bool:
         """Whether a row that stands so carries this attempt's result, or what a cancel mark made

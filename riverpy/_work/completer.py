@@ -28,13 +28,14 @@ from riverpy.drivers.asyncpg import (
     LockNotAvailableError,
     describe,
     is_data_error,
+    is_refusal,
     is_statement_timeout,
 )
 from riverpy.events import EventKind
 from riverpy.job import JobState
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Iterator
 
     from riverpy._db.connection import DedicatedConnection
     from riverpy._work.attempt import Attempt
@@ -44,10 +45,14 @@ BATCH_MAX = 5_000
 """Results in one statement."""
 BACKLOG_MAX = 10_000
 """Results that may wait, or twice the slots if that is more; then claiming waits."""
+STATEMENT_SIZE_MAX = 8 * 1024 * 1024
+"""Characters of outputs and errors in one statement, unless one result alone has more."""
 STATEMENT_TIMEOUT = 10.0
 """Seconds for one statement."""
-LOCKED_RETRY_FIRST = timedelta(milliseconds=100)
-LOCKED_RETRY_MOST = timedelta(seconds=2)
+REFUSALS_MAX = 8
+"""Rows refused one after the other, after which a batch is held as a whole, not halved further."""
+HELD_RETRY_FIRST = timedelta(milliseconds=100)
+HELD_RETRY_MOST = timedelta(seconds=2)
 RETRY_FIRST = timedelta(milliseconds=20)
 RETRY_MOST = timedelta(seconds=2)
 UNSTORABLE_RETRY_DELAY = 60.0
@@ -85,10 +90,12 @@ class Completer:
         self._stored = stored
         self._backlog: list[Attempt] = []
         self._storing: list[Attempt] = []
-        self._locked: list[Attempt] = []
-        self._locked_backoff = Backoff(LOCKED_RETRY_FIRST, LOCKED_RETRY_MOST)
-        self._locked_until = 0.0
-        """When the locked rows are tried again; a time of the loop."""
+        self._held: list[Attempt] = []
+        self._held_backoff = Backoff(HELD_RETRY_FIRST, HELD_RETRY_MOST)
+        self._held_until = 0.0
+        """When the held results are tried again; a time of the loop."""
+        self._refusals = 0
+        """Rows refused one after the other in this flush."""
         self._backoff = Backoff(RETRY_FIRST, RETRY_MOST)
         self._ready, self._drained, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._closing = False
@@ -100,7 +107,7 @@ class Completer:
     def unstored(self) -> set[Attempt]:
         """Attempts that ended and whose results are not stored yet."""
         storing = (attempt for attempt in self._storing if not attempt.stored)
-        return {*storing, *self._locked, *self._backlog}
+        return {*storing, *self._held, *self._backlog}
 
     def add(self, attempt: Attempt) -> None:
         """Take an attempt that ended. It neither waits nor fails."""
@@ -131,7 +138,7 @@ class Completer:
     async def _run(self) -> None:
         try:
             with self._scope:
-                while self._backlog or self._locked or not self._closing:
+                while self._backlog or self._held or not self._closing:
                     await self._wait()
                     self._ready.clear()
                     await self._flush()
@@ -139,35 +146,37 @@ class Completer:
             self._ended.set()
 
     async def _wait(self) -> None:
-        """Wait for a result, or until it is time to try the locked rows again."""
+        """Wait for a result, or until it is time to try the held results again."""
         if not self._backlog:
-            deadline = self._locked_until if self._locked else math.inf
+            deadline = self._held_until if self._held else math.inf
             with anyio.CancelScope(deadline=deadline):
                 await self._ready.wait()
-        if self._locked and anyio.current_time() >= self._locked_until:
-            self._backlog += self._locked
-            self._locked = []
+        if self._held and anyio.current_time() >= self._held_until:
+            self._backlog += self._held
+            self._held = []
 
     async def _flush(self) -> None:
         batch, self._backlog = self._backlog[:BATCH_MAX], self._backlog[BATCH_MAX:]
         self._storing = batch
-        others_wait = bool(self._locked)
+        self._refusals = 0
+        others_wait = bool(self._held)
         plain = [attempt for attempt in batch if attempt.is_plain]
         await self._store(plain)
         if len(plain) != len(batch):
-            await self._store([attempt for attempt in batch if not attempt.is_plain])
+            for part in _parts([attempt for attempt in batch if not attempt.is_plain]):
+                await self._store(part)
         self._storing = []
-        if not self._locked:
-            self._locked_backoff.reset()
+        if not self._held:
+            self._held_backoff.reset()
         elif not others_wait:
-            self._locked_until = anyio.current_time() + self._locked_backoff.next()
+            self._held_until = anyio.current_time() + self._held_backoff.next()
         if len(self._backlog) < self._backlog_max // 2:
             self._drained.set()
         self.flushed.emit()
 
-    async def _store(self, attempts: list[Attempt], *, last_try: bool = False) -> None:
-        """Store attempts that are all plain or all not. Returns when each is stored, refused, or
-        known to be locked."""
+    async def _store(self, attempts: list[Attempt]) -> None:
+        """Store attempts that are all plain or all not. Returns when each is stored, refused for
+        good, or held."""
         if not attempts:
             return
         attempts.sort(key=_by_id)  # so that two bulk statements cannot deadlock
@@ -178,36 +187,54 @@ class Completer:
                     "storing job results", STATEMENT_TIMEOUT
                 ) as connection:
                     stored = await self._send(connection, attempts, skip_locked=skip_locked)
-            except LockNotAvailableError:
-                skip_locked = True
-            except DATABASE_ERRORS as error:
-                if await self._split(attempts, error, last_try=last_try):
+            except Exception as error:  # results outlive even a fault of ours
+                if isinstance(error, LockNotAvailableError) and not skip_locked:
+                    skip_locked = True
+                    continue
+                if await self._dealt_with(attempts, error):
                     return
-                self._log.debug("job results not stored yet", error=describe(error))
+                if isinstance(error, DATABASE_ERRORS):
+                    self._log.debug("job results not stored yet", error=describe(error))
+                else:
+                    self._log.exception("job results not stored yet")
                 await anyio.sleep(self._backoff.next())
             else:
                 self._backoff.reset()
+                self._refusals = 0
                 self._stored(stored)
                 return
 
-    async def _split(
-        self, attempts: list[Attempt], error: BaseException, *, last_try: bool
-    ) -> bool:
-        """Halve a batch in which a row cannot be stored, or that takes too long. Returns whether
-        that dealt with it."""
-        poison = is_data_error(error)
-        if not poison and not is_statement_timeout(error):
+    async def _dealt_with(self, attempts: list[Attempt], error: Exception) -> bool:
+        """Find the row that keeps the others from being stored, by halves, and set it aside.
+        Returns False where the same statement may succeed when it is sent again."""
+        is_refused = is_refusal(error) or isinstance(error, LockNotAvailableError)
+        if not is_refused and not (is_statement_timeout(error) and len(attempts) > 1):
             return False
-        if len(attempts) > 1:
+        if len(attempts) > 1 and self._refusals < REFUSALS_MAX:
             middle = len(attempts) // 2
             await self._store(attempts[:middle])
             await self._store(attempts[middle:])
-            return True
-        if poison:
-            await self._replace(attempts[0], error, last_try=last_try)
-        return poison
+        elif len(attempts) == 1 and is_data_error(error) and not attempts[0].is_replaced:
+            await self._replace(attempts[0], error)
+        else:
+            self._refusals += 1
+            self._hold(attempts, error)
+        return True
 
-    async def _replace(self, attempt: Attempt, error: BaseException, *, last_try: bool) -> None:
+    def _hold(self, attempts: list[Attempt], error: Exception) -> None:
+        """Keep results for later that the server refuses for a reason that may pass."""
+        if not all(attempt.is_held for attempt in attempts):
+            self._log.warning(
+                "job results are refused and will be tried again",
+                count=len(attempts),
+                job_ids=[attempt.id for attempt in attempts[:20]],
+                error=describe(error),
+            )
+        for attempt in attempts:
+            attempt.is_held = True
+        self._held += attempts
+
+    async def _replace(self, attempt: Attempt, error: Exception) -> None:
         """Store a plain failure in place of a result that the database refuses."""
         self._log.error(
             "job result cannot be stored",
@@ -215,9 +242,8 @@ class Completer:
             kind=attempt.kind,
             error=describe(error),
         )
-        if last_try:  # the row stays running: the rescuer's
-            return
         attempt.drop_updates()
+        attempt.is_replaced = True
         final = attempt.attempt >= attempt.max_attempts
         attempt.outcome = Outcome(
             event=EventKind.JOB_FAILED,
@@ -232,7 +258,7 @@ class Completer:
                 trace="",
             ),
         )
-        await self._store([attempt], last_try=True)
+        await self._store([attempt])
 
     async def _send(
         self, connection: Connection, attempts: list[Attempt], *, skip_locked: bool
@@ -287,7 +313,7 @@ class Completer:
                 continue
             standing = found.get(attempt.id, _DELETED)
             if standing.state == JobState.RUNNING and standing.stamp == attempt.stamp:
-                self._locked.append(attempt)
+                self._held.append(attempt)
             elif attempt.is_stored_as(standing):
                 states[attempt.id] = standing.state
                 stored.append(attempt)
@@ -301,6 +327,19 @@ class Completer:
                     state=standing.state,
                 )
         return stored
+
+
+def _parts(attempts: list[Attempt]) -> Iterator[list[Attempt]]:
+    """The attempts in parts whose results one statement can carry in its time."""
+    part: list[Attempt] = []
+    size = 0
+    for attempt in attempts:
+        if part and size + attempt.size > STATEMENT_SIZE_MAX:
+            yield part
+            part, size = [], 0
+        part.append(attempt)
+        size += attempt.size
+    yield part
 
 
 def _by_id(attempt: Attempt) -> int:

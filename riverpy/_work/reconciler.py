@@ -84,6 +84,8 @@ class Reconciler:
         self._sweep_at = 0.0
         self._settled_at = 0.0
         """When the youngest claim in doubt is old enough to be looked for."""
+        self.in_doubt = False
+        """Whether rows may be claimed in this client's name that it does not know of."""
         self._touch_at = 0.0
         self._log: Any = structlog.get_logger("riverpy").bind()
         self.ran = TestSignal("Reconciler.ran")
@@ -94,15 +96,16 @@ class Reconciler:
 
     def resync(self) -> None:
         """Look now: a connection was lost and made again."""
-        self._doubt_claims()
+        self._expect_lost_claims()
         for producer in self._producers.values():
             producer.wake()
 
     def claim_failed(self) -> None:
         """A claim failed or timed out, so rows may be claimed whose names were never heard."""
-        self._doubt_claims()
+        self.in_doubt = True
+        self._expect_lost_claims()
 
-    def _doubt_claims(self) -> None:
+    def _expect_lost_claims(self) -> None:
         """Look for lost claims as soon as the youngest of them is old enough to be known as one."""
         self._settled_at = time.monotonic() + CLAIM_TIMEOUT + SWEEP_MARGIN
         self._sweep_at = min(self._sweep_at, self._settled_at)
@@ -137,6 +140,7 @@ class Reconciler:
             self._sweep_at = self._settled_at
         else:
             self._sweep_at = began + INTERVAL
+            self.in_doubt = False
 
     async def _attempt(self, what: str, step: Callable[[], Awaitable[None]]) -> bool:
         try:
@@ -174,9 +178,11 @@ class Reconciler:
     async def put_back_last_claims(self) -> None:
         """Put back what a claim took whose answer was lost shortly before the end of the run: for
         after the producers, when no claim can be in flight."""
-        if self._settled_at > time.monotonic():
-            with anyio.move_on_after(LAST_SWEEP_TIMEOUT, shield=True):
-                await self._attempt("last claims", partial(self._put_back_lost_claims, age=0.0))
+        if not self.in_doubt:
+            return
+        with anyio.move_on_after(LAST_SWEEP_TIMEOUT, shield=True):
+            sweep = partial(self._put_back_lost_claims, age=0.0)
+            self.in_doubt = not await self._attempt("last claims", sweep)
 
     async def _put_back_lost_claims(self, *, age: float) -> None:
         """Put back what is claimed in our name and neither works nor waits to be stored here.

@@ -61,17 +61,21 @@ DRAIN_STATEMENT_TIMEOUT = 10.0
 
 
 class StopReport(msgspec.Struct, frozen=True):
-    """What a run left behind. Both are empty after a good stop."""
+    """What a run left behind: nothing, after a good stop."""
 
     abandoned: tuple[Stamp, ...] = ()
     """Attempts whose code did not end in time: their rows stay `running`."""
     unstored: int = 0
     """Results that the database did not take in time: their rows stay `running`."""
 
+    claims_in_doubt: bool = False
+    """Whether the answer to a claim was lost and the database did not say what it took: rows of
+    this client may stay `running` that never ran."""
+
     @property
     def is_clean(self) -> bool:
-        """Whether every attempt ended and every result was stored."""
-        return not self.abandoned and not self.unstored
+        """Whether every attempt ended and every result was stored, and no claim is in doubt."""
+        return not (self.abandoned or self.unstored or self.claims_in_doubt)
 
 
 class Run:
@@ -233,7 +237,7 @@ class Run:
         On the connection of the claims: while this holds it no claim is in flight, so what is
         claimed is in the work group, and is seen when that is asked once more after the queues.
         """
-        if self.work or self._completer.unstored:
+        if self.work or self._completer.unstored or self._reconciler.in_doubt:
             return False
         queues = [name for name, producer in self.producers.items() if not producer.paused]
         try:
@@ -272,7 +276,9 @@ class Run:
             )
         if unstored:
             self._log.error("job results were not stored in time", count=unstored)
-        return StopReport(abandoned, unstored)
+        if self._reconciler.in_doubt:
+            self._log.error("jobs may be claimed that never ran: a claim had no answer")
+        return StopReport(abandoned, unstored, self._reconciler.in_doubt)
 
     def _stored(self, attempts: list[Attempt]) -> None:
         """Results were stored, all plain or none."""

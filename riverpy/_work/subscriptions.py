@@ -87,6 +87,7 @@ class Subscriptions:
 
     def __init__(self) -> None:
         self._open: list[Subscription] = []
+        self._log: Any = structlog.get_logger("riverpy").bind()
 
     def subscribe(self, kinds: Iterable[EventKind | str], size: int) -> Subscription:
         """Make a subscription; entering it opens it.
@@ -129,9 +130,16 @@ class Subscriptions:
             kind = attempt.event
             takers = [one for one in self._open if kind in one.kinds]
             if takers:
-                event = _job_event(attempt, kind)
-                for subscription in takers:
-                    subscription.put(event)
+                self._publish(attempt, kind, takers)
+
+    def _publish(self, attempt: Attempt, kind: EventKind, takers: list[Subscription]) -> None:
+        try:
+            event = _job_event(attempt, kind)
+        except Exception:  # a row that cannot be told of harms nothing but its event
+            self._log.exception("event could not be made and is dropped", job_id=attempt.id)
+            return
+        for subscription in takers:
+            subscription.put(event)
 
     def publish_queue(self, kind: EventKind, queue: str) -> None:
         """Tell of a queue that was paused or resumed."""

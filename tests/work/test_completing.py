@@ -147,7 +147,7 @@ async def test_locked_row_rides_along_under_load(rig: Rig, monkeypatch: pytest.M
             await other.execute("SELECT id FROM river_job WHERE id = 1 FOR UPDATE")
             held.set()
             completer.add(decoy)
-            while not completer._locked:
+            while not completer._held:
                 await rig.event()
             await transaction.commit()
         for _ in range(2_000):
