@@ -33,12 +33,30 @@ async def _fetch(
 
 
 async def job_claim(
-    connection: Transaction, schema: str | None, *, queue: str, limit: int, client_id: str
+    connection: Transaction,
+    schema: str | None,
+    *,
+    queue: str,
+    skipped: list[int],
+    limit: int,
+    client_id: str,
 ) -> list[Record]:
-    """Claim up to `limit` due jobs of a queue; in no order."""
+    """Claim up to `limit` due jobs of a queue but for the skipped ones; in no order."""
     return await _fetch(
-        connection, "job_claim", schema, {"queue": queue, "limit": limit, "client_id": client_id}
+        connection,
+        "job_claim",
+        schema,
+        {"queue": queue, "skipped": skipped, "limit": limit, "client_id": client_id},
     )
+
+
+async def job_next(
+    connection: Transaction, schema: str | None, *, queue: str, skipped: list[int]
+) -> int | None:
+    """The id of the job that a claim of one would take; locks it until the end of the
+    transaction."""
+    rows = await _fetch(connection, "job_next", schema, {"queue": queue, "skipped": skipped})
+    return rows[0][0] if rows else None
 
 
 async def job_complete(

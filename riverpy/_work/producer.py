@@ -14,15 +14,23 @@ import anyio.lowlevel
 import structlog
 
 from riverpy._clock import Backoff
-from riverpy._db.jobs import job_claim
+from riverpy._db.jobs import job_claim, job_next
 from riverpy._lifecycle import TestSignal
-from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
+from riverpy._work.refusals import Refusals
+from riverpy.drivers.asyncpg import (
+    DATABASE_ERRORS,
+    PostgresError,
+    describe,
+    is_refusal,
+    is_statement_timeout,
+)
 from riverpy.events import EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from anyio.abc import TaskStatus
+    from asyncpg import Record
 
     from riverpy._db.connection import DedicatedConnection
     from riverpy._lifecycle import StopScope
@@ -30,6 +38,7 @@ if TYPE_CHECKING:
     from riverpy._work.subscriptions import Subscriptions
     from riverpy._work.work_group import WorkGroup
     from riverpy.config import QueueConfig
+    from riverpy.drivers.asyncpg import Connection
 
 CLAIM_TIMEOUT = 10.0
 """Seconds for one claim, with the time to connect again."""
@@ -77,7 +86,8 @@ class Producer:
         self._free = config.max_workers
         self._chunk = max(CLAIM_MIN, config.max_workers // 2)
         self._cooldown = (config.fetch_cooldown or timedelta(0)).total_seconds()
-        self._poll = (config.fetch_poll_interval or poll_interval).total_seconds()
+        poll_interval = config.fetch_poll_interval or poll_interval
+        self._poll = poll_interval.total_seconds()
         self._backoff = Backoff(timedelta(milliseconds=50), timedelta(seconds=2))
         # "A slot is free" must not wake a loop that waits because the queue is empty, hence two
         # events.
@@ -88,6 +98,8 @@ class Producer:
         self._echoes: list[float] = []
         self._due: list[float] = []
         self._log: Any = structlog.get_logger("riverpy").bind(queue=queue)
+        self._refusals = Refusals(self._chunk, poll_interval, self._log)
+        self._is_failing = False
         self.claimed = TestSignal(f"Producer({queue}).claimed")
 
     @property
@@ -146,14 +158,15 @@ class Producer:
             )  # a claim is shielded, so not after a stop
             self._notified = False  # before the claim, so that a notification during it counts
             started = time.monotonic()
+            self._forget_due(started)
             try:
                 drained = await self._claim(scope)
             except DATABASE_ERRORS as error:
-                self._claim_failed()
-                self._log.debug("claim failed", error=describe(error))
+                self._failed(error)
                 await anyio.sleep(self._backoff.next())
                 continue
             self._backoff.reset()
+            self._is_failing = False
             if drained:
                 await self._wait_for_more()
             if self._cooldown:
@@ -166,24 +179,68 @@ class Producer:
             self._slot_free.clear()
             await self._slot_free.wait()
 
+    def _failed(self, error: Exception) -> None:
+        """A claim failed. What the server itself refused took nothing; that the connection is lost
+        is said elsewhere."""
+        if not is_refusal(error):
+            self._claim_failed()
+        is_told = is_refusal(error) or is_statement_timeout(error)
+        say = self._log.warning if is_told and not self._is_failing else self._log.debug
+        say("jobs cannot be claimed", error=describe(error))
+        self._is_failing = self._is_failing or is_told
+
     async def _claim(self, scope: StopScope) -> bool:
         """Claim and launch. Returns whether the queue had fewer jobs than asked for."""
-        limit = min(self._free, self._chunk)
+        limit = self._refusals.limit(min(self._free, self._chunk))
         with scope.shielded(CLAIM_TIMEOUT, after_stop=CLAIM_TIMEOUT_STOPPING):
             async with self._claims.use("claiming jobs", CLAIM_TIMEOUT) as connection:
                 if self.paused:  # while it waited for the connection
                     return True
-                rows = await job_claim(
-                    connection,
-                    self._schema,
-                    queue=self.queue,
-                    limit=limit,
-                    client_id=self._client_id,
-                )
+                rows = await self._take(connection, limit)
+                if rows is None:
+                    return False
                 self._free -= len(rows)
                 self._work.launch(rows, self)
+        self._refusals.claimed(len(rows), limit)
         self.claimed.emit()
         return len(rows) < limit
+
+    async def _take(self, connection: Connection, limit: int) -> list[Record] | None:
+        """Claim up to `limit` jobs; None if one of them cannot be, and others may.
+
+        One at a time in a transaction that knows which one it is.
+        """
+        culprit = None
+        try:
+            if limit > 1 or not self._refusals.is_stepping:
+                return await self._take_now(connection, limit)
+            async with connection.transaction():
+                culprit = await job_next(
+                    connection, self._schema, queue=self.queue, skipped=self._refusals.skipped
+                )
+                return await self._take_now(connection, limit)
+        except PostgresError as error:
+            if not is_refusal(error) or not self._refusals.refused(limit, culprit, error):
+                raise
+            if culprit is not None:
+                self.expect(self._refusals.retry)
+            return None
+
+    async def _take_now(self, connection: Connection, limit: int) -> list[Record]:
+        return await job_claim(
+            connection,
+            self._schema,
+            queue=self.queue,
+            skipped=self._refusals.skipped,
+            limit=limit,
+            client_id=self._client_id,
+        )
+
+    def _forget_due(self, now: float) -> None:
+        """Drop what a claim that starts now sees: not before, for a claim in flight may not."""
+        self._echoes = [echo for echo in self._echoes if echo > now]
+        while self._due and self._due[0] <= now:
+            heapq.heappop(self._due)
 
     async def _wait_for_more(self) -> None:
         """Wait for a notification, its echoes, or the poll; finished jobs do not wake an empty
@@ -191,12 +248,9 @@ class Producer:
         most = max(self._poll * POLL_JITTER, POLL_JITTER_MIN)
         poll_at = time.monotonic() + self._poll + random.uniform(0, most)  # noqa: S311 (no secret)
         while not self._notified:
-            now = time.monotonic()
-            self._echoes = [echo for echo in self._echoes if echo > now]
-            while self._due and self._due[0] <= now:
-                heapq.heappop(self._due)
             self._stirred.clear()
-            with anyio.move_on_after(min([poll_at, *self._echoes, *self._due[:1]]) - now):
+            next_at = min([poll_at, *self._echoes, *self._due[:1]])
+            with anyio.move_on_after(next_at - time.monotonic()):
                 await self._stirred.wait()
                 continue
             return

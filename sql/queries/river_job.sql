@@ -6,12 +6,12 @@
 
 
 -- name: job_claim
--- Take up to @limit due jobs of one queue. The array form walks the primary key where a join would be planned as
--- a sequential scan. The order of the result is undefined.
+-- Take up to @limit due jobs of one queue but for the skipped ones. The array form walks the primary key where a join would be planned as
+-- a sequential scan. The order of the result is undefined. An attempt at its type's end stays there: it is the last.
 with picked as materialized (
   select id
   from /* schema */ river_job
-  where state = 'available' and queue = @queue and scheduled_at <= now()
+  where state = 'available' and queue = @queue and scheduled_at <= now() and id <> all(@skipped::bigint[])
   order by priority, scheduled_at, id
   limit @limit::bigint
   for update skip locked
@@ -19,7 +19,7 @@ with picked as materialized (
 update /* schema */ river_job as job
 set
   state = 'running',
-  attempt = job.attempt + 1,
+  attempt = least(job.attempt + 1, 32767),
   attempted_at = now(),
   attempted_by = array_append(
     job.attempted_by[greatest(array_length(job.attempted_by, 1) - 98, 1):], @client_id::text
@@ -29,6 +29,16 @@ returning
   job.id, job.args::text, job.attempt, job.attempted_at, job.attempted_by, job.created_at, job.errors::text[],
   job.finalized_at, job.kind, job.max_attempts, job.metadata::text, job.priority, job.queue, 'running',
   job.scheduled_at, job.tags, job.unique_key, job.unique_states::int;
+
+
+-- name: job_next
+-- The job that a claim of one takes.
+select id
+from /* schema */ river_job
+where state = 'available' and queue = @queue and scheduled_at <= now() and id <> all(@skipped::bigint[])
+order by priority, scheduled_at, id
+limit 1
+for update skip locked;
 
 
 -- name: job_complete

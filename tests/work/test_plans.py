@@ -127,7 +127,7 @@ NULLS = f"'{{{','.join(['null'] * 1000)}}}'"
 @pytest.mark.parametrize("limit", ["1", "100", "1000"])
 async def test_job_claim(large: asyncpg.Connection[Any], limit: str) -> None:
     """A claim walks the index of its order, without a sort, and the primary key."""
-    nodes = await plan_of(large, "job_claim", "'q1'", limit, "'client'")
+    nodes = await plan_of(large, "job_claim", "'q1'", "'{}'", limit, "'client'")
     assert scans_of(nodes) == {FETCH, "river_job_pkey"}
     assert not any(node["Node Type"] in {"Sort", "Hash Join"} for node in nodes)
 

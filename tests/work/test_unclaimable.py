@@ -1,0 +1,204 @@
+"""Rows that cannot be claimed: the others of their queue are, and somebody is told."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import riverpy._work.refusals
+from riverpy import EventKind, Job, QueueConfig
+from riverpy.migrate import Migrator
+from tests._database import (
+    Schema,
+    connected,
+    drop_database,
+    new_database_name,
+    with_database,
+)
+from tests.work.rig import Rig, Task
+
+LEFT_ALONE = "job cannot be claimed and is left alone; it is tried again now and then"
+SOON = timedelta(milliseconds=20)
+FAILING = "jobs cannot be claimed"
+
+
+def said(log: list[dict[str, Any]], event: str) -> list[Any]:
+    """The jobs of the warnings with this event."""
+    return [
+        entry.get("job_id")
+        for entry in log
+        if (entry["event"], entry["log_level"]) == (event, "warning")
+    ]
+
+
+async def refuse(rig: Rig, condition: str) -> None:
+    """Have a trigger of a user's refuse the claims of these jobs, and count the tries."""
+    await rig.schema.execute(
+        "CREATE SEQUENCE tries; CREATE FUNCTION meddle() RETURNS trigger LANGUAGE plpgsql"
+        " SET search_path FROM CURRENT AS"
+        " $$ BEGIN PERFORM nextval('tries'); RAISE EXCEPTION 'not this one'; END $$;"
+        " CREATE TRIGGER meddle BEFORE UPDATE ON river_job FOR EACH ROW"
+        f" WHEN (NEW.state = 'running' AND ({condition})) EXECUTE FUNCTION meddle()"
+    )
+
+
+async def allow(rig: Rig) -> None:
+    """Let the jobs be claimed again."""
+    await rig.schema.execute("DROP FUNCTION meddle CASCADE; DROP SEQUENCE tries")
+
+
+async def tries(rig: Rig) -> int:
+    """How often a claim was refused."""
+    return await rig.schema.fetchval(
+        "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM tries"
+    )
+
+
+async def test_attempt_at_the_end_of_its_type(rig: Rig) -> None:
+    """A job with as many attempts as the column can hold is tried once more, for the last time."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        if job.id == 1:
+            raise ValueError("again")
+
+    await rig.insert_rows(3)
+    await rig.schema.execute("UPDATE river_job SET attempt = 32767 WHERE id <= 2")
+    async with rig.working():
+        await rig.take(3)
+    rows = await rig.schema.jobs()
+    assert [(row["state"], row["attempt"]) for row in rows] == [
+        ("discarded", 32767),
+        ("completed", 32767),
+        ("completed", 1),
+    ]
+
+
+@pytest.mark.parametrize("slots", [1, 50])
+async def test_trigger_that_refuses(rig: Rig, log: list[dict[str, Any]], slots: int) -> None:
+    """What a user's trigger does not let be claimed is stepped over, named once, and tried again
+    later; all others are worked, and no claim is thought lost."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    await rig.insert_rows(120)
+    await refuse(rig, "NEW.id IN (1, 60, 61, 120)")
+    try:
+        async with rig.working(slots=slots) as client:
+            await rig.take(116)
+            assert await rig.states() == {"completed": 116, "available": 4}
+            await rig.work(client, Task())
+            assert sorted(said(log, LEFT_ALONE)) == [1, 60, 61, 120]
+            assert said(log, FAILING) == []
+            refused = await tries(rig)
+            for _ in range(20):
+                await rig.work(client, Task())
+            assert await tries(rig) == refused
+            assert client._run is not None
+            assert not client._run._reconciler.in_doubt
+            assert client._run.producers["default"]._due
+    finally:
+        await allow(rig)
+    assert await rig.states() == {"completed": 137, "available": 4}
+
+
+async def test_refused_row_is_tried_again(
+    rig: Rig, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that was refused is tried again by itself, and worked once nothing refuses it."""
+    monkeypatch.setattr(riverpy._work.refusals, "RETRY", 0.02)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    await rig.insert_rows(5)
+    await refuse(rig, "NEW.id IN (2, 3)")
+    async with rig.working(queues={"default": QueueConfig(fetch_poll_interval=SOON)}):
+        await rig.take(3)
+        await rig.until("SELECT last_value > 20 FROM tries")
+        await allow(rig)
+        events = await rig.take(2)
+        assert {event.kind for event in events} == {EventKind.JOB_COMPLETED}
+    assert sorted(said(log, LEFT_ALONE)) == [2, 3]
+
+
+async def test_every_row_is_refused(
+    rig: Rig, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where too many rows are refused it is said once, without a word for each, and claiming goes
+    on when the reason is gone."""
+    monkeypatch.setattr(riverpy._work.refusals, "SKIPPED_MAX", 8)
+    monkeypatch.setattr(riverpy._work.refusals, "NAMED_MAX", 3)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    await rig.insert_rows(50)
+    await refuse(rig, "true")
+    async with rig.working():
+        async with asyncio.timeout(10):
+            while not said(log, FAILING):
+                await asyncio.sleep(0.005)
+        await allow(rig)
+        await rig.take(42)
+    assert len(said(log, LEFT_ALONE)) == 3
+    assert len(said(log, FAILING)) == 1
+
+
+async def test_claims_that_are_not_permitted(rig: Rig, log: list[dict[str, Any]]) -> None:
+    """A refusal that is no row's fault is said once, names no row, and passes."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    async with rig.working() as client:
+        await rig.schema.execute("ALTER TABLE river_job RENAME TO elsewhere")
+        assert client._run is not None
+        client._run.producers["default"].wake()
+        async with asyncio.timeout(10):
+            while not said(log, FAILING):
+                await asyncio.sleep(0.005)
+        await rig.schema.execute("ALTER TABLE elsewhere RENAME TO river_job")
+        await rig.work(client, Task())
+    assert said(log, LEFT_ALONE) == []
+    assert len(said(log, FAILING)) == 1
+
+
+async def test_text_that_cannot_cross(server_url: str, log: list[dict[str, Any]]) -> None:
+    """A database of encoding SQL_ASCII may hold texts that are no UTF-8: such a row is left alone
+    and named, is not left running, and the others are worked."""
+    name = new_database_name()
+    async with connected(server_url) as connection:
+        await connection.execute(
+            f"CREATE DATABASE \"{name}\" TEMPLATE template0 ENCODING 'SQL_ASCII'"
+            " LC_COLLATE 'C' LC_CTYPE 'C'"
+        )
+    try:
+        url = with_database(server_url, name)
+        async with connected(url) as connection:
+            await Migrator(connection).up()
+            rig = Rig(Schema(url, "public", connection))
+
+            @rig.job
+            async def work(job: Job[Task]) -> None:
+                pass
+
+            await rig.insert_rows(9)
+            await rig.schema.execute(
+                "UPDATE river_job SET kind = convert_from('\\x61ff'::bytea, 'SQL_ASCII')"
+                " WHERE id = 5"
+            )
+            async with rig.working():
+                await rig.take(8)
+                assert await rig.states() == {"completed": 8, "available": 1}
+                assert said(log, LEFT_ALONE) == [5]
+    finally:
+        await drop_database(server_url, name)
