@@ -184,8 +184,8 @@ class Migrator:
 
         Raises:
             MigrationError: the connection is in a transaction, the target is unknown, River's
-                tables are there without a record, or a step failed; the steps before it are applied
-                and recorded.
+                tables are there without a record, a version below an applied one is not recorded,
+                or a step failed; the steps before it are applied and recorded.
             SchemaMissingError: the schema does not exist.
             ServerVersionError: PostgreSQL is older than 13.
             OSError, TimeoutError, asyncpg.PostgresError: the database cannot be reached.
@@ -203,9 +203,9 @@ class Migrator:
             dry_run: change nothing, only say what would be done.
 
         Raises:
-            MigrationError: the connection is in a transaction, the target is not applied, a version
-                is applied that this riverpy does not know, or a step failed; the steps before it
-                are undone and recorded.
+            MigrationError: the connection is in a transaction, the target is not applied, River's
+                tables are there without a record, a version is applied that this riverpy does not
+                know, or a step failed; the steps before it are undone and recorded.
             SchemaMissingError, ServerVersionError, OSError, TimeoutError, asyncpg.PostgresError: as
                 `up`.
         """
@@ -217,11 +217,14 @@ class Migrator:
         """The versions of the line, lowest first, each with the time at which it was applied.
 
         Raises:
+            MigrationError: River's tables are there without a record.
             SchemaMissingError, ServerVersionError, OSError, TimeoutError, asyncpg.PostgresError: as
                 `up`.
         """
         async with self._connection() as connection:
             state = await self._read(connection)
+        if state.is_unrecorded():
+            raise MigrationError(state.unrecorded_message())
         applied = state.applied.get(self._line, {})
         return [
             MigrationStatus(
@@ -249,9 +252,12 @@ class Migrator:
         messages: list[str] = []
         if state.is_unrecorded():
             messages.append(state.unrecorded_message())
+        elif state.gap(self._line) and missing:
+            messages.append(state.gap_message(self._line))
         elif missing:
+            plural = "s" if len(missing) > 1 else ""
             messages.append(
-                f"line {self._line!r} in schema {state.schema!r} lacks versions "
+                f"line {self._line!r} in schema {state.schema!r} lacks version{plural} "
                 f"{', '.join(map(str, missing))}: run `riverpy migrate up`"
             )
         messages += [_invalid_index_message(state, index) for index in state.invalid_indexes]
@@ -330,6 +336,8 @@ class Migrator:
             )
         if state.is_unrecorded():
             raise MigrationError(state.unrecorded_message())
+        if state.gap(self._line):
+            raise MigrationError(state.gap_message(self._line))
         plan = [
             self._migrations[version]
             for version in state.missing(self._line)
@@ -340,6 +348,8 @@ class Migrator:
         return plan
 
     def _plan_down(self, state: SchemaState, target: int | None) -> Sequence[Migration]:
+        if state.is_unrecorded():
+            raise MigrationError(state.unrecorded_message())
         if unknown := state.unknown(self._line):
             raise MigrationError(
                 f"line {self._line!r} has versions {', '.join(map(str, unknown))}, which this "

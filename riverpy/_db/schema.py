@@ -97,6 +97,11 @@ class SchemaState:
         """The versions of a line that riverpy knows and the database lacks, lowest first."""
         return sorted(migrations(line).keys() - self.versions(line))
 
+    def gap(self, line: str) -> list[int]:
+        """The missing versions of a line that are below one that is applied, lowest first."""
+        newest = max(self.versions(line), default=0)
+        return [version for version in self.missing(line) if version < newest]
+
     def unknown(self, line: str) -> list[int]:
         """The applied versions of a line that only a newer riverpy or River knows, lowest first."""
         return sorted(self.versions(line) - migrations(line).keys())
@@ -116,6 +121,17 @@ class SchemaState:
             f"line {foreign!r} is not one of riverpy's: left alone"
             for foreign in sorted(self.applied.keys() - set(lines()))
         ]
+
+    def gap_message(self, line: str) -> str:
+        """What is wrong if there is a `gap`, and the way out."""
+        gap = ", ".join(map(str, self.gap(line)))
+        return (
+            f"river_migration in schema {self.schema!r} records version "
+            f"{max(self.versions(line))} of line {line!r}, but not {gap} below it: versions are "
+            "applied in order only. If you know that the tables have what is not recorded, insert "
+            f"its row into {quote_identifier(self.schema)}.river_migration. Otherwise restore the "
+            "tables from a backup, or move them away and migrate anew"
+        )
 
     def unrecorded_message(self) -> str:
         """What is wrong if `is_unrecorded`, and the way out."""
@@ -189,6 +205,8 @@ async def check_schema(
     state = await read_schema_state(connection, schema)
     if state.is_unrecorded():
         raise SchemaMissingError(state.unrecorded_message())
+    if state.gap(MAIN_LINE):
+        raise SchemaMissingError(state.gap_message(MAIN_LINE))
     if missing := state.missing(MAIN_LINE):
         found = (
             f"lacks River's migrations {', '.join(map(str, missing))}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from riverpy._db.schema import MAIN_LINE, lines
+from riverpy._db.schema import MAIN_LINE, lines, migrations
 from riverpy.cli._options import database_options
 from riverpy.cli._output import print_json, print_note, print_table
 from riverpy.cli._run import EXIT_FAILURE, run
@@ -110,7 +110,17 @@ def down(database: DatabaseSettings, options: _StepOptions) -> None:
     _migrate(Direction.DOWN, database, options)
 
 
+def _check_version(line: str, version: int | None, option: str) -> None:
+    known = migrations(line)
+    if version and version not in known:
+        raise click.BadParameter(
+            f"line {line!r} has no version {version}: riverpy knows 1 to {max(known)}",
+            param_hint=option,
+        )
+
+
 def _migrate(direction: Direction, database: DatabaseSettings, options: _StepOptions) -> None:
+    _check_version(options.line, options.target, "--to")
     migrator = Migrator(
         database.required_url(),
         schema=database.schema,
@@ -202,6 +212,7 @@ def list_(database: DatabaseSettings, *, line: str, as_json: bool) -> None:
 @database_options
 def validate(database: DatabaseSettings, *, target: int | None, line: str, as_json: bool) -> None:
     """Check that no migration is missing. Exit code 1 if one is."""
+    _check_version(line, target, "--to")
     migrator = Migrator(database.required_url(), schema=database.schema, line=line)
 
     async def validate_now() -> bool:
@@ -220,7 +231,13 @@ def validate(database: DatabaseSettings, *, target: int | None, line: str, as_js
 
 
 @migrate.command
-@click.option("--version", "versions", type=int, multiple=True, help="Only this one; repeatable.")
+@click.option(
+    "--version",
+    "versions",
+    type=click.IntRange(min=1),
+    multiple=True,
+    help="Only this one; repeatable.",
+)
 @click.option("--down", "is_down", is_flag=True, help="The way back, newest first.")
 @_line_option
 @database_options
@@ -229,6 +246,8 @@ def sql(database: DatabaseSettings, *, versions: tuple[int, ...], is_down: bool,
 
     The SQL must not be wrapped in one transaction: commit after each version.
     """
+    for version in versions:
+        _check_version(line, version, "--version")
     direction = Direction.DOWN if is_down else Direction.UP
     text = Migrator.sql(
         line=line, versions=versions or None, direction=direction, schema=database.schema

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from riverpy._db.schema import check_schema
-from riverpy.errors import SchemaMissingError
+from riverpy.errors import MigrationError, SchemaMissingError
 from riverpy.migrate import Migrator
 
 if TYPE_CHECKING:
@@ -70,3 +70,42 @@ async def test_newer_than_the_code(connection: Connection) -> None:
     with capture_logs() as logs:
         await check_schema(connection, "public")
     assert [(entry["log_level"], entry["unknown_versions"]) for entry in logs] == [("warning", [8])]
+
+
+@pytest.mark.parametrize("gap", [[5], [2, 3], [1]])
+async def test_gap(connection: Connection, gap: list[int]) -> None:
+    """MG-06: a version that is not recorded below an applied one is not applied out of order."""
+    migrator = Migrator(connection)
+    await migrator.up()
+    rows = "SELECT line, version FROM river_migration ORDER BY version"
+    await connection.execute("DELETE FROM river_migration WHERE version = any($1)", gap)
+    before = await connection.fetch(rows)
+    text = f"records version 7 of line 'main', but not {', '.join(map(str, gap))} below it"
+    with pytest.raises(MigrationError, match=text):
+        await migrator.up()
+    assert await connection.fetch(rows) == before
+    with pytest.raises(SchemaMissingError, match=text):
+        await check_schema(connection, None)
+    result = await migrator.validate()
+    assert not result.ok
+    assert result.missing == gap
+    assert text in result.messages[0]
+
+
+async def test_no_record_is_told(connection: Connection) -> None:
+    """MG-06: tables without a record are neither listed as missing nor undone."""
+    migrator = Migrator(connection)
+    await migrator.up()
+    await connection.execute("DELETE FROM river_migration")
+    for verb in (migrator.list, migrator.down, migrator.up):
+        with pytest.raises(MigrationError, match="records no version"):
+            await verb()
+
+
+async def test_missing_versions_are_counted(connection: Connection) -> None:
+    """One missing version is one, more are many."""
+    migrator = Migrator(connection)
+    await migrator.up(target=5)
+    assert "lacks versions 6, 7: run" in (await migrator.validate()).messages[0]
+    await migrator.up(target=6)
+    assert "lacks version 7: run" in (await migrator.validate()).messages[0]

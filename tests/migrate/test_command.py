@@ -167,13 +167,15 @@ def test_notices(command: Command, fresh_database_url: str) -> None:
     [
         (("up", "--schema", "absent"), 1, 'CREATE SCHEMA "absent"'),
         (("up", "--schema", "1x"), 2, "a schema name has"),
-        (("up", "--to", "8"), 1, "riverpy knows 1 to 7"),
+        (("up", "--to", "8"), 2, "riverpy knows 1 to 7"),
         (("down", "--to", "3"), 1, "version 3 of line 'main' is not applied"),
-        (("up", "--lock-timeout", "0s"), 1, "lock_timeout is 1 ms to 24 days"),
+        (("up", "--lock-timeout", "0s"), 2, "lock_timeout is 1 ms to 24 days"),
         (("up", "--lock-timeout", "soon"), 2, "'soon' is no duration"),
         (("up", "--max-steps", "-1"), 2, "--max-steps"),
         (("up", "--line", "mian"), 2, "--line"),
         (("down", "--to", "-1"), 2, "--to"),
+        (("down", "--to", "8"), 2, "riverpy knows 1 to 7"),
+        (("validate", "--to", "8"), 2, "riverpy knows 1 to 7"),
         (("up", "7"), 2, "unexpected extra argument"),
     ],
 )
@@ -206,7 +208,7 @@ def test_sql() -> None:
         assert result.exit_code == 0
         assert result.stdout == Migrator.sql(**options)
     result = CliRunner().invoke(main, ["migrate", "sql", "--version", "9"])
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (2, "")
 
 
 async def test_sql_in_one_transaction_fails(fresh_database_url: str) -> None:
