@@ -113,7 +113,7 @@ class DemoRun:
 
     Args:
         url: the database.
-        schema: where to work; it is made if need be, and must hold no job. None: a new one.
+        schema: where to work; it must exist and hold no job. None: a new one.
         files: whose jobs to insert.
         limit: jobs in all, at most; None for no limit.
         told: called for each event of a job.
@@ -157,6 +157,7 @@ class DemoRun:
 
         Raises:
             CommandError: the schema has jobs.
+            SchemaMissingError: the schema that was named does not exist.
             Exception: the database cannot be reached, or refuses.
         """
         connection = await connect(
@@ -176,7 +177,7 @@ class DemoRun:
             for command in await sql.demo_ended(connection):
                 with suppress(*DATABASE_ERRORS):  # somebody looks at it: a later run drops it
                     await connection.execute(command)
-        await sql.demo_create_schema(connection, self.schema)
+            await sql.demo_create_schema(connection, self.schema)
         await Migrator(connection, schema=self.schema).up()
         if (jobs := (await sql.demo_count(connection, self.schema)).all) > 0:
             raise CommandError(

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -45,3 +49,14 @@ def print_note(text: str) -> None:
 def has_color(stream: IO[str]) -> bool:
     """Whether colours may be written: the stream is a terminal and NO_COLOR is not set."""
     return stream.isatty() and not os.environ.get("NO_COLOR")
+
+
+def program() -> str:
+    """How to call this program again from a shell: by its name where the PATH leads to it."""
+    path = Path(sys.argv[0])
+    if path.name == "__main__.py":
+        return f"{shlex.quote(sys.executable)} -m riverpy"
+    found = shutil.which(path.name)
+    if found is not None and Path(found).resolve() == path.resolve():
+        return shlex.quote(path.name)
+    return shlex.quote(str(path.absolute()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 import time
 from collections import Counter
@@ -19,7 +20,7 @@ from riverpy.cli._demo_run import SLOTS, DemoRun
 from riverpy.cli._embedded import embedded_server
 from riverpy.cli._logging import configure_logging
 from riverpy.cli._options import database_options
-from riverpy.cli._output import print_json, print_note, print_table
+from riverpy.cli._output import print_json, print_note, print_table, program
 from riverpy.cli._run import EXIT_FAILURE, run
 from riverpy.events import EventKind
 
@@ -48,10 +49,11 @@ Exit codes:
   0    every job ended as intended; this was checked in SQL
   1    a job did not, or the database failed
   2    wrong usage: no such directory, no file in it, --jobs below 1
-  130  interrupted by Ctrl-C: running jobs were put back
+  130  interrupted by Ctrl-C or SIGTERM: running jobs were put back
 
 Each run works in a schema of its own, riverpy_demo_<8 hex digits>, which stays until the next run
-drops it, so that one can look at its jobs. --schema names another one, which must hold no jobs.
+drops it, so that one can look at its jobs. --schema names another one, which must exist and hold no
+jobs.
 """
 
 
@@ -84,6 +86,7 @@ def demo(
     Without a database URL the jobs are on an embedded PostgreSQL, which is started and stopped.
     """
     configure_logging("console", "error")  # some jobs fail on purpose
+    signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
     files = Files(directory, limit)
     for problem in files.problems[:PROBLEMS_SHOWN]:
         print_note(f"skipped {problem}")
@@ -211,13 +214,14 @@ def _sizes(summary: Sequence[Summary]) -> str:
 
 
 def _print_next(result: DemoResult, url: str | None) -> None:
-    database = f'"$(riverpy db start {SERVER})"' if url is None else shlex.quote(url)
+    riverpy = program()
+    database = f'"$({riverpy} db start {SERVER})"' if url is None else shlex.quote(url)
     options = f"--database-url {database} --schema {result.schema}"
     click.echo("\nLook at the jobs until the next demo drops them:")
-    click.echo(f"  riverpy job list {options}")
-    click.echo(f"  riverpy job list --state cancelled {options}")
+    click.echo(f"  {riverpy} job list {options}")
+    click.echo(f"  {riverpy} job list --state cancelled {options}")
     if url is None:
-        click.echo(f"  riverpy db psql {SERVER}")
+        click.echo(f"  {riverpy} db psql {SERVER}")
 
 
 def _print_problems(result: DemoResult) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -206,8 +207,38 @@ async def test_schema(files: Path, schema: Schema) -> None:
     assert await schema.jobs() == before
 
 
-async def test_interrupt(database_url: str) -> None:
-    """LD-10: Ctrl-C ends it soon with code 130, and nothing stays running."""
+async def test_absent_schema(files: Path, database_url: str) -> None:
+    """A schema that is named must exist: no command but the demo makes one, and only its own."""
+    args = ("--dir", files, "--database-url", database_url, "--schema", "absent_demo")
+    done = await asyncio.to_thread(demo, *args)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "schema 'absent_demo' does not exist" in done.stderr
+    async with connected(database_url) as connection:
+        assert not await connection.fetch("SELECT FROM pg_namespace WHERE nspname = 'absent_demo'")
+
+
+@pytest.mark.parametrize("command", [[RIVERPY], [sys.executable, "-m", "riverpy"]])
+async def test_next_commands(files: Path, database_url: str, command: list[str | Path]) -> None:
+    """What is printed to be run next can be run as it is, also if riverpy is not on the PATH."""
+    clean = {**environment(), "PATH": "/usr/bin:/bin"}
+
+    def run(*args: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(args, env=clean, cwd="/", capture_output=True, text=True)
+
+    args = ("demo", "--dir", files, "--database-url", database_url)
+    done = await asyncio.to_thread(run, *command, *args)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if "job list" in line]
+    assert len(lines) == 2
+    for line in lines:
+        shown = await asyncio.to_thread(run, "/bin/sh", "-c", line)
+        assert shown.returncode == 0, shown.stderr
+        assert "cancel_itself" in shown.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_interrupt(database_url: str, number: signal.Signals) -> None:
+    """LD-10: Ctrl-C, or SIGTERM, ends it soon with code 130, and nothing stays running."""
     process = await asyncio.create_subprocess_exec(
         *(RIVERPY, "demo", "--database-url", database_url),
         env=environment(),
@@ -219,7 +250,7 @@ async def test_interrupt(database_url: str) -> None:
     async with connected(database_url, search_path=schema) as connection:
         while not await connection.fetchval("SELECT EXISTS (SELECT FROM river_job)"):
             await asyncio.sleep(0.005)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         stdout, stderr = await process.communicate()
         states = await connection.fetch("SELECT DISTINCT state FROM river_job")
     assert process.returncode == 130
