@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from riverpy.cli._embedded import embedded_server
+from riverpy.cli._embedded import embedded_server, existing_servers
 from riverpy.cli._output import print_json, print_note
 from riverpy.cli._run import CommandError, debug_option
 
@@ -45,9 +45,13 @@ def start(name: str, as_json: bool) -> None:
 @_name_argument
 @debug_option
 def stop(name: str) -> None:
-    """Stop the server, whoever uses it. Its data is kept."""
-    ran = embedded_server(name).stop()
-    print_note(f"{name}: {'stopped' if ran else 'was not running'}")
+    """Stop the server, whoever uses it. Its data is kept.
+
+    Of any major version of PostgreSQL: it may have been started with other programs. Exit code 1 if
+    there is no server of this name.
+    """
+    ran = [server.stop() for server in existing_servers(name)]
+    print_note(f"{name}: {'stopped' if any(ran) else 'was not running'}")
 
 
 @db.command()
@@ -56,10 +60,11 @@ def stop(name: str) -> None:
 @debug_option
 def url(name: str, as_json: bool) -> None:
     """Print the URL of the running server; exit code 1 if it does not run."""
-    server = embedded_server(name)
-    if not server.is_running:
+    running = [server for server in existing_servers(name) if server.is_running]
+    if not running:
         raise CommandError(f"{name} is not running: start it with `riverpy db start {name}`")
-    _print_server(server, as_json=as_json)
+    here = [server for server in running if server.major == server.version[0]]
+    _print_server((here or running)[-1], as_json=as_json)
 
 
 @db.command(context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]})
@@ -69,6 +74,10 @@ def psql(arguments: tuple[str, ...]) -> None:
     named = bool(arguments) and not arguments[0].startswith("-")
     name = arguments[0] if named else _NAME_DEFAULT
     server = embedded_server(name)
+    if named and not server.exists:  # a name may be mistyped
+        raise CommandError(
+            f"there is no embedded server {name}: make it with `riverpy db start {name}`"
+        )
     program = _psql(server)
     server.start()
     server.pass_on()
@@ -92,12 +101,13 @@ def _print_server(server: EmbeddedPostgres, *, as_json: bool) -> None:
     if not as_json:
         click.echo(server.url)
         return
+    is_own = server.major == server.version[0]
     print_json(
         {
             "name": server.name,
             "url": server.url,
-            "version": ".".join(map(str, server.version)),
-            "source": server.source,
+            "version": ".".join(map(str, server.version)) if is_own else str(server.major),
+            "source": server.source if is_own else None,
             "directory": str(server.directory),
             "log": str(server.log_path),
         }

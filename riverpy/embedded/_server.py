@@ -69,6 +69,7 @@ class EmbeddedPostgres:
         *,
         base_dir: Path | None = None,
         settings: Mapping[str, str] | None = None,
+        _major: int | None = None,
     ) -> None:
         if not _NAME.fullmatch(name):
             raise ConfigError(
@@ -79,8 +80,26 @@ class EmbeddedPostgres:
         self._settings: Final = dict(settings or {})
         self._base: Final = (base_dir or default_base_directory()).absolute()
         self._binaries: Final[Binaries] = find_binaries()
+        self._major: Final = self._binaries.version[0] if _major is None else _major
         self._account: Final[Account] = server_account(self._data)
         self._hold: int | None = None
+
+    @classmethod
+    def existing(cls, name: str, *, base_dir: Path | None = None) -> list[EmbeddedPostgres]:
+        """The servers of this name that have data, of whatever major, the oldest first.
+
+        One of another major than that of the programs found here can be looked at, stopped and
+        removed, not started.
+
+        Raises:
+            ConfigError, DatabaseError: as for one.
+        """
+        base = cls(name, base_dir=base_dir).directory.parent
+        majors = [
+            int(path.parent.name.rpartition("-pg")[2])
+            for path in base.glob(f"{name}-pg[0-9][0-9]/data")
+        ]
+        return [cls(name, base_dir=base_dir, _major=major) for major in sorted(majors)]
 
     @property
     def source(self) -> str:
@@ -92,8 +111,13 @@ class EmbeddedPostgres:
 
     @property
     def version(self) -> tuple[int, int]:
-        """The version of PostgreSQL, as in `(18, 6)`."""
+        """The version of PostgreSQL's programs, as in `(18, 6)`."""
         return self._binaries.version
+
+    @property
+    def major(self) -> int:
+        """The major version of the cluster."""
+        return self._major
 
     @property
     def binaries(self) -> Path:
@@ -103,7 +127,7 @@ class EmbeddedPostgres:
     @property
     def directory(self) -> Path:
         """Where all of this server is. It is named after the major: no other can read the data."""
-        return self._base / f"{self.name}-pg{self.version[0]}"
+        return self._base / f"{self.name}-pg{self._major}"
 
     @property
     def log_path(self) -> Path:
@@ -115,6 +139,11 @@ class EmbeddedPostgres:
         """The URL of database `postgres` for its superuser, whether the server runs or not."""
         place = quote(str(self._socket_directory), safe="/")
         return f"postgresql://postgres@/postgres?host={place}&port=5432"
+
+    @property
+    def exists(self) -> bool:
+        """Whether it has data: it was started before."""
+        return self._data.exists()
 
     @property
     def is_running(self) -> bool:
@@ -130,6 +159,11 @@ class EmbeddedPostgres:
         Raises:
             DatabaseError: it does not start; the text has the reason and where the log is.
         """
+        if self._major != self.version[0]:
+            raise DatabaseError(
+                f"the data in {self.directory} is of PostgreSQL {self._major}, and the programs in "
+                f"{self.binaries} are of {self.version[0]}: name others in RIVERPY_PG_BIN"
+            )
         try:
             with self._starting() as start_lock:
                 if self._hold is None:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from riverpy.embedded import EmbeddedPostgres
 from riverpy.embedded import _processes as processes
+from riverpy.errors import DatabaseError
 from tests.embedded._help import postmaster_pid, query, wait_for_end
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from riverpy.embedded import EmbeddedPostgres
 
 pytestmark = pytest.mark.timeout(180)  # a test may start a dozen processes on a busy machine
 
@@ -75,11 +75,42 @@ def test_holder_ends_with_its_server(server: EmbeddedPostgres) -> None:
     assert not server.is_running
 
 
-def test_url_of_a_server_that_does_not_run() -> None:
+def test_url_of_a_server_that_does_not_run(server: EmbeddedPostgres) -> None:
     """`url` prints no URL that does not work: it says how to start the server."""
-    done = db("url", code=1)
+    done = db("url", "t", code=1)
     assert done.stdout == ""
-    assert "riverpy db start default" in done.stderr
+    assert "t is not running: start it with `riverpy db start t`" in done.stderr
+
+
+def test_no_such_server(base: Path) -> None:
+    """A mistyped name makes no server: `stop`, `url` and `psql` say that there is none."""
+    for command in ("stop", "url", "psql"):
+        done = db(command, "typo", code=1)
+        assert done.stdout == ""
+        assert "there is no embedded server typo" in done.stderr
+        assert "riverpy db start typo" in done.stderr
+    assert list(base.iterdir()) == []
+
+
+def test_server_of_another_major(
+    base: Path, server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`url` and `stop` find a server that runs with other programs than are found now."""
+    db("start", "t")
+    programs = base / "other"
+    programs.mkdir()
+    for name in ("postgres", "initdb"):
+        (programs / name).write_text("#!/bin/sh\necho 'postgres (PostgreSQL) 99.1'\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("RIVERPY_PG_BIN", str(programs))
+    assert db("url", "t").stdout.strip() == server.url
+    shown = json.loads(db("url", "t", "--json").stdout)
+    assert (shown["version"], shown["source"]) == (str(server.version[0]), None)
+    (other,) = EmbeddedPostgres.existing("t", base_dir=base)
+    with pytest.raises(DatabaseError, match="and the programs in"):
+        other.start()
+    assert db("stop", "t").stderr == "t: stopped\n"
+    assert not server.is_running
 
 
 def test_psql_holds_the_server(server: EmbeddedPostgres) -> None:
@@ -139,8 +170,8 @@ def test_reset_with_yes(server: EmbeddedPostgres) -> None:
 
 
 def test_errors_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong name and a missing PostgreSQL are failures of one line, wrong usage is code 2."""
-    assert "lower case letters" in db("start", "NAME", code=1).stderr
+    """A missing PostgreSQL is a failure in one line; wrong usage, a wrong name too, is code 2."""
+    assert "lower case letters" in db("start", "NAME", code=2).stderr
     db("start", "a", "b", code=2)
     monkeypatch.setenv("RIVERPY_PG_BIN", "/nowhere")
     assert "RIVERPY_PG_BIN=/nowhere" in db("start", "t", code=1).stderr
