@@ -68,7 +68,13 @@ def _with_hint(error: click.ClickException) -> str:
     message = one_line(error.format_message())
     if not isinstance(error, click.UsageError) or error.ctx is None:
         return message
+    if isinstance(error, click.NoSuchOption) and _takes_arguments(error.ctx.command):
+        message = f"{message.rstrip('.')}; write -- before an argument that begins with -"
     return f"{message.rstrip('.')} (see {error.ctx.command_path} --help)"
+
+
+def _takes_arguments(command: click.Command) -> bool:
+    return any(isinstance(parameter, click.Argument) for parameter in command.params)
 
 
 @click.group("riverpy", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -42,6 +42,7 @@ def invoke(*args: str, **environ: str) -> Result:
         (["nope"], 2, "riverpy: No such command 'nope' (see riverpy --help)\n"),
         (["migrate", "list", "--nope"], 2, "riverpy: No such option '--nope'"),
         (["migrate", "nope"], 2, "riverpy: No such command 'nope' (see riverpy migrate --help)\n"),
+        (["insert", "foo", "-5"], 2, "riverpy: No such option '-5'; write -- before an argument"),
         (["migrate", "list"], 2, "riverpy: no database is given: use --database-url, RIVERPY_"),
         (["migrate", "list", "--database-url", "mysql://u:s3cret@h/d"], 2, "riverpy: Invalid"),
         (["migrate", "list", "--database-url", "postgres://u:s3/c@h/d"], 2, "riverpy: Invalid"),
@@ -68,6 +69,13 @@ def test_debug_shows_traceback(environ: dict[str, str]) -> None:
         assert result.exit_code == 1
         assert "Traceback (most recent call last)" in result.stderr
         assert "s3cret" not in result.stderr
+
+
+@pytest.mark.parametrize("value", ["", "0", "false", "no", "OFF"])
+def test_debug_can_be_off(value: str) -> None:
+    """RIVERPY_DEBUG=false is no wish for tracebacks."""
+    result = invoke("migrate", "list", "--database-url", UNREACHABLE, RIVERPY_DEBUG=value)
+    assert result.stderr == "riverpy: cannot connect to 127.0.0.1:1: connection refused\n"
 
 
 def test_version() -> None:

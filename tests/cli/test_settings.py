@@ -109,6 +109,13 @@ def test_nearest_file(tmp_path: Path) -> None:
     assert sources(inner).value(SCHEMA, None).value == "near"
 
 
+def test_tool_riverpy_is_a_table(tmp_path: Path) -> None:
+    """A `riverpy` in [tool] that is no table is an error, not nothing."""
+    (tmp_path / "pyproject.toml").write_text("[tool]\nriverpy = 5\n")
+    with pytest.raises(SettingsError, match=r"tool\.riverpy must be a table, got 5"):
+        sources(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("toml", "message"),
     [
