@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from riverpy.cli import main
 from riverpy._dsn import PG_VARIABLES
+from riverpy.cli import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable
