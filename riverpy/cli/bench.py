@@ -25,7 +25,8 @@ Measured, in this order:
   pickup  {PICKUPS} single inserts, one each {PICKUP_INTERVAL * 1e3:.0f} ms, into the idle worker:
           from before the call that inserts to the first line of the job
 
-The jobs stay in the table. Exit codes: 0 measured, 1 failed or refused, 2 wrong usage.
+The jobs stay in the table. Exit codes: 0 measured, 1 failed or refused, 2 wrong usage, 130 after
+Ctrl-C.
 """
 
 
