@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 import pytest
 
+import riverpy
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _FENCE = re.compile(r"^```(\w+)(?: +(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -102,6 +104,13 @@ def test_links(page: Path) -> None:
     for target in _LINK.findall(page.read_text("utf-8")):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+def test_configuration_names_every_setting() -> None:
+    """Each field of Config and QueueConfig has its row."""
+    rows = (ROOT / "docs" / "configuration.md").read_text("utf-8")
+    fields = (*riverpy.Config.__struct_fields__, *riverpy.QueueConfig.__struct_fields__)
+    assert [name for name in fields if f"| `{name}` |" not in rows] == []
 
 
 WEB = """
