@@ -6,8 +6,9 @@
 
 
 -- name: job_claim
--- Take up to @limit due jobs of one queue but for the skipped ones. The array form walks the primary key where a join would be planned as
--- a sequential scan. The order of the result is undefined. An attempt at its type's end stays there: it is the last.
+-- Take up to @limit due jobs of one queue but for the skipped ones. The array form walks the primary key where a join
+-- would be planned as a sequential scan. The order of the result is undefined. An attempt at its type's end stays
+-- there: it is the last.
 with picked as materialized (
   select id
   from /* schema */ river_job
@@ -141,11 +142,11 @@ where job.id = any(@id::bigint[]) and job.state = 'running' and job.metadata ? '
 
 
 -- name: job_any_available
--- Whether a queue holds a job that is due now or within moments.
+-- Whether a queue holds a job that is due now or within moments: a retry is available when it is due in 5 seconds.
 select exists (
   select 1
   from /* schema */ river_job
-  where state = 'available' and queue = any(@queue::text[])
+  where state = 'available' and queue = any(@queue::text[]) and scheduled_at <= now() + interval '6 seconds'
 );
 
 

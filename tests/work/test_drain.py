@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import riverpy._work.run
 from riverpy import Job, JobSnooze, QueueConfig
 from tests._proxy import proxied
-from tests.work.rig import Task
+from tests.work.rig import PATIENCE, Task
 
 if TYPE_CHECKING:
     import pytest
@@ -45,6 +45,24 @@ async def test_everything_is_worked(rig: Rig) -> None:
     report = await client.run(drain=True)
     assert report.is_clean
     assert await rig.states() == {"completed": 27, "available": 10, "scheduled": 3}
+
+
+async def test_available_and_far_from_due(rig: Rig) -> None:
+    """A drain does not wait for rows that are available and far from due, as only SQL makes
+    them."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    await rig.insert_rows(3)
+    await rig.schema.execute(
+        "UPDATE river_job SET scheduled_at = CASE id WHEN 1 THEN timestamptz 'infinity'"
+        " ELSE now() + interval '1 hour' END WHERE id <= 2"
+    )
+    async with asyncio.timeout(PATIENCE):
+        await rig.client().run(drain=True)
+    assert await rig.states() == {"available": 2, "completed": 1}
 
 
 async def test_pending_retry(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
