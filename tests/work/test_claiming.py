@@ -390,3 +390,50 @@ async def test_fetch_cooldown(rig: Rig, claims: list[tuple[int, int]]) -> None:
             await client.insert(Task(n=n))
         await rig.take(30)
     assert len(claims) < 15
+
+
+async def test_due_times_of_a_busy_queue(rig: Rig) -> None:
+    """A queue that is never empty keeps no due times that are over."""
+    most = 0
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        nonlocal most
+        assert client._run is not None
+        producer = client._run.producers["default"]
+        producer.expect(1e-6)
+        most = max(most, len(producer._due))
+        await asyncio.sleep(2 * riverpy._work.producer.DUE_MARGIN)
+
+    await rig.insert_rows(60)
+    client = rig.client(slots=1)
+    async with rig.running(client):
+        await rig.take(60)
+    assert most <= 2
+
+
+async def test_due_during_a_claim(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that becomes due while a claim is in flight that does not see it is claimed next."""
+    claim = riverpy._work.producer.job_claim
+    is_first = True
+
+    async def slow(*args: Any, **values: Any) -> Any:
+        nonlocal is_first
+        rows = await claim(*args, **values)
+        if is_first:
+            is_first = False
+            await rig.insert_rows(1)
+            assert client._run is not None
+            client._run.producers["default"].expect(1e-6)
+            await asyncio.sleep(5 * riverpy._work.producer.DUE_MARGIN)
+        return rows
+
+    monkeypatch.setattr(riverpy._work.producer, "job_claim", slow)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    client = rig.client()
+    async with rig.running(client):
+        assert (await rig.event()).kind is EventKind.JOB_COMPLETED
