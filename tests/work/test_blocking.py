@@ -108,6 +108,21 @@ async def test_thread(rig: Rig) -> None:
     assert errors_of(rows[4])[0]["error"] == "3"
 
 
+async def test_thread_raises_stop_iteration(rig: Rig) -> None:
+    """StopIteration, which no future can hold, is a failure like any other."""
+
+    @rig.job(executor="thread")
+    def work(job: Job[Task]) -> None:
+        next(iter(()))
+
+    async with rig.working(slots=1) as client:
+        (row,) = await rig.work(client, Task())
+    assert row["state"] == "available"
+    (entry,) = errors_of(row)
+    assert "StopIteration" in entry["error"]
+    assert "in work" in entry["trace"]
+
+
 async def test_thread_past_its_timeout(rig: Rig) -> None:
     """A thread cannot be stopped: past its timeout it goes on and keeps its slot; what it returns
     counts."""
@@ -181,6 +196,19 @@ async def test_process(rig: Rig) -> None:
     assert errors_of(rows[5])[0]["error"] == "Odd: a and b"
     assert errors_of(rows[3])[0]["error"] == "JobCancelError: apart"
     assert len(errors_of(rows[4])) == 1
+
+
+async def test_as_many_processes_as_slots(rig: Rig, tmp_path: Path) -> None:
+    """Jobs in processes run as many at a time as there are slots, however few CPUs there are."""
+    count = 2 * (os.cpu_count() or 1) + 1
+    register_apart(rig, timedelta(seconds=60))
+    files = [tmp_path / str(n) for n in range(count)]
+    async with rig.working(slots=count, soft_stop_timeout=timedelta(0)) as client:
+        for file in files:
+            await client.insert(Apart("hang", str(file)))
+        async with asyncio.timeout(30):
+            while not all(file.exists() and file.read_text() for file in files):
+                await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("how", ["timeout", "cancel", "stop"])
