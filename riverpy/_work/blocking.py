@@ -39,19 +39,17 @@ class BlockingRunner:
             self._threads = ThreadPoolExecutor(self._slots, thread_name_prefix="riverpy job")
         context = contextvars.copy_context()
         future = asyncio.get_running_loop().run_in_executor(
-            self._threads, lambda: context.run(_error_of, function, attempt)
+            self._threads, lambda: context.run(_work, function, attempt)
         )
-        while not future.done():
-            try:
-                await asyncio.wait([future])
-            except asyncio.CancelledError:
-                continue  # the cause is on the attempt; the thread still works
-        error = future.result()
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error, future  # they hold this frame
+        try:
+            while not future.done():
+                try:
+                    await asyncio.wait([future])
+                except asyncio.CancelledError:
+                    continue  # the cause is on the attempt; the thread still works
+            future.result()
+        finally:
+            del future  # its exception holds this frame
 
     async def in_process(self, function: Callable[[Job[Any]], None], attempt: Attempt) -> None:
         """Run it in a process of its own, which a cancellation kills."""
@@ -79,13 +77,12 @@ class BlockingRunner:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _error_of(function: Callable[[Job[Any]], None], job: Job[Any]) -> BaseException | None:
-    """Run it; returns what it raised, for a future cannot hold every exception."""
+def _work(function: Callable[[Job[Any]], None], job: Job[Any]) -> None:
+    """Run it; as in a coroutine, StopIteration becomes an error that a future can hold."""
     try:
         function(job)
-    except BaseException as error:
-        return error
-    return None
+    except StopIteration as error:
+        raise RuntimeError("blocking job raised StopIteration") from error
 
 
 class _DetachedJob(Job[Any]):
