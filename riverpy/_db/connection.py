@@ -3,7 +3,7 @@ line an outage."""
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import anyio
 import structlog
 
 from riverpy._clock import Backoff
+from riverpy._sql import query
 from riverpy.drivers.asyncpg import (
     CONNECT_TIMEOUT,
     DATABASE_ERRORS,
@@ -21,15 +22,46 @@ from riverpy.drivers.asyncpg import (
 from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable
 
     from riverpy.drivers.asyncpg import Connection
 
 RECONNECT_FIRST = timedelta(milliseconds=50)
 RECONNECT_MOST = timedelta(seconds=2)
+CHECK_INTERVAL = timedelta(seconds=1)
+"""How often the server looks, during a statement, whether we are still there."""
 _UNUSABLE_CLASSES = {"08", "53", "57", "58", "XX"}
 _READ_ONLY = "25006"
 _STATEMENT_CANCELLED = "57014"
+
+
+@contextmanager
+def cut_on_error(connection: Connection) -> Generator[None]:
+    """A step of making a connection, which nobody owns yet."""
+    try:
+        yield
+    except BaseException:
+        connection.terminate()
+        raise
+
+
+async def limit_statements(connection: Connection, limit: timedelta) -> None:
+    """Let the server itself end what we do not wait for any more: a statement that waits for a lock
+    does not notice that its connection was cut, and would go on waiting.
+
+    A shorter limit that the session has already stays.
+    """
+    statement = query("session", "session_limit", None)
+    for name, value in (
+        ("statement_timeout", limit),
+        ("client_connection_check_interval", CHECK_INTERVAL),  # from PostgreSQL 14 on
+    ):
+        milliseconds = round(value.total_seconds() * 1000)
+        with suppress(PostgresError):  # a platform may lack it; our own limits stand
+            await connection.execute(
+                statement.text,
+                *statement.arguments({"name": name, "milliseconds": milliseconds}),
+            )
 
 
 class Outage:
@@ -48,7 +80,7 @@ class Outage:
         self._lost.add(connection)
 
     def restored(self, connection: str) -> None:
-        """A connection works."""
+        """A connection does its work again."""
         if connection in self._lost:
             self._lost.discard(connection)
             if not self._lost:
@@ -68,6 +100,7 @@ class DedicatedConnection:
         self._outage = outage
         self._connection: Connection | None = None
         self._was_connected = False
+        self._is_read_only = False
         self._lock = anyio.Lock()
         self._backoff = Backoff(RECONNECT_FIRST, RECONNECT_MOST)
 
@@ -103,6 +136,8 @@ class DedicatedConnection:
                         if connection.is_closed() or _leaves_doubt(error):
                             self._discard()
                         raise
+                    if not self._is_read_only:
+                        self._outage.restored(self.name)
         except DATABASE_ERRORS as error:
             if self._connection is None:
                 self._outage.lost(self.name, error)
@@ -124,6 +159,12 @@ class DedicatedConnection:
             try:
                 with anyio.fail_after(CONNECT_TIMEOUT):
                     connection = await self._connect()
+                    # A server that was failed over may only be read yet: that is no end of the
+                    # outage.
+                    with cut_on_error(connection):
+                        self._is_read_only = await connection.fetchval(
+                            query("session", "session_is_read_only", None).text
+                        )
             except (*DATABASE_ERRORS, ConfigError) as error:  # it worked before: not for ever
                 self._outage.lost(self.name, error)
                 await anyio.sleep(self._backoff.next())
@@ -131,7 +172,6 @@ class DedicatedConnection:
                 break
         self._connection = connection
         self._backoff.reset()
-        self._outage.restored(self.name)
         if self._was_connected and self.reconnected is not None:
             self.reconnected()
         self._was_connected = True

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -21,7 +22,13 @@ import msgspec
 import structlog
 
 from riverpy._cluster.notifier import Notifier
-from riverpy._db.connection import DedicatedConnection, Outage, close_all
+from riverpy._db.connection import (
+    DedicatedConnection,
+    Outage,
+    close_all,
+    cut_on_error,
+    limit_statements,
+)
 from riverpy._db.jobs import job_any_available
 from riverpy._db.schema import check_schema
 from riverpy._lifecycle import ServiceGroup, only_error
@@ -53,6 +60,8 @@ if TYPE_CHECKING:
 LOCK_TIMEOUT = "100ms"
 """How long a completion waits for a row that somebody's transaction has locked, before it goes on
 without it."""
+STATEMENT_LIMIT = timedelta(seconds=12)
+"""After which the server ends a statement of ours: a little more than any may take here."""
 JOBS_SHARE_OF_HARD_STOP = 0.6
 """Of the hard stop's time jobs have this much to end; the rest is for storing results."""
 DRAIN_POLL = 0.05
@@ -331,16 +340,23 @@ class Run:
         return await self._connect_raw("riverpy results", settings)
 
     async def _connect_raw(self, name: str, settings: dict[str, str]) -> Connection:
-        connection = await connect(
-            self._url, application_name=name, settings=settings, pooled=self._config.pooler
-        )
-        await use_raw_timestamps(connection)
+        connection = await self._connect_limited(name, settings)
+        with cut_on_error(connection):
+            await use_raw_timestamps(connection)
         return connection
 
     async def _connect_reserved(self) -> Connection:
-        return await connect(
-            self._url, application_name="riverpy reserved", pooled=self._config.pooler
+        return await self._connect_limited("riverpy reserved", {})
+
+    async def _connect_limited(self, name: str, settings: dict[str, str]) -> Connection:
+        pooled = self._config.pooler
+        connection = await connect(
+            self._url, application_name=name, settings=settings, pooled=pooled
         )
+        if not pooled:
+            with cut_on_error(connection):
+                await limit_statements(connection, STATEMENT_LIMIT)
+        return connection
 
     async def _connect_listener(self) -> Connection:
         if self._config.listen_url is not None:

@@ -1,0 +1,121 @@
+"""What the server is told of our sessions, and when one is said to be lost and restored."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import riverpy._work.producer
+from riverpy import Job
+from tests.work.rig import PATIENCE, Task
+
+if TYPE_CHECKING:
+    from riverpy._db.connection import DedicatedConnection
+    from tests.work.rig import Rig
+
+OURS = "datname = current_database() AND application_name"
+
+
+@pytest.fixture
+def plain(rig: Rig) -> None:
+    """Jobs of kind `task` complete at once."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+
+@pytest.mark.usefixtures("plain")
+async def test_cut_while_it_waits_for_a_lock(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While somebody has locked the table, a claim that is given up leaves no session behind on
+    the server."""
+    monkeypatch.setattr(riverpy._work.producer, "CLAIM_TIMEOUT", 0.3)
+    waiting = (
+        f"SELECT array_agg(pid) FROM pg_stat_activity WHERE {OURS} = 'riverpy claims'"
+        " AND wait_event_type = 'Lock'"
+    )
+    async with rig.working() as client, rig.schema.connected() as connection:
+        async with connection.transaction():
+            await connection.execute("LOCK TABLE river_job IN ACCESS EXCLUSIVE MODE")
+            assert client._run is not None
+            client._run.producers["default"].wake()
+            async with asyncio.timeout(PATIENCE):
+                while not (pids := await rig.schema.fetchval(waiting)):
+                    await asyncio.sleep(0.01)
+            await rig.until(
+                "SELECT count(*) FROM pg_stat_activity WHERE pid = any($1::int[])", 0, pids
+            )
+        await rig.work(client, Task())
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize(("own", "expected"), [(None, "12s"), ("3s", "3s"), ("1h", "12s")])
+async def test_limits_of_the_sessions(rig: Rig, own: str | None, expected: str) -> None:
+    """The server ends the statements that we gave up on; a shorter limit of the database stays."""
+    name = await rig.schema.fetchval("SELECT quote_ident(current_database())")
+    if own is not None:
+        await rig.schema.execute(f"ALTER DATABASE {name} SET statement_timeout = '{own}'")
+    try:
+        async with rig.working() as client:
+            run = client._run
+            assert run is not None
+            for dedicated in (run._claims, run._results, run._reserved):
+                async with dedicated.use("looking", 5) as connection:
+                    limit = await connection.fetchval("SHOW statement_timeout")
+                    known = await connection.fetchval(
+                        "SELECT setting FROM pg_settings"
+                        " WHERE name = 'client_connection_check_interval'"
+                    )
+                assert limit == expected
+                assert known in {None, "1000"}
+    finally:
+        await rig.schema.execute(f"ALTER DATABASE {name} RESET statement_timeout")
+
+
+async def until_sessions(dedicated: DedicatedConnection, count: int) -> None:
+    """Wait until the connection was made so many times."""
+    sessions: set[object] = set()
+    async with asyncio.timeout(PATIENCE):
+        while len(sessions) < count:
+            if dedicated._connection is not None:
+                sessions.add(dedicated._connection)
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.usefixtures("plain")
+async def test_read_only_spell_is_one_outage(rig: Rig, log: list[dict[str, Any]]) -> None:
+    """A server that lets itself be connected to and read, but not written (a fail-over), is not
+    said to be restored before it is."""
+
+    def said(event: str) -> int:
+        return [entry["event"] for entry in log].count(event)
+
+    name = await rig.schema.fetchval("SELECT quote_ident(current_database())")
+    async with rig.working() as client:
+        await rig.work(client, Task())
+        run = client._run
+        assert run is not None
+        await rig.schema.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+        try:
+            await rig.schema.execute(
+                f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {OURS} ~ '^riverpy'"
+            )
+            await until_sessions(run._claims, 4)
+            lost = said("database connection lost")
+            restored = said("database connection restored")
+            assert lost == restored + 1  # that of the listener, which need not write, came first
+            await until_sessions(run._claims, 4)
+            async with run._claims.use("reading", 5) as connection:
+                await connection.fetchval("SELECT 1")
+            assert said("database connection lost") == lost
+            assert said("database connection restored") == restored
+        finally:
+            await rig.schema.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+        await rig.insert_rows(1)
+        await rig.event()
+        async with asyncio.timeout(PATIENCE):
+            while said("database connection restored") == restored:
+                await asyncio.sleep(0.01)
+    assert said("database connection lost") == said("database connection restored") == lost
