@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -57,9 +58,7 @@ class BlockingRunner:
             self._processes = anyio.CapacityLimiter(self._slots)
         updates, error = await anyio.to_process.run_sync(
             _work_detached,
-            function,
-            tuple(attempt.columns()),
-            attempt.args,
+            pickle.dumps((function, tuple(attempt.columns()), attempt.args)),
             cancellable=True,
             limiter=self._processes,
         )
@@ -98,11 +97,16 @@ class _DetachedJob(Job[Any]):
         return self._updates or {}
 
 
-def _work_detached(
-    function: Callable[[Job[Any]], None], row: tuple[Any, ...], args: Any
-) -> tuple[dict[str, str], BaseException | None]:
+def _work_detached(pickled: bytes) -> tuple[dict[str, str], BaseException | None]:
     """Run it; returns what it recorded, and what it raised with its trace as a note, since a
-    traceback cannot leave the process."""
+    traceback cannot leave the process.
+
+    What it takes is read here, since that imports user code, which may take long: first the process
+    leaves the terminal, whose Ctrl-C is for the worker alone.
+    """
+    if hasattr(os, "setsid") and os.getsid(0) != os.getpid():
+        os.setsid()
+    function, row, args = pickle.loads(pickled)  # noqa: S301 (our own bytes)
     job = _DetachedJob(row, args)
     try:
         function(job)
