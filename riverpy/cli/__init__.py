@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from riverpy.cli._logging import log_to_stderr
-from riverpy.cli._run import CommandError, debug_option, expected_errors, one_line
+from riverpy.cli._run import debug_option, expected_errors, show_error
 from riverpy.cli._streams import open_missing_streams
 
 _COMMANDS = {
@@ -56,25 +56,11 @@ class _Commands(click.Group):
             error.show()
             sys.exit(error.exit_code)
         except click.ClickException as error:
-            CommandError(_with_hint(error)).show()
-            sys.exit(error.exit_code)
+            sys.exit(show_error(error))
         except click.Abort:
             click.echo("riverpy: interrupted", err=True)
             sys.exit(128 + signal.SIGINT)
         sys.exit(result if isinstance(result, int) else 0)
-
-
-def _with_hint(error: click.ClickException) -> str:
-    message = one_line(error.format_message())
-    if not isinstance(error, click.UsageError) or error.ctx is None:
-        return message
-    if isinstance(error, click.NoSuchOption) and _takes_arguments(error.ctx.command):
-        message = f"{message.rstrip('.')}; write -- before an argument that begins with -"
-    return f"{message.rstrip('.')} (see {error.ctx.command_path} --help)"
-
-
-def _takes_arguments(command: click.Command) -> bool:
-    return any(isinstance(parameter, click.Argument) for parameter in command.params)
 
 
 @click.group("riverpy", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

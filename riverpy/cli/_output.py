@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
 import shlex
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,10 @@ from riverpy._dsn import mask_url
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import IO
+
+_STDERR = 2
+_NEVER_WAITS = 512
+"""Bytes that a pipe which can be written takes at once, on any system."""
 
 
 def print_json(value: object) -> None:
@@ -44,6 +50,13 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 def print_note(text: str) -> None:
     """One line for the person at the terminal, on stderr."""
     click.echo(mask_url(text), err=True)
+
+
+def print_last_note(text: str) -> None:
+    """As `print_note`, for a process that must end: dropped if stderr would make it wait."""
+    with suppress(OSError, ValueError):
+        if select.select([], [_STDERR], [], 0)[1]:
+            os.write(_STDERR, f"{mask_url(text)}\n".encode()[:_NEVER_WAITS])
 
 
 def has_color(stream: IO[str]) -> bool:

@@ -8,6 +8,7 @@ traceback always.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import traceback
@@ -17,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
 import anyio
 import click
+import structlog
 
 from riverpy._dsn import mask_url
 from riverpy.cli._output import print_note
@@ -60,6 +62,61 @@ def run(function: Callable[[*ArgsT], Coroutine[Any, Any, ResultT]], *args: *Args
         return anyio.run(function, *args, backend_options={"use_uvloop": _has_uvloop()})
 
 
+def new_loop() -> asyncio.AbstractEventLoop:
+    """An event loop, uvloop's where it is installed."""
+    if _has_uvloop():
+        import uvloop
+
+        return uvloop.new_event_loop()
+    return asyncio.new_event_loop()
+
+
+def run_to_end(
+    coroutine: Coroutine[Any, Any, ResultT],
+    loop: asyncio.AbstractEventLoop,
+    running: Callable[[], object],
+) -> ResultT:
+    """Run it in a loop that runs the code of others too, which cannot end the loop.
+
+    A SystemExit or KeyboardInterrupt in any task or callback leaves a loop at once, and so does
+    `loop.stop()`: it is logged as an error, and the loop goes on.
+
+    Args:
+        coroutine: the main task.
+        loop: is not closed.
+        running: called in the loop whenever it begins to run.
+    """
+    task = loop.create_task(coroutine)
+    while True:
+        loop.call_soon(running)
+        try:
+            return loop.run_until_complete(task)
+        except (SystemExit, KeyboardInterrupt, RuntimeError) as error:
+            if task.done():
+                raise
+            log: Any = structlog.get_logger("riverpy")
+            log.error(
+                "a task that a job left on its own tried to end the process; going on",
+                error=f"{type(error).__name__}: {error}",
+            )
+
+
+def close_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what still runs in it, wait for it and for the threads of the loop, and close it."""
+    try:
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            loop.run_until_complete(asyncio.wait(tasks))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+    except (SystemExit, KeyboardInterrupt):  # of one of these tasks
+        pass
+    finally:
+        loop.close()
+
+
 @contextmanager
 def expected_errors() -> Generator[None]:
     """Turn errors that can be expected into CommandError, also one that is alone in a group."""
@@ -75,6 +132,28 @@ def expected_errors() -> Generator[None]:
         is_usage = isinstance(cause, ConfigError | InsertError)  # of what the command was given
         code = EXIT_USAGE if is_usage else EXIT_FAILURE
         raise CommandError(describe(cause), exit_code=code) from error
+
+
+def show_error(error: click.ClickException) -> int:
+    """Print what ended a command, as one line on stderr; returns the exit code."""
+    CommandError(_with_hint(error)).show()
+    return error.exit_code
+
+
+def _with_hint(error: click.ClickException) -> str:
+    message = one_line(error.format_message())
+    if not isinstance(error, click.UsageError):
+        return message
+    context = error.ctx or click.get_current_context(silent=True)
+    if context is None:
+        return message
+    if isinstance(error, click.NoSuchOption) and _takes_arguments(context.command):
+        message = f"{message.rstrip('.')}; write -- before an argument that begins with -"
+    return f"{message.rstrip('.')} (see {context.command_path} --help)"
+
+
+def _takes_arguments(command: click.Command) -> bool:
+    return any(isinstance(parameter, click.Argument) for parameter in command.params)
 
 
 def is_expected(error: BaseException) -> bool:

@@ -3,30 +3,48 @@
 The first SIGTERM or SIGINT stops softly, the second hard, the third leaves the process at once.
 Python runs a signal handler when the main thread comes back to Python code, which a job that blocks
 the event loop may never do. So a thread reads the byte that the interpreter writes at once for each
-signal. It also ends the process when a stop takes longer than it may.
+signal. It also ends the process when a stop takes longer than it may. C code that holds the GIL
+stops that thread too: the bound then is a timer of faulthandler's, which needs no GIL.
+
+A forked child is no worker: it gets the handlers back that were there before.
 """
 
 from __future__ import annotations
 
-import asyncio
+import faulthandler
+import itertools
 import math
 import os
+import selectors
 import signal
 import socket
+import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from riverpy.cli._output import print_last_note
 
 if TYPE_CHECKING:
+    import asyncio
     import types
     from collections.abc import Callable, Generator
     from datetime import timedelta
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 GRACE = 1.0
-"""Seconds, after the soft and the hard limit, until the process is ended by force."""
-_END = 0
+"""Seconds, after the soft and the hard limit, until the last resort begins."""
+LAST_RESORT = 2.5
+"""Seconds that the last resort may take; then the process is left without it."""
+FLUSH = 0.3
+"""Seconds."""
+_WAKE = 0
+"""No signal: makes the thread look at the deadline."""
+_LONGEST_WAIT = 3600.0
+
+_handlers_before: dict[signal.Signals, Any] = {}
+"""What this module's handlers stand in for, while they do."""
 
 
 class StoppedBeforeStart(BaseException):
@@ -35,17 +53,21 @@ class StoppedBeforeStart(BaseException):
 
 @contextmanager
 def stopping_before_start() -> Generator[None]:
-    """Let a signal raise StoppedBeforeStart, but for the time in which `StopSignals` takes it."""
+    """Let a signal raise StoppedBeforeStart, until `StopSignals` takes it."""
 
     def handler(_number: int, _frame: types.FrameType | None) -> NoReturn:
         raise StoppedBeforeStart
 
-    before = {number: signal.signal(number, handler) for number in STOP_SIGNALS}
+    for number in STOP_SIGNALS:
+        # None: a handler that is not Python's, which Python cannot set again.
+        _handlers_before[number] = signal.signal(number, handler) or signal.SIG_DFL
     try:
         yield
     finally:
-        for number, handler_before in before.items():
-            signal.signal(number, handler_before)
+        for number, before in list(_handlers_before.items()):
+            if signal.getsignal(number) is handler:
+                signal.signal(number, before)
+                del _handlers_before[number]
 
 
 class StopPlan:
@@ -56,8 +78,9 @@ class StopPlan:
         hard: called in the event loop at the second signal.
         soft_limit: after how long the hard stop begins by itself; None: never.
         hard_limit: how long the hard stop may take.
-        last_resort: called in the signal thread when the limits and a second have passed; leaves
-            the process.
+        last_resort: called in a thread of its own when the limits and `GRACE` have passed; has
+            `LAST_RESORT` to leave the process.
+        exit_code: for a last resort that does not.
     """
 
     def __init__(
@@ -67,9 +90,11 @@ class StopPlan:
         hard: Callable[[], object],
         soft_limit: timedelta | None,
         hard_limit: timedelta,
-        last_resort: Callable[[], NoReturn],
+        last_resort: Callable[[], object],
+        exit_code: int,
     ) -> None:
         self.soft, self.hard, self.last_resort = soft, hard, last_resort
+        self.exit_code = exit_code
         self._soft_limit = math.inf if soft_limit is None else soft_limit.total_seconds()
         self._hard_limit = hard_limit.total_seconds()
 
@@ -80,23 +105,39 @@ class StopPlan:
 
 
 class StopSignals:
-    """Takes the signals of the process while entered, in the event loop of the main thread."""
+    """Takes the signals of the process, from `start` to the end of the process.
 
-    def __init__(self, plan: StopPlan) -> None:
+    Args:
+        plan: what a stop does.
+        loop: where it does it.
+    """
+
+    def __init__(self, plan: StopPlan, loop: asyncio.AbstractEventLoop) -> None:
         self._plan = plan
-        self._signals = 0
+        self._loop = loop
+        self._numbers = itertools.count(1)  # next() is atomic: a handler may come in between
         self._deadline = math.inf
-        self._loop = asyncio.get_running_loop()
+        self._exit_code: int | None = None
+        """The code to leave with at the deadline; None: the last resort comes first."""
         self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
         self._writer.setblocking(False)
-        self._thread = threading.Thread(target=self._run, name="riverpy signals", daemon=True)
         self._wakeup_before = -1
-        self._handlers_before: dict[signal.Signals, object] = {}
 
-    @property
-    def is_stopping(self) -> bool:
-        """Whether a stop was asked for."""
-        return self._signals > 0
+    def start(self) -> None:
+        """Take the signals. Called in the main thread."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._handler)
+        self.take_wake_ups()
+        threading.Thread(target=self._run, name="riverpy signals", daemon=True).start()
+
+    def take_wake_ups(self) -> None:
+        """Have the interpreter tell the thread of each signal. A loop that begins to run takes that
+        for itself. Called in the main thread."""
+        ours = self._writer.fileno()
+        before = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
+        if before != ours:
+            self._wakeup_before = before
 
     def follow(self, plan: StopPlan) -> None:
         """From now on do what this plan says. Called in the event loop."""
@@ -106,22 +147,14 @@ class StopSignals:
         """Do as if SIGTERM had come. May be called from any thread."""
         self._send(signal.SIGTERM)
 
-    def __enter__(self) -> Self:
-        self._handlers_before = {
-            number: signal.signal(number, self._handler) for number in STOP_SIGNALS
-        }
-        self._wakeup_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        self._thread.start()
-        return self
+    def finish(self, exit_code: int, limit: float) -> None:
+        """The run has ended: if the process has not, it is left with this code in `limit` seconds.
 
-    def __exit__(self, *_exc_info: object) -> None:
-        signal.set_wakeup_fd(self._wakeup_before)
-        for number, handler in self._handlers_before.items():
-            signal.signal(number, handler)  # pyright: ignore[reportArgumentType] (as it was given)
-        self._send(_END)
-        self._thread.join()
-        self._reader.close()
-        self._writer.close()
+        Called in the main thread.
+        """
+        self._exit_code = exit_code
+        self._set_deadline(time.monotonic() + limit)
+        self._send(_WAKE)
 
     def _handler(self, number: int, _frame: types.FrameType | None) -> None:
         # The byte has told the thread already, unless other code has put its own descriptor there,
@@ -131,35 +164,138 @@ class StopSignals:
         if current != ours:
             signal.set_wakeup_fd(current)
             self._send(number)
+        # C code as that of `re` lets handlers run, but no other thread.
+        self._take_all()
+        self._send(_WAKE)
 
     def _send(self, number: int) -> None:
-        with suppress(OSError):  # full of signals, or closed: enough was said
+        with suppress(OSError):  # full of signals: enough was said
             self._writer.send(bytes([number]))
 
     def _run(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._reader, selectors.EVENT_READ)
+            while True:
+                left = self._deadline - time.monotonic()
+                if left <= 0:
+                    self._force()
+                else:
+                    selector.select(min(left, _LONGEST_WAIT))
+                    self._take_all()
+
+    def _take_all(self) -> None:
+        """Act on each signal that has come: in the thread or in the handler, whichever is first."""
         while True:
-            left = self._deadline - time.monotonic()
-            if left <= 0:
-                self._plan.last_resort()
-            self._reader.settimeout(None if left == math.inf else left)
             try:
                 number = self._reader.recv(1)[0]
-            except TimeoutError:
-                continue
-            if number == _END:
+            except BlockingIOError:
                 return
             if number in STOP_SIGNALS:
                 self._stop(number)
-            elif self._wakeup_before != -1:
-                os.write(self._wakeup_before, bytes([number]))
+            elif number != _WAKE and self._wakeup_before != -1:
+                with suppress(OSError):  # full: then it wakes up anyway
+                    os.write(self._wakeup_before, bytes([number]))
 
-    def _stop(self, number: int) -> None:
-        self._signals += 1
-        if self._signals > 2:
-            os._exit(128 + number)
-        limit = self._plan.limit(self._signals)
-        self._deadline = min(self._deadline, time.monotonic() + limit)
-        self._loop.call_soon_threadsafe(self._act, self._signals)
+    def _stop(self, signal_number: int) -> None:
+        number = next(self._numbers)
+        if number > len(STOP_SIGNALS):
+            os._exit(128 + signal_number)
+        if self._exit_code is not None:  # it is being left
+            return
+        self._set_deadline(min(self._deadline, time.monotonic() + self._plan.limit(number)))
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._act, number)
 
-    def _act(self, signals: int) -> None:
-        (self._plan.soft if signals == 1 else self._plan.hard)()
+    def _act(self, number: int) -> None:
+        (self._plan.soft if number == 1 else self._plan.hard)()
+
+    def _set_deadline(self, deadline: float) -> None:
+        self._deadline = deadline
+        left = max(deadline - time.monotonic(), 0.0) + LAST_RESORT + GRACE
+        if left < threading.TIMEOUT_MAX:
+            faulthandler.dump_traceback_later(left, exit=True, file=_unwaiting_stderr())
+
+    def _force(self) -> None:
+        if self._exit_code is not None:
+            leave(self._exit_code, "riverpy: left while something did not end")
+        self._exit_code = self._plan.exit_code
+        self._deadline = time.monotonic() + LAST_RESORT
+        with suppress(RuntimeError):  # no more threads
+            threading.Thread(
+                target=self._plan.last_resort, name="riverpy last resort", daemon=True
+            ).start()
+
+
+def leave(exit_code: int, note: str) -> NoReturn:
+    """End the process, whatever runs in it or waits for whom. Called in any thread.
+
+    Whoever reads stdout or stderr may be slow or stuck: it has `FLUSH` for what is buffered.
+    """
+    print_last_note(note)
+    with suppress(RuntimeError):  # no more threads
+        flush = threading.Thread(target=_flush, daemon=True)
+        flush.start()
+        flush.join(FLUSH)
+    os._exit(exit_code)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+
+
+def _unwaiting_stderr() -> int:
+    """A descriptor for stderr to which nothing waits to be written, or one that leads nowhere."""
+    global _unwaiting
+    if _unwaiting is None:
+        try:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK
+            _unwaiting = os.open("/dev/fd/2", flags)
+        except (OSError, AttributeError):
+            _unwaiting = os.open(os.devnull, os.O_WRONLY)
+    return _unwaiting
+
+
+_unwaiting: int | None = None
+
+
+# -- forks
+
+
+class _Mask(threading.local):
+    """The signals that a thread that forks blocked before."""
+
+    before: set[Any] | None = None
+
+
+_mask = _Mask()
+
+
+def _before_fork() -> None:
+    """Until the child has its own handlers, a signal to it must not count as one to us."""
+    if _handlers_before:
+        _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+
+def _after_fork() -> None:
+    if _mask.before is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _mask.before)
+        _mask.before = None
+
+
+def _after_fork_in_child() -> None:
+    if _handlers_before:
+        signal.set_wakeup_fd(-1)
+        for number, handler in _handlers_before.items():
+            signal.signal(number, handler)
+        _handlers_before.clear()
+    _after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork,
+        after_in_child=_after_fork_in_child,
+    )

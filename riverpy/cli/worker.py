@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from contextlib import suppress
 from datetime import timedelta
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -21,20 +19,25 @@ from riverpy._dsn import mask_url
 from riverpy.cli import _settings
 from riverpy.cli._logging import configure_logging
 from riverpy.cli._options import database_options
-from riverpy.cli._output import print_note
 from riverpy.cli._process import settle_collector
 from riverpy.cli._run import (
     EXIT_ABANDONED,
+    EXIT_FAILURE,
     EXIT_NOT_READY,
     CommandError,
+    close_loop,
     describe,
-    run,
+    expected_errors,
+    new_loop,
+    run_to_end,
+    show_error,
 )
 from riverpy.cli._settings import SettingsError, Sources, Value, flag_value, print_config
 from riverpy.cli._signals import (
     StoppedBeforeStart,
     StopPlan,
     StopSignals,
+    leave,
     stopping_before_start,
 )
 from riverpy.cli._target import entered, load
@@ -44,6 +47,9 @@ from riverpy.drivers.asyncpg import DATABASE_ERRORS, close, connect
 from riverpy.errors import SchemaMissingError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from riverpy._db.jobs import Stamp
     from riverpy._work.run import StopReport
     from riverpy.cli._logging import LogStream
     from riverpy.cli._options import DatabaseSettings
@@ -52,6 +58,8 @@ if TYPE_CHECKING:
 
 DATABASE_WAIT = 10.0
 """Seconds that the worker waits at its start for a database that cannot be reached."""
+END_LIMIT = 3.0
+"""Seconds from the end of the run to that of the process, at most."""
 _NOT_READY_STATES = frozenset({"57P03", "53300"})
 """SQLSTATEs of a server that is starting, stopping, or has no connection left."""
 
@@ -65,6 +73,7 @@ Exit codes:
 
 SIGTERM or SIGINT stops claiming and lets running jobs end; after --soft-stop, or at a second
 signal, they are cancelled. A third signal ends the process at once with 128 + its number.
+What user code leaves behind, as threads that do not end, holds the process for 3 s at most.
 """
 
 
@@ -175,7 +184,7 @@ def worker(
     with stopping_before_start():
         try:
             loaded = load(target)
-            code = run(_WorkerProcess(settings, stream, drain=drain).work, target, loaded)
+            code = _WorkerProcess(settings, stream, drain=drain).run(target, loaded)
         except StoppedBeforeStart:
             code = 0
     sys.exit(code)
@@ -189,36 +198,72 @@ class _WorkerProcess:
         self._stream = stream
         self._is_draining = drain
         self._log: Any = structlog.get_logger("riverpy")
-
-    async def work(self, spec: str, target: object) -> int:
-        """Work until stopped, and return the exit code."""
-        with anyio.CancelScope() as starting:
-            plan = StopPlan(
-                soft=starting.cancel,
-                hard=starting.cancel,
+        self._loop = new_loop()
+        self._starting: anyio.CancelScope | None = None
+        self._is_start_stopped = False
+        self._abandoned: tuple[Stamp, ...] = ()
+        self._signals = StopSignals(
+            StopPlan(
+                soft=self._stop_start,
+                hard=self._stop_start,
                 soft_limit=timedelta(0),
                 hard_limit=HARD_STOP_TIMEOUT_DEFAULT,
                 last_resort=self._leave_stuck_start,
-            )
-            with StopSignals(plan) as signals:
-                self._stream.on_broken = signals.request_stop
-                return await self._work(spec, target, signals)
+                exit_code=EXIT_ABANDONED,
+            ),
+            self._loop,
+        )
+
+    def run(self, spec: str, target: object) -> int:
+        """Work until stopped, and return the exit code.
+
+        What a process does at its end, from the loop's to the interpreter's, may take `END_LIMIT`:
+        threads and tasks of user code that do not end hold it no longer.
+        """
+        self._stream.on_broken = self._signals.request_stop
+        self._signals.start()
+        code = EXIT_FAILURE
+        try:
+            with expected_errors():
+                main = self._start(spec, target)
+                code = run_to_end(main, self._loop, self._signals.take_wake_ups)
+        except click.ClickException as error:
+            code = show_error(error)
+        except Exception as error:
+            sys.excepthook(type(error), error, error.__traceback__)  # there may be no later
+        finally:
+            self._signals.finish(code, END_LIMIT)
+        close_loop(self._loop)
+        return code
+
+    async def _start(self, spec: str, target: object) -> int:
+        with anyio.CancelScope() as self._starting:
+            if self._is_start_stopped:
+                self._starting.cancel()
+            return await self._work(spec, target)
         return 0
 
-    async def _work(self, spec: str, target: object, signals: StopSignals) -> int:
+    def _stop_start(self) -> None:
+        self._is_start_stopped = True
+        if self._starting is not None:
+            self._starting.cancel()
+
+    async def _work(self, spec: str, target: object) -> int:
         async with entered(spec, target) as client:
             self._configure(client)
             await _wait_for_database(client.database_url, pooled=client.config.pooler)
-            signals.follow(
+            self._signals.follow(
                 StopPlan(
                     soft=client.stop,
                     hard=client.stop_and_cancel,
                     soft_limit=client.config.soft_stop_timeout,
                     hard_limit=client.config.hard_stop_timeout,
                     last_resort=lambda: self._leave_stuck_loop(client),
+                    exit_code=EXIT_ABANDONED,
                 )
             )
             report = await self._run(client)
+            self._abandoned = report.abandoned
         if report.abandoned:
             await self._leave_abandoned(client, report)
         self._log.info("worker stopped", unstored=report.unstored)
@@ -260,29 +305,31 @@ class _WorkerProcess:
 
     async def _leave_abandoned(self, client: Client, report: StopReport) -> NoReturn:
         """Give the rows of jobs that do not end back, and leave before these can do more."""
+        self._signals.finish(EXIT_ABANDONED, END_LIMIT)
         self._log.warning(
             "worker stopped; putting abandoned jobs back", count=len(report.abandoned)
         )
-        try:
-            await client.put_back(report.abandoned)
-        except DATABASE_ERRORS as error:
-            print_note(f"riverpy: abandoned jobs stay running: {describe(error)}")
-        _leave(EXIT_ABANDONED)
+        await _put_back_and_leave(client, report.abandoned)
 
-    def _leave_stuck_loop(self, client: Client) -> NoReturn:
-        """In the signal thread: the event loop has not come back in time."""
-        stamps = client.running_stamps()
-        print_note(f"riverpy: the stop took too long; putting {len(stamps)} running jobs back")
-        try:
-            anyio.run(client.put_back, stamps)
-        except DATABASE_ERRORS as error:
-            print_note(f"riverpy: abandoned jobs stay running: {describe(error)}")
-        _leave(EXIT_ABANDONED)
+    def _leave_stuck_loop(self, client: Client) -> None:
+        """In a thread of its own: the event loop has not come back in time."""
+        stamps = self._abandoned or client.running_stamps()
+        anyio.run(_put_back_and_leave, client, stamps, "the stop took too long; ")
 
-    def _leave_stuck_start(self) -> NoReturn:
-        """In the signal thread: the user's own code keeps the process from ending."""
-        print_note("riverpy: the start could not be stopped in time")
-        _leave(EXIT_ABANDONED)
+    def _leave_stuck_start(self) -> None:
+        """In a thread of its own: the user's own code keeps the process from ending."""
+        leave(EXIT_ABANDONED, "riverpy: the start could not be stopped in time")
+
+
+async def _put_back_and_leave(client: Client, stamps: Sequence[Stamp], why: str = "") -> NoReturn:
+    """It leaves from within the loop: the end of that could wait for a thread. What is printed or
+    flushed comes last and does not wait, since what reads it may not."""
+    try:
+        count = await client.put_back(stamps)
+        note = f"{why}put {count} of {len(stamps)} running jobs back"
+    except DATABASE_ERRORS as error:
+        note = f"{why}abandoned jobs stay running: {describe(error)}"
+    leave(EXIT_ABANDONED, f"riverpy: {note}")
 
 
 class _Started:
@@ -356,10 +403,3 @@ def _may_pass(error: BaseException) -> bool:
     if sqlstate is None:
         return isinstance(error, OSError | TimeoutError | EOFError)
     return sqlstate in _NOT_READY_STATES or sqlstate.startswith("08")
-
-
-def _leave(code: int) -> NoReturn:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)

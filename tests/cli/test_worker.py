@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -46,11 +47,11 @@ PUT_BACK = {"state": "available", "attempt": 0, "errors": None}
 
 
 def worker_of(
-    schema: Schema, tmp_path: Path, *args: str, **environ: str
+    schema: Schema, tmp_path: Path, *args: str, code: str = JOBS, **environ: str
 ) -> AbstractAsyncContextManager[WorkerProcess]:
     """A worker of this schema."""
     where = (f"--database-url={schema.url}", f"--schema={schema.name}")
-    return running_worker(tmp_path, *args, *where, **environ)
+    return running_worker(tmp_path, *args, *where, code=code, **environ)
 
 
 # -- stopping
@@ -136,7 +137,7 @@ async def test_third_signal_leaves_at_once(
         assert await worker.exit_code() == 128 + number
 
 
-@pytest.mark.parametrize("what", ["block python", "block sleep", "block C"])
+@pytest.mark.parametrize("what", ["block python", "block sleep", "block C", "block regex"])
 async def test_third_signal_with_a_blocked_loop(schema: Schema, tmp_path: Path, what: str) -> None:
     """SC-07: also while a job blocks the event loop, in Python or in C."""
     await insert(schema, what)
@@ -168,6 +169,153 @@ async def test_blocked_thread(schema: Schema, tmp_path: Path) -> None:
         worker.send(TERM)
         assert await worker.exit_code() == 4
     assert await row(schema) == PUT_BACK
+
+
+async def test_job_that_holds_the_gil(schema: Schema, tmp_path: Path) -> None:
+    """A job that lets no other thread run: the process ends by the timer that needs none."""
+    await insert(schema, "block regex")
+    async with worker_of(schema, tmp_path, "jobs", "--soft-stop=100ms") as worker:
+        await worker.until_printed("job block regex")
+        worker.send(TERM)
+        assert await worker.exit_code() == 1
+    assert (await row(schema))["state"] == "running"
+
+
+async def test_put_back_that_hangs(schema: Schema, tmp_path: Path) -> None:
+    """The last resort is bounded too, whatever it waits for."""
+    await insert(schema, "block sleep")
+    async with worker_of(schema, tmp_path, "jobs:stuck", "--soft-stop=0s") as worker:
+        await worker.until_printed("job block sleep")
+        worker.send(TERM)
+        assert await worker.exit_code() == 4
+
+
+@pytest.mark.parametrize("what", ["leave thread", "leave task"])
+async def test_what_a_job_left(schema: Schema, tmp_path: Path, what: str) -> None:
+    """A thread or a task that a job left and that does not end holds the process no longer."""
+    await insert(schema, what)
+    async with worker_of(schema, tmp_path, "jobs") as worker:
+        await worker.until_printed(f"job {what}")
+        worker.send(TERM)
+        assert await worker.exit_code() == 0
+    assert worker.entries("worker stopped")
+    assert (await row(schema))["state"] == "completed"
+
+
+async def test_thread_of_a_cancelled_job(schema: Schema, tmp_path: Path) -> None:
+    """A thread of the loop's that a cancelled job waited for holds the process no longer."""
+    await insert(schema, "leave thread of the loop")
+    async with worker_of(schema, tmp_path, "jobs", "--soft-stop=0s") as worker:
+        await worker.until_printed("job leave thread of the loop")
+        worker.send(TERM)
+        assert await worker.exit_code() == 0
+    assert await row(schema) == PUT_BACK
+
+
+@pytest.mark.parametrize("signals", [1, 3])
+async def test_reader_of_the_log_does_not_read(
+    schema: Schema, tmp_path: Path, signals: int
+) -> None:
+    """A log that nobody reads blocks the loop: the limits hold, rows are put back, and a third
+    signal ends it at once."""
+    await insert(schema, "flood")
+    (tmp_path / "jobs.py").write_text(JOBS)
+    reader, writer = os.pipe()
+    soft_stop = "100ms" if signals == 1 else "1h"
+    process = await asyncio.create_subprocess_exec(
+        *(RIVERPY, "worker", "jobs", f"--soft-stop={soft_stop}"),
+        *(f"--database-url={schema.url}", f"--schema={schema.name}"),
+        cwd=tmp_path,
+        env=environment(),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=writer,
+    )
+    try:
+        os.close(writer)
+        assert process.stdout
+        await process.stdout.readline()
+        for _ in range(signals):
+            process.send_signal(TERM)
+            await asyncio.sleep(0.1)  # like signals that wait at the same time become one
+        code = await asyncio.wait_for(process.wait(), 30)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        os.close(reader)
+    if signals == 1:
+        assert code == 4
+        assert await row(schema) == PUT_BACK
+    else:
+        assert code == 128 + TERM
+
+
+# -- user code that has to do with processes and signals
+
+
+@pytest.mark.parametrize(
+    ("what", "printed"), [("fork", "child -15"), ("fork in a thread", "pool [1, 2]")]
+)
+async def test_forks(schema: Schema, tmp_path: Path, what: str, printed: str) -> None:
+    """A SIGTERM to a forked child ends the child, and is none to the worker."""
+    for _ in range(5):
+        await insert(schema, what)
+    async with worker_of(schema, tmp_path, "jobs", "--drain") as worker:
+        assert await worker.exit_code() == 0
+    assert worker.printed.count(printed) == 5
+    assert {job["state"] for job in await schema.jobs()} == {"completed"}
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+@pytest.mark.parametrize("what", ["exit", "interrupt", "stop", "exit in a group"])
+async def test_task_that_would_end_the_process(
+    schema: Schema, tmp_path: Path, what: str, loop: str
+) -> None:
+    """SystemExit or KeyboardInterrupt in a task of a job, or a job that stops the loop, is logged;
+    the worker goes on."""
+    await insert(schema, "wait")
+    code = JOBS if loop == "uvloop" else f"{JOBS}\nsys.modules['uvloop'] = None\n"
+    async with worker_of(schema, tmp_path, "jobs", code=code) as worker:
+        await worker.until_printed("job wait")
+        await insert(schema, what)
+        entry = await worker.until_logged(
+            "a task that a job left on its own tried to end the process; going on"
+        )
+        (tmp_path / "release").touch()
+        await insert(schema, "last")
+        await worker.until_printed("job last")
+        worker.send(TERM)
+        assert await worker.exit_code() == 0
+    assert entry["level"] == "error"
+    states = {json.loads(job["args"])["what"]: job["state"] for job in await schema.jobs()}
+    assert states["wait"] == states["last"] == "completed"
+    assert states[what] != "running"
+
+
+async def test_flood_of_signals(schema: Schema, tmp_path: Path) -> None:
+    """Signals of user code that come faster than the loop takes them do not keep ours away."""
+    await insert(schema, "alarms")
+    await insert(schema, "block sleep")
+    async with worker_of(schema, tmp_path, "jobs", "-q", "default:1", "--soft-stop=0s") as worker:
+        await worker.until_printed("job block sleep")
+        worker.send(TERM)
+        assert await worker.exit_code() == 4
+
+
+async def test_interrupt_of_the_process_group(schema: Schema, tmp_path: Path) -> None:
+    """A Ctrl-C in a terminal reaches all processes of the group: jobs in processes go on."""
+    await insert(schema, "", kind="detached")
+    async with worker_of(schema, tmp_path, "jobs") as worker:
+        await worker.until_logged("worker started")
+        while not (tmp_path / "detached").exists():
+            await asyncio.sleep(0.01)
+        worker.send_to_group(INT)
+        await worker.until_logged("waiting for running jobs")
+        (tmp_path / "release").touch()
+        assert await worker.exit_code() == 0
+    assert await row(schema) == {"state": "completed", "attempt": 1, "errors": None}
+
+
+# -- stopping while it starts
 
 
 @pytest.mark.parametrize(
@@ -326,6 +474,7 @@ async def test_start_line(schema: Schema, tmp_path: Path) -> None:
     assert started["kinds"] == {
         "do": "timeout none, 25 attempts",
         "block": "timeout 1h, 25 attempts",
+        "detached": "timeout 1h, 25 attempts",
     }
     assert any("wait for a leader" in entry.get("event", "") for entry in worker.logged)
     assert "s3cret" not in str(worker.logged)

@@ -20,7 +20,8 @@ SIGNAL_TIMEOUT = 30.0
 JOBS = """
 from __future__ import annotations
 
-import asyncio, ctypes, logging, os, signal, socket, sys, threading, time, warnings
+import asyncio, ctypes, logging, multiprocessing, os, re, signal, socket, sys, threading, time
+import warnings
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -35,6 +36,9 @@ workers = riverpy.Workers()
 class Do(msgspec.Struct, frozen=True):
     kind: ClassVar[str] = "do"
     what: str
+
+
+left = []
 
 
 @workers.job(timeout=None)
@@ -71,6 +75,57 @@ async def do(job: riverpy.Job[Do]) -> None:
         case "block C":
             while True:
                 ctypes.CDLL(None).usleep(3_600_000_000)
+        case "block regex":  # it holds the GIL, but lets the main thread run signal handlers
+            re.match("(a+)+$", "a" * 60 + "b")
+        case "flood":
+            os.set_blocking(2, False)
+            try:
+                while True:
+                    os.write(2, b"x")
+            except BlockingIOError:
+                os.set_blocking(2, True)
+            logging.getLogger("mine").warning("nobody reads this")
+        case "fork":
+            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(3600,))
+            child.start()
+            child.terminate()
+            await asyncio.to_thread(child.join)
+            print("child", child.exitcode, flush=True)
+        case "fork in a thread":
+            def fork():
+                with multiprocessing.get_context("fork").Pool(2) as pool:
+                    return pool.map(abs, [-1, -2])
+            print("pool", await asyncio.to_thread(fork), flush=True)
+        case "exit" | "interrupt" | "stop":
+            errors = {"exit": SystemExit(3), "interrupt": KeyboardInterrupt()}
+            async def end():
+                if job.args.what == "stop":
+                    asyncio.get_running_loop().stop()
+                else:
+                    raise errors[job.args.what]
+            left.append(asyncio.create_task(end()))
+        case "exit in a group":
+            async with asyncio.TaskGroup() as tasks:
+                async def end():
+                    sys.exit(3)
+                tasks.create_task(end())
+        case "leave thread of the loop":
+            await asyncio.to_thread(time.sleep, 3600)
+        case "leave thread":
+            threading.Thread(target=time.sleep, args=(3600,)).start()
+        case "leave task":
+            async def stay():
+                while True:
+                    try:
+                        await asyncio.sleep(3600)
+                    except asyncio.CancelledError:
+                        pass
+            left.append(asyncio.create_task(stay()))
+        case "alarms":
+            signal.signal(signal.SIGALRM, lambda *_: None)
+            for _ in range(2000):
+                signal.raise_signal(signal.SIGALRM)
+                time.sleep(0.0002)
         case "fail":
             raise ValueError("no luck")
         case "log":
@@ -91,7 +146,28 @@ def block(job: riverpy.Job[Block]) -> None:
     threading.Event().wait(3600)
 
 
+class Detached(msgspec.Struct, frozen=True):
+    kind: ClassVar[str] = "detached"
+
+
+@workers.blocking_job(timeout=timedelta(hours=1), executor="process")
+def detached(job: riverpy.Job[Detached]) -> None:
+    Path("detached").touch()
+    while not Path("release").exists():
+        time.sleep(0.01)
+
+
+class StuckClient(riverpy.Client):
+    async def put_back(self, stamps):
+        time.sleep(3600)
+
+
 client = riverpy.Client(
+    workers=workers,
+    queues={"default": riverpy.QueueConfig(max_workers=10)},
+    config=riverpy.Config(hard_stop_timeout=timedelta(milliseconds=500)),
+)
+stuck = StuckClient(
     workers=workers,
     queues={"default": riverpy.QueueConfig(max_workers=10)},
     config=riverpy.Config(hard_stop_timeout=timedelta(milliseconds=500)),
@@ -160,6 +236,10 @@ class WorkerProcess:
         """Send a signal."""
         self._process.send_signal(number)
 
+    def send_to_group(self, number: signal.Signals) -> None:
+        """Send a signal to it and its children, as a terminal does."""
+        os.killpg(self._process.pid, number)
+
     async def exit_code(self) -> int:
         """Wait for the end."""
         return await asyncio.wait_for(self._process.wait(), SIGNAL_TIMEOUT)
@@ -197,6 +277,7 @@ async def running_worker(
         env=environment(**environ),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
     )
     assert process.stdout
     assert process.stderr
