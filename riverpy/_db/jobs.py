@@ -162,9 +162,12 @@ async def job_cancel_marks(
     return [row[0] for row in await _fetch(connection, "job_cancel_marks", schema, {"id": ids})]
 
 
-async def job_any_available(connection: Transaction, schema: str | None, queues: list[str]) -> bool:
-    """Whether one of the queues holds an available job."""
-    ((found,),) = await _fetch(connection, "job_any_available", schema, {"queue": queues})
+async def job_any_available(
+    connection: Transaction, schema: str | None, *, queues: list[str], skipped: list[int]
+) -> bool:
+    """Whether one of the queues holds an available job that is due, but for the skipped ones."""
+    values = {"queue": queues, "skipped": skipped}
+    ((found,),) = await _fetch(connection, "job_any_available", schema, values)
     return found
 
 

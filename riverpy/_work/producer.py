@@ -107,6 +107,11 @@ class Producer:
         """Whether the queue is paused."""
         return not self._resumed.is_set()
 
+    @property
+    def skipped(self) -> list[int]:
+        """The jobs that cannot be claimed and are left alone now."""
+        return self._refusals.skipped
+
     def notify(self) -> None:
         """Somebody inserted into the queue."""
         now = time.monotonic()

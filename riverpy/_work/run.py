@@ -248,10 +248,14 @@ class Run:
         """
         if self.work or self._completer.unstored or self._reconciler.in_doubt:
             return False
-        queues = [name for name, producer in self.producers.items() if not producer.paused]
+        claiming = [producer for producer in self.producers.values() if not producer.paused]
+        queues = [producer.queue for producer in claiming]
+        skipped = [job_id for producer in claiming for job_id in producer.skipped]
         try:
             async with self._claims.use("looking for jobs", DRAIN_STATEMENT_TIMEOUT) as connection:
-                found = await job_any_available(connection, self._config.schema, queues)
+                found = await job_any_available(
+                    connection, self._config.schema, queues=queues, skipped=skipped
+                )
         except DATABASE_ERRORS:  # unknown is not empty
             return False
         return not (found or self.work or self._completer.unstored)

@@ -143,10 +143,12 @@ where job.id = any(@id::bigint[]) and job.state = 'running' and job.metadata ? '
 
 -- name: job_any_available
 -- Whether a queue holds a job that is due now or within moments: a retry is available when it is due in 5 seconds.
+-- Jobs in @skipped do not count.
 select exists (
   select 1
   from /* schema */ river_job
   where state = 'available' and queue = any(@queue::text[]) and scheduled_at <= now() + interval '6 seconds'
+    and id <> all(@skipped::bigint[])
 );
 
 

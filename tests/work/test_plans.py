@@ -182,7 +182,7 @@ async def test_job_claimed_by(large: asyncpg.Connection[Any]) -> None:
 
 async def test_job_any_available(large: asyncpg.Connection[Any]) -> None:
     """Looking for work reads the index of the claims."""
-    nodes = await plan_of(large, "job_any_available", "'{q1,q2}'")
+    nodes = await plan_of(large, "job_any_available", "'{q1,q2}'", "'{1,2}'")
     assert scans_of(nodes) == {FETCH}
 
 

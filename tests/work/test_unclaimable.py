@@ -202,3 +202,17 @@ async def test_text_that_cannot_cross(server_url: str, log: list[dict[str, Any]]
                 assert said(log, LEFT_ALONE) == [5]
     finally:
         await drop_database(server_url, name)
+
+
+async def test_drain_ends_beside_a_refused_row(rig: Rig) -> None:
+    """LD-16: a drain does not wait for a row that nobody can claim."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    await rig.insert_rows(5)
+    await refuse(rig, "NEW.id = 3")
+    await rig.client().run(drain=True)
+    assert await rig.states() == {"completed": 4, "available": 1}
+    await allow(rig)
