@@ -202,6 +202,15 @@ async def test_what_a_job_left(schema: Schema, tmp_path: Path, what: str) -> Non
     assert (await row(schema))["state"] == "completed"
 
 
+async def test_end_of_the_interpreter(schema: Schema, tmp_path: Path) -> None:
+    """What ends by itself when Python does is waited for: pools, functions of atexit, output."""
+    await insert(schema, "leave what ends")
+    async with worker_of(schema, tmp_path, "jobs", "--drain") as worker:
+        assert await worker.exit_code() == 0
+    assert worker.printed == ["job leave what ends", "1", "not flushed", "atexit"]
+    assert all("text" not in entry for entry in worker.logged)
+
+
 async def test_thread_of_a_cancelled_job(schema: Schema, tmp_path: Path) -> None:
     """A thread of the loop's that a cancelled job waited for holds the process no longer."""
     await insert(schema, "leave thread of the loop")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import signal
     from collections.abc import AsyncGenerator, Callable
 
 RIVERPY = Path(sys.executable).with_name("riverpy")
@@ -20,8 +20,8 @@ SIGNAL_TIMEOUT = 30.0
 JOBS = """
 from __future__ import annotations
 
-import asyncio, ctypes, logging, multiprocessing, os, re, signal, socket, sys, threading, time
-import warnings
+import asyncio, atexit, concurrent.futures, ctypes, logging, multiprocessing, os, re, signal
+import socket, sys, threading, time, warnings
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -109,6 +109,12 @@ async def do(job: riverpy.Job[Do]) -> None:
                 async def end():
                     sys.exit(3)
                 tasks.create_task(end())
+        case "leave what ends":
+            atexit.register(print, "atexit", flush=True)
+            pool = concurrent.futures.ProcessPoolExecutor(1)
+            print(await asyncio.get_running_loop().run_in_executor(pool, abs, -1), flush=True)
+            left.append(pool)
+            print("not flushed")
         case "leave thread of the loop":
             await asyncio.to_thread(time.sleep, 3600)
         case "leave thread":
@@ -289,7 +295,7 @@ async def running_worker(
     try:
         yield worker
     finally:
-        if process.returncode is None:
-            process.kill()
+        with suppress(ProcessLookupError):  # its children too: they hold the ends of the pipes
+            os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
         await asyncio.gather(*readers)
