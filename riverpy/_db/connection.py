@@ -100,7 +100,6 @@ class DedicatedConnection:
         self._outage = outage
         self._connection: Connection | None = None
         self._was_connected = False
-        self._is_read_only = False
         self._lock = anyio.Lock()
         self._backoff = Backoff(RECONNECT_FIRST, RECONNECT_MOST)
 
@@ -136,8 +135,7 @@ class DedicatedConnection:
                         if connection.is_closed() or _leaves_doubt(error):
                             self._discard()
                         raise
-                    if not self._is_read_only:
-                        self._outage.restored(self.name)
+                    self._outage.restored(self.name)
         except DATABASE_ERRORS as error:
             if self._connection is None:
                 self._outage.lost(self.name, error)
@@ -159,12 +157,8 @@ class DedicatedConnection:
             try:
                 with anyio.fail_after(CONNECT_TIMEOUT):
                     connection = await self._connect()
-                    # A server that was failed over may only be read yet: that is no end of the
-                    # outage.
                     with cut_on_error(connection):
-                        self._is_read_only = await connection.fetchval(
-                            query("session", "session_is_read_only", None).text
-                        )
+                        await _expect_writable(connection)
             except (*DATABASE_ERRORS, ConfigError) as error:  # it worked before: not for ever
                 self._outage.lost(self.name, error)
                 await anyio.sleep(self._backoff.next())
@@ -176,6 +170,13 @@ class DedicatedConnection:
             self.reconnected()
         self._was_connected = True
         return connection
+
+
+async def _expect_writable(connection: Connection) -> None:
+    """A server that was failed over may only be read yet: that is no end of the outage."""
+    statement = query("session", "session_is_read_only", None)
+    if await connection.fetchval(statement.text):
+        raise ConnectionError("the server lets nobody write yet")
 
 
 async def close_all(connections: Iterable[DedicatedConnection]) -> None:

@@ -41,8 +41,8 @@ TOUCH_INTERVAL = 600.0
 STATEMENT_TIMEOUT = 10.0
 LAST_SWEEP_TIMEOUT = 1.0
 """Seconds that putting lost claims back may take at the end of a run."""
-SWEEP_RETRY = 2.0
-"""Seconds until lost claims are looked for again after the database did not answer."""
+RETRY = 2.0
+"""Seconds until it looks again after the database did not answer."""
 SWEEP_MARGIN = 0.5
 """Seconds beyond the claim's own limit after which a lost claim is looked for."""
 
@@ -117,15 +117,17 @@ class Reconciler:
         self._touch_at = time.monotonic() + TOUCH_INTERVAL
         self._sweep_at = time.monotonic() + INTERVAL
         task_status.started()
+        is_done = True
         while True:
-            wait = min(self._interval, max(self._sweep_at - time.monotonic(), 0.0))
+            interval = self._interval if is_done else RETRY
+            wait = min(interval, max(self._sweep_at - time.monotonic(), 0.0))
             with anyio.move_on_after(wait):
                 await self._wake.wait()
             if self._wake.is_set():  # coalesce a burst of reconnects
                 self._wake.clear()
                 await anyio.sleep(SWEEP_MARGIN)
-            await self._attempt("pauses", self._read_pauses)
-            await self._attempt("cancels", self._read_cancels)
+            is_done = await self._attempt("pauses", self._read_pauses)
+            is_done = await self._attempt("cancels", self._read_cancels) and is_done
             if time.monotonic() >= self._sweep_at:
                 await self._sweep()
             self.ran.emit()
@@ -135,7 +137,7 @@ class Reconciler:
         began = time.monotonic()
         sweep = partial(self._put_back_lost_claims, age=CLAIM_TIMEOUT)
         if not await self._attempt("lost claims", sweep):
-            self._sweep_at = began + SWEEP_RETRY
+            self._sweep_at = began + RETRY
         elif self._settled_at > began:
             self._sweep_at = self._settled_at
         else:

@@ -12,7 +12,7 @@ from riverpy import Job
 from tests.work.rig import PATIENCE, Task
 
 if TYPE_CHECKING:
-    from riverpy._db.connection import DedicatedConnection
+    from riverpy.drivers.asyncpg import Connection
     from tests.work.rig import Rig
 
 OURS = "datname = current_database() AND application_name"
@@ -74,16 +74,6 @@ async def test_limits_of_the_sessions(rig: Rig, own: str | None, expected: str) 
         await rig.schema.execute(f"ALTER DATABASE {name} RESET statement_timeout")
 
 
-async def until_sessions(dedicated: DedicatedConnection, count: int) -> None:
-    """Wait until the connection was made so many times."""
-    sessions: set[object] = set()
-    async with asyncio.timeout(PATIENCE):
-        while len(sessions) < count:
-            if dedicated._connection is not None:
-                sessions.add(dedicated._connection)
-            await asyncio.sleep(0.001)
-
-
 @pytest.mark.usefixtures("plain")
 async def test_read_only_spell_is_one_outage(rig: Rig, log: list[dict[str, Any]]) -> None:
     """A server that lets itself be connected to and read, but not written (a fail-over), is not
@@ -98,17 +88,27 @@ async def test_read_only_spell_is_one_outage(rig: Rig, log: list[dict[str, Any]]
         run = client._run
         assert run is not None
         await rig.schema.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+        tries = asyncio.Semaphore(0)
+        connect = run._claims._connect
+
+        async def counted() -> Connection:
+            connection = await connect()
+            tries.release()
+            return connection
+
+        run._claims._connect = counted
         try:
             await rig.schema.execute(
                 f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {OURS} ~ '^riverpy'"
             )
-            await until_sessions(run._claims, 4)
+            async with asyncio.timeout(PATIENCE):
+                for _ in range(4):
+                    await tries.acquire()
             lost = said("database connection lost")
             restored = said("database connection restored")
             assert lost == restored + 1  # that of the listener, which need not write, came first
-            await until_sessions(run._claims, 4)
-            async with run._claims.use("reading", 5) as connection:
-                await connection.fetchval("SELECT 1")
+            async with asyncio.timeout(PATIENCE):
+                await tries.acquire()
             assert said("database connection lost") == lost
             assert said("database connection restored") == restored
         finally:
