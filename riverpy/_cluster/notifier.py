@@ -151,6 +151,7 @@ class Notifier:
         shows a listener on the wrong database or behind a pooler."""
         token = secrets.token_hex(8)
         heard = self._probes[token] = asyncio.Event()
+        is_sent = False
         try:
             with anyio.fail_after(PROBE_TIMEOUT):
                 if first:
@@ -158,9 +159,11 @@ class Notifier:
                         await self._send_probe(connection, token)
                 elif self._connection is not None:
                     await self._send_probe(self._connection, token)
+                is_sent = True
                 await heard.wait()
-        except DATABASE_ERRORS as error:
-            self._say_deaf(error, first=first)
+        except DATABASE_ERRORS:
+            if is_sent and (first or not self.proven):
+                self._say_deaf()
             self.proven = False
         else:
             self.proven = True
@@ -173,14 +176,13 @@ class Notifier:
         statement = query("river_notification", "notify", None)
         await connection.execute(statement.text, self._probe_channel, token)
 
-    def _say_deaf(self, error: BaseException, *, first: bool) -> None:
-        if isinstance(error, TimeoutError) and (first or not self.proven):
-            self._log.warning(
-                "LISTEN hears nothing, so jobs are found by polling: is there a pooler in "
-                "transaction mode, as "
-                "PgBouncer's? Give a listen_url that leads past it, or set poll_only",
-                seconds=PROBE_TIMEOUT,
-            )
+    def _say_deaf(self) -> None:
+        self._log.warning(
+            "LISTEN hears nothing, so jobs are found by polling: is there a pooler in "
+            "transaction mode, as PgBouncer's? Give a listen_url that leads past it, or set "
+            "poll_only",
+            seconds=PROBE_TIMEOUT,
+        )
 
     async def _reopen(self, *, say: bool) -> None:
         """Connect again, however long it takes, and tell that notifications may have been

@@ -381,12 +381,20 @@ async def test_read_only_spell(rig: Rig, gate: Gate) -> None:
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                 " WHERE application_name ~ '^riverpy' AND datname = current_database()"
             )
-            gate.open.set()
             results = client._run._results  # type: ignore[union-attr]
-            old = results._connection
+            connect, tries = results._connect, asyncio.Semaphore(0)
+
+            async def counted() -> Any:
+                connection = await connect()
+                tries.release()
+                return connection
+
+            results._connect = counted
+            gate.open.set()
             async with asyncio.timeout(10):
-                while results._connection in {None, old}:
-                    await asyncio.sleep(0.005)
+                for _ in range(2):
+                    await tries.acquire()
+            assert await rig.states() == {"running": 3}
         finally:
             await rig.schema.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
         await rig.take(3)
