@@ -6,13 +6,14 @@ from riverpy._lifecycle import StopCause
 from riverpy._work.run import StopReport
 from riverpy._work.subscriptions import Subscription
 from riverpy.client import Client
-from riverpy.config import Config, QueueConfig
+from riverpy.config import Config, JobRetention, QueueConfig
 from riverpy.context import current_job
 from riverpy.errors import (
     ArgsError,
     ClientStateError,
     ConfigError,
     DatabaseError,
+    FencedOutError,
     InsertError,
     JobCancel,
     JobSnooze,
@@ -44,6 +45,7 @@ __all__ = [
     "ErrorHandler",
     "Event",
     "EventKind",
+    "FencedOutError",
     "InsertError",
     "InsertManyParams",
     "InsertOpts",
@@ -51,6 +53,7 @@ __all__ = [
     "Job",
     "JobArgs",
     "JobCancel",
+    "JobRetention",
     "JobRow",
     "JobSnooze",
     "JobState",

@@ -5,7 +5,14 @@ from __future__ import annotations
 import random
 import time
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+import anyio
+
+if TYPE_CHECKING:
+    import asyncio
+
+_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Clock(Protocol):
@@ -30,6 +37,41 @@ class SystemClock:
     def monotonic(self) -> float:
         """Seconds that never go backwards."""
         return time.monotonic()
+
+
+class Timer(Protocol):
+    """What leading measures and waits by, replaced in tests by one that only moves when told to."""
+
+    def boottime(self) -> float:
+        """Seconds that never go backwards and, where the system can, count while the machine is
+        suspended: a lease expires in that time too."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after so many seconds."""
+        ...
+
+    async def wait(self, event: asyncio.Event, seconds: float) -> bool:
+        """Wait for the event, for so many seconds at most. Returns whether it is set."""
+        ...
+
+
+class SystemTimer:
+    """The timer of the machine."""
+
+    def boottime(self) -> float:
+        """Seconds since the machine was started, suspended ones included."""
+        return time.clock_gettime(_BOOTTIME)
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after so many seconds."""
+        await anyio.sleep(seconds)
+
+    async def wait(self, event: asyncio.Event, seconds: float) -> bool:
+        """Wait for the event, for so many seconds at most. Returns whether it is set."""
+        with anyio.move_on_after(seconds):
+            await event.wait()
+        return event.is_set()
 
 
 class Backoff:

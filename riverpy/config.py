@@ -4,15 +4,20 @@ one."""
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from riverpy._dsn import mask_url, validate_url
-from riverpy._names import validate_client_id, validate_schema
+from riverpy._names import validate_client_id, validate_kind, validate_queue, validate_schema
 from riverpy.errors import ConfigError
 from riverpy.insert_opts import MAX_ATTEMPTS_DEFAULT
 from riverpy.retry import DefaultRetryPolicy, ErrorHandler, RetryPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from riverpy.periodic import PeriodicJobsStartHook, PeriodicSchedule
 
 MAX_WORKERS_MAX = 10_000
 JOB_TIMEOUT_DEFAULT = timedelta(minutes=1)
@@ -20,6 +25,15 @@ SOFT_STOP_TIMEOUT_DEFAULT = timedelta(seconds=30)
 HARD_STOP_TIMEOUT_DEFAULT = timedelta(seconds=10)
 FETCH_POLL_INTERVAL_DEFAULT = timedelta(seconds=1)
 POOL_SIZE_DEFAULT = 10
+ELECT_INTERVAL_DEFAULT = timedelta(seconds=5)
+LEADER_TTL_DEFAULT = timedelta(seconds=15)
+ELECT_JITTER_SHARE = 0.2
+"""A follower bids after its interval and up to this share of it more."""
+DEAD_AFTER_DEFAULT = timedelta(minutes=1)
+RESCUE_AFTER_DEFAULT = timedelta(hours=1)
+RETENTION_DEFAULT = timedelta(hours=24)
+DISCARDED_RETENTION_DEFAULT = timedelta(days=7)
+REINDEXER_TIMEOUT_DEFAULT = timedelta(minutes=1)
 
 
 class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +56,23 @@ class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
             _expect_positive("fetch_cooldown", self.fetch_cooldown, allow_zero=True)
         if self.fetch_poll_interval is not None:
             _expect_positive("fetch_poll_interval", self.fetch_poll_interval)
+
+
+class JobRetention(msgspec.Struct, frozen=True, kw_only=True):
+    """How long jobs that ended are kept. None: for ever."""
+
+    cancelled: timedelta | None = RETENTION_DEFAULT
+    """Default 24 hours."""
+    completed: timedelta | None = RETENTION_DEFAULT
+    """Default 24 hours."""
+    discarded: timedelta | None = DISCARDED_RETENTION_DEFAULT
+    """Default 7 days."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value: timedelta | None = getattr(self, name)
+            if value is not None:
+                _expect_positive(f"the retention of {name} jobs", value, allow_zero=True)
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +119,51 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Let a client with workers insert kinds that it has no worker for. Default False."""
     skip_job_kind_validation: bool = False
     """Accept kinds that break River's rule for their form. Default False."""
+    candidate: bool = True
+    """Stand for election: one client of all that run leads, and keeps the house for the others.
+    Default True."""
+    elect_interval: timedelta = ELECT_INTERVAL_DEFAULT
+    """How often a leader renews its lease and a follower bids for it. Default 5 s."""
+    leader_ttl: timedelta = LEADER_TTL_DEFAULT
+    """How long a lease lasts that is not renewed. Default 15 s; at least 2.4 times
+    `elect_interval`."""
+    dead_after: timedelta = DEAD_AFTER_DEFAULT
+    """How long a client may give no sign of life until its running jobs are given to others.
+    Default one minute. A client beats six times as often."""
+    rescue_after: timedelta | None = None
+    """How old a running job of a client that gives no signs of life (River's in Go, or one that
+    works without the line `riverpy`) must be to be rescued. Default None: one hour, longer by
+    `job_timeout` where that is set. At least `job_timeout`."""
+    retention: JobRetention = msgspec.field(default_factory=JobRetention)
+    """How long jobs that ended are kept. Default: completed and cancelled ones 24 hours, discarded
+    ones 7 days."""
+    retention_by_queue: Mapping[str, JobRetention] = msgspec.field(
+        default_factory=dict[str, JobRetention]
+    )
+    """Another retention for the jobs of these queues. Default none."""
+    retention_by_kind: Mapping[str, JobRetention] = msgspec.field(
+        default_factory=dict[str, JobRetention]
+    )
+    """Another retention for the jobs of these kinds, whatever their queue. Default none."""
+    periodic_jobs_start: PeriodicJobsStartHook | None = None
+    """Called each time this client begins to lead, before the first periodic job is inserted; may
+    add and remove periodic jobs. Raising keeps the maintenance from starting; it is tried again.
+    Default none."""
+    reindexer_schedule: PeriodicSchedule | None = None
+    """When the indexes are rebuilt. Default None: daily at midnight, UTC."""
+    reindexer_timeout: timedelta | None = REINDEXER_TIMEOUT_DEFAULT
+    """How long the rebuild of one index may take. Default one minute; None: for ever."""
+    reindexer_index_names: Sequence[str] | None = None
+    """Which indexes are rebuilt; empty: none. Default None: River's list."""
+
+    @property
+    def rescue_age(self) -> timedelta:
+        """The value of `rescue_after`, or what stands for it."""
+        if self.rescue_after is not None:
+            return self.rescue_after
+        if self.job_timeout is None or self.job_timeout == JOB_TIMEOUT_DEFAULT:
+            return RESCUE_AFTER_DEFAULT
+        return RESCUE_AFTER_DEFAULT + self.job_timeout
 
     def __post_init__(self) -> None:
         if self.schema is not None:
@@ -109,6 +185,37 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             _expect_positive("job_timeout", self.job_timeout)
         if self.soft_stop_timeout is not None:
             _expect_positive("soft_stop_timeout", self.soft_stop_timeout, allow_zero=True)
+        self._check_leading()
+        self._check_maintenance()
+
+    def _check_leading(self) -> None:
+        _expect_positive("elect_interval", self.elect_interval)
+        _expect_positive("leader_ttl", self.leader_ttl)
+        least = 2 * (1 + ELECT_JITTER_SHARE) * self.elect_interval
+        if self.leader_ttl < least:
+            raise ConfigError(
+                f"leader_ttl must be at least 2.4 times elect_interval, so that a renewal may fail "
+                f"once: with elect_interval {self.elect_interval} at least {least}, got "
+                f"{self.leader_ttl}"
+            )
+        _expect_positive("dead_after", self.dead_after)
+
+    def _check_maintenance(self) -> None:
+        if self.rescue_after is not None:
+            _expect_positive("rescue_after", self.rescue_after)
+            if self.job_timeout is not None and self.rescue_after < self.job_timeout:
+                raise ConfigError(
+                    f"rescue_after must be at least job_timeout ({self.job_timeout}), got "
+                    f"{self.rescue_after}"
+                )
+        if self.reindexer_timeout is not None:
+            _expect_positive("reindexer_timeout", self.reindexer_timeout)
+        _expect_type("retention", self.retention, JobRetention)
+        _check_retentions("retention_by_queue", self.retention_by_queue, validate_queue)
+        _check_retentions("retention_by_kind", self.retention_by_kind, validate_kind)
+        names = self.reindexer_index_names
+        if names is not None and (isinstance(names, str) or not all(names)):
+            raise ConfigError("reindexer_index_names must be a list of names of indexes")
 
     def __repr__(self) -> str:
         values = ((name, getattr(self, name)) for name in self.__struct_fields__)
@@ -117,6 +224,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             for name, value in values
         )
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _check_retentions(
+    field: str, values: Mapping[str, JobRetention], validate: Callable[[str], None]
+) -> None:
+    for name, retention in values.items():
+        validate(name)
+        _expect_type(f"{field}[{name!r}]", retention, JobRetention)
 
 
 def _expect_type(name: str, value: object, expected: type[Any]) -> None:

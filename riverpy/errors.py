@@ -10,6 +10,7 @@
     ├ NotFoundError          no such job or queue
     ├ JobRunningError        a running job cannot be deleted
     ├ ClientStateError       a call that the client's state does not allow
+    ├ FencedOutError         leadership is lost: nothing was written
     ├ DatabaseError          the database cannot be used as it is
     │ ├ SchemaMissingError   River's tables are not there, or too old
     │ └ ServerVersionError   PostgreSQL is too old
@@ -30,6 +31,7 @@ __all__ = [
     "ClientStateError",
     "ConfigError",
     "DatabaseError",
+    "FencedOutError",
     "InsertError",
     "JobCancel",
     "JobRunningError",
@@ -98,6 +100,10 @@ class JobRunningError(RiverError):
 
 class ClientStateError(RiverError):
     """The client cannot do this in its present state."""
+
+
+class FencedOutError(RiverError):
+    """This process does not lead any more, or cannot know that it does: nothing was written."""
 
 
 class DatabaseError(RiverError):

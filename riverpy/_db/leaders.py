@@ -1,0 +1,102 @@
+"""One typed function per block of `sql/queries/river_leader.sql`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from riverpy._sql import query
+
+if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+
+    from riverpy.drivers.asyncpg import Transaction
+
+
+class Bid(NamedTuple):
+    """What the server answers to a bid."""
+
+    elected: bool
+    leader_id: str
+    """Who leads now."""
+    elected_at: datetime
+    remaining: float | None
+    """Seconds until the lease of another expires; None if the bid won."""
+
+
+class LeaderRow(NamedTuple):
+    """Who leads, or led last."""
+
+    leader_id: str
+    elected_at: datetime
+    expires_at: datetime
+    remaining: float
+    """Seconds until the lease expires; below zero: it has."""
+
+
+async def leader_elect(
+    connection: Transaction, schema: str | None, *, leader_id: str, ttl: timedelta
+) -> Bid | None:
+    """Bid for the leadership. None: somebody else has just won, who is not known yet."""
+    statement = query("river_leader", "leader_elect", schema)
+    row = await connection.fetchrow(
+        statement.text, *statement.arguments({"leader_id": leader_id, "ttl": ttl})
+    )
+    return None if row is None else Bid(*row)
+
+
+async def leader_renew(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    leader_id: str,
+    elected_at: datetime,
+    ttl: timedelta,
+) -> bool:
+    """Extend a term. False: it is over."""
+    statement = query("river_leader", "leader_renew", schema)
+    values: dict[str, object] = {"leader_id": leader_id, "elected_at": elected_at, "ttl": ttl}
+    return await connection.fetchval(statement.text, *statement.arguments(values)) is not None
+
+
+async def leader_resign(
+    connection: Transaction, schema: str | None, *, leader_id: str, elected_at: datetime
+) -> bool:
+    """End a term. False: it was over before."""
+    statement = query("river_leader", "leader_resign", schema)
+    values: dict[str, object] = {
+        "leader_id": leader_id,
+        "elected_at": elected_at,
+        "schema": schema,
+    }
+    return await connection.fetchval(statement.text, *statement.arguments(values)) is not None
+
+
+async def leader_fence(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    leader_id: str,
+    elected_at: datetime,
+    bound: timedelta,
+) -> bool:
+    """Tie the transaction that is open on `connection` to a term; the server ends the transaction
+    after `bound`. False: the term is over."""
+    statement = query("river_leader", "leader_fence", schema)
+    values: dict[str, object] = {
+        "leader_id": leader_id,
+        "elected_at": elected_at,
+        "milliseconds": round(bound.total_seconds() * 1000),
+    }
+    return await connection.fetchrow(statement.text, *statement.arguments(values)) is not None
+
+
+async def leader_get(connection: Transaction, schema: str | None) -> LeaderRow | None:
+    """Who leads, or led last."""
+    row = await connection.fetchrow(query("river_leader", "leader_get", schema).text)
+    return None if row is None else LeaderRow(*row)
+
+
+async def leader_request_resign(connection: Transaction, schema: str | None) -> None:
+    """Ask whoever leads to resign, at the commit."""
+    statement = query("river_leader", "leader_request_resign", schema)
+    await connection.execute(statement.text, *statement.arguments({"schema": schema}))

@@ -1,0 +1,1 @@
+"""What the leader does for all clients of a schema."""

@@ -1,0 +1,122 @@
+"""What every maintenance service is: a pass over the tables, again and again while the term
+lasts."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from riverpy._clock import Backoff
+from riverpy._lifecycle import TestSignal
+from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
+from riverpy.errors import FencedOutError
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+
+    from riverpy._clock import Timer
+    from riverpy._db.connection import DedicatedConnection
+    from riverpy._lifecycle import StopScope
+    from riverpy._maintenance.mandate import Mandate
+    from riverpy.config import Config
+    from riverpy.worker import Workers
+
+STAGGER = 1.0
+"""Seconds within which the services of a term begin, each at a moment of its own."""
+RETRY_FIRST = timedelta(seconds=1)
+RETRY_MOST = timedelta(seconds=8)
+"""The delay after a pass that failed doubles up to this; it never gives up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Office:
+    """What the services of one term share."""
+
+    mandate: Mandate
+    config: Config
+    workers: Workers
+    connection: DedicatedConnection
+    """For statements that are short."""
+    cleaning: DedicatedConnection
+    """For statements that may take their whole limit."""
+    timer: Timer
+    up: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when all services of the term have started: no pass begins before."""
+
+    @property
+    def schema(self) -> str | None:
+        """The schema of River's tables."""
+        return self.config.schema
+
+
+class MaintenanceService(ABC):
+    """One service of one term."""
+
+    name: str
+
+    def __init__(self, office: Office) -> None:
+        self.office = office
+        self.log: Any = structlog.get_logger("riverpy").bind(service=self.name)
+        self._stirred = asyncio.Event()
+        self._backoff = Backoff(RETRY_FIRST, RETRY_MOST)
+        self._is_failing = False
+        self.ran = TestSignal(f"{type(self).__name__}.ran")
+        """Emitted after each pass that succeeded."""
+
+    async def prepare(self) -> None:  # noqa: B027 (most services need nothing)
+        """What must succeed before the term's maintenance is up. It is done once; raising makes the
+        start fail. Default nothing."""
+
+    @abstractmethod
+    async def run_once(self, scope: StopScope) -> float:
+        """One pass; returns the seconds until the next.
+
+        Raises:
+            FencedOutError: the term is over.
+            Exception: one of DATABASE_ERRORS; the pass is tried again soon.
+        """
+
+    def stir(self) -> None:
+        """Begin the next pass now."""
+        self._stirred.set()
+
+    async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
+        """Start, wait until the other services have, and pass until stopped."""
+        await self.prepare()
+        task_status.started()
+        await self.office.up.wait()
+        await self.office.timer.sleep(random.uniform(0, STAGGER))  # noqa: S311 (no secret)
+        while True:
+            self._stirred.clear()
+            delay = await self._pass(scope)
+            await self.office.timer.wait(self._stirred, delay)
+
+    async def _pass(self, scope: StopScope) -> float:
+        try:
+            delay = await self.run_once(scope)
+        except FencedOutError:  # the elector knows too, and ends the term
+            return RETRY_FIRST.total_seconds()
+        except DATABASE_ERRORS as error:
+            self._say_failed(describe(error))
+            return self._backoff.next()
+        except Exception:
+            self.log.exception("maintenance failed")
+            return self._backoff.next()
+        if self._is_failing:
+            self._is_failing = False
+            self.log.info("maintenance works again")
+        self._backoff.reset()
+        self.ran.emit()
+        return delay
+
+    def _say_failed(self, error: str) -> None:
+        """One warning an outage."""
+        say = self.log.debug if self._is_failing else self.log.warning
+        self._is_failing = True
+        say("maintenance failed, trying again", error=error)
