@@ -91,7 +91,7 @@ def _process_exists(pid: int) -> bool:
 
 
 class Schema:
-    """A River schema of its own at the newest version, empty at the start of each test.
+    """A schema of its own with River's tables and ours at the newest version, empty at the start of each test.
 
     `name` needs no quotes. The methods share one connection, whose search path is this schema.
     """
@@ -144,7 +144,8 @@ class SchemaPool:
         name = f"t_{secrets.token_hex(4)}"
         async with connected(self._url) as connection:
             await connection.execute(f'CREATE SCHEMA "{name}"')
-            await Migrator(connection, schema=name).up()
+            for line in ("main", "riverpy"):
+                await Migrator(connection, schema=name, line=line).up()
             rows = await connection.fetch(
                 "SELECT tablename FROM pg_tables WHERE schemaname = $1"
                 " AND tablename !~ 'migration$'",

@@ -1,0 +1,17 @@
+-- Who is running, and gave its last sign of life when. Times are by the server's clock.
+--
+-- Logged, so that after a crash of the server a client that died with it is still known by its row. Each client is
+-- judged by its own dead_after. No index but the key: a beat changes no indexed column, and finds room on its page.
+CREATE TABLE /* schema */ riverpy_client (
+    client_id text PRIMARY KEY,
+    queues text[] NOT NULL,
+    kinds text[] NOT NULL,
+    candidate boolean NOT NULL,
+    poll_only boolean NOT NULL,
+    version text NOT NULL,
+    dead_after interval NOT NULL,
+    started_at timestamptz NOT NULL DEFAULT now(),
+    heartbeat_at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT client_id_length CHECK (char_length(client_id) > 0 AND char_length(client_id) < 128),
+    CONSTRAINT dead_after_positive CHECK (dead_after > interval '0')
+) WITH (fillfactor = 50);
