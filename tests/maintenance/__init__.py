@@ -1,0 +1,3 @@
+"""Maintenance: what the leader does, on a real schema."""
+
+from __future__ import annotations

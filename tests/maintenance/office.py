@@ -1,0 +1,126 @@
+"""An office: what the services of a term need, with a term that is held on a real schema."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.lowlevel
+
+from riverpy import Config, Workers
+from riverpy._clock import SystemTimer
+from riverpy._cluster.lease import Lease, LeaseTiming, Term
+from riverpy._db.connection import DedicatedConnection, Outage, close_all, limit_statements
+from riverpy._db.leaders import leader_elect
+from riverpy._lifecycle import StopScope
+from riverpy._maintenance.base import Office
+from riverpy._maintenance.mandate import TRANSACTION_LIMIT, Mandate
+from riverpy.drivers.asyncpg import connect
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import AsyncGenerator
+
+    from riverpy._maintenance.base import MaintenanceService
+    from riverpy.drivers.asyncpg import Connection
+    from tests._database import Schema
+
+TTL = timedelta(hours=1)
+
+
+class QuickTimer(SystemTimer):
+    """Nobody waits for time: a sleep is over at once, a wait lasts until its event."""
+
+    def __init__(self) -> None:
+        self.skipped = 0.0
+        """Seconds that boottime is ahead."""
+        self.sleeps: list[float] = []
+        self.waits: list[float] = []
+
+    def boottime(self) -> float:
+        return super().boottime() + self.skipped
+
+    async def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        await anyio.lowlevel.checkpoint()
+
+    async def wait(self, event: asyncio.Event, seconds: float) -> bool:
+        self.waits.append(seconds)
+        await event.wait()
+        return True
+
+
+class HeldOffice:
+    """An office, and what a test does to it. `timer`, `lease` and `term` are those of `office`."""
+
+    def __init__(self, schema: Schema, leader_id: str, timer: SystemTimer) -> None:
+        self.schema = schema
+        self.leader_id = leader_id
+        self.timer = timer
+        self.fenced_out: list[Term] = []
+        self.office: Office
+        self.lease: Lease
+        self.term: Term
+
+    async def run(self, service: MaintenanceService, scope: StopScope | None = None) -> float:
+        """One pass of a service."""
+        return await service.run_once(scope or StopScope())
+
+    async def depose(self) -> None:
+        """Let another hold the row, which this process does not know yet."""
+        await self.schema.execute(
+            "UPDATE river_leader SET leader_id = 'another', elected_at = now(),"
+            " expires_at = now() + interval '1 hour'"
+        )
+
+    def distrust(self) -> None:
+        """Let this process doubt its term, which the server does not know of."""
+        self.lease.ended()
+
+    async def _connect(self) -> Connection:
+        connection = await connect(self.schema.url, application_name=f"office {self.leader_id}")
+        await limit_statements(connection, TRANSACTION_LIMIT)
+        return connection
+
+
+@asynccontextmanager
+async def held_office(
+    schema: Schema,
+    *,
+    leader_id: str = "leader",
+    workers: Workers | None = None,
+    timer: SystemTimer | None = None,
+    **settings: Any,
+) -> AsyncGenerator[HeldOffice]:
+    """An office whose term is held for an hour, with these settings of Config.
+
+    `Office.up` is set. The default timer is a QuickTimer.
+    """
+    held = HeldOffice(schema, leader_id, timer or QuickTimer())
+    async with AsyncExitStack() as stack:
+        outage = Outage()
+        connections = [
+            DedicatedConnection(name, held._connect, outage) for name in ("maintenance", "cleaning")
+        ]
+        stack.push_async_callback(close_all, connections)
+        async with schema.connected() as connection:
+            bid = await leader_elect(connection, schema.name, leader_id=leader_id, ttl=TTL)
+        assert bid is not None
+        assert bid.elected, f"{bid.leader_id} leads"
+        held.term = Term(leader_id, bid.elected_at)
+        held.lease = Lease(LeaseTiming(ttl=TTL.total_seconds(), interval=5.0), held.timer)
+        held.lease.granted(held.term, asked_at=held.timer.boottime())
+        held.office = Office(
+            mandate=Mandate(
+                held.term, held.lease, schema=schema.name, fenced_out=held.fenced_out.append
+            ),
+            config=Config(schema=schema.name, **settings),
+            workers=workers or Workers(),
+            connection=connections[0],
+            cleaning=connections[1],
+            timer=held.timer,
+        )
+        held.office.up.set()
+        yield held
