@@ -1,0 +1,85 @@
+"""Time that moves only when a test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROUNDS = 40
+"""Turns of the event loop in which tasks that can go on do: more than any chain of them takes."""
+
+
+async def settle() -> None:
+    """Let every task go on until it waits."""
+    for _ in range(ROUNDS):
+        await asyncio.sleep(0)
+
+
+class VirtualTimer:
+    """A timer whose time stands still between calls of `advance`, `stall` and `suspend`.
+
+    Real waits (a database, a thread) do not move it, and it does not wait for them.
+    """
+
+    def __init__(self, start: float = 1000.0) -> None:
+        self._now = start
+        self._alarms: dict[object, tuple[float, Callable[[], object]]] = {}
+
+    def boottime(self) -> float:
+        """Virtual seconds."""
+        return self._now
+
+    async def sleep(self, seconds: float) -> None:
+        """Return when time has been moved on by so many seconds."""
+        await self.wait(asyncio.Event(), seconds)
+
+    async def wait(self, event: asyncio.Event, seconds: float) -> bool:
+        """Wait for the event until time has been moved on by so many seconds."""
+        if event.is_set() or seconds <= 0:
+            await asyncio.sleep(0)
+            return event.is_set()
+        with anyio.CancelScope() as scope:
+            self._alarms[scope] = self._now + seconds, scope.cancel
+            try:
+                await event.wait()
+            finally:
+                del self._alarms[scope]
+        return event.is_set()
+
+    async def advance(self, seconds: float) -> None:
+        """Move time on; whoever is due on the way goes on at its own moment, in order."""
+        until = self._now + seconds
+        await settle()
+        while due := [at for at, _ in self._alarms.values() if at <= until]:
+            self._now = max(self._now, min(due))
+            await self._ring()
+        self._now = until
+        await settle()
+
+    async def stall(self, seconds: float) -> None:
+        """Move time on as for a process that does nothing meanwhile, and then finds all that was
+        due overdue."""
+        self._now += seconds
+        await self._ring()
+
+    async def suspend(self, seconds: float) -> None:
+        """Move time on as for a machine that is suspended: waits do not count that time."""
+        self._now += seconds
+        self._alarms = {key: (at + seconds, ring) for key, (at, ring) in self._alarms.items()}
+        await settle()
+
+    @property
+    def sleepers(self) -> int:
+        """How many wait for time to be moved on."""
+        return len(self._alarms)
+
+    async def _ring(self) -> None:
+        for at, ring in sorted(self._alarms.values(), key=lambda alarm: alarm[0]):
+            if at <= self._now:
+                ring()
+        await settle()
