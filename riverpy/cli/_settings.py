@@ -25,15 +25,10 @@ from riverpy._dsn import (
     show_url,
     validate_url,
 )
+from riverpy._duration import format_duration, parse_duration
 from riverpy._names import validate_client_id, validate_schema
 from riverpy.cli._output import print_table
-from riverpy.cli._types import (
-    check_queues,
-    format_duration,
-    format_queues,
-    parse_duration,
-    parse_queues,
-)
+from riverpy.cli._types import check_queues, format_queues, parse_queues
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -8,60 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from riverpy._duration import parse_duration
 from riverpy._names import validate_queue
 from riverpy.config import MAX_WORKERS_MAX
 from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-_UNITS = {
-    "w": "weeks",
-    "d": "days",
-    "h": "hours",
-    "m": "minutes",
-    "s": "seconds",
-    "ms": "milliseconds",
-}
-_DURATION = re.compile("".join(rf"(?:(?P<{unit}>[0-9]+(?:\.[0-9]+)?){unit})?" for unit in _UNITS))
-
-
-def parse_duration(text: str) -> timedelta:
-    """`90s`, `1h30m`, `2d`, `250ms`, `1.5h`: numbers with units w d h m s ms, the largest first.
-
-    Raises:
-        ValueError: the text is no such duration, or it is longer than 999,999,999 days.
-    """
-    match = _DURATION.fullmatch(text.strip())
-    if not match or not match.group():
-        raise ValueError(
-            f"{text!r} is no duration: give numbers with units (w d h m s ms), the largest first, "
-            "as in 90s, 1h30m or 2d"
-        )
-    parts = {_UNITS[unit]: float(number) for unit, number in match.groupdict().items() if number}
-    try:
-        return timedelta(**parts)
-    except OverflowError:
-        raise ValueError(f"the duration {text!r} is too long") from None
-
-
-def format_duration(duration: timedelta | None) -> str:
-    """The text that `parse_duration` reads back; `none` for an unlimited one."""
-    if duration is None:
-        return "none"
-    left = duration // timedelta(milliseconds=1)
-    parts: list[str] = []
-    for unit, length in (
-        ("d", 86_400_000),
-        ("h", 3_600_000),
-        ("m", 60_000),
-        ("s", 1_000),
-        ("ms", 1),
-    ):
-        number, left = divmod(left, length)
-        if number:
-            parts.append(f"{number}{unit}")
-    return "".join(parts) or "0s"
 
 
 def parse_timestamp(text: str) -> datetime:

@@ -16,6 +16,7 @@ from msgspec import UNSET
 
 from riverpy._clock import Backoff
 from riverpy._dsn import mask_url
+from riverpy._duration import format_duration
 from riverpy.cli import _settings
 from riverpy.cli._logging import configure_logging
 from riverpy.cli._options import database_options
@@ -41,7 +42,7 @@ from riverpy.cli._signals import (
     stopping_before_start,
 )
 from riverpy.cli._target import entered, load
-from riverpy.cli._types import format_duration, format_queues, parse_queues
+from riverpy.cli._types import format_queues, parse_queues
 from riverpy.config import HARD_STOP_TIMEOUT_DEFAULT, QueueConfig
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, close, connect
 from riverpy.errors import SchemaMissingError

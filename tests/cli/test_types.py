@@ -8,13 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riverpy.cli._types import (
-    format_duration,
-    format_queues,
-    parse_duration,
-    parse_queues,
-    parse_timestamp,
-)
+from riverpy._duration import format_duration, parse_duration
+from riverpy.cli._types import format_queues, parse_queues, parse_timestamp
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 import pytest
 
+from riverpy._duration import parse_duration
 from riverpy._insert_row import InsertRow, InsertRules, prepare
-from riverpy.cli._types import parse_duration
 from riverpy.errors import RiverError
 from riverpy.insert_opts import InsertManyParams, InsertOpts, UniqueOpts
 from riverpy.job import JobState, RawArgs
