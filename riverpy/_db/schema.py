@@ -26,6 +26,17 @@ if TYPE_CHECKING:
 MAIN_LINE = "main"
 """The line of River's own tables."""
 
+OWN_LINE = "riverpy"
+"""The line of riverpy's own tables. River's clients do not need it, and riverpy works without."""
+
+CLIENTS_VERSION = 1
+"""The version of line `riverpy` that makes the table of clients."""
+
+FEATURES = {
+    CLIENTS_VERSION: "rescue of a killed client's jobs after dead_after: they wait for rescue_after"
+}
+"""What is off without each version of line `riverpy`, in words."""
+
 LINES_VERSION = 5
 """The version of line `main` that gives `river_migration` its column `line`."""
 
@@ -50,9 +61,11 @@ class Migration:
 
 @cache
 def lines() -> Sequence[str]:
-    """The lines that riverpy knows: the directories below `sql/migrations`."""
+    """The lines that riverpy knows, in the order in which they are migrated: the directories below
+    `sql/migrations`."""
     entries = sql_directory().joinpath("migrations").iterdir()
-    return tuple(sorted(entry.name for entry in entries if entry.is_dir()))
+    names = {entry.name for entry in entries if entry.is_dir()}
+    return MAIN_LINE, *sorted(names - {MAIN_LINE})
 
 
 @cache
@@ -187,8 +200,8 @@ async def read_schema_state(connection: Transaction, schema: str | None) -> Sche
 
 async def check_schema(
     connection: Transaction, schema: str | None, *, url: str | None = None
-) -> None:
-    """Check that River's tables are there and new enough.
+) -> SchemaState:
+    """Check that River's tables are there and new enough; returns what the schema has.
 
     A version that only a newer riverpy knows is logged as a warning.
 
@@ -213,9 +226,7 @@ async def check_schema(
             if state.has_jobs
             else "does not have River's tables"
         )
-        command = f"riverpy migrate up --database-url {quote(mask_url(url)) if url else 'URL'}"
-        if schema is not None:
-            command += f" --schema {schema}"
+        command = _migrate_command("riverpy migrate up", schema, url)
         raise SchemaMissingError(f"schema {state.schema!r} {found}: run `{command}`")
     if unknown := state.unknown(MAIN_LINE):
         _log.warning(
@@ -223,3 +234,20 @@ async def check_schema(
             schema=state.schema,
             unknown_versions=unknown,
         )
+    return state
+
+
+def warn_of_missing_features(state: SchemaState, schema: str | None, *, url: str | None) -> None:
+    """Log what does not work for want of our own tables, and the command that makes them."""
+    if missing := state.missing(OWN_LINE):
+        _log.warning(
+            "the database lacks tables of riverpy's own, so some features are off",
+            schema=state.schema,
+            off=[FEATURES[version] for version in missing if version in FEATURES],
+            command=_migrate_command(f"riverpy migrate up --line {OWN_LINE}", schema, url),
+        )
+
+
+def _migrate_command(command: str, schema: str | None, url: str | None) -> str:
+    command += f" --database-url {quote(mask_url(url)) if url else 'URL'}"
+    return command if schema is None else f"{command} --schema {schema}"

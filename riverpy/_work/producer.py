@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
     from asyncpg import Record
 
+    from riverpy._cluster.heartbeat import Heartbeat
     from riverpy._db.connection import DedicatedConnection
     from riverpy._lifecycle import StopScope
     from riverpy._work.completer import Completer
@@ -76,12 +77,13 @@ class Producer:
         completer: Completer,
         work: WorkGroup,
         subscriptions: Subscriptions,
+        heartbeat: Heartbeat,
         claim_failed: Callable[[], None],
     ) -> None:
         self.queue = queue
         self._client_id, self._schema = client_id, schema
         self._claims, self._completer, self._work = claims, completer, work
-        self._subscriptions = subscriptions
+        self._subscriptions, self._heartbeat = subscriptions, heartbeat
         self._claim_failed = claim_failed
         self._free = config.max_workers
         self._chunk = max(CLAIM_MIN, config.max_workers // 2)
@@ -158,6 +160,8 @@ class Producer:
             await self._resumed.wait()
             await self._slot()
             await self._completer.accepting()
+            if not self._heartbeat.may_claim:
+                await self._heartbeat.until_may_claim()
             await (
                 anyio.lowlevel.checkpoint_if_cancelled()
             )  # a claim is shielded, so not after a stop
@@ -201,6 +205,8 @@ class Producer:
             async with self._claims.use("claiming jobs", CLAIM_TIMEOUT) as connection:
                 if self.paused:  # while it waited for the connection
                     return True
+                if not self._heartbeat.may_claim:  # the loop was blocked meanwhile
+                    return False
                 rows = await self._take(connection, limit)
                 if rows is None:
                     return False

@@ -1,8 +1,8 @@
 """Run: one run of a client's worker, as the tree of who owns whom.
 
     completer                           ends last, when what ended is stored
-      notifier, reconciler              go on during the drain, so that a cancel still reaches a
-      running job
+      heartbeat, notifier, reconciler   go on during the drain, so that the client counts as alive
+                                        and a cancel still reaches a running job
         running jobs                    drain; past the soft limit they are cancelled
           producers                     end first: no more claims
 Leaving the nested blocks is stopping, from the inside out. The clock of the drain starts with the
@@ -15,13 +15,17 @@ import asyncio
 import time
 from contextlib import contextmanager
 from datetime import timedelta
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import msgspec
 import structlog
 
+from riverpy._clock import SystemTimer
+from riverpy._cluster.heartbeat import Heartbeat
 from riverpy._cluster.notifier import Notifier
+from riverpy._db.clients import Registration
 from riverpy._db.connection import (
     DedicatedConnection,
     Outage,
@@ -30,7 +34,12 @@ from riverpy._db.connection import (
     limit_statements,
 )
 from riverpy._db.jobs import job_any_available
-from riverpy._db.schema import check_schema
+from riverpy._db.schema import (
+    CLIENTS_VERSION,
+    OWN_LINE,
+    check_schema,
+    warn_of_missing_features,
+)
 from riverpy._lifecycle import ServiceGroup, only_error
 from riverpy._work.completer import Completer
 from riverpy._work.executor import Executor
@@ -115,6 +124,20 @@ class Run:
         self._claims = DedicatedConnection("claims", self._connect_claims, self._outage)
         self._results = DedicatedConnection("results", self._connect_results, self._outage)
         self._reserved = DedicatedConnection("reserved", self._connect_reserved, self._outage)
+        self._heartbeat = Heartbeat(
+            Registration(
+                client_id=client_id,
+                queues=list(queues),
+                kinds=list(workers),
+                candidate=config.candidate,
+                poll_only=config.poll_only,
+                version=version("riverpy"),
+                dead_after=config.dead_after,
+            ),
+            config,
+            [self._reserved, self._claims, self._results],
+            SystemTimer(),
+        )
         self._completer = Completer(
             self._results,
             config.schema,
@@ -145,6 +168,7 @@ class Run:
                 completer=self._completer,
                 work=self.work,
                 subscriptions=subscriptions,
+                heartbeat=self._heartbeat,
                 claim_failed=self._reconciler.claim_failed,
             )
             for name, queue in queues.items()
@@ -154,6 +178,8 @@ class Run:
         self._stop_asked, self._hard_asked = asyncio.Event(), asyncio.Event()
         self._stop_asked_at = 0.0
         self._starting: anyio.CancelScope | None = None
+        self._keeps_clients = False
+        """Whether the database has our table of clients."""
 
     def stop(self) -> None:
         """Claim no more, let running jobs end."""
@@ -195,21 +221,28 @@ class Run:
                         await self._until_stopped(drain=drain)
                 finally:
                     await self._drain()
+            report = self._report()
+            if report.is_clean:
+                await self._heartbeat.leave()
         except BaseExceptionGroup as group:
             raise only_error(group) from None
         finally:
             self._executor.close()
             await close_all([self._claims, self._results, self._reserved])
-        return self._report()
+        return report
 
     async def _open_connections(self) -> None:
         await self._reserved.open()
         async with self._reserved.use("checking the schema", CONNECT_TIMEOUT) as connection:
-            await check_schema(connection, self._config.schema, url=self._url)
+            state = await check_schema(connection, self._config.schema, url=self._url)
+        warn_of_missing_features(state, self._config.schema, url=self._url)
+        self._keeps_clients = CLIENTS_VERSION in state.versions(OWN_LINE)
         await self._claims.open()
         await self._results.open()
 
     async def _start_services(self, services: ServiceGroup) -> None:
+        if self._keeps_clients:
+            await services.start(self._heartbeat)
         await services.start(self._reconciler)
         if not self._config.poll_only:
             await services.start(self._make_notifier())

@@ -1,0 +1,201 @@
+"""Heartbeat: the signs of life of one run, and what this process knows of its own contact with the
+server.
+
+A client that gives none for `dead_after` is dead to the leader, which gives its running jobs to
+others. So one that cannot beat stops claiming long before that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from riverpy._db.clients import Registration, client_beat, client_leave
+from riverpy._lifecycle import TestSignal
+from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anyio.abc import TaskStatus
+
+    from riverpy._clock import Timer
+    from riverpy._db.clients import Beat
+    from riverpy._db.connection import DedicatedConnection
+    from riverpy._lifecycle import StopScope
+    from riverpy.config import Config
+
+BEATS = 6
+"""Signs of life within `dead_after`."""
+CLAIM_SHARE = 1 / 3
+"""Of `dead_after`: how old the last sign may be until claiming stops."""
+GAP_SHARE = 1 / 2
+"""Of `dead_after`: without a sign for this long the contact counts as broken."""
+BOUND_SHARE = 1 / 30
+BOUND_MIN = 0.25
+"""Seconds that one connection has for a sign of life: a share of `dead_after`, and not less."""
+RETRY_MOST = 1.0
+"""Seconds until the next try after every connection failed, at most."""
+FIRST_TIMEOUT = 10.0
+LEAVE_TIMEOUT = 1.0
+"""Seconds for the first and for the last statement of a run."""
+
+
+class Heartbeat:
+    """Beats while a client runs, also through its drain.
+
+    Until the service runs, as in a database without our tables, claiming is always allowed and the
+    contact is 0.
+    """
+
+    name = "heartbeat"
+
+    def __init__(
+        self,
+        registration: Registration,
+        config: Config,
+        connections: Sequence[DedicatedConnection],
+        timer: Timer,
+    ) -> None:
+        """Make it.
+
+        Args:
+            registration: what others may know of the client.
+            config: the client's.
+            connections: the one to beat on, and those to try when it does not answer.
+            timer: what time is measured by, suspended time included.
+        """
+        self._registration, self._config = registration, config
+        self._connections, self._timer = connections, timer
+        self._dead_after = config.dead_after.total_seconds()
+        self._interval = self._dead_after / BEATS
+        self._bound = max(self._dead_after * BOUND_SHARE, BOUND_MIN)
+        self._beaten = asyncio.Event()
+        self._last = -math.inf
+        """When the last attempt that succeeded began."""
+        self._contact_since = 0.0
+        self._claims_end = math.inf
+        self._is_warned = False
+        self._unled_since: float | None = None
+        self._is_unled_told = False
+        self.registered_at: int | None = None
+        """When the server registered this run, raw; None while it has not."""
+        self._log: Any = structlog.get_logger("riverpy").bind()
+        self.beaten = TestSignal("Heartbeat.beaten")
+        self.failed = TestSignal("Heartbeat.failed")
+
+    @property
+    def may_claim(self) -> bool:
+        """Whether others still take this client for alive, and will for a while."""
+        return self._timer.boottime() < self._claims_end
+
+    async def until_may_claim(self) -> None:
+        """Return when claiming is allowed."""
+        while not self.may_claim:
+            self._beaten.clear()
+            await self._beaten.wait()
+
+    def contact(self) -> float:
+        """Seconds of unbroken contact with the server. 0 while it is broken: who cannot beat does
+        not know who else cannot."""
+        now = self._timer.boottime()
+        if now - self._last > self._dead_after * GAP_SHARE:
+            return 0.0
+        return now - self._contact_since
+
+    async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
+        """Register, then beat until stopped."""
+        began = self._timer.boottime()
+        self._succeeded(began, await self._beat(self._connections[0], FIRST_TIMEOUT))
+        task_status.started()
+        while True:
+            delay = self._interval if self._last >= began else min(self._interval, RETRY_MOST)
+            await self._timer.sleep(delay)
+            began = self._timer.boottime()
+            await self._beat_somewhere()
+
+    async def leave(self) -> None:
+        """Take the registration back: the run has ended and left nothing behind."""
+        if self.registered_at is None:
+            return
+        try:
+            async with self._connections[0].use("leaving", LEAVE_TIMEOUT) as connection:
+                await client_leave(
+                    connection,
+                    self._config.schema,
+                    client_id=self._registration.client_id,
+                    registered_at=self.registered_at,
+                )
+        except DATABASE_ERRORS as error:  # the row lapses
+            self._log.debug("the client's registration stays", error=describe(error))
+
+    async def _beat_somewhere(self) -> None:
+        """One sign of life, over the first connection that answers."""
+        for connection in self._connections:
+            began = self._timer.boottime()
+            try:
+                beat = await self._beat(connection, self._bound)
+            except DATABASE_ERRORS as error:
+                self._log.debug(
+                    "no sign of life on this connection",
+                    connection=connection.name,
+                    error=describe(error),
+                )
+            else:
+                self._succeeded(began, beat)
+                return
+        self._failed()
+
+    async def _beat(self, connection: DedicatedConnection, bound: float) -> Beat:
+        async with connection.use("giving a sign of life", bound) as opened:
+            return await client_beat(
+                opened,
+                self._config.schema,
+                self._registration,
+                registered_at=self.registered_at,
+            )
+
+    def _succeeded(self, began: float, beat: Beat) -> None:
+        now = self._timer.boottime()
+        if began - self._last > self._dead_after * GAP_SHARE:
+            self._contact_since = now
+        self._last = began
+        self.registered_at = beat.registered_at
+        self._claims_end = began + self._dead_after * CLAIM_SHARE
+        self._beaten.set()
+        if self._is_warned:
+            self._is_warned = False
+            self._log.info("the client gives signs of life again")
+        self._look_for_candidates(now, can_be_led=beat.can_be_led)
+        self.beaten.emit()
+
+    def _failed(self) -> None:
+        age = self._timer.boottime() - self._last
+        if age > self._dead_after * GAP_SHARE and not self._is_warned:
+            self._is_warned = True
+            self._log.warning(
+                "the client can give no sign of life and claims no jobs; its running jobs will be "
+                "given to others",
+                seconds_since_last=round(age, 3),
+                dead_after=self._dead_after,
+            )
+        self.failed.emit()
+
+    def _look_for_candidates(self, now: float, *, can_be_led: bool) -> None:
+        """Say once that nobody can lead: somebody who never leads notices it, since it is always
+        there to see it."""
+        if can_be_led or self._config.candidate:
+            self._unled_since, self._is_unled_told = None, False
+            return
+        if self._unled_since is None:
+            self._unled_since = now
+        is_long = now - self._unled_since > self._config.leader_ttl.total_seconds()
+        if is_long and not self._is_unled_told:
+            self._is_unled_told = True
+            self._log.warning(
+                "no client can lead: jobs are not scheduled, retried, rescued or cleaned; run one "
+                "with candidate=True"
+            )

@@ -1,0 +1,103 @@
+"""One typed function per block of `sql/queries/riverpy_client.sql`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from riverpy._sql import query
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import timedelta
+
+    from riverpy.drivers.asyncpg import Transaction
+
+
+class Registration(NamedTuple):
+    """What a client says of itself."""
+
+    client_id: str
+    queues: list[str]
+    kinds: list[str]
+    candidate: bool
+    poll_only: bool
+    version: str
+    dead_after: timedelta
+
+
+class Beat(NamedTuple):
+    """What the server answers to a sign of life."""
+
+    registered_at: int
+    """When this run was registered: raw, as the `attempted_at` of a stamp."""
+    can_be_led: bool
+    """Whether anybody leads, or gives signs of life and is a candidate."""
+
+
+async def client_beat(
+    connection: Transaction,
+    schema: str | None,
+    registration: Registration,
+    *,
+    registered_at: int | None,
+) -> Beat:
+    """Give a sign of life. `registered_at` is None at the first of a run."""
+    statement = query("riverpy_client", "client_beat", schema)
+    values: dict[str, object] = {**registration._asdict(), "registered_at": registered_at}
+    (row,) = await connection.fetch(statement.text, *statement.arguments(values))
+    return Beat(*row)
+
+
+async def client_leave(
+    connection: Transaction, schema: str | None, *, client_id: str, registered_at: int
+) -> None:
+    """Take the registration of a run back."""
+    statement = query("riverpy_client", "client_leave", schema)
+    values: dict[str, object] = {"client_id": client_id, "registered_at": registered_at}
+    await connection.execute(statement.text, *statement.arguments(values))
+
+
+async def client_lock_dead(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    client_ids: Sequence[str],
+    dead_after: timedelta,
+    contact: float,
+) -> set[str]:
+    """Which of them are dead, and stay so until the end of the transaction.
+
+    Args:
+        connection: with its open transaction.
+        schema: of River's tables.
+        client_ids: who is asked about.
+        dead_after: the leader's setting.
+        contact: seconds that the leader has been in contact with the server.
+    """
+    statement = query("riverpy_client", "client_lock_dead", schema)
+    values: dict[str, object] = {
+        "client_id": client_ids,
+        "dead_after": dead_after,
+        "contact": contact,
+    }
+    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    return {row[0] for row in rows}
+
+
+async def client_registered(
+    connection: Transaction, schema: str | None, *, client_ids: Sequence[str]
+) -> set[str]:
+    """Which of them are registered, alive or dead."""
+    statement = query("riverpy_client", "client_registered", schema)
+    rows = await connection.fetch(statement.text, *statement.arguments({"client_id": client_ids}))
+    return {row[0] for row in rows}
+
+
+async def client_reap(
+    connection: Transaction, schema: str | None, *, dead_after: timedelta, kept: timedelta
+) -> list[str]:
+    """Forget those that are dead for `kept` and have no running job; returns whom."""
+    statement = query("riverpy_client", "client_reap", schema)
+    values: dict[str, object] = {"dead_after": dead_after, "kept": kept}
+    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    return [row[0] for row in rows]

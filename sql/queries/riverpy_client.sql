@@ -1,0 +1,87 @@
+-- Statements on our table of clients.
+--
+-- Only the server's clock is compared. Points in time cross as microseconds since 2000, since some of the connections
+-- that beat have a codec of their own for timestamps.
+
+
+-- name: client_beat
+-- Give a sign of life; the first of a run registers it. Safe beside a leader: it changes the client's own row alone.
+-- Answers when the run was registered, and whether anybody leads or could.
+with beat as (
+  insert into /* schema */ riverpy_client as client (
+    client_id, queues, kinds, candidate, poll_only, version, dead_after, started_at
+  )
+  values (
+    @client_id::text, @queues::text[], @kinds::text[], @candidate::boolean, @poll_only::boolean, @version::text,
+    @dead_after::interval,
+    coalesce(timestamptz '2000-01-01 00:00:00+00' + @registered_at::bigint * interval '1 microsecond', now())
+  )
+  on conflict (client_id) do update set
+    queues = excluded.queues,
+    kinds = excluded.kinds,
+    candidate = excluded.candidate,
+    poll_only = excluded.poll_only,
+    version = excluded.version,
+    dead_after = excluded.dead_after,
+    started_at = excluded.started_at,
+    heartbeat_at = clock_timestamp()
+  returning started_at
+)
+select
+  ((extract(epoch from beat.started_at) - 946684800) * 1000000)::bigint as registered_at,
+  exists (
+    select from /* schema */ river_leader where name = 'default' and expires_at >= now()
+  ) or exists (
+    select from /* schema */ riverpy_client where candidate and heartbeat_at >= now() - dead_after
+  ) as can_be_led
+from beat;
+
+
+-- name: client_leave
+-- Take back the registration of a run that left nothing behind. Safe beside a leader: it is the client's own row, and
+-- a row of a later run under the same id stays.
+delete from /* schema */ riverpy_client
+where client_id = @client_id
+  and started_at = timestamptz '2000-01-01 00:00:00+00' + @registered_at::bigint * interval '1 microsecond';
+
+
+-- name: client_lock_dead
+-- Which of the given clients are dead: no sign of life for as long as their own setting and the leader's say, and the
+-- server was there for as long. They can give none until the end of the transaction. A row that is locked is being
+-- given one. Fenced by the transaction around it.
+select client_id
+from /* schema */ riverpy_client
+where client_id = any(@client_id::text[])
+  and heartbeat_at < now() - greatest(dead_after, @dead_after::interval)
+  and pg_postmaster_start_time() < now() - greatest(dead_after, @dead_after::interval)
+  and greatest(dead_after, @dead_after::interval) <= @contact::float8 * interval '1 second'
+order by client_id
+for update skip locked;
+
+
+-- name: client_registered
+-- Which of the given clients give signs of life, or gave them until their death.
+select client_id
+from /* schema */ riverpy_client
+where client_id = any(@client_id::text[]);
+
+
+-- name: client_reap
+-- Forget clients that are dead for long and have no running job: those of others are still to be rescued by the row.
+-- Fenced by the transaction around it.
+with gone as materialized (
+  select client_id
+  from /* schema */ riverpy_client
+  where heartbeat_at < now() - greatest(dead_after, @dead_after::interval) - @kept::interval
+    and client_id not in (
+      select job.attempted_by[array_upper(job.attempted_by, 1)]
+      from /* schema */ river_job as job
+      where job.state = 'running' and job.attempted_by[array_upper(job.attempted_by, 1)] is not null
+    )
+  order by client_id
+  for update skip locked
+)
+delete from /* schema */ riverpy_client as client
+using gone
+where client.client_id = gone.client_id
+returning client.client_id;
