@@ -99,11 +99,16 @@ def timestamp(raw: int | bytes | None) -> datetime | None:
     if raw is None:
         return None
     if isinstance(raw, bytes):
-        raw = int.from_bytes(raw, "big", signed=True)
+        raw = wire_timestamp(raw)
     try:
         return _PG_EPOCH + timedelta(microseconds=raw)
     except OverflowError:
         return _LAST if raw > 0 else _FIRST
+
+
+def wire_timestamp(raw: bytes) -> int:
+    """A timestamp in the wire format as microseconds since 2000."""
+    return int.from_bytes(raw, "big", signed=True)
 
 
 def raw_timestamp(value: datetime) -> int:

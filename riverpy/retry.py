@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from riverpy.job import JobRow
+    from collections.abc import Callable
+
+    from riverpy.job import Job, JobRow
 
 RETRY_DELAY_MAX = timedelta(seconds=9223372036.854775)
 """River's cap, about 292 years."""
@@ -37,6 +39,24 @@ class DefaultRetryPolicy:
         if errors >= _CAPPED_FROM:
             return RETRY_DELAY_MAX
         return timedelta(seconds=errors**4 * random.uniform(0.9, 1.1))  # noqa: S311 (jitter, no secret)
+
+
+def retry_delay(
+    job: Job[Any], next_retry: Callable[[Job[Any]], timedelta | None] | None, policy: RetryPolicy
+) -> timedelta:
+    """How long a job waits after an attempt that failed: the word of its worker, else the client's
+    policy.
+
+    Raises:
+        ValueError: it lies in the past.
+        Exception: what code of the user's raises.
+    """
+    delay = next_retry(job) if next_retry is not None else None
+    if delay is None:
+        delay = policy.next_retry(job)
+    if delay < timedelta(0):
+        raise ValueError(f"it gave {delay}")
+    return min(delay, RETRY_DELAY_MAX)
 
 
 class ErrorHandler(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._sql import query
+from riverpy.job import wire_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,8 +45,10 @@ async def client_beat(
     """Give a sign of life. `registered_at` is None at the first of a run."""
     statement = query("riverpy_client", "client_beat", schema)
     values: dict[str, object] = {**registration._asdict(), "registered_at": registered_at}
-    (row,) = await connection.fetch(statement.text, *statement.arguments(values))
-    return Beat(*row)
+    ((registered, can_be_led),) = await connection.fetch(
+        statement.text, *statement.arguments(values)
+    )
+    return Beat(wire_timestamp(registered), can_be_led)
 
 
 async def client_leave(
@@ -55,6 +58,15 @@ async def client_leave(
     statement = query("riverpy_client", "client_leave", schema)
     values: dict[str, object] = {"client_id": client_id, "registered_at": registered_at}
     await connection.execute(statement.text, *statement.arguments(values))
+
+
+async def client_silent(
+    connection: Transaction, schema: str | None, *, dead_after: timedelta
+) -> list[str]:
+    """Who gives no signs of life. Whether they are dead is for `client_lock_dead` to say."""
+    statement = query("riverpy_client", "client_silent", schema)
+    rows = await connection.fetch(statement.text, *statement.arguments({"dead_after": dead_after}))
+    return [row[0] for row in rows]
 
 
 async def client_lock_dead(

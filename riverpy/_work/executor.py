@@ -27,7 +27,7 @@ from riverpy.context import running_job
 from riverpy.errors import JobCancel, JobSnooze
 from riverpy.events import EventKind
 from riverpy.job import JobState
-from riverpy.retry import RETRY_DELAY_MAX, DefaultRetryPolicy
+from riverpy.retry import RETRY_DELAY_MAX, DefaultRetryPolicy, retry_delay
 from riverpy.worker import check_timeout
 
 if TYPE_CHECKING:
@@ -221,12 +221,7 @@ class Executor:
         back."""
         unit = attempt.unit
         try:
-            delay = unit.next_retry(attempt) if unit and unit.next_retry else None
-            if delay is None:
-                delay = self._config.retry_policy.next_retry(attempt)
-            if delay >= timedelta(0):
-                return min(delay, RETRY_DELAY_MAX)
-            problem = f"it gave {delay}"
+            return retry_delay(attempt, unit and unit.next_retry, self._config.retry_policy)
         except BaseException as error:
             problem = error_text(error)
         self._log.warning(

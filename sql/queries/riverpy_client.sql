@@ -28,7 +28,7 @@ with beat as (
   returning started_at
 )
 select
-  ((extract(epoch from beat.started_at) - 946684800) * 1000000)::bigint as registered_at,
+  timestamptz_send(beat.started_at) as registered_at,
   exists (
     select from /* schema */ river_leader where name = 'default' and expires_at >= now()
   ) or exists (
@@ -43,6 +43,13 @@ from beat;
 delete from /* schema */ riverpy_client
 where client_id = @client_id
   and started_at = timestamptz '2000-01-01 00:00:00+00' + @registered_at::bigint * interval '1 microsecond';
+
+
+-- name: client_silent
+-- Which clients give no signs of life.
+select client_id
+from /* schema */ riverpy_client
+where heartbeat_at < now() - greatest(dead_after, @dead_after::interval);
 
 
 -- name: client_lock_dead

@@ -1,0 +1,317 @@
+"""JobRescuer: takes running jobs from clients that work them no more, so that others can."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from msgspec import UNSET
+
+from riverpy._db.clients import client_lock_dead, client_reap, client_registered, client_silent
+from riverpy._db.jobs import Stamp
+from riverpy._db.rescue import Rescue, job_rescue, job_running_of, job_stuck
+from riverpy._maintenance.base import MaintenanceService
+from riverpy.drivers.asyncpg import (
+    LockNotAvailableError,
+    PostgresError,
+    describe,
+    is_refusal,
+    is_statement_timeout,
+)
+from riverpy.job import Job, JobColumn, wire_timestamp
+from riverpy.retry import DefaultRetryPolicy, retry_delay
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
+    from typing import TypeAlias
+
+    from asyncpg import Record
+
+    from riverpy._lifecycle import StopScope
+    from riverpy._maintenance.base import Office
+    from riverpy.drivers.asyncpg import Connection
+    from riverpy.worker import WorkUnit
+
+    _End: TypeAlias = Callable[[Connection, list[Rescue]], Awaitable[dict[int, str]]]
+
+INTERVAL_MOST = 5.0
+INTERVAL_SHARE = 1 / 12
+"""Seconds between two passes: a share of `dead_after`, and not more."""
+PAGE = 1_000
+"""Jobs that are read, and rescued, at a time."""
+STATEMENT_TIMEOUT = 5.0
+REAP_INTERVAL = 60.0
+"""Seconds between two looks for clients to forget."""
+KEPT = timedelta(minutes=10)
+"""How long a dead client is remembered."""
+DEAD_ERROR = "the client that worked this attempt gave no sign of life any more: rescued"
+STUCK_ERROR = "this attempt went on for longer than it may, and nobody ended it: rescued"
+
+
+class _StuckJob(Job[Any]):
+    """A job that runs for long, as the code of its worker is asked about it."""
+
+    __slots__ = ("age",)
+
+    def __init__(self, row: Record) -> None:
+        self._row = row
+        self._updates = None
+        self.age: float = row[-1]
+        """Seconds since it was claimed."""
+
+    @property
+    def stamp(self) -> Stamp:
+        """The attempt."""
+        at = wire_timestamp(self._row[JobColumn.ATTEMPTED_AT])
+        return Stamp(self.id, self.attempt, at)
+
+    @property
+    def client_id(self) -> str | None:
+        """Who claimed it."""
+        return next(reversed(self.attempted_by), None)
+
+    def decode(self, unit: WorkUnit) -> None:
+        """Decode the args."""
+        self._args = unit.decode(self.encoded_args)
+
+
+class JobRescuer(MaintenanceService):
+    """Rescues by liveness where clients give signs of life, and by age where they give none."""
+
+    name = "job rescuer"
+
+    def __init__(
+        self,
+        office: Office,
+        contact: Callable[[], float] | None,
+        *,
+        queues: Sequence[str] | None = None,
+    ) -> None:
+        """Make it.
+
+        Args:
+            office: of the term.
+            contact: seconds for which this process has been in unbroken contact with the server.
+                Who was out of contact cannot tell a dead client from one that was out of contact
+                too. It is the process's, not the term's: a leader may die together with the worker
+                whose jobs are to be rescued. None: there is no table of clients.
+            queues: of these alone; None: of all.
+        """
+        super().__init__(office)
+        self._contact, self._queues = contact, queues
+        self._config = office.config
+        dead_after = self._config.dead_after.total_seconds()
+        self._interval = min(INTERVAL_MOST, dead_after * INTERVAL_SHARE)
+        self._reap_at = 0.0
+        self._refused: set[Stamp] = set()
+        """Attempts that could not be ended: they are tried again one by one, after the others."""
+        self.unknown: Counter[str] = Counter()
+        """Stuck jobs per kind that this client has no worker for, as of the last pass."""
+        self._told: set[str] = set()
+
+    async def run_once(self, scope: StopScope) -> float:
+        """One pass; returns the seconds until the next."""
+        await self._rescue_dead()
+        await self._rescue_stuck()
+        await self._reap()
+        return self._interval
+
+    # -- by liveness
+
+    async def _rescue_dead(self) -> None:
+        """Give back what dead clients were working, whatever kinds this client knows."""
+        if self._contact is None or self._contact() < self._config.dead_after.total_seconds():
+            return
+        async with self._reading() as connection:
+            silent = await client_silent(
+                connection, self.office.schema, dead_after=self._config.dead_after
+            )
+        after = 0
+        while silent:
+            async with self._reading() as connection:
+                claims = await job_running_of(
+                    connection,
+                    self.office.schema,
+                    client_ids=silent,
+                    queues=self._queues,
+                    after=after,
+                    limit=PAGE,
+                )
+            rescues = [Rescue(claim.stamp, claim.client_id) for claim in claims]
+            await self._rescue(rescues, self._end_of_dead)
+            if len(claims) < PAGE:
+                return
+            after = claims[-1].stamp.id
+
+    async def _end_of_dead(self, connection: Connection, rescues: list[Rescue]) -> dict[int, str]:
+        """Dead is who is so while the rows change: a sign of life before that saves the jobs."""
+        assert self._contact is not None  # noqa: S101 (or nobody would be taken for dead)
+        dead = await client_lock_dead(
+            connection,
+            self.office.schema,
+            client_ids=sorted({rescue.client_id for rescue in rescues if rescue.client_id}),
+            dead_after=self._config.dead_after,
+            contact=self._contact(),
+        )
+        return await job_rescue(
+            connection,
+            self.office.schema,
+            [rescue for rescue in rescues if rescue.client_id in dead],
+            error=DEAD_ERROR,
+        )
+
+    async def _reap(self) -> None:
+        """Forget clients that are dead for long."""
+        now = self.office.timer.boottime()
+        if self._contact is None or now < self._reap_at:
+            return
+        async with self._writing("forgetting dead clients") as connection:
+            reaped = await client_reap(
+                connection, self.office.schema, dead_after=self._config.dead_after, kept=KEPT
+            )
+        self._reap_at = now + REAP_INTERVAL
+        if reaped:
+            self.log.info("forgot dead clients", client_ids=reaped)
+
+    # -- by age
+
+    async def _rescue_stuck(self) -> None:
+        """Give back what clients that give no signs of life work for too long, as River does."""
+        unknown: Counter[str] = Counter()
+        after = 0
+        while True:
+            async with self._reading() as connection:
+                rows = await job_stuck(
+                    connection,
+                    self.office.schema,
+                    age=self._config.rescue_age,
+                    queues=self._queues,
+                    after=after,
+                    limit=PAGE,
+                )
+            jobs = await self._unregistered([_StuckJob(row) for row in rows])
+            rescues: list[Rescue] = []
+            for job in jobs:
+                delay = self._verdict(job, unknown)
+                if delay is not None:
+                    rescues.append(Rescue(job.stamp, job.client_id, delay.total_seconds()))
+            await self._rescue(rescues, self._end_of_stuck)
+            if len(rows) < PAGE:
+                break
+            after = rows[-1][JobColumn.ID]
+        self._say_unknown(unknown)
+
+    async def _unregistered(self, jobs: list[_StuckJob]) -> list[_StuckJob]:
+        """Without those whose client gives signs of life, or will be found dead for want of them:
+        it alone knows how long they may run."""
+        ids = {job.client_id for job in jobs}
+        if self._contact is None or not ids:
+            return jobs
+        async with self._reading() as connection:
+            registered = await client_registered(
+                connection, self.office.schema, client_ids=[one for one in ids if one]
+            )
+        return [job for job in jobs if job.client_id not in registered]
+
+    def _verdict(self, job: _StuckJob, unknown: Counter[str]) -> timedelta | None:
+        """The delay until it runs again, if it may; None: leave it alone."""
+        if "cancel_attempted_at" in job.metadata:
+            return timedelta(0)
+        unit = self.office.workers.get(job.kind)
+        if unit is None:
+            unknown[job.kind] += 1
+            return None
+        try:
+            job.decode(unit)
+            timeout = UNSET if unit.job_timeout is None else unit.job_timeout(job)
+        except Exception as error:  # args of another age, or code of the user's
+            self.log.debug("stuck job not understood", job_id=job.id, error=describe(error))
+            return self._retry_delay(job, None)
+        if timeout is UNSET:
+            timeout = self._config.job_timeout if unit.timeout is UNSET else unit.timeout
+        if timeout is None or timeout is UNSET or job.age < timeout.total_seconds():
+            return None
+        return self._retry_delay(job, unit)
+
+    def _retry_delay(self, job: _StuckJob, unit: WorkUnit | None) -> timedelta:
+        try:
+            return retry_delay(job, unit and unit.next_retry, self._config.retry_policy)
+        except Exception as error:
+            self.log.warning(
+                "retry policy failed, using the default",
+                job_id=job.id,
+                kind=job.kind,
+                error=describe(error),
+            )
+            return DefaultRetryPolicy().next_retry(job)
+
+    async def _end_of_stuck(self, connection: Connection, rescues: list[Rescue]) -> dict[int, str]:
+        return await job_rescue(connection, self.office.schema, rescues, error=STUCK_ERROR)
+
+    def _say_unknown(self, unknown: Counter[str]) -> None:
+        self.unknown = unknown
+        for kind in sorted(unknown.keys() - self._told):
+            self._told.add(kind)
+            self.log.warning(
+                "stuck jobs are left as they are, for the leader has no worker for their kind",
+                kind=kind,
+                count=unknown[kind],
+            )
+
+    # -- both
+
+    async def _rescue(self, rescues: list[Rescue], end: _End) -> None:
+        """End the attempts. One that the database refuses to end is found by halves, and stops no
+        other."""
+        pending = [[rescue] for rescue in rescues if rescue.stamp in self._refused]
+        pending.append([rescue for rescue in rescues if rescue.stamp not in self._refused])
+        while pending:
+            batch = pending.pop()
+            if not batch:
+                continue
+            try:
+                async with self._writing("rescuing jobs") as connection:
+                    states = await end(connection, batch)
+            except (PostgresError, TimeoutError) as error:
+                if not _may_be_a_row(error):
+                    raise
+                if len(batch) == 1:
+                    self._say_refused(batch[0], error)
+                else:
+                    half = len(batch) // 2
+                    pending += [batch[half:], batch[:half]]
+            else:
+                self._say_rescued(batch, states)
+
+    def _say_rescued(self, rescues: list[Rescue], states: dict[int, str]) -> None:
+        if states:
+            clients = {rescue.client_id for rescue in rescues if rescue.stamp.id in states}
+            self.log.warning(
+                "jobs rescued",
+                count=len(states),
+                states=dict(Counter(states.values())),
+                client_ids=sorted(filter(None, clients)),
+            )
+
+    def _say_refused(self, rescue: Rescue, error: Exception) -> None:
+        say = self.log.debug if rescue.stamp in self._refused else self.log.warning
+        self._refused.add(rescue.stamp)
+        say("job cannot be rescued", job_id=rescue.stamp.id, error=describe(error))
+
+    def _reading(self) -> AbstractAsyncContextManager[Connection]:
+        return self.office.connection.use("looking for jobs to rescue", STATEMENT_TIMEOUT)
+
+    def _writing(self, purpose: str) -> AbstractAsyncContextManager[Connection]:
+        return self.office.mandate.transaction(self.office.connection, purpose)
+
+
+def _may_be_a_row(error: Exception) -> bool:
+    """Whether one row may be the cause, as by a trigger, that refuses, waits or takes its time. Our
+    own limit also ends waiting for a server that is gone, but a term does not last long then."""
+    return (
+        isinstance(error, (TimeoutError, LockNotAvailableError))
+        or is_refusal(error)
+        or is_statement_timeout(error)
+    )

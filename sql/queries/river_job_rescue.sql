@@ -1,0 +1,128 @@
+-- Statements on River's table of jobs that take running jobs from clients that work them no more.
+--
+-- An attempt is fenced by its stamp (id, attempt, attempted_at). Its time crosses as microseconds since 2000, since
+-- some of the connections have a codec of their own for timestamps. Running jobs are collected before they are sorted:
+-- a limited walk along the ids would read all jobs that ended.
+
+
+-- name: job_running_of
+-- The running jobs that the given clients claimed last.
+with found as materialized (
+  select id, attempt, attempted_at, attempted_by[array_upper(attempted_by, 1)] as client_id
+  from /* schema */ river_job
+  where state = 'running' and id > @after::bigint
+    and attempted_by[array_upper(attempted_by, 1)] = any(@client_id::text[])
+)
+select id, attempt, timestamptz_send(attempted_at), client_id
+from found
+order by id
+limit @limit::bigint;
+
+
+-- name: job_running_of_in_queues
+-- The same in some queues.
+with found as materialized (
+  select id, attempt, attempted_at, attempted_by[array_upper(attempted_by, 1)] as client_id
+  from /* schema */ river_job
+  where state = 'running' and id > @after::bigint and queue = any(@queues::text[])
+    and attempted_by[array_upper(attempted_by, 1)] = any(@client_id::text[])
+)
+select id, attempt, timestamptz_send(attempted_at), client_id
+from found
+order by id
+limit @limit::bigint;
+
+
+-- name: job_stuck
+-- The jobs that run for longer than @age, with the seconds that they do.
+with found as materialized (
+  select id
+  from /* schema */ river_job
+  where state = 'running' and id > @after::bigint
+    and attempted_at < now() - least(@age::interval, interval '1000 years')
+)
+select
+  id, args::text, attempt, timestamptz_send(attempted_at), attempted_by, timestamptz_send(created_at), errors::text[],
+  timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,
+  timestamptz_send(scheduled_at), tags::text[], unique_key, unique_states::int,
+  extract(epoch from now() - attempted_at)::float8
+from /* schema */ river_job
+where id = any(array(select id from found order by id limit @limit::bigint)) and state = 'running'
+order by id;
+
+
+-- name: job_stuck_in_queues
+-- The same in some queues.
+with found as materialized (
+  select id
+  from /* schema */ river_job
+  where state = 'running' and id > @after::bigint and queue = any(@queues::text[])
+    and attempted_at < now() - least(@age::interval, interval '1000 years')
+)
+select
+  id, args::text, attempt, timestamptz_send(attempted_at), attempted_by, timestamptz_send(created_at), errors::text[],
+  timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,
+  timestamptz_send(scheduled_at), tags::text[], unique_key, unique_states::int,
+  extract(epoch from now() - attempted_at)::float8
+from /* schema */ river_job
+where id = any(array(select id from found order by id limit @limit::bigint)) and state = 'running'
+order by id;
+
+
+-- name: job_rescue
+-- End attempts whose client is gone: each counts, with an error. What can run again is available if it is due within
+-- River's 5 seconds for that, and its queue is told. Safe when two leaders run it at once: an attempt is rescued once,
+-- and rows that are locked are passed over.
+with locked as materialized (
+  select id
+  from /* schema */ river_job
+  where id = any(@id::bigint[]) and state = 'running'
+  order by id
+  for no key update skip locked
+), rescued as (
+  update /* schema */ river_job as job
+  set
+    state = case
+      when job.metadata ? 'cancel_attempted_at' then 'cancelled'
+      when job.attempt >= job.max_attempts then 'discarded'
+      when given.delay <= 5 then 'available'
+      else 'retryable'
+    end::/* schema */ river_job_state,
+    finalized_at = case
+      when job.metadata ? 'cancel_attempted_at' or job.attempt >= job.max_attempts then now()
+    end,
+    scheduled_at = case
+      when job.metadata ? 'cancel_attempted_at' or job.attempt >= job.max_attempts then job.scheduled_at
+      else now() + given.delay * interval '1 second'
+    end,
+    errors = array_append(job.errors, jsonb_build_object(
+      'at', to_char(now() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+      'attempt', job.attempt, 'error', @error::text, 'trace', ''
+    )),
+    metadata = case
+      when jsonb_typeof(job.metadata) = 'object' then job.metadata || jsonb_build_object(
+        'river:rescue_count',
+        case
+          when jsonb_typeof(job.metadata -> 'river:rescue_count') = 'number'
+          then trunc((job.metadata ->> 'river:rescue_count')::numeric)
+          else 0
+        end + 1
+      )
+      else job.metadata
+    end
+  from unnest(@id::bigint[], @attempt::smallint[], @attempted_at::bigint[], @delay::float8[])
+    as given (id, attempt, attempted_at, delay)
+  where job.id = any(array(select id from locked)) and job.id = given.id
+    and job.state = 'running' and job.attempt = given.attempt
+    and job.attempted_at
+      = timestamptz '2000-01-01 00:00:00+00' + given.attempted_at * interval '1 microsecond'
+  returning job.id, job.state, job.queue
+), told as (
+  select pg_notify(
+    coalesce(@schema::text, current_schema()::text) || '.river_insert', '{"queue": "' || queue || '"}'
+  )
+  from (select distinct queue from rescued where state = 'available') as waiting
+)
+select id, state::text
+from rescued
+where (select count(*) from told) >= 0;
