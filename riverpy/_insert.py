@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from datetime import timedelta
+from datetime import UTC, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import anyio
@@ -26,6 +26,7 @@ from riverpy.job import JobColumn, JobRow, JobState, RawArgs, timestamp
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
     from contextlib import AbstractAsyncContextManager
+    from datetime import datetime
 
     from riverpy._clock import Clock
     from riverpy.drivers.asyncpg import Transaction
@@ -176,7 +177,26 @@ class Inserter:
             asyncpg.PostgresError, OSError, TimeoutError: the database failed; without `tx` the jobs
                 may have been stored if the connection was lost.
         """
-        rows = self._prepare(params)
+        return await self.insert_rows(self._prepare(params), tx=tx)
+
+    def prepare_due(
+        self, args: JobArgs | RawArgs, opts: InsertOpts, *, due_at: datetime
+    ) -> InsertRow:
+        """Check a job that is due at this time, by a clock that is not ours: available at once, and
+        in the unique period of that time, unless its options name another.
+
+        Raises:
+            InsertError, ConfigError: it is refused.
+        """
+        row = prepare(args, opts, rules=self._rules, now=due_at)
+        if row.state != JobState.AVAILABLE:
+            return row
+        return row._replace(scheduled_at=due_at.astimezone(UTC).isoformat())
+
+    async def insert_rows(
+        self, rows: list[InsertRow], *, tx: Transaction | None
+    ) -> list[InsertResult]:
+        """Insert jobs that are checked already; see `insert_many`."""
         return await self._run(tx, rows, self._insert_rows)
 
     async def insert_many_fast(

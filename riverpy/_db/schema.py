@@ -32,8 +32,14 @@ OWN_LINE = "riverpy"
 CLIENTS_VERSION = 1
 """The version of line `riverpy` that makes the table of clients."""
 
+PERIODIC_VERSION = 2
+"""The version of line `riverpy` that makes the table of periodic jobs."""
+
 FEATURES = {
-    CLIENTS_VERSION: "rescue of a killed client's jobs after dead_after: they wait for rescue_after"
+    CLIENTS_VERSION: (
+        "rescue of a killed client's jobs after dead_after: they wait for rescue_after"
+    ),
+    PERIODIC_VERSION: "periodic jobs",
 }
 """What is off without each version of line `riverpy`, in words."""
 

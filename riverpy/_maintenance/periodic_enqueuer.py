@@ -1,0 +1,372 @@
+"""PeriodicEnqueuer: inserts what is due by the schedules of this client's periodic jobs.
+
+The server's clock says what is due, and the row of a periodic job which slot is next. That is moved
+on in the transaction that inserts the slot's job, if it is where it was seen: no slot is inserted
+twice, and none is lost. What fails keeps its slot, and is tried again on its own.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+import msgspec
+
+from riverpy._clock import Backoff
+from riverpy._db.periodic import (
+    MISSING,
+    Advance,
+    Look,
+    Registration,
+    periodic_advance,
+    periodic_is_there,
+    periodic_keep,
+    periodic_list,
+    periodic_look,
+    periodic_now,
+    periodic_register,
+)
+from riverpy._maintenance.base import MaintenanceService
+from riverpy._maintenance.slots import due_slots
+from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe, is_refusal
+from riverpy.errors import FencedOutError, InsertError
+from riverpy.periodic import PeriodicJobsStart, next_time
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from riverpy._insert import Inserter
+    from riverpy._insert_row import InsertRow
+    from riverpy._lifecycle import StopScope
+    from riverpy._maintenance.base import Office
+    from riverpy.periodic import PeriodicJob, PeriodicJobs, PeriodicJobState
+
+LOOK_INTERVAL = 5.0
+"""Seconds between two looks at the table, if nothing is due earlier."""
+LOCKED_RETRY = 1.0
+"""Seconds until a row is tried again that another transaction has locked or changed."""
+MISSING_RETRY = 60.0
+"""Seconds between two looks for the table, while it is missing."""
+STATEMENT_TIMEOUT = 5.0
+"""Seconds for what is read."""
+HOOK_TIMEOUT = 30.0
+"""Seconds that `Config.periodic_jobs_start` may take."""
+BATCH = 100
+"""Periodic jobs whose slots are inserted in one transaction."""
+KEEP_INTERVAL = 3600.0
+"""Seconds between two marks on the rows that they are in use."""
+FORGET_AFTER = timedelta(days=30)
+"""How long the row is kept of a periodic job that no leader has had."""
+_RETRY_FIRST = timedelta(seconds=1)
+_RETRY_MOST = timedelta(seconds=30)
+"""The delay after a failure of one periodic job doubles up to this."""
+
+
+class Firing(NamedTuple):
+    """What is to be done for one periodic job."""
+
+    advance: Advance
+    rows: list[InsertRow]
+    failed: Exception | None = None
+    """Why it does not come further."""
+
+
+class _Failure:
+    """A periodic job that fails."""
+
+    def __init__(self) -> None:
+        self.until = 0.0
+        """When it is tried again, by boottime."""
+        self._backoff = Backoff(_RETRY_FIRST, _RETRY_MOST)
+
+    def hold(self, now: float) -> float:
+        """It failed once more. Returns the seconds until it is tried again."""
+        delay = self._backoff.next()
+        self.until = now + delay
+        return delay
+
+
+class PeriodicEnqueuer(MaintenanceService):
+    """Inserts periodic jobs."""
+
+    name = "periodic enqueuer"
+
+    def __init__(self, office: Office, jobs: PeriodicJobs, inserter: Inserter) -> None:
+        """Make it, for one term.
+
+        Args:
+            office: what it shares with the term's other services.
+            jobs: the client's.
+            inserter: the client's.
+        """
+        super().__init__(office)
+        self._jobs, self._inserter = jobs, inserter
+        jobs.changed = self.stir
+        self._registered: dict[str, PeriodicJob] = {}
+        self._failures: dict[str, _Failure] = {}
+        self._batch = BATCH
+        self._is_there = False
+        self._is_missing_said = False
+        self._kept_at: float | None = None
+
+    async def prepare(self) -> None:
+        """Call the hook and register what there is.
+
+        Raises:
+            Exception: the hook failed or took longer than 30 s, or one of DATABASE_ERRORS.
+        """
+        await self._find_table()
+        hook = self.office.config.periodic_jobs_start
+        if hook is not None:
+            states = await self._states() if self._is_there else {}
+            with anyio.fail_after(HOOK_TIMEOUT, reason="the hook periodic_jobs_start"):
+                await hook(PeriodicJobsStart(jobs=self._jobs, states=states))
+        if self._is_there:
+            await self._register()
+
+    async def run_once(self, scope: StopScope) -> float:
+        """Insert what is due; returns the seconds until there is something to do."""
+        self.office.mandate.expect_trusted()
+        if not await self._find_table():
+            return MISSING_RETRY
+        await self._register()
+        await self._keep()
+        if not self._registered:
+            return LOOK_INTERVAL
+        looks = await self._look()
+        firings = [firing for look in looks if (firing := self._plan(look)) is not None]
+        if await self._fire_all(firings):
+            return 0.0
+        return self._seconds_until_next(looks)
+
+    # -- the table
+
+    async def _find_table(self) -> bool:
+        if not self._is_there:
+            async with self.office.connection.use(
+                "looking for the table of periodic jobs", STATEMENT_TIMEOUT
+            ) as connection:
+                self._is_there = await periodic_is_there(connection, self.office.schema)
+        if not self._is_there and self._jobs and not self._is_missing_said:
+            self._is_missing_said = True
+            self.log.error(
+                "periodic jobs are off", reason=MISSING, periodic_job_ids=[j.id for j in self._jobs]
+            )
+        return self._is_there
+
+    async def _states(self) -> dict[str, PeriodicJobState]:
+        async with self.office.connection.use(
+            "reading the periodic jobs", STATEMENT_TIMEOUT
+        ) as connection:
+            states = await periodic_list(connection, self.office.schema)
+        return {state.id: state for state in states}
+
+    async def _register(self) -> None:
+        """Bring rows and registry together, after either has changed."""
+        self._registered = {
+            job_id: job for job_id, job in self._registered.items() if self._jobs.get(job_id) is job
+        }
+        new = {
+            job.id: job
+            for job in self._jobs
+            if job.id not in self._registered and not self._is_held(job.id)
+        }
+        if not new:
+            return
+        purpose = "registering periodic jobs"
+        async with self.office.connection.use(purpose, STATEMENT_TIMEOUT) as connection:
+            now = await periodic_now(connection)
+        registrations = [
+            registration
+            for job in new.values()
+            if (registration := self._registration(job, now)) is not None
+        ]
+        if not registrations:
+            return
+        async with self.office.mandate.transaction(self.office.connection, purpose) as connection:
+            done = await periodic_register(
+                connection,
+                self.office.schema,
+                registrations,
+                first=[job.id for job in new.values() if job.run_on_start == "first_registration"],
+                each=[job.id for job in new.values() if job.run_on_start == "each_term"],
+            )
+        self._registered.update({job_id: new[job_id] for job_id in done})
+
+    def _registration(self, job: PeriodicJob, now: datetime) -> Registration | None:
+        try:
+            return Registration(job.id, job.schedule_text, next_time(job.schedule, now))
+        except Exception as error:
+            self._hold(job.id, error)
+            return None
+
+    async def _keep(self) -> None:
+        now = self.office.timer.boottime()
+        if self._kept_at is not None and now - self._kept_at < KEEP_INTERVAL:
+            return
+        async with self.office.mandate.transaction(
+            self.office.connection, "keeping periodic jobs"
+        ) as connection:
+            forgotten = await periodic_keep(
+                connection, self.office.schema, list(self._registered), age=FORGET_AFTER
+            )
+        self._kept_at = now
+        if forgotten:
+            self.log.info("unused periodic jobs forgotten", periodic_job_ids=forgotten)
+
+    async def _look(self) -> list[Look]:
+        async with self.office.connection.use(
+            "looking for due periodic jobs", STATEMENT_TIMEOUT
+        ) as connection:
+            return await periodic_look(connection, self.office.schema, list(self._registered))
+
+    def _seconds_until_next(self, looks: Sequence[Look]) -> float:
+        now = self.office.timer.boottime()
+        seconds = [LOOK_INTERVAL]
+        for look in looks:
+            if self._is_held(look.id):
+                seconds.append(self._failures[look.id].until - now)
+            elif look.run_requested_at is not None:
+                seconds.append(LOCKED_RETRY)
+            elif look.due_in is not None:
+                seconds.append(look.due_in if look.due_in > 0 else LOCKED_RETRY)
+        return min(seconds)
+
+    # -- one periodic job
+
+    def _plan(self, look: Look) -> Firing | None:
+        """What is to be done for it now, as its user's code says."""
+        job, slot = self._registered[look.id], look.next_run_at
+        if self._is_held(look.id):
+            return None
+        try:
+            if look.run_requested_at is not None:
+                firing = self._requested(job, look, look.run_requested_at)
+            elif slot is not None and slot <= look.looked_at:
+                firing = self._due(job, look, slot)
+            else:
+                return None
+        except Exception as error:
+            self._hold(look.id, error)
+            return None
+        if firing.failed is not None and firing.advance.next_run_at == look.next_run_at:
+            self._hold(look.id, firing.failed)
+            return None
+        return firing
+
+    def _requested(self, job: PeriodicJob, look: Look, at: datetime) -> Firing:
+        """The run that somebody asked for; its slots wait for the next pass."""
+        row = self._row(job, at)
+        ran_at = None if row is None else at
+        return Firing(_advance(look, look.next_run_at, ran_at), [row] if row else [])
+
+    def _due(self, job: PeriodicJob, look: Look, first: datetime) -> Firing:
+        """Its slots, up to the first whose job cannot be made."""
+        due = due_slots(job.schedule, job.missed, first, look.looked_at)
+        if look.is_paused:
+            return Firing(_advance(look, due.following, None), [])
+        if due.passed_over:
+            self.log.warning(
+                "too many slots were missed, only the newest are inserted", periodic_job_id=job.id
+            )
+        rows: list[InsertRow] = []
+        ran_at = None
+        for slot in due.slots:
+            try:
+                row = self._row(job, slot)
+            except Exception as error:
+                return Firing(_advance(look, slot, ran_at), rows, error)
+            if row is not None:
+                rows.append(row)
+                ran_at = slot
+        return Firing(_advance(look, due.following, ran_at), rows)
+
+    def _row(self, job: PeriodicJob, due_at: datetime) -> InsertRow | None:
+        run = job.construct()
+        if run is None:
+            return None
+        args, opts = run
+        metadata = {**(opts.metadata or {}), "periodic": True, "river:periodic_job_id": job.id}
+        opts = msgspec.structs.replace(opts, metadata=metadata)
+        return self._inserter.prepare_due(args, opts, due_at=due_at)
+
+    def _is_held(self, job_id: str) -> bool:
+        failure = self._failures.get(job_id)
+        return failure is not None and failure.until > self.office.timer.boottime()
+
+    def _hold(self, job_id: str, error: Exception) -> None:
+        """It failed: leave it alone for a while."""
+        failure = self._failures.setdefault(job_id, _Failure())
+        delay = failure.hold(self.office.timer.boottime())
+        self.log.error(
+            "periodic job could not be inserted, trying again",
+            periodic_job_id=job_id,
+            error=f"{type(error).__name__}: {describe(error)}",
+            retry_in=round(delay, 3),
+        )
+
+    # -- the transactions
+
+    async def _fire_all(self, firings: Sequence[Firing]) -> int:
+        """Returns how many were moved on.
+
+        After a failure that may be anybody's, each is on its own, and the one that fails is held:
+        it must not keep the others.
+        """
+        moved = 0
+        for start in range(0, len(firings), self._batch):
+            batch = firings[start : start + self._batch]
+            try:
+                moved += await self._fire(batch)
+            except FencedOutError:
+                raise
+            except DATABASE_ERRORS as error:
+                if len(batch) == 1:
+                    self._hold(batch[0].advance.id, error)
+                self._batch = 1
+                raise
+        self._batch = BATCH
+        return moved
+
+    async def _fire(self, firings: Sequence[Firing]) -> int:
+        """In one transaction or, if one of them is refused, in halves."""
+        try:
+            done = await self._transact(firings)
+        except (*DATABASE_ERRORS, InsertError) as error:
+            if not (isinstance(error, InsertError) or is_refusal(error)):
+                raise
+            if len(firings) == 1:
+                self._hold(firings[0].advance.id, error)
+                return 0
+            half = len(firings) // 2
+            return await self._fire(firings[:half]) + await self._fire(firings[half:])
+        for firing in firings:
+            if firing.advance.id in done:
+                self._fired(firing)
+        return len(done)
+
+    async def _transact(self, firings: Sequence[Firing]) -> set[str]:
+        async with self.office.mandate.transaction(
+            self.office.connection, "inserting periodic jobs"
+        ) as connection:
+            done = await periodic_advance(
+                connection, self.office.schema, [firing.advance for firing in firings]
+            )
+            rows = [row for firing in firings if firing.advance.id in done for row in firing.rows]
+            if rows:
+                await self._inserter.insert_rows(rows, tx=connection)
+        return done
+
+    def _fired(self, firing: Firing) -> None:
+        if firing.failed is not None:
+            self._hold(firing.advance.id, firing.failed)
+        elif self._failures.pop(firing.advance.id, None) is not None:
+            self.log.info("periodic job works again", periodic_job_id=firing.advance.id)
+
+
+def _advance(look: Look, next_run_at: datetime | None, ran_at: datetime | None) -> Advance:
+    return Advance(
+        look.id, look.next_run_at, look.run_requested_at, look.is_paused, next_run_at, ran_at
+    )

@@ -1,0 +1,181 @@
+-- Statements on our table of periodic jobs.
+--
+-- Only the server's clock says what is due. Whoever writes skips rows that another transaction has locked, and comes to
+-- them later.
+
+
+-- name: periodic_is_there
+-- Whether the table exists.
+select to_regclass(coalesce(quote_ident(@schema::text) || '.', '') || 'riverpy_periodic') is not null;
+
+
+-- name: periodic_now
+-- The server's time.
+select now();
+
+
+-- name: periodic_list
+-- Every row.
+select id, schedule, next_run_at, last_run_at, paused_at, run_requested_at
+from /* schema */ riverpy_periodic
+order by id;
+
+
+-- name: periodic_ids
+-- Every id.
+select id
+from /* schema */ riverpy_periodic
+order by id;
+
+
+-- name: periodic_get
+-- One row.
+select id, schedule, next_run_at, last_run_at, paused_at, run_requested_at
+from /* schema */ riverpy_periodic
+where id = @id;
+
+
+-- name: periodic_register
+-- Fenced. Make missing rows. A known row keeps its next slot, unless its schedule is another now. Those of @first get a
+-- run when they are made, those of @each whenever they are registered and are not paused. A row that is locked is not
+-- returned.
+with given as (
+  select id, schedule, next_run_at
+  from unnest(@id::text[], @schedule::text[], @next_run_at::timestamptz[]) as given (id, schedule, next_run_at)
+), known as materialized (
+  select periodic.id
+  from /* schema */ riverpy_periodic as periodic
+  where periodic.id = any(@id::text[])
+  order by periodic.id
+  for no key update of periodic skip locked
+), updated as (
+  update /* schema */ riverpy_periodic as periodic
+  set
+    schedule = given.schedule,
+    next_run_at = case when periodic.schedule = given.schedule then periodic.next_run_at else given.next_run_at end,
+    run_requested_at = case
+      when periodic.paused_at is null and given.id = any(@each::text[]) then now()
+      else periodic.run_requested_at
+    end,
+    updated_at = now()
+  from given
+  join known using (id)
+  where periodic.id = given.id
+  returning periodic.id
+), made as (
+  insert into /* schema */ riverpy_periodic (id, schedule, next_run_at, run_requested_at)
+  select given.id, given.schedule, given.next_run_at,
+    case when given.id = any(@first::text[]) or given.id = any(@each::text[]) then now() end
+  from given
+  where not exists (select from /* schema */ riverpy_periodic as periodic where periodic.id = given.id)
+  order by given.id
+  on conflict do nothing
+  returning id
+)
+select id from updated
+union all
+select id from made;
+
+
+-- name: periodic_look
+-- What there is to do for these ids, and how many seconds until each is due: below zero, it is.
+select
+  id, next_run_at, run_requested_at, paused_at is not null as is_paused, now() as looked_at,
+  extract(epoch from next_run_at - now())::float8 as due_in
+from /* schema */ riverpy_periodic
+where id = any(@id::text[]) and (next_run_at is not null or run_requested_at is not null)
+order by next_run_at, id;
+
+
+-- name: periodic_advance
+-- Fenced, in one transaction with the insert of the jobs. Move rows on from where they were seen; returns those that
+-- were there still.
+with given as (
+  select id, slot, requested_at, is_paused, next_run_at, ran_at
+  from unnest(
+    @id::text[], @slot::timestamptz[], @requested_at::timestamptz[], @is_paused::boolean[], @next_run_at::timestamptz[],
+    @ran_at::timestamptz[]
+  ) as given (id, slot, requested_at, is_paused, next_run_at, ran_at)
+), taken as materialized (
+  select periodic.id
+  from /* schema */ riverpy_periodic as periodic
+  join given using (id)
+  where periodic.next_run_at is not distinct from given.slot
+    and periodic.run_requested_at is not distinct from given.requested_at
+    and (periodic.paused_at is not null) = given.is_paused
+  order by periodic.id
+  for no key update of periodic skip locked
+)
+update /* schema */ riverpy_periodic as periodic
+set
+  next_run_at = given.next_run_at,
+  last_run_at = coalesce(given.ran_at, periodic.last_run_at),
+  run_requested_at = null,
+  updated_at = now()
+from given
+join taken using (id)
+where periodic.id = given.id
+returning periodic.id;
+
+
+-- name: periodic_keep
+-- Fenced. Say that these ids are in use.
+with kept as materialized (
+  select id
+  from /* schema */ riverpy_periodic
+  where id = any(@id::text[])
+  order by id
+  for no key update skip locked
+)
+update /* schema */ riverpy_periodic as periodic
+set updated_at = now()
+from kept
+where periodic.id = kept.id;
+
+
+-- name: periodic_forget
+-- Fenced. Delete what nobody has used for long. A paused one is never forgotten.
+with unused as materialized (
+  select id
+  from /* schema */ riverpy_periodic
+  where updated_at < now() - @age::interval and paused_at is null and id <> all(@id::text[])
+  order by id
+  limit 1000
+  for update skip locked
+)
+delete from /* schema */ riverpy_periodic as periodic
+using unused
+where periodic.id = unused.id
+returning periodic.id;
+
+
+-- name: periodic_pause
+-- One row, by whoever asks.
+update /* schema */ riverpy_periodic
+set paused_at = coalesce(paused_at, now()), updated_at = now()
+where id = @id
+returning id;
+
+
+-- name: periodic_resume
+-- One row, by whoever asks.
+update /* schema */ riverpy_periodic
+set paused_at = null, updated_at = now()
+where id = @id
+returning id;
+
+
+-- name: periodic_run
+-- One row, by whoever asks.
+update /* schema */ riverpy_periodic
+set run_requested_at = coalesce(run_requested_at, now()), updated_at = now()
+where id = @id
+returning id;
+
+
+-- name: periodic_notify
+-- Tell the leader, at the commit, to look again.
+select pg_notify(
+  coalesce(@schema::text, current_schema()::text) || '.riverpy_event',
+  json_build_object('action', 'periodic_changed', 'periodic_job_id', @id::text)::text
+);
