@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 from riverpy._sql import query
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import timedelta
+
     from riverpy.drivers.asyncpg import Transaction
 
 
@@ -34,6 +37,26 @@ async def queue_pause(connection: Transaction, schema: str | None, name: str) ->
 async def queue_resume(connection: Transaction, schema: str | None, name: str) -> list[str]:
     """Resume a queue, or `*`; returns the queues named so."""
     rows = await connection.fetch(query("river_queue", "queue_resume", schema).text, name)
+    return [row[0] for row in rows]
+
+
+async def queue_forget(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    names: Sequence[str] | None,
+    age: timedelta,
+    limit: int,
+) -> list[str]:
+    """Delete up to `limit` queues, of these or of all, that were left alone for `age` and are
+    neither paused nor described; returns their names."""
+    values: dict[str, object] = {"age": age, "limit": limit}
+    if names is None:
+        statement = query("river_queue", "queue_forget", schema)
+    else:
+        statement = query("river_queue", "queue_forget_some", schema)
+        values["name"] = names
+    rows = await connection.fetch(statement.text, *statement.arguments(values))
     return [row[0] for row in rows]
 
 

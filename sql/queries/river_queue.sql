@@ -38,5 +38,35 @@ where name = @name or @name = '*'
 returning name;
 
 
+-- name: queue_forget
+-- Delete queues that nobody has worked, paused or changed for @age, but for those whose row says something. Safe when
+-- two leaders run it at once: rows that are locked are passed over.
+delete from /* schema */ river_queue
+where name = any(array(
+  select name
+  from /* schema */ river_queue
+  where updated_at < now() - @age::interval and paused_at is null and metadata = '{}'
+  order by name
+  limit @limit::bigint
+  for update skip locked
+))
+returning name;
+
+
+-- name: queue_forget_some
+-- The same of these queues.
+delete from /* schema */ river_queue
+where name = any(array(
+  select name
+  from /* schema */ river_queue
+  where name = any(@name::text[])
+    and updated_at < now() - @age::interval and paused_at is null and metadata = '{}'
+  order by name
+  limit @limit::bigint
+  for update skip locked
+))
+returning name;
+
+
 -- name: control_notify
 select pg_notify(coalesce(@schema::text, current_schema()::text) || '.river_control', @payload::text);

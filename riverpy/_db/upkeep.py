@@ -1,0 +1,126 @@
+"""One typed function per block of `sql/queries/river_job_upkeep.sql`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from riverpy._sql import query
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime, timedelta
+
+    from riverpy.drivers.asyncpg import Transaction
+
+_FILE = "river_job_upkeep"
+
+
+class JobScope(NamedTuple):
+    """Which jobs are meant: those of these queues or all but those, and of them those of these
+    kinds or all but those."""
+
+    queues: tuple[str, ...] = ()
+    only_queues: bool = False
+    kinds: tuple[str, ...] = ()
+    only_kinds: bool = False
+
+
+class SweepMark(NamedTuple):
+    """How far a sweep through the ended jobs of a state has come."""
+
+    finalized_at: datetime
+    id: int
+
+
+class Sweep(NamedTuple):
+    """What one statement of a sweep did."""
+
+    found: int
+    """How many jobs it looked at."""
+    deleted: int
+    mark: SweepMark | None
+    """The last one that it looked at."""
+
+
+class Scheduled(NamedTuple):
+    """What became of due jobs."""
+
+    available: int
+    discarded: int
+    """For another job that has their unique key."""
+    left: list[int]
+    """Ids of those that stay as they are: locked, changed meanwhile, or unable to give up a key."""
+
+
+async def job_delete_ended(
+    connection: Transaction, schema: str | None, *, state: str, retention: timedelta, limit: int
+) -> int:
+    """Delete up to `limit` jobs that ended longer ago than their retention; returns how many."""
+    statement = query(_FILE, "job_delete_ended", schema)
+    values: dict[str, object] = {"state": state, "retention": retention, "limit": limit}
+    return await connection.fetchval(statement.text, *statement.arguments(values))
+
+
+async def job_delete_ended_scoped(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    state: str,
+    retention: timedelta,
+    scope: JobScope,
+    after: SweepMark | None,
+    limit: int,
+) -> Sweep:
+    """Look at up to `limit` jobs that ended longer ago than the retention, from the mark on, and
+    delete those that are meant."""
+    statement = query(_FILE, "job_delete_ended_scoped", schema)
+    values: dict[str, object] = {
+        "state": state,
+        "retention": retention,
+        **scope._asdict(),
+        "after_time": after and after.finalized_at,
+        "after_id": after and after.id,
+        "limit": limit,
+    }
+    row = await connection.fetchrow(statement.text, *statement.arguments(values))
+    if row is None or row[2] is None:
+        return Sweep(0, 0, None)
+    return Sweep(row[0], row[1], SweepMark(row[2], row[3]))
+
+
+async def job_due(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    queues: Sequence[str] | None,
+    ahead: timedelta,
+    skipped: Sequence[int],
+    limit: int,
+) -> list[int]:
+    """The first scheduled and retryable jobs that are due within `ahead`, of these queues or of
+    all, but for the skipped ones; in the order in which they are to run."""
+    values: dict[str, object] = {"ahead": ahead, "skipped": skipped, "limit": limit}
+    if queues is None:
+        statement = query(_FILE, "job_due", schema)
+    else:
+        statement = query(_FILE, "job_due_in_queues", schema)
+        values["queues"] = queues
+    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    return [row[0] for row in rows]
+
+
+async def job_schedule(
+    connection: Transaction, schema: str | None, *, ids: Sequence[int], ahead: timedelta
+) -> Scheduled:
+    """Make due jobs available, and notify the queues of those that can be worked at once."""
+    statement = query(_FILE, "job_schedule", schema)
+    values: dict[str, object] = {"ids": ids, "ahead": ahead, "schema": schema}
+    row = await connection.fetchrow(statement.text, *statement.arguments(values))
+    return Scheduled(0, 0, list(ids)) if row is None else Scheduled(*row)
+
+
+async def job_lock_limit(connection: Transaction, limit: timedelta) -> None:
+    """Let no statement of the open transaction wait longer for a lock."""
+    statement = query(_FILE, "job_lock_limit", None)
+    values: dict[str, object] = {"milliseconds": round(limit.total_seconds() * 1000)}
+    await connection.execute(statement.text, *statement.arguments(values))

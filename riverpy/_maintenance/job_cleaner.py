@@ -1,0 +1,162 @@
+"""JobCleaner: deletes jobs that ended longer ago than they are kept."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from riverpy._db.upkeep import JobScope, SweepMark, job_delete_ended, job_delete_ended_scoped
+from riverpy._maintenance.base import MaintenanceService
+from riverpy._maintenance.batches import Batches
+from riverpy.job import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from datetime import timedelta
+
+    from riverpy._lifecycle import StopScope
+    from riverpy._maintenance.base import Office
+    from riverpy.config import Config, JobRetention
+
+INTERVAL = 30.0
+"""Seconds between two passes."""
+SWEEP_INTERVAL = 3600.0
+"""Seconds after which jobs are looked at again that were kept or locked."""
+_STATES = (JobState.CANCELLED, JobState.COMPLETED, JobState.DISCARDED)
+_PURPOSE = "deleting ended jobs"
+
+
+class Rule(NamedTuple):
+    """One retention of one state, and whose it is."""
+
+    state: JobState
+    retention: timedelta
+    scope: JobScope | None
+    """None: all jobs of the state."""
+
+
+def rules_of(config: Config, queues: Sequence[str] | None) -> list[Rule]:
+    """What to delete, as a client is configured: a job's kind decides, or else its queue, or else
+    its state alone. `queues` limits it to these; None does not."""
+    if queues is not None and not queues:
+        return []
+    return [
+        Rule(state, retention, scope)
+        for state in _STATES
+        for retention, scope in _scopes_of(config, queues, state)
+    ]
+
+
+def _scopes_of(
+    config: Config, queues: Sequence[str] | None, state: JobState
+) -> Iterator[tuple[timedelta, JobScope | None]]:
+    kinds, own_queues = tuple(config.retention_by_kind), tuple(config.retention_by_queue)
+    limit, is_limited = tuple(queues or ()), queues is not None
+    for retention, names in _grouped(config.retention_by_kind, state).items():
+        yield retention, JobScope(limit, is_limited, tuple(names), only_kinds=True)
+    for retention, names in _grouped(config.retention_by_queue, state).items():
+        if within := tuple(name for name in names if queues is None or name in queues):
+            yield retention, JobScope(within, True, kinds)
+    retention = _kept(config.retention, state)
+    if retention is None:
+        return
+    if queues is not None:
+        if others := tuple(name for name in queues if name not in own_queues):
+            yield retention, JobScope(others, True, kinds)
+    elif kinds or own_queues:
+        yield retention, JobScope(own_queues, False, kinds)
+    else:
+        yield retention, None
+
+
+def _grouped(retentions: Mapping[str, JobRetention], state: JobState) -> dict[timedelta, list[str]]:
+    """The names of each retention, so that those alike share a statement."""
+    names: dict[timedelta, list[str]] = defaultdict(list)
+    for name, kept in retentions.items():
+        if (retention := _kept(kept, state)) is not None:
+            names[retention].append(name)
+    return names
+
+
+def _kept(retention: JobRetention, state: JobState) -> timedelta | None:
+    return getattr(retention, state.value)
+
+
+class JobCleaner(MaintenanceService):
+    """Deletes by one statement for each state and retention."""
+
+    name = "job_cleaner"
+
+    def __init__(self, office: Office, *, queues: Sequence[str] | None = None) -> None:
+        """Make it.
+
+        Args:
+            office: what the services of the term share.
+            queues: deletes jobs of these queues only; None: of all.
+        """
+        super().__init__(office)
+        self._rules = rules_of(office.config, queues)
+        self._batches = Batches(office.timer, self.log)
+        self._marks: dict[Rule, SweepMark | None] = {}
+        self._swept_at = office.timer.boottime()
+
+    async def run_once(self, scope: StopScope) -> float:
+        """Delete all that is kept no longer.
+
+        Raises:
+            FencedOutError: the term is over.
+            Exception: one of DATABASE_ERRORS.
+        """
+        now = self.office.timer.boottime()
+        if now - self._swept_at >= SWEEP_INTERVAL:
+            self._marks.clear()
+            self._swept_at = now
+        for rule in self._rules:
+            await self._apply(rule)
+        return INTERVAL
+
+    async def _apply(self, rule: Rule) -> None:
+        deleted = 0
+
+        async def step(limit: int) -> int:
+            nonlocal deleted
+            found, count = await delete(rule, limit)
+            deleted += count
+            return found
+
+        delete = self._delete if rule.scope is None else partial(self._sweep, rule.scope)
+        try:
+            await self._batches.run(step)
+        finally:
+            if deleted:
+                self.log.info("ended jobs deleted", state=rule.state.value, count=deleted)
+
+    async def _delete(self, rule: Rule, limit: int) -> tuple[int, int]:
+        """Returns how many were found, and how many of them are deleted."""
+        office = self.office
+        async with office.mandate.transaction(office.cleaning, _PURPOSE) as connection:
+            deleted = await job_delete_ended(
+                connection,
+                office.schema,
+                state=rule.state,
+                retention=rule.retention,
+                limit=limit,
+            )
+        return deleted, deleted
+
+    async def _sweep(self, scope: JobScope, rule: Rule, limit: int) -> tuple[int, int]:
+        """The same where some jobs are kept longer than others."""
+        office = self.office
+        async with office.mandate.transaction(office.cleaning, _PURPOSE) as connection:
+            sweep = await job_delete_ended_scoped(
+                connection,
+                office.schema,
+                state=rule.state,
+                retention=rule.retention,
+                scope=scope,
+                after=self._marks.get(rule),
+                limit=limit,
+            )
+        self._marks[rule] = sweep.mark or self._marks.get(rule)
+        return sweep.found, sweep.deleted

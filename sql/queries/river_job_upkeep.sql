@@ -1,0 +1,181 @@
+-- Statements on River's table of jobs that a leader sends again and again, over all jobs.
+--
+-- Each walks an index whatever the plan: what is limited is limited before it is sorted or joined, and a scope is a
+-- statement of its own.
+
+
+-- name: job_delete_ended
+-- Delete the oldest of the jobs that ended in one state longer ago than @retention. Safe when two leaders run it at
+-- once: rows that are locked are passed over.
+with picked as materialized (
+  select id
+  from /* schema */ river_job
+  where state = @state::text::/* schema */ river_job_state
+    and finalized_at < now() - least(@retention::interval, interval '1000 years')
+  order by finalized_at
+  limit @limit::bigint
+  for update skip locked
+), gone as (
+  delete from /* schema */ river_job
+  where id = any(array(select id from picked))
+  returning id
+)
+select count(*) from gone;
+
+
+-- name: job_delete_ended_scoped
+-- The same for the jobs of some queues or kinds, or of all but some. It looks at no more than @limit jobs, and starts
+-- behind the last one that it has looked at: those that are kept longer would be read again each time otherwise.
+-- Safe when two leaders run it at once: rows that are locked are passed over.
+with seen as materialized (
+  select
+    id, finalized_at,
+    (queue = any(@queues::text[])) = @only_queues::bool and (kind = any(@kinds::text[])) = @only_kinds::bool as is_meant
+  from /* schema */ river_job
+  where state = @state::text::/* schema */ river_job_state
+    and finalized_at < now() - least(@retention::interval, interval '1000 years')
+    and finalized_at >= coalesce(@after_time::timestamptz, '-infinity')
+    and (finalized_at, id) > (coalesce(@after_time::timestamptz, '-infinity'), coalesce(@after_id::bigint, 0))
+  order by finalized_at, id
+  limit @limit::bigint
+), picked as materialized (
+  select id
+  from /* schema */ river_job
+  where id = any(array(select id from seen where is_meant))
+    and state = @state::text::/* schema */ river_job_state
+    and finalized_at < now() - least(@retention::interval, interval '1000 years')
+  for update skip locked
+), gone as (
+  delete from /* schema */ river_job
+  where id = any(array(select id from picked))
+  returning id
+)
+select (select count(*) from seen), (select count(*) from gone), last.finalized_at, last.id
+from (select finalized_at, id from seen order by finalized_at desc, id desc limit 1) as last;
+
+
+-- name: job_due
+-- The first of the scheduled and retryable jobs that are due within @ahead. A lane is a range of the index in which
+-- jobs stand in the order of their due times, so that a million jobs that are far from due cost nothing.
+with recursive lanes as (
+  select state, (
+    select job.queue
+    from /* schema */ river_job as job
+    where job.state = given.state
+    order by job.queue
+    limit 1
+  ) as queue
+  from unnest(array['retryable', 'scheduled']::/* schema */ river_job_state[]) as given (state)
+  union all
+  select lanes.state, (
+    select job.queue
+    from /* schema */ river_job as job
+    where job.state = lanes.state and job.queue > lanes.queue
+    order by job.queue
+    limit 1
+  )
+  from lanes
+  where lanes.queue is not null
+)
+select due.id
+from lanes
+cross join generate_series(1, 4) as ranks (place)
+cross join lateral (
+  select job.id, job.priority, job.scheduled_at
+  from /* schema */ river_job as job
+  where job.state = lanes.state and job.queue = lanes.queue and job.priority = ranks.place::smallint
+    and job.scheduled_at <= now() + @ahead::interval and job.id <> all(@skipped::bigint[])
+  order by job.scheduled_at, job.id
+  limit @limit::bigint
+) as due
+order by due.priority, due.scheduled_at, due.id
+limit @limit::bigint;
+
+
+-- name: job_due_in_queues
+-- The same for some queues.
+select due.id
+from unnest(array['retryable', 'scheduled']::/* schema */ river_job_state[]) as states (state)
+cross join unnest(@queues::text[]) as queues (queue)
+cross join generate_series(1, 4) as ranks (place)
+cross join lateral (
+  select job.id, job.priority, job.scheduled_at
+  from /* schema */ river_job as job
+  where job.state = states.state and job.queue = queues.queue and job.priority = ranks.place::smallint
+    and job.scheduled_at <= now() + @ahead::interval and job.id <> all(@skipped::bigint[])
+  order by job.scheduled_at, job.id
+  limit @limit::bigint
+) as due
+order by due.priority, due.scheduled_at, due.id
+limit @limit::bigint;
+
+
+-- name: job_schedule
+-- Make due jobs available. Of those with one unique key the first is kept, unless a job that is not among them holds
+-- the key; the others are discarded. A job that would hold its key when it is discarded stays as it is.
+--
+-- Jobs are discarded before any becomes available, since one may have the key that another needs: hence the count. A
+-- rival that is not committed yet makes this wait, or fail, in the unique index. Safe when two leaders run it at once:
+-- rows that are locked or not due any more are passed over.
+with due as materialized (
+  select id, priority, scheduled_at, queue,
+    case when unique_states is not null and /* schema */ river_job_state_in_bitmask(unique_states, 'available')
+      then unique_key
+    end as unique_key,
+    /* schema */ river_job_state_in_bitmask(unique_states, 'discarded') as holds_on
+  from /* schema */ river_job
+  where id = any(@ids::bigint[]) and state in ('retryable', 'scheduled')
+    and scheduled_at <= now() + @ahead::interval
+  for no key update skip locked
+), ranked as materialized (
+  select due.*, row_number() over (partition by unique_key order by priority, scheduled_at, id) as place
+  from due
+  where unique_key is not null
+), beaten as materialized (
+  select ranked.id, ranked.holds_on
+  from ranked
+  left join lateral (
+    select holder.id
+    from /* schema */ river_job as holder
+    where holder.unique_key = ranked.unique_key and holder.unique_states is not null
+      and /* schema */ river_job_state_in_bitmask(holder.unique_states, holder.state)
+    limit 1
+  ) as holder on true
+  where ranked.place > 1
+    or (holder.id is not null and not exists (select from due as among where among.id = holder.id))
+), discarded as (
+  update /* schema */ river_job as job
+  set
+    state = 'discarded',
+    finalized_at = now(),
+    metadata = case when jsonb_typeof(job.metadata) = 'object' then job.metadata else '{}' end
+      || '{"unique_key_conflict": "scheduler_discarded"}'
+  where job.id = any(array(select id from beaten where not holds_on))
+  returning job.id
+), made as (
+  update /* schema */ river_job as job
+  set state = 'available'
+  where job.id = any(array(select id from due except select id from beaten))
+    and (select count(*) from discarded) >= 0
+  returning job.id, job.queue, job.scheduled_at
+), told as (
+  select pg_notify(
+    coalesce(@schema::text, current_schema()::text) || '.river_insert', '{"queue": "' || queue || '"}'
+  )
+  from (select distinct queue from made where scheduled_at <= now()) as waiting
+)
+select
+  (select count(*) from made),
+  (select count(*) from discarded),
+  array(
+    select given.id
+    from unnest(@ids::bigint[]) as given (id)
+    where not exists (select from made where made.id = given.id)
+      and not exists (select from discarded where discarded.id = given.id)
+  )
+where (select count(*) from told) >= 0;
+
+
+-- name: job_lock_limit
+-- How long a statement of this transaction may wait for a lock.
+select set_config('lock_timeout', (@milliseconds::bigint)::text, true);
