@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from riverpy._cluster.leadership import LeadershipSubscription
 from riverpy._lifecycle import StopCause
 from riverpy._work.run import StopReport
 from riverpy._work.subscriptions import Subscription
@@ -26,7 +27,7 @@ from riverpy.errors import (
     UniqueConflictError,
     UnknownJobKindError,
 )
-from riverpy.events import Event, EventKind, JobStatistics
+from riverpy.events import Event, EventKind, JobStatistics, LeadershipChange
 from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult, Unique, UniqueOpts
 from riverpy.job import AttemptError, Job, JobArgs, JobRow, JobState, RawArgs
 from riverpy.migrate import Migrator
@@ -58,6 +59,8 @@ __all__ = [
     "JobSnooze",
     "JobState",
     "JobStatistics",
+    "LeadershipChange",
+    "LeadershipSubscription",
     "MigrationError",
     "Migrator",
     "NotFoundError",

@@ -16,6 +16,7 @@ import structlog
 from msgspec import UNSET, UnsetType
 
 from riverpy._clock import SystemClock
+from riverpy._cluster.leadership import Leadership, LeadershipSubscription
 from riverpy._db import jobs, queues
 from riverpy._dsn import validate_url
 from riverpy._insert import Inserter
@@ -89,6 +90,7 @@ class Client:
         self._made_id: tuple[int, str] | None = None
         self._abandoned: frozenset[Stamp] = frozenset()
         self._subscriptions = Subscriptions()
+        self._leadership = Leadership(lambda: self.id)
         self._log: Any = structlog.get_logger("riverpy").bind()
         self._set(database=database, queues=queues or {})
 
@@ -123,6 +125,14 @@ class Client:
         return self._run is not None
 
     @property
+    def is_leader(self) -> bool:
+        """Whether this client leads: it keeps the house for all that work on these tables.
+
+        False also while that is in doubt, as when the database has not answered for long.
+        """
+        return self._run is not None and self._run.is_leader
+
+    @property
     def id(self) -> str:
         """The id that this client writes into the rows it claims, made when it is first read, and
         anew after a fork."""
@@ -143,6 +153,7 @@ class Client:
         schema: str | UnsetType | None = UNSET,
         name: str | UnsetType = UNSET,
         poll_only: bool | UnsetType = UNSET,
+        candidate: bool | UnsetType = UNSET,
         soft_stop_timeout: timedelta | UnsetType | None = UNSET,
     ) -> None:
         """Change settings of a client that is not open yet, as the command line does. UNSET leaves
@@ -158,6 +169,7 @@ class Client:
             "schema": schema,
             "name": name,
             "poll_only": poll_only,
+            "candidate": candidate,
             "soft_stop_timeout": soft_stop_timeout,
         }
         given = {key: value for key, value in changes.items() if value is not UNSET}
@@ -404,6 +416,15 @@ class Client:
         """
         return self._subscriptions.subscribe(kinds, size)
 
+    def leadership(self) -> LeadershipSubscription:
+        """Whether this client leads, now and at each transition: `async with client.leadership() as
+        changes: async for change in changes: …`.
+
+        It holds up nobody, however slowly it is read: up to 10,000 transitions wait, then the
+        oldest are dropped.
+        """
+        return LeadershipSubscription(self._leadership)
+
     # -- working
 
     async def run(
@@ -437,6 +458,7 @@ class Client:
             self._abandoned |= run.work.stamps()
             self._run = None
             self._subscriptions.close()
+            self._leadership.close()
 
     def _new_run(self) -> Run:
         if not self._queues:
@@ -452,6 +474,7 @@ class Client:
             workers=self._workers,
             queues=self._queues,
             subscriptions=self._subscriptions,
+            leadership=self._leadership,
             abandoned=self._abandoned,
         )
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from datetime import timedelta
+    from datetime import datetime, timedelta
 
+    from riverpy._lifecycle import StopCause
     from riverpy.job import JobRow
 
 
@@ -47,3 +48,16 @@ class Event(msgspec.Struct, frozen=True):
     """The job after its result was stored."""
     queue: str | None = None
     statistics: JobStatistics | None = None
+
+
+class LeadershipChange(msgspec.Struct, frozen=True):
+    """A client begins or ceases to lead."""
+
+    is_leader: bool
+    """Whether it leads from now on."""
+    leader_id: str
+    """The client's id."""
+    elected_at: datetime | None = None
+    """When the term began that begins or ends, by the server's clock. None: it has not led yet."""
+    cause: StopCause | None = None
+    """Why the term ended; None if it did not."""

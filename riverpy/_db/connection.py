@@ -24,7 +24,7 @@ from riverpy.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable
 
-    from riverpy.drivers.asyncpg import Connection
+    from riverpy.drivers.asyncpg import Connection, Transaction
 
 RECONNECT_FIRST = timedelta(milliseconds=50)
 RECONNECT_MOST = timedelta(seconds=2)
@@ -67,15 +67,21 @@ async def limit_statements(connection: Connection, limit: timedelta) -> None:
 class Outage:
     """Says once that connections to the database are lost, and once that all are back."""
 
-    def __init__(self) -> None:
+    def __init__(self, client_id: str | None = None) -> None:
+        """Make it. The lines name the client, if it is given."""
         self._lost: set[str] = set()
         self._log: Any = structlog.get_logger("riverpy").bind()
+        if client_id is not None:
+            self._log = self._log.bind(client_id=client_id)
 
     def lost(self, connection: str, error: BaseException) -> None:
         """A connection is lost, or cannot be made."""
         if not self._lost:
             self._log.warning(
-                "database connection lost", connection=connection, error=describe(error)
+                "database connection lost",
+                connection=connection,
+                exception=type(error).__name__,
+                error=describe(error),
             )
         self._lost.add(connection)
 
@@ -85,6 +91,10 @@ class Outage:
             self._lost.discard(connection)
             if not self._lost:
                 self._log.info("database connection restored", connection=connection)
+
+    def forget(self, connection: str) -> None:
+        """A connection is not needed any more."""
+        self._lost.discard(connection)
 
 
 class DedicatedConnection:
@@ -143,6 +153,7 @@ class DedicatedConnection:
 
     async def close(self) -> None:
         """Say goodbye within the driver's limit, or cut."""
+        self._outage.forget(self.name)
         connection, self._connection = self._connection, None
         if connection is not None:
             await close(connection)
@@ -170,6 +181,28 @@ class DedicatedConnection:
             self.reconnected()
         self._was_connected = True
         return connection
+
+
+class InjectedConnection:
+    """A connection of somebody else's, used as a `DedicatedConnection` is: never closed, replaced
+    or made again, whatever happens on it."""
+
+    def __init__(self, connection: Transaction) -> None:
+        """Make it."""
+        self._connection = connection
+        self._lock = anyio.Lock()
+
+    @asynccontextmanager
+    async def use(self, purpose: str, bound: float) -> AsyncGenerator[Transaction]:
+        """The connection, alone, for at most `bound` seconds.
+
+        Raises:
+            TimeoutError: the bound is over; the text has the purpose.
+            Exception: one of DATABASE_ERRORS.
+        """
+        with anyio.fail_after(bound, reason=purpose):
+            async with self._lock:
+                yield self._connection
 
 
 async def _expect_writable(connection: Connection) -> None:

@@ -1,4 +1,5 @@
-"""One typed function per block of `sql/queries/river_leader.sql`."""
+"""One typed function per block of `sql/queries/river_leader.sql`, and the store that an elector
+asks."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from riverpy._sql import query
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
+    from riverpy._cluster.lease import Term
+    from riverpy._db.connection import DedicatedConnection, InjectedConnection
     from riverpy.drivers.asyncpg import Transaction
 
 
@@ -68,7 +71,7 @@ async def leader_resign(
         "elected_at": elected_at,
         "schema": schema,
     }
-    return await connection.fetchval(statement.text, *statement.arguments(values)) is not None
+    return await connection.fetchrow(statement.text, *statement.arguments(values)) is not None
 
 
 async def leader_fence(
@@ -100,3 +103,44 @@ async def leader_request_resign(connection: Transaction, schema: str | None) -> 
     """Ask whoever leads to resign, at the commit."""
     statement = query("river_leader", "leader_request_resign", schema)
     await connection.execute(statement.text, *statement.arguments({"schema": schema}))
+
+
+class LeaderStore:
+    """What an elector asks, each in a statement of its own, over one connection.
+
+    An error (one of DATABASE_ERRORS) means that the answer is not known.
+    """
+
+    def __init__(
+        self, connection: DedicatedConnection | InjectedConnection, schema: str | None
+    ) -> None:
+        """Make it.
+
+        Args:
+            connection: what it asks over.
+            schema: the schema of River's tables.
+        """
+        self._connection, self._schema = connection, schema
+
+    async def elect(self, leader_id: str, ttl: timedelta, bound: float) -> Bid | None:
+        """Bid, for at most `bound` seconds. None: somebody else has just won."""
+        async with self._connection.use("bidding for the lead", bound) as connection:
+            return await leader_elect(connection, self._schema, leader_id=leader_id, ttl=ttl)
+
+    async def renew(self, term: Term, ttl: timedelta, bound: float) -> bool:
+        """Extend a term, in at most `bound` seconds. False: it is over."""
+        async with self._connection.use("renewing the lease", bound) as connection:
+            return await leader_renew(
+                connection,
+                self._schema,
+                leader_id=term.leader_id,
+                elected_at=term.elected_at,
+                ttl=ttl,
+            )
+
+    async def resign(self, term: Term, bound: float) -> bool:
+        """End a term, in at most `bound` seconds. False: it was over before."""
+        async with self._connection.use("releasing the lease", bound) as connection:
+            return await leader_resign(
+                connection, self._schema, leader_id=term.leader_id, elected_at=term.elected_at
+            )

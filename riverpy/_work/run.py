@@ -4,7 +4,7 @@
       heartbeat, notifier, reconciler   go on during the drain, so that the client counts as alive
                                         and a cancel still reaches a running job
         running jobs                    drain; past the soft limit they are cancelled
-          producers                     end first: no more claims
+          producers, elector            end first: no more claims, maintenance ended, lease released
 Leaving the nested blocks is stopping, from the inside out. The clock of the drain starts with the
 stop request.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,7 @@ from riverpy._db.schema import (
     warn_of_missing_features,
 )
 from riverpy._lifecycle import ServiceGroup, only_error
+from riverpy._maintenance.candidacy import Candidacy
 from riverpy._work.completer import Completer
 from riverpy._work.executor import Executor
 from riverpy._work.producer import Producer
@@ -55,10 +56,11 @@ from riverpy.drivers.asyncpg import (
 from riverpy.job import JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import AsyncGenerator, Generator, Mapping
 
     from anyio.abc import TaskStatus
 
+    from riverpy._cluster.leadership import Leadership
     from riverpy._db.jobs import Stamp
     from riverpy._work.attempt import Attempt
     from riverpy._work.subscriptions import Subscriptions
@@ -71,6 +73,11 @@ LOCK_TIMEOUT = "100ms"
 without it."""
 STATEMENT_LIMIT = timedelta(seconds=12)
 """After which the server ends a statement of ours: a little more than any may take here."""
+MAINTENANCE_STATEMENT_LIMIT = timedelta(seconds=5)
+"""The same for maintenance: a leader that is gone delays the next one by no more."""
+MAINTENANCE_LOCK_TIMEOUT = "1s"
+MAINTENANCE_LEFT_TIMEOUT = 1.0
+"""Seconds at the end of a run for maintenance that did not end with its term."""
 JOBS_SHARE_OF_HARD_STOP = 0.6
 """Of the hard stop's time jobs have this much to end; the rest is for storing results."""
 DRAIN_POLL = 0.05
@@ -89,11 +96,17 @@ class StopReport(msgspec.Struct, frozen=True):
     claims_in_doubt: bool = False
     """Whether the answer to a claim was lost and the database did not say what it took: rows of
     this client may stay `running` that never ran."""
+    maintenance_left: bool = False
+    """Whether maintenance of a term that this client led goes on, for a hook that does not end. It
+    can write nothing."""
 
     @property
     def is_clean(self) -> bool:
-        """Whether every attempt ended and every result was stored, and no claim is in doubt."""
-        return not (self.abandoned or self.unstored or self.claims_in_doubt)
+        """Whether every attempt and all maintenance ended, every result was stored, and no claim is
+        in doubt."""
+        return not (
+            self.abandoned or self.unstored or self.claims_in_doubt or self.maintenance_left
+        )
 
 
 class Run:
@@ -108,17 +121,18 @@ class Run:
         workers: Workers,
         queues: Mapping[str, QueueConfig],
         subscriptions: Subscriptions,
+        leadership: Leadership,
         abandoned: frozenset[Stamp],
     ) -> None:
         """Make it; nothing is started.
 
         Args:
-            url, config, client_id, workers, queues, subscriptions: the client's.
+            url, config, client_id, workers, queues, subscriptions, leadership: the client's.
             abandoned: attempts of earlier runs in this process whose code may still go on.
         """
         self._url, self._config = url, config
         self._subscriptions = subscriptions
-        self._outage = Outage()
+        self._outage = Outage(client_id)
         self._log: Any = structlog.get_logger("riverpy").bind()
         slots = sum(queue.max_workers for queue in queues.values())
         self._claims = DedicatedConnection("claims", self._connect_claims, self._outage)
@@ -174,7 +188,22 @@ class Run:
             for name, queue in queues.items()
         }
         self._reconciler.watch(self.producers)
-        self._claims.reconnected = self._results.reconnected = self._reconciler.resync
+        self._candidacy = (
+            Candidacy(
+                config,
+                client_id=client_id,
+                workers=workers,
+                reserved=self._reserved,
+                connect=self._connect_maintenance,
+                outage=self._outage,
+                changed=leadership.publish,
+                timer=SystemTimer(),
+            )
+            if config.candidate
+            else None
+        )
+        self._maintenance_left = False
+        self._claims.reconnected = self._results.reconnected = self._resync
         self._stop_asked, self._hard_asked = asyncio.Event(), asyncio.Event()
         self._stop_asked_at = 0.0
         self._starting: anyio.CancelScope | None = None
@@ -188,6 +217,11 @@ class Run:
             self._stop_asked.set()
         if self._starting is not None:
             self._starting.cancel()
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this run leads, and may act so now."""
+        return self._candidacy is not None and self._candidacy.is_leader
 
     def stop_hard(self) -> None:
         """Cancel running jobs too."""
@@ -208,6 +242,7 @@ class Run:
                 await self._open_connections()
             async with (
                 self._completer.running(self._seconds_to_store),
+                self._ending_maintenance(),
                 ServiceGroup() as services,
             ):
                 with self.until_stop_asked():
@@ -217,6 +252,8 @@ class Run:
                         with self.until_stop_asked():
                             for producer in self.producers.values():
                                 await producers.start(producer)
+                            if self._candidacy is not None:
+                                await producers.start(self._candidacy.elector)
                         task_status.started()
                         await self._until_stopped(drain=drain)
                 finally:
@@ -307,6 +344,18 @@ class Run:
             await self.work.drain(left, self._hard_asked, hard)
         await self._reconciler.put_back_last_claims()
 
+    @asynccontextmanager
+    async def _ending_maintenance(self) -> AsyncGenerator[None]:
+        """Terms end with the elector, inside of this; maintenance that did not has a last chance
+        after the drain."""
+        try:
+            yield
+        finally:
+            if self._candidacy is not None:
+                with anyio.CancelScope(shield=True):
+                    is_clear = await self._candidacy.maintenance.close(MAINTENANCE_LEFT_TIMEOUT)
+                    self._maintenance_left = not is_clear
+
     def _seconds_to_store(self) -> float:
         hard = self._config.hard_stop_timeout.total_seconds()
         return hard * (1 - JOBS_SHARE_OF_HARD_STOP)
@@ -324,7 +373,11 @@ class Run:
             self._log.error("job results were not stored in time", count=unstored)
         if self._reconciler.in_doubt:
             self._log.error("jobs may be claimed that never ran: a claim had no answer")
-        return StopReport(abandoned, unstored, self._reconciler.in_doubt)
+        if self._maintenance_left:
+            self._log.error("maintenance did not end and is left behind")
+        return StopReport(
+            abandoned, unstored, self._reconciler.in_doubt, maintenance_left=self._maintenance_left
+        )
 
     def _stored(self, attempts: list[Attempt]) -> None:
         """Results were stored, all plain or none."""
@@ -344,8 +397,16 @@ class Run:
         )
         notifier.subscribe("river_insert", self._heard_insert)
         notifier.subscribe("river_control", self._heard_control)
-        notifier.on_resync(self._reconciler.resync)
+        if self._candidacy is not None:
+            notifier.subscribe("river_leadership", self._candidacy.elector.heard)
+        notifier.on_resync(self._resync)
         return notifier
+
+    def _resync(self) -> None:
+        """A connection was lost and made again."""
+        self._reconciler.resync()
+        if self._candidacy is not None:
+            self._candidacy.elector.resync()
 
     def _heard_insert(self, payload: str) -> None:
         message = _decode(payload)
@@ -385,14 +446,20 @@ class Run:
     async def _connect_reserved(self) -> Connection:
         return await self._connect_limited("riverpy reserved", {})
 
-    async def _connect_limited(self, name: str, settings: dict[str, str]) -> Connection:
+    async def _connect_maintenance(self, name: str) -> Connection:
+        settings = {"lock_timeout": MAINTENANCE_LOCK_TIMEOUT}
+        return await self._connect_limited(name, settings, MAINTENANCE_STATEMENT_LIMIT)
+
+    async def _connect_limited(
+        self, name: str, settings: dict[str, str], limit: timedelta = STATEMENT_LIMIT
+    ) -> Connection:
         pooled = self._config.pooler
         connection = await connect(
             self._url, application_name=name, settings=settings, pooled=pooled
         )
         if not pooled:
             with cut_on_error(connection):
-                await limit_statements(connection, STATEMENT_LIMIT)
+                await limit_statements(connection, limit)
         return connection
 
     async def _connect_listener(self) -> Connection:

@@ -1,0 +1,397 @@
+"""Elector: bids for the lead, holds it, and gives it up.
+
+A term ends in this order, whatever ends it: this process believes no more that it leads and says
+so, its services end, and only then the lease is released, so that the next leader never works
+beside this one's services. A lease that is not known to be free of services is left to lapse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+import anyio
+import anyio.lowlevel
+import msgspec
+import structlog
+
+from riverpy._clock import Backoff
+from riverpy._cluster.lease import Term
+from riverpy._lifecycle import StopCause, TestSignal
+from riverpy.config import ELECT_JITTER_SHARE
+from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
+from riverpy.events import LeadershipChange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anyio.abc import TaskStatus
+
+    from riverpy._clock import Timer
+    from riverpy._cluster.lease import Lease
+    from riverpy._db.leaders import Bid
+    from riverpy._lifecycle import StopScope
+
+WAKE_JITTER = 0.05
+"""Seconds within which followers bid after they heard that the lead is free."""
+WATCH_MOST = 1.0
+"""Seconds between two looks at the trust of a leader, at most."""
+WATCH_LEAST = 0.001
+WATCH_SHARE = 1 / 15
+"""The same as a share of the lease's time."""
+STALL = 1.0
+"""Seconds past a deadline from which it is said that this process did not run."""
+RELEASE_MOST = 2.0
+"""Seconds that releasing the lease may take; else it lapses."""
+BID_AFTER_STOP = 1.0
+"""Seconds that a bid may go on after a stop, so that what it won is not left to lapse."""
+SIT_OUT_MOST = 60.0
+"""Seconds that a client waits, at most, before it bids again after its maintenance failed."""
+RENEWAL_LEAST = 0.01
+"""Seconds below which there is no time for another renewal."""
+
+
+class LeaderStore(Protocol):
+    """What an elector asks the database. Each call takes `bound` seconds at most.
+
+    Each raises one of DATABASE_ERRORS when the answer is not known.
+    """
+
+    async def elect(self, leader_id: str, ttl: timedelta, bound: float) -> Bid | None:
+        """Bid. None: somebody else has just won."""
+        ...
+
+    async def renew(self, term: Term, ttl: timedelta, bound: float) -> bool:
+        """Extend a term. False: it is over."""
+        ...
+
+    async def resign(self, term: Term, bound: float) -> bool:
+        """End a term. False: it was over before."""
+        ...
+
+
+class Keeper(Protocol):
+    """Holds the services of a term."""
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether nothing of any term runs."""
+        ...
+
+    def begin(self, term: Term) -> None:
+        """Start the services of a term; the same term once only."""
+        ...
+
+    async def end(self, cause: StopCause) -> bool:
+        """Stop them and wait for the grace. False: something goes on."""
+        ...
+
+    async def wait_clear(self) -> None:
+        """Return when nothing of any term runs."""
+        ...
+
+
+class _Tenure:
+    """The term that is held, and why it ends."""
+
+    def __init__(self, term: Term) -> None:
+        self.term = term
+        self.scope = anyio.CancelScope()
+        self.is_over = False
+        self.cause = StopCause.CLIENT_STOP
+        """What ends a term from outside, without `_close`."""
+        self.may_hold = True
+        """Whether the row may still be this term's."""
+
+
+class Elector:
+    """Stands for election for one client, until stopped."""
+
+    name = "elector"
+
+    def __init__(
+        self,
+        *,
+        leader_id: str,
+        lease: Lease,
+        store: LeaderStore,
+        keeper: Keeper,
+        timer: Timer,
+        changed: Callable[[LeadershipChange], None] | None = None,
+    ) -> None:
+        """Make it.
+
+        Args:
+            leader_id: the client's id.
+            lease: where it keeps what this process may believe.
+            store: the row of leaders.
+            keeper: holds the services of a term.
+            timer: by which it measures and waits.
+            changed: told of each transition, at once.
+        """
+        self._leader_id = leader_id
+        self._lease, self._timing = lease, lease.timing
+        self._store, self._keeper, self._timer = store, keeper, timer
+        self._changed = changed
+        self._tenure: _Tenure | None = None
+        self._wake = asyncio.Event()
+        self._may_bid_at = timer.boottime()
+        self._exhausted = 0
+        self._log: Any = structlog.get_logger("riverpy").bind(client_id=leader_id)
+        self.elected = TestSignal("Elector.elected")
+        self.denied = TestSignal("Elector.denied")
+        self.ended = TestSignal("Elector.ended")
+
+    # -- what others tell it
+
+    def heard(self, payload: str) -> None:
+        """A notification on the topic `river_leadership`."""
+        try:
+            message = msgspec.json.decode(payload, type=_Message)
+        except (msgspec.DecodeError, RecursionError):  # anybody can notify
+            self._log.warning("notification not understood", payload=payload[:100])
+            return
+        match message.action:
+            case "resigned" if message.leader_id != self._leader_id:
+                self._wake.set()
+            case "request_resign" if self._tenure is not None:
+                self._sit_out(self._timing.interval)
+                self._close(self._tenure, "somebody asked it to resign")
+            case _:
+                pass
+
+    def resync(self) -> None:
+        """A connection was lost and made again: what was announced meanwhile was not heard."""
+        self._wake.set()
+
+    def resign(self, term: Term) -> None:
+        """Give a term up, for its maintenance cannot be brought up, and let another have a try.
+        Does nothing if the term is over."""
+        if (tenure := self._held(term)) is None:
+            return
+        most = max(SIT_OUT_MOST, self._timing.interval)
+        self._sit_out(min(self._timing.interval * 2.0 ** min(self._exhausted, 30), most))
+        self._exhausted += 1
+        self._close(tenure, "its maintenance failed")
+
+    def term_is_up(self, term: Term) -> None:
+        """The maintenance of a term is up: an earlier failure is forgiven."""
+        if self._held(term) is not None:
+            self._exhausted = 0
+
+    def fenced_out(self, term: Term) -> None:
+        """The server refused a write of this term: it is over."""
+        if (tenure := self._held(term)) is not None:
+            self._close(tenure, "the database says that the term is over", may_hold=False)
+
+    def _held(self, term: Term) -> _Tenure | None:
+        tenure = self._tenure
+        return tenure if tenure is not None and tenure.term == term else None
+
+    def _sit_out(self, seconds: float) -> None:
+        self._may_bid_at = self._timer.boottime() + seconds
+
+    # -- following
+
+    async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
+        """Bid and lead in turn, until stopped."""
+        task_status.started()
+        while True:
+            await self._sleep_until(self._may_bid_at)
+            await self._keeper.wait_clear()
+            term, asked_at = await self._stand(scope)
+            await self._lead(term, asked_at)
+
+    async def _stand(self, scope: StopScope) -> tuple[Term, float]:
+        """Bid until elected. Returns the term, and when its bid began."""
+        backoff = self._new_backoff()
+        is_failing = False
+        while True:
+            self._wake.clear()
+            asked_at = self._timer.boottime()
+            try:
+                bid = await self._bid(scope)
+            except DATABASE_ERRORS as error:
+                say = self._log.debug if is_failing else self._log.warning
+                say("cannot stand for election, trying again", error=describe(error))
+                is_failing = True
+                wait = backoff.next()
+            else:
+                if bid is not None and bid.elected:
+                    return Term(self._leader_id, bid.elected_at), asked_at
+                is_failing = False
+                backoff.reset()
+                wait = self._until_next_bid(bid)
+                self.denied.emit()
+            if await self._timer.wait(self._wake, wait):
+                await self._timer.sleep(random.uniform(0, WAKE_JITTER))  # noqa: S311 (no secret)
+
+    async def _bid(self, scope: StopScope) -> Bid | None:
+        """One bid, finished in spite of a stop: a term won unawares would be nobody's until
+        it lapses."""
+        bound = self._timing.interval
+        with scope.shielded(bound + BID_AFTER_STOP, after_stop=BID_AFTER_STOP):
+            return await self._store.elect(self._leader_id, self._timing.ttl_delta, bound)
+
+    def _until_next_bid(self, bid: Bid | None) -> float:
+        usual = self._timing.interval * (1 + random.uniform(0, ELECT_JITTER_SHARE))  # noqa: S311
+        if bid is None or bid.remaining is None:
+            return usual
+        return min(usual, bid.remaining + random.uniform(0, WAKE_JITTER))  # noqa: S311
+
+    # -- leading
+
+    async def _lead(self, term: Term, asked_at: float) -> None:
+        tenure = _Tenure(term)
+        try:
+            await anyio.lowlevel.checkpoint_if_cancelled()  # by a stop that came during the bid
+            self._begin(tenure, asked_at)
+            with tenure.scope:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._watch, tenure)
+                    await self._renew_on_time(tenure, asked_at)
+        finally:
+            with anyio.CancelScope(shield=True):  # each step has a bound of its own
+                await self._end(tenure)
+
+    def _begin(self, tenure: _Tenure, asked_at: float) -> None:
+        self._tenure = tenure
+        self._lease.granted(tenure.term, asked_at=asked_at)
+        self._tell(tenure, None)
+        self._log.info("leading begins", elected_at=tenure.term.elected_at.isoformat())
+        self._keeper.begin(tenure.term)
+        self.elected.emit()
+
+    async def _watch(self, tenure: _Tenure) -> None:
+        """End the term while its services still have the time to end in trust. It looks often, for
+        a sleep does not count the time of a machine that is suspended."""
+        step = self._watch_step
+        while (left := self._time_left) > 0:
+            planned = max(min(step, left), WATCH_LEAST)
+            before = self._timer.boottime()
+            await self._timer.sleep(planned)
+            late = self._timer.boottime() - before - planned
+            if late > STALL:
+                self._log.warning(
+                    "this process did not run for a while: a job holds the event loop, or the "
+                    "process or the machine was suspended",
+                    seconds=round(late, 1),
+                )
+        self._close(tenure, "the lease could not be renewed in time", is_expected=False)
+
+    async def _renew_on_time(self, tenure: _Tenure, asked_at: float) -> None:
+        """Renew until the term is closed. The next renewal has a moment of its own, which nothing
+        that is heard meanwhile puts off."""
+        due = asked_at + self._timing.interval
+        backoff = self._new_backoff()
+        is_failing = False
+        while True:
+            await self._sleep_until(due)
+            left = self._time_left
+            if left < RENEWAL_LEAST:  # the watch ends the term
+                await anyio.sleep_forever()
+            asked_at = self._timer.boottime()
+            # A renewal that is not answered leaves the time for another one.
+            bound = min(self._timing.interval, left / 2)
+            try:
+                is_held = await self._store.renew(tenure.term, self._timing.ttl_delta, bound)
+            except DATABASE_ERRORS as error:
+                left = self._time_left
+                say = self._log.debug if is_failing else self._log.warning
+                say(
+                    "the lease was not renewed, trying again",
+                    seconds_left=round(left, 1),
+                    error=describe(error),
+                )
+                is_failing = True
+                due = self._timer.boottime() + min(backoff.next(), left / 2)
+                continue
+            if not is_held:
+                self._close(
+                    tenure, "the lease is no longer its own", may_hold=False, is_expected=False
+                )
+            if tenure.is_over:  # its scope is cancelled, which shows at the next wait
+                await anyio.sleep_forever()
+            self._lease.granted(tenure.term, asked_at=asked_at)
+            if is_failing:
+                is_failing = False
+                backoff.reset()
+                self._log.info("the lease is renewed again")
+            due = asked_at + self._timing.interval
+
+    def _close(
+        self, tenure: _Tenure, why: str, *, may_hold: bool = True, is_expected: bool = True
+    ) -> None:
+        """This process leads no more, at once; `_end` does the rest. The first reason counts."""
+        if tenure.is_over:
+            return
+        tenure.cause, tenure.may_hold = StopCause.LEADERSHIP_LOST, may_hold
+        say = self._log.info if is_expected else self._log.warning
+        self._disbelieve(tenure, say, why)
+        tenure.scope.cancel(reason=why)
+
+    def _disbelieve(self, tenure: _Tenure, say: Callable[..., None], why: str) -> None:
+        tenure.is_over = True
+        self._tenure = None
+        self._lease.ended()
+        self._tell(tenure, tenure.cause)
+        say("leading ends", why=why, elected_at=tenure.term.elected_at.isoformat())
+
+    async def _end(self, tenure: _Tenure) -> None:
+        """Let the services end, then release the lease if it may be held."""
+        if self._tenure is tenure:
+            self._disbelieve(tenure, self._log.info, "the client stops")
+        if not await self._keeper.end(tenure.cause):
+            self._log.error(
+                "maintenance did not end in time: the lease is not released but lapses, and this "
+                "client does not bid before it has ended"
+            )
+        elif tenure.may_hold:
+            await self._release(tenure.term)
+        self.ended.emit()
+
+    async def _release(self, term: Term) -> None:
+        try:
+            is_released = await self._store.resign(term, min(RELEASE_MOST, self._timing.interval))
+        except DATABASE_ERRORS as error:
+            self._log.warning("the lease could not be released and lapses", error=describe(error))
+            return
+        if is_released:
+            self._log.info("the lease is released")
+        else:
+            self._log.debug("the lease was not held any more")
+
+    def _tell(self, tenure: _Tenure, cause: StopCause | None) -> None:
+        if self._changed is not None:
+            term = tenure.term
+            self._changed(LeadershipChange(cause is None, term.leader_id, term.elected_at, cause))
+
+    # -- time
+
+    @property
+    def _time_left(self) -> float:
+        """Seconds until the services must be told to end, so that they end in trust."""
+        return self._lease.trust_left - self._timing.grace
+
+    @property
+    def _watch_step(self) -> float:
+        return min(WATCH_MOST, self._timing.ttl * WATCH_SHARE)
+
+    async def _sleep_until(self, due: float) -> None:
+        """In steps, for a sleep does not count the time of a machine that is suspended."""
+        while (left := due - self._timer.boottime()) > 0:
+            await self._timer.sleep(max(min(left, self._watch_step), WATCH_LEAST))
+
+    def _new_backoff(self) -> Backoff:
+        """A second, then two, then four, up to the interval, at the default one."""
+        interval = timedelta(seconds=self._timing.interval)
+        return Backoff(interval / 5, interval)
+
+
+class _Message(msgspec.Struct):
+    """What is announced on the topic `river_leadership`."""
+
+    action: str = ""
+    leader_id: str = ""

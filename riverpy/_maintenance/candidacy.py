@@ -1,0 +1,97 @@
+"""Candidacy: what one run needs to stand for election and to lead, put together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from riverpy._cluster.elector import Elector
+from riverpy._cluster.lease import Lease, LeaseTiming
+from riverpy._db.connection import DedicatedConnection
+from riverpy._db.leaders import LeaderStore
+from riverpy._maintenance.base import Office
+from riverpy._maintenance.leader import MaintenanceLeader
+from riverpy._maintenance.maintainer import Maintainer
+from riverpy._maintenance.mandate import Mandate
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from riverpy._clock import Timer
+    from riverpy._cluster.lease import Term
+    from riverpy._db.connection import Outage
+    from riverpy._maintenance.base import MaintenanceService
+    from riverpy.config import Config
+    from riverpy.drivers.asyncpg import Connection
+    from riverpy.events import LeadershipChange
+    from riverpy.worker import Workers
+
+
+class Candidacy:
+    """The elector of one run, and the maintenance of each term that it wins."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        client_id: str,
+        workers: Workers,
+        reserved: DedicatedConnection,
+        connect: Callable[[str], Awaitable[Connection]],
+        outage: Outage,
+        changed: Callable[[LeadershipChange], None],
+        timer: Timer,
+    ) -> None:
+        """Make it; nothing is connected.
+
+        Args:
+            config, client_id, workers: the client's.
+            reserved: the connection on which the lease is held.
+            connect: makes a connection for maintenance that has this name.
+            outage: told of losses and recoveries.
+            changed: told of each transition.
+            timer: by which leading measures and waits.
+        """
+        self._config, self._workers = config, workers
+        self._connect, self._outage, self._timer = connect, outage, timer
+        self._lease = Lease(LeaseTiming.of(config), timer)
+        self.maintenance = MaintenanceLeader(
+            self._make, grace=self._lease.timing.grace, timer=timer
+        )
+        self.elector = Elector(
+            leader_id=client_id,
+            lease=self._lease,
+            store=LeaderStore(reserved, config.schema),
+            keeper=self.maintenance,
+            timer=timer,
+            changed=changed,
+        )
+        self.maintenance.resign = self.elector.resign
+        self.maintenance.is_up = self.elector.term_is_up
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this client leads, and may act so now."""
+        return self._lease.term is not None
+
+    def _make(self, term: Term) -> Maintainer:
+        mandate = Mandate(
+            term, self._lease, schema=self._config.schema, fenced_out=self.elector.fenced_out
+        )
+        office = Office(
+            mandate=mandate,
+            config=self._config,
+            workers=self._workers,
+            connection=self._connection("maintenance"),
+            cleaning=self._connection("cleaning"),
+            timer=self._timer,
+        )
+        return Maintainer(office, services(office))
+
+    def _connection(self, name: str) -> DedicatedConnection:
+        return DedicatedConnection(name, lambda: self._connect(f"riverpy {name}"), self._outage)
+
+
+def services(office: Office) -> list[MaintenanceService]:
+    """The services of a term, in the order in which they start."""
+    del office
+    return []
