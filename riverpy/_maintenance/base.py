@@ -65,7 +65,7 @@ class MaintenanceService(ABC):
         self.log: Any = structlog.get_logger("riverpy").bind(service=self.name)
         self._stirred = asyncio.Event()
         self._backoff = Backoff(RETRY_FIRST, RETRY_MOST)
-        self._is_failing = False
+        self._failing: str | None = None
         self.ran = TestSignal(f"{type(self).__name__}.ran")
         """Emitted after each pass that succeeded."""
 
@@ -99,24 +99,28 @@ class MaintenanceService(ABC):
 
     async def _pass(self, scope: StopScope) -> float:
         try:
+            self.office.mandate.expect_trusted()  # a process that was frozen begins nothing
             delay = await self.run_once(scope)
         except FencedOutError:  # the elector knows too, and ends the term
             return RETRY_FIRST.total_seconds()
-        except DATABASE_ERRORS as error:
-            self._say_failed(describe(error))
+        except Exception as error:
+            self._say_failed(error)
             return self._backoff.next()
-        except Exception:
-            self.log.exception("maintenance failed")
-            return self._backoff.next()
-        if self._is_failing:
-            self._is_failing = False
+        if self._failing is not None:
+            self._failing = None
             self.log.info("maintenance works again")
         self._backoff.reset()
         self.ran.emit()
         return delay
 
-    def _say_failed(self, error: str) -> None:
-        """One warning an outage."""
-        say = self.log.debug if self._is_failing else self.log.warning
-        self._is_failing = True
-        say("maintenance failed, trying again", error=error)
+    def _say_failed(self, error: Exception) -> None:
+        """Once an outage, and once a fault of the same kind, with its traceback."""
+        is_outage = isinstance(error, DATABASE_ERRORS)
+        kind = "outage" if is_outage else type(error).__name__
+        is_new, self._failing = kind != self._failing, kind
+        if not is_new:
+            self.log.debug("maintenance failed again", error=describe(error))
+        elif is_outage:
+            self.log.warning("maintenance failed, trying again", error=describe(error))
+        else:
+            self.log.error("maintenance failed, trying again", exc_info=error)

@@ -18,6 +18,7 @@ import structlog
 from riverpy._clock import Backoff
 from riverpy._lifecycle import ServiceGroup, StopCause, StopScope, only_error
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
+from riverpy.errors import FencedOutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,7 +95,8 @@ class MaintenanceLeader:
             tenure.stop(cause)
             if not await self._timer.wait(tenure.ended, self._grace):
                 tenure.quarantine()
-            self._current = None
+            if self._current is tenure:
+                self._current = None
         return self.is_clear
 
     async def close(self, bound: float) -> bool:
@@ -167,7 +169,7 @@ class _Tenure:
             try:
                 await self._hold()
             except Exception as error:
-                await self._failed(error)
+                await self._failed(_inner(error))
 
     async def _hold(self) -> None:
         """Run a fresh maintainer until stopped, or until it fails."""
@@ -178,7 +180,7 @@ class _Tenure:
                 self._leader.is_up(self._term)
             await anyio.sleep_forever()
 
-    async def _failed(self, error: Exception) -> None:
+    async def _failed(self, error: BaseException) -> None:
         """Say it, and wait before the next attempt or give the term up."""
         if self._is_stopped:
             self._log.error("maintenance did not end well", **_account(error))
@@ -191,7 +193,8 @@ class _Tenure:
             self._give_up(error)
             return
         delay = self._backoff.next()
-        self._log.error(
+        is_deposed = isinstance(error, FencedOutError)  # no failure: the elector ends the term
+        (self._log.info if is_deposed else self._log.error)(
             "maintenance failed, trying again",
             attempt=self._failures,
             attempts=ATTEMPTS,
@@ -204,7 +207,7 @@ class _Tenure:
         since = self._up_since
         return since is not None and self._timer.boottime() - since >= STEADY
 
-    def _give_up(self, error: Exception) -> None:
+    def _give_up(self, error: BaseException) -> None:
         self._log.error(
             "maintenance failed too often, so this client resigns",
             attempt=ATTEMPTS,
@@ -228,13 +231,19 @@ class _Tenure:
             await self._timer.sleep(QUARANTINE_REPORT)
 
 
+def _inner(error: Exception) -> BaseException:
+    """The error of the service that failed first, if it was one alone."""
+    if isinstance(error, BaseExceptionGroup):
+        return only_error(cast("BaseExceptionGroup[BaseException]", error))
+    return error
+
+
 def _account(error: BaseException) -> dict[str, Any]:
     """What a log line says of an error: a fault with its traceback, an outage without."""
-    if isinstance(error, BaseExceptionGroup):
-        error = only_error(cast("BaseExceptionGroup[BaseException]", error))
-    if isinstance(error, DATABASE_ERRORS):
-        return {"error": describe(error)}
-    return {"error": describe(error), "exc_info": error}
+    account: dict[str, Any] = {"error": describe(error)}
+    if not isinstance(error, (*DATABASE_ERRORS, FencedOutError)):
+        account["exc_info"] = error
+    return account
 
 
 def _ignore(term: Term) -> None:

@@ -3,11 +3,14 @@ over."""
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import anyio
+
 from riverpy._db.leaders import leader_fence
+from riverpy.drivers.asyncpg import DATABASE_ERRORS
 from riverpy.errors import FencedOutError
 
 if TYPE_CHECKING:
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 
 TRANSACTION_LIMIT = timedelta(seconds=5)
 """What one fenced transaction may take: a dead holder delays a takeover by no more than that."""
+ROLLBACK_LIMIT = 0.5
+"""Seconds that a stopped or failed transaction may take to be rolled back; then its connection is
+cut."""
 
 
 class Mandate:
@@ -68,7 +74,7 @@ class Mandate:
         self.expect_trusted()
         async with (
             connection.use(purpose, self._limit.total_seconds()) as open_connection,
-            open_connection.transaction(),
+            _transaction(open_connection),
         ):
             is_held = await leader_fence(
                 open_connection,
@@ -81,3 +87,21 @@ class Mandate:
                 self._fenced_out(self.term)
                 raise FencedOutError("another process leads, or may lead")
             yield open_connection
+
+
+@asynccontextmanager
+async def _transaction(connection: Connection) -> AsyncGenerator[None]:
+    """A transaction that has ended on the server, too, when its block is left: a cut connection
+    alone would let a statement go on for a while, and its locks would hold up the term's end."""
+    transaction = connection.transaction()
+    await transaction.start()
+    try:
+        yield
+        await transaction.commit()
+    except BaseException:
+        with (
+            suppress(*DATABASE_ERRORS),  # whatever uses the connection next makes a new one
+            anyio.move_on_after(ROLLBACK_LIMIT, shield=True),
+        ):
+            await transaction.rollback()
+        raise

@@ -1,0 +1,703 @@
+"""Maintenance follows the terms of its process: properties P1 to P22, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from riverpy._cluster.elector import Elector
+from riverpy._cluster.lease import Lease
+from riverpy._db.leaders import Bid
+from riverpy._lifecycle import ServiceGroup, StopCause
+from riverpy._maintenance.leader import MaintenanceLeader
+from riverpy._maintenance.maintainer import Maintainer
+from riverpy.errors import FencedOutError
+from tests._time import VirtualTimer, settle
+from tests.maintenance.fakes import (
+    GRACE,
+    TIMING,
+    FakeService,
+    HookError,
+    House,
+    Plan,
+    office_without_database,
+    term,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+    from datetime import timedelta
+
+    from riverpy._cluster.lease import Term
+
+pytestmark = pytest.mark.usefixtures("log")
+FOR_EVER = 3600.0
+
+
+@pytest.fixture
+async def house() -> AsyncGenerator[House]:
+    """A MaintenanceLeader of fakes, which leaves no task behind."""
+    before = asyncio.all_tasks()
+    house = House()
+    yield house
+    for maintainer in house.made:
+        for gate in (maintainer.plan.gate, maintainer.plan.end_gate):
+            if gate is not None:
+                gate.set()
+    await house.leader.close(0.0)
+    await settle()
+    assert house.leader.is_clear
+    assert asyncio.all_tasks() - before == {asyncio.current_task()}
+
+
+def failing(count: int) -> list[Plan]:
+    """So many starts that fail."""
+    return [Plan(error=HookError(f"start {number}")) for number in range(1, count + 1)]
+
+
+def the_log(log: list[dict[str, object]], event: str) -> list[dict[str, object]]:
+    """The entries of one event."""
+    return [entry for entry in log if str(entry["event"]).startswith(event)]
+
+
+# -- starting
+
+
+async def test_p01_three_attempts(house: House) -> None:
+    """P1: a start that fails is repeated after 1 s, and once more after 2 s (10 % either way)."""
+    house.plans = failing(2)
+    began = house.timer.boottime()
+    await house.gain(1)
+    await house.timer.advance(FOR_EVER)
+    first, second, third = [maintainer.started_at for maintainer in house.made]
+    assert first == began
+    assert 0.9 <= second - first <= 1.1
+    assert 1.8 <= third - second <= 2.2
+    assert house.made[2].is_up
+    assert house.events[-2:] == [("up", term(1)), ("told up", term(1))]
+    assert house.resigned == []
+
+
+async def test_p02_exhausted_resigns_once(house: House, log: list[dict[str, object]]) -> None:
+    """P2: when all attempts fail, exactly this term is resigned, once, and nothing is started any
+    more; each error is logged with its attempt's number and the delay before the next."""
+    house.plans = failing(3)
+    await house.gain(1)
+    await house.timer.advance(FOR_EVER)
+    assert house.resigned == [term(1)]
+    assert await house.starts(1) == 3
+    assert house.leader.is_clear
+    again = the_log(log, "maintenance failed, trying again")
+    assert [(entry["log_level"], entry["attempt"], entry["error"]) for entry in again] == [
+        ("error", 1, "start 1"),
+        ("error", 2, "start 2"),
+    ]
+    assert all(isinstance(entry["seconds"], float) for entry in again)
+    (last,) = the_log(log, "maintenance failed too often")
+    assert (last["log_level"], last["attempt"], last["error"]) == ("error", 3, "start 3")
+
+
+async def test_p03_failed_start_can_be_repeated(house: House) -> None:
+    """P3: a start that failed has ended wholly before the next, which truly runs, and which can be
+    ended."""
+    house.plans = failing(1)
+    await house.gain(1)
+    assert house.made[0].is_stopped
+    await house.timer.advance(FOR_EVER)
+    assert [name for name, _ in house.events] == ["start", "stop", "start", "up", "told up"]
+    assert house.running == [house.made[1]]
+    assert await house.lose()
+    assert house.running == []
+
+
+async def test_p04_no_resign_after_the_end(house: House) -> None:
+    """P4: an attempt that fails for the last time after the leadership was lost resigns nothing."""
+    gate = asyncio.Event()
+    house.plans = [*failing(2), Plan(error=HookError("start 3"), gate=gate, is_deaf=True)]
+    await house.gain(1)
+    await house.timer.advance(5)
+    assert await house.starts(1) == 3
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(house.lose)
+        await settle()
+        gate.set()
+    await house.timer.advance(FOR_EVER)
+    assert house.made[2].is_stopped
+    assert house.resigned == []
+
+
+async def test_p05_responsive_between_attempts(house: House) -> None:
+    """P5: the leadership that is lost in the pause after a failed start is lost at once: time does
+    not have to pass, and nothing is started when it does."""
+    house.plans = failing(1)
+    await house.gain(1)
+    assert await house.lose()
+    assert house.leader.is_clear
+    await house.timer.advance(FOR_EVER)
+    assert await house.starts(1) == 1
+
+
+# -- stop causes, on services and a maintainer of ours
+
+
+class Terms:
+    """A MaintenanceLeader whose maintainers are real, with services that count."""
+
+    def __init__(self, make_services: Callable[[Terms, int], list[dict[str, Exception]]]) -> None:
+        self.timer = VirtualTimer()
+        self.attempts: list[list[FakeService]] = []
+        self._make_services = make_services
+        self.leader = MaintenanceLeader(self._make, grace=GRACE, timer=self.timer)
+
+    def _make(self, term: Term) -> Maintainer:
+        office, _ = office_without_database(self.timer, term)
+        plans = self._make_services(self, len(self.attempts))
+        services = [
+            FakeService(office, f"service {n}", start_error=plan.get("start"))
+            for n, plan in enumerate(plans)
+        ]
+        self.attempts.append(services)
+        return Maintainer(office, services)
+
+
+def two_good(_terms: Terms, _attempt: int) -> list[dict[str, Exception]]:
+    """Two services that start."""
+    return [{}, {}]
+
+
+async def test_p06_cause_of_demotion() -> None:
+    """P6: a lost leadership reaches every service as its stop cause."""
+    terms = Terms(two_good)
+    terms.leader.begin(term(1))
+    await terms.timer.advance(5)
+    assert await terms.leader.end(StopCause.LEADERSHIP_LOST)
+    assert [service.cause for service in terms.attempts[0]] == [StopCause.LEADERSHIP_LOST] * 2
+
+
+async def test_p06_cause_of_client_stop() -> None:
+    """P6: a stop of the client reaches every service as its stop cause, also without an elector
+    that ends the term."""
+    terms = Terms(two_good)
+    terms.leader.begin(term(1))
+    await terms.timer.advance(5)
+    assert await terms.leader.close(GRACE)
+    assert [service.cause for service in terms.attempts[0]] == [StopCause.CLIENT_STOP] * 2
+
+
+async def test_p06_cause_of_cancellation() -> None:
+    """P6: when the client is cancelled from outside every service sees a stop cause, too."""
+    terms = Terms(two_good)
+    store = FakeStore(terms.timer)
+    elector = store.elector("a", terms.leader)
+    host = asyncio.create_task(host_elector(elector))
+    await terms.timer.advance(3)
+    assert [service.passes for service in terms.attempts[0]] == [1, 1]
+    host.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await host
+    assert [service.cause for service in terms.attempts[0]] == [StopCause.CLIENT_STOP] * 2
+    assert store.holder is None
+    assert terms.leader.is_clear
+
+
+# -- terms that meet
+
+
+async def test_p07_stale_attempt_stops_nothing(house: House) -> None:
+    """P7: an attempt of an old term that fails late stops nothing of the newer one."""
+    gate = asyncio.Event()
+    house.plans = [Plan(error=HookError("late"), gate=gate, is_deaf=True)]
+    await house.gain(1)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(house.lose)
+        await house.timer.advance(GRACE)
+    await house.gain(2)
+    gate.set()
+    await house.timer.advance(FOR_EVER)
+    assert ("stop", term(1)) in house.events
+    assert ("stop", term(2)) not in house.events
+    assert [maintainer.term for maintainer in house.running] == [term(2)]
+    assert house.running[0].is_up
+    assert house.resigned == []
+
+
+async def test_p08_end_and_begin_at_once(house: House) -> None:
+    """P8: an end that is still waited for when the next term begins stops and forgets only its own:
+    the next term goes on, and can be ended."""
+    gate = asyncio.Event()
+    house.plans = [Plan(end_gate=gate)]
+    await house.gain(1)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(house.lose)
+        await settle()
+        assert not house.made[0].is_stopped
+        await house.gain(2)
+        gate.set()
+    assert [maintainer.term for maintainer in house.running] == [term(2)]
+    assert house.running[0].is_up
+    assert await house.lose()
+    assert house.running == []
+
+
+async def test_p12_failing_resigner(house: House, log: list[dict[str, object]]) -> None:
+    """P12: a resignation that fails is logged and ends nothing: later terms begin as ever."""
+    house.plans = failing(3)
+    house.resign_error = HookError("the resigner failed")
+    await house.gain(1)
+    await house.timer.advance(FOR_EVER)
+    assert house.resigned == [term(1)]
+    assert len(the_log(log, "could not resign")) == 1
+    await house.gain(2)
+    assert house.running[0].term == term(2)
+
+
+async def test_p13_stop_in_backoff(house: House) -> None:
+    """P13: a client that stops between two attempts ends at once and leaves no task."""
+    before = asyncio.all_tasks()
+    house.plans = failing(2)
+    await house.gain(1)
+    await house.timer.advance(1.5)
+    assert await house.starts(1) == 2
+    assert asyncio.all_tasks() != before
+    with anyio.fail_after(10):
+        assert await house.leader.close(GRACE)
+    await settle()
+    assert asyncio.all_tasks() == before
+    assert house.timer.sleepers == 0
+
+
+async def test_p14_stale_start_masks_nothing(house: House) -> None:
+    """P14: a start that was on its way when its term ended never happens, and each later attempt
+    has a maintainer of its own."""
+    house.plans = failing(1)
+    house.leader.begin(term(1))  # its task has not begun
+    assert await house.lose()
+    await house.gain(2)
+    await house.timer.advance(5)
+    assert await house.starts(1) == 0
+    assert [maintainer.term for maintainer in house.made] == [term(2), term(2)]
+    assert len(set(house.made)) == 2
+    assert house.running == [house.made[1]]
+
+
+async def test_p15_same_term_begins_once(house: House) -> None:
+    """P15: a term that is announced again begins nothing: neither while it runs nor after its
+    end."""
+    house.leader.begin(term(1))
+    house.leader.begin(term(1))
+    assert await house.starts(1) == 1
+    await house.gain(1)
+    assert await house.starts(1) == 1
+    assert await house.lose()
+    assert house.running == []
+    await house.gain(1)
+    assert await house.starts(1) == 1
+
+
+async def test_p16_end_without_begin(house: House) -> None:
+    """P16: the end of a term that never began is none: nothing is made, stopped or waited for."""
+    assert await house.lose()
+    assert house.leader.is_clear
+    await house.leader.wait_clear()
+    assert house.events == []
+    assert house.timer.sleepers == 0
+
+
+async def test_p19_deaf_hook(house: House, log: list[dict[str, object]]) -> None:
+    """P19: a hook that ignores its cancellation is waited for no longer than the grace. It is
+    reported every 10 s until it ends, the next term begins meanwhile, and the old one can write
+    nothing."""
+    gate = asyncio.Event()
+    house.plans = [Plan(gate=gate, is_deaf=True)]
+    office, lease = office_without_database(house.timer, term(1))
+    await house.gain(1)
+    outcomes: list[bool] = []
+
+    async def lose() -> None:
+        lease.ended()
+        outcomes.append(await house.lose())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lose)
+        await house.timer.advance(GRACE * 0.99)
+        assert outcomes == []
+        await house.timer.advance(GRACE * 0.01)
+        assert outcomes == [False]
+    assert not house.leader.is_clear
+    await house.gain(2)
+    assert house.made[1].is_up
+    with pytest.raises(FencedOutError):
+        async with office.mandate.transaction(office.connection, "a late write"):
+            pytest.fail("it began")
+    assert len(the_log(log, "maintenance of an ended term goes on")) == 1
+    await house.timer.advance(30)
+    assert len(the_log(log, "maintenance of an ended term goes on")) == 4
+    gate.set()
+    await house.timer.advance(30)
+    assert len(the_log(log, "maintenance of an ended term goes on")) == 4
+    assert house.running == [house.made[1]]
+    assert await house.lose()
+    assert house.leader.is_clear
+
+
+# -- the whole maintainer
+
+
+async def test_p11_partial_start_is_rolled_back() -> None:
+    """P11: when one service cannot start, those that could are ended before the next attempt, which
+    starts all anew."""
+
+    def third_fails_once(_terms: Terms, attempt: int) -> list[dict[str, Exception]]:
+        return [{}, {}, {"start": HookError("third")} if attempt == 0 else {}]
+
+    terms = Terms(third_fails_once)
+    terms.leader.begin(term(1))
+    await settle()
+    (first,) = terms.attempts
+    assert [service.prepared for service in first] == [1, 1, 0]
+    assert [service.is_over for service in first] == [True, True, True]
+    await terms.timer.advance(3)
+    _, second = terms.attempts
+    assert [service.prepared for service in second] == [1, 1, 1]
+    assert [service.is_over for service in second] == [False, False, False]
+    assert await terms.leader.end(StopCause.CLIENT_STOP)
+
+
+async def test_p22_no_pass_before_all_are_up() -> None:
+    """P22: no service makes a pass before all have started, so a start that fails repeats no first
+    pass."""
+
+    def second_fails_once(_terms: Terms, attempt: int) -> list[dict[str, Exception]]:
+        return [{}, {"start": HookError("second")} if attempt == 0 else {}]
+
+    terms = Terms(second_fails_once)
+    terms.leader.begin(term(1))
+    await terms.timer.advance(3)
+    first, second = terms.attempts
+    assert [service.passes for service in first] == [0, 0]
+    assert [service.passes for service in second] == [1, 1]
+    assert await terms.leader.end(StopCause.CLIENT_STOP)
+
+
+async def test_fault_after_the_start(house: House, log: list[dict[str, object]]) -> None:
+    """LM-04: a service that fails after the start is logged with its traceback and started anew
+    with all others; failing so three times in a row gives the term up."""
+    await house.gain(1)
+    for attempt in (1, 2):
+        house.made[-1].fail()
+        await house.timer.advance(5)
+        assert await house.starts(1) == attempt + 1
+    assert isinstance(the_log(log, "maintenance failed, trying")[0]["exc_info"], HookError)
+    assert house.resigned == []
+    house.made[-1].fail()
+    await house.timer.advance(FOR_EVER)
+    assert house.resigned == [term(1)]
+    assert await house.starts(1) == 3
+
+
+async def test_steady_maintenance_is_forgiven(house: House) -> None:
+    """LM-04: maintenance that was up for a minute has all its attempts again."""
+    await house.gain(1)
+    for attempt in range(1, 6):
+        await house.timer.advance(65)
+        house.made[-1].fail()
+        await house.timer.advance(1.1)
+        assert await house.starts(1) == attempt + 1
+    assert house.resigned == []
+
+
+async def test_maker_fails(house: House) -> None:
+    """A maintainer that cannot be made counts as one that cannot start."""
+
+    def fail(_term: Term) -> Maintainer:
+        raise HookError("no maintainer")
+
+    leader = MaintenanceLeader(fail, grace=GRACE, timer=house.timer)
+    resigned: list[Term] = []
+    leader.resign = resigned.append
+    leader.begin(term(1))
+    await house.timer.advance(5)
+    assert resigned == [term(1)]
+    assert leader.is_clear
+
+
+async def test_cancelled_end_is_repeated(house: House) -> None:
+    """An end that was cancelled while it waited has stopped the term, and the next one waits for
+    it."""
+    gate = asyncio.Event()
+    house.plans = [Plan(end_gate=gate)]
+    await house.gain(1)
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(house.lose)
+            await settle()
+            scope.cancel()
+    outcomes: list[bool] = []
+
+    async def lose() -> None:
+        outcomes.append(await house.lose())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lose)
+        await settle()
+        assert outcomes == []
+        gate.set()
+    assert outcomes == [True]
+
+
+async def test_close_waits_for_quarantine(house: House) -> None:
+    """A client that stops waits for what an earlier term left, for as long as it is told."""
+    gate = asyncio.Event()
+    house.plans = [Plan(end_gate=gate)]
+    await house.gain(1)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(house.lose)
+        await house.timer.advance(GRACE)
+    assert not await house.leader.close(0.0)
+    outcomes: list[bool] = []
+
+    async def close() -> None:
+        outcomes.append(await house.leader.close(5.0))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(close)
+        await house.timer.advance(4.9)
+        assert outcomes == []
+        gate.set()
+    assert outcomes == [True]
+
+
+# -- with an elector
+
+
+class FakeStore:
+    """The row of leaders, in virtual time, for several electors."""
+
+    def __init__(self, timer: VirtualTimer) -> None:
+        self.timer = timer
+        self.holder: Term | None = None
+        self.expires_at = 0.0
+        self.fails_to_renew = self.fails_to_resign = False
+        self.calls: list[tuple[str, str, float]] = []
+        """What was asked, by whom, when."""
+        self._terms = 0
+
+    def elector(self, leader_id: str, leader: MaintenanceLeader) -> Elector:
+        """An elector of this row, which keeps a MaintenanceLeader."""
+        lease = Lease(TIMING, self.timer)
+        elector = Elector(
+            leader_id=leader_id, lease=lease, store=self, keeper=leader, timer=self.timer
+        )
+        leader.resign, leader.is_up = elector.resign, elector.term_is_up
+        return elector
+
+    def asked(self, verb: str, leader_id: str) -> list[float]:
+        """When somebody asked something."""
+        return [at for what, who, at in self.calls if (what, who) == (verb, leader_id)]
+
+    async def elect(self, leader_id: str, ttl: timedelta, bound: float) -> Bid | None:
+        self._note("elect", leader_id)
+        await asyncio.sleep(0)
+        remaining = self.expires_at - self.timer.boottime()
+        if self.holder is not None and remaining >= 0:
+            return Bid(False, self.holder.leader_id, self.holder.elected_at, remaining)
+        self._terms += 1
+        self.holder = term(self._terms, leader_id)
+        self.expires_at = self.timer.boottime() + ttl.total_seconds()
+        return Bid(True, leader_id, self.holder.elected_at, None)
+
+    async def renew(self, term: Term, ttl: timedelta, bound: float) -> bool:
+        self._note("renew", term.leader_id)
+        await asyncio.sleep(0)
+        if self.fails_to_renew:
+            raise ConnectionResetError("no answer")
+        if self.holder != term or self.timer.boottime() > self.expires_at:
+            return False
+        self.expires_at = self.timer.boottime() + ttl.total_seconds()
+        return True
+
+    async def resign(self, term: Term, bound: float) -> bool:
+        self._note("resign", term.leader_id)
+        await asyncio.sleep(0)
+        if self.fails_to_resign:
+            raise ConnectionResetError("no answer")
+        if self.holder != term:
+            return False
+        self.holder = None
+        return True
+
+    def _note(self, what: str, who: str) -> None:
+        self.calls.append((what, who, self.timer.boottime()))
+
+
+async def host_elector(elector: Elector) -> None:
+    """Run an elector until cancelled."""
+    async with ServiceGroup() as group:
+        await group.start(elector)
+        await anyio.sleep_forever()
+
+
+class Town:
+    """Electors of one row with a house each. No elector hears another: each polls."""
+
+    def __init__(self) -> None:
+        self.timer = VirtualTimer()
+        self.store = FakeStore(self.timer)
+        self.electors: dict[str, Elector] = {}
+        self.houses: dict[str, House] = {}
+        self._hosts: dict[str, asyncio.Task[None]] = {}
+
+    async def add(self, leader_id: str, plans: list[Plan] | None = None) -> House:
+        """One more client, which begins at once."""
+        house = House(timer=self.timer, plans=plans or [])
+        elector = self.store.elector(leader_id, house.leader)
+        self.houses[leader_id], self.electors[leader_id] = house, elector
+        self._hosts[leader_id] = asyncio.create_task(host_elector(elector))
+        await settle()
+        return house
+
+    async def close(self) -> None:
+        """Cancel them all."""
+        for host in self._hosts.values():
+            host.cancel()
+        await asyncio.gather(*self._hosts.values(), return_exceptions=True)
+
+    @property
+    def leader(self) -> str | None:
+        """Whose the row is."""
+        return self.store.holder.leader_id if self.store.holder else None
+
+
+@pytest.fixture
+async def town() -> AsyncGenerator[Town]:
+    """Electors on virtual time, which leave no task behind."""
+    before = asyncio.all_tasks()
+    town = Town()
+    yield town
+    await town.close()
+    await settle()
+    assert asyncio.all_tasks() - before == {asyncio.current_task()}
+
+
+async def test_p10_permanent_failure_does_not_spin(town: Town) -> None:
+    """P10: a client alone whose maintenance always fails tries ever more rarely, at most once a
+    minute in the end."""
+    house = await town.add("a", failing(1000))
+    await town.timer.advance(600)
+    starts = [maintainer.started_at for maintainer in house.made]
+    firsts = [at for n, at in enumerate(starts) if n % 3 == 0]
+    gaps = [later - earlier for earlier, later in pairwise(firsts)]
+    assert len(house.made) <= 3 * len(firsts)
+    assert all(gap >= 2.7 + TIMING.interval for gap in gaps)
+    assert all(later >= earlier - 1 for earlier, later in pairwise(gaps))
+    assert 60 <= gaps[-1] <= 65
+    assert len(gaps) >= 8
+
+
+async def test_p12_renewals_end_with_the_maintenance(town: Town) -> None:
+    """P12: when the resignation does not reach the database the lease lapses: it is not renewed any
+    more, and passes on at its expiry."""
+    await town.add("a", failing(1000))
+    town.store.fails_to_resign = True
+    await town.add("b")
+    first = town.store.holder
+    await town.timer.advance(4)
+    assert town.store.asked("resign", "a")
+    await town.timer.advance(TIMING.ttl - 4)
+    assert town.store.holder == first
+    await town.timer.advance(0.1)
+    assert town.store.holder != first
+    assert town.store.asked("renew", "a") == []
+
+
+async def test_p17_resignation_is_addressed(town: Town) -> None:
+    """P17: an exhausted term is resigned by its name: neither a later term of the same client nor
+    that of another hears it."""
+    await town.add("a")
+    first = town.store.holder
+    assert first is not None
+    town.electors["a"].fenced_out(first)  # not resigned: it lapses
+    await town.timer.advance(TIMING.ttl + 1)
+    second = town.store.holder
+    assert second is not None
+    assert second != first
+    await town.add("b")
+    asked = len(town.store.asked("resign", "a"))
+    for elector in town.electors.values():
+        elector.resign(first)
+    await town.timer.advance(20)
+    assert town.store.holder == second
+    assert len(town.store.asked("resign", "a")) == asked
+    town.electors["b"].resign(second)  # another's is not its own to give up
+    await town.timer.advance(20)
+    assert town.store.holder == second
+    town.electors["a"].resign(second)
+    await settle()
+    assert town.store.holder is None
+
+
+async def test_p18_poll_only(town: Town) -> None:
+    """P18: an exhausted term is given up without a notification."""
+    await town.add("a", failing(3))
+    await town.timer.advance(3.4)
+    assert town.store.asked("resign", "a")
+    assert town.store.holder is None
+
+
+async def test_p20_services_end_in_trust(town: Town) -> None:
+    """P20: when renewals fail the services are stopped a grace before the trust ends, and the lease
+    is resigned only after they are gone."""
+    gate = asyncio.Event()
+    town.store.fails_to_renew = True
+    began = town.timer.boottime()
+    house = await town.add("a", [Plan(end_gate=gate)])
+    limit = TIMING.trust - TIMING.grace
+    await town.timer.advance(limit - 0.01)
+    assert house.made[0].cause is None
+    await town.timer.advance(0.01)
+    assert house.made[0].cause is StopCause.LEADERSHIP_LOST
+    assert town.timer.boottime() - began <= limit + 0.001
+    assert town.store.asked("resign", "a") == []
+    await town.timer.advance(1)
+    assert town.store.asked("resign", "a") == []
+    gate.set()
+    await settle()
+    assert house.made[0].is_stopped
+    assert town.store.asked("resign", "a")
+
+
+async def test_p20_what_goes_on_keeps_the_lease(town: Town) -> None:
+    """P20: a lease whose services do not end is not released but lapses, and this client does not
+    bid before they have ended."""
+    gate = asyncio.Event()
+    house = await town.add("a", [Plan(end_gate=gate)])
+    held = town.store.holder
+    assert held is not None
+    town.electors["a"].resign(held)
+    await town.timer.advance(120)
+    assert town.store.asked("resign", "a") == []
+    assert len(town.store.asked("elect", "a")) == 1
+    gate.set()
+    await town.timer.advance(1)
+    assert len(town.store.asked("elect", "a")) == 2
+    assert [maintainer.term for maintainer in house.running] == [town.store.holder]
+
+
+async def test_p21_exhausted_client_sits_out(town: Town) -> None:
+    """P21: a client whose maintenance is exhausted does not bid for an interval, so that another
+    leads."""
+    await town.add("a", failing(1000))
+    await town.add("b")
+    await town.timer.advance(3.4)
+    (resigned_at,) = town.store.asked("resign", "a")
+    await town.timer.advance(TIMING.interval * 1.3)
+    assert town.leader == "b"
+    later = [at for at in town.store.asked("elect", "a") if at > resigned_at]
+    assert all(at - resigned_at >= TIMING.interval for at in later)
+    await town.timer.advance(60)
+    assert town.leader == "b"
+    assert len(town.houses["b"].made) == 1
