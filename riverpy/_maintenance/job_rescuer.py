@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from riverpy.drivers.asyncpg import Connection
     from riverpy.worker import WorkUnit
 
-    _End: TypeAlias = Callable[[Connection, list[Rescue]], Awaitable[dict[int, str]]]
+    EndAttempts: TypeAlias = Callable[[Connection, list[Rescue]], Awaitable[dict[int, str]]]
 
 INTERVAL_MOST = 5.0
 INTERVAL_SHARE = 1 / 12
@@ -106,7 +106,7 @@ class JobRescuer(MaintenanceService):
         self._interval = min(INTERVAL_MOST, dead_after * INTERVAL_SHARE)
         self._reap_at = 0.0
         self._refused: set[Stamp] = set()
-        """Attempts that could not be ended: they are tried again one by one, after the others."""
+        """Attempts that could not be ended."""
         self.unknown: Counter[str] = Counter()
         """Stuck jobs per kind that this client has no worker for, as of the last pass."""
         self._told: set[str] = set()
@@ -262,28 +262,17 @@ class JobRescuer(MaintenanceService):
 
     # -- both
 
-    async def _rescue(self, rescues: list[Rescue], end: _End) -> None:
-        """End the attempts. One that the database refuses to end is found by halves, and stops no
-        other."""
-        pending = [[rescue] for rescue in rescues if rescue.stamp in self._refused]
-        pending.append([rescue for rescue in rescues if rescue.stamp not in self._refused])
-        while pending:
-            batch = pending.pop()
-            if not batch:
-                continue
-            try:
-                async with self._writing("rescuing jobs") as connection:
-                    states = await end(connection, batch)
-            except (PostgresError, TimeoutError) as error:
-                if not _may_be_a_row(error):
-                    raise
-                if len(batch) == 1:
-                    self._say_refused(batch[0], error)
-                else:
-                    half = len(batch) // 2
-                    pending += [batch[half:], batch[:half]]
-            else:
-                self._say_rescued(batch, states)
+    async def _rescue(self, rescues: list[Rescue], end: EndAttempts) -> None:
+        """End attempts; those that were refused before are tried one by one, after the others."""
+
+        async def end_fenced(batch: list[Rescue]) -> None:
+            async with self._writing("rescuing jobs") as connection:
+                states = await end(connection, batch)
+            self._say_rescued(batch, states)
+
+        batches = [[rescue] for rescue in rescues if rescue.stamp in self._refused]
+        batches.append([rescue for rescue in rescues if rescue.stamp not in self._refused])
+        await in_parts(batches, end_fenced, self._say_refused)
 
     def _say_rescued(self, rescues: list[Rescue], states: dict[int, str]) -> None:
         if states:
@@ -305,6 +294,33 @@ class JobRescuer(MaintenanceService):
 
     def _writing(self, purpose: str) -> AbstractAsyncContextManager[Connection]:
         return self.office.mandate.transaction(self.office.connection, purpose)
+
+
+async def in_parts(
+    batches: list[list[Rescue]],
+    end: Callable[[list[Rescue]], Awaitable[None]],
+    refused: Callable[[Rescue, Exception], None],
+) -> None:
+    """End attempts, the last batch first. One that the database refuses to end is found by halves,
+    and stops no other.
+
+    Raises:
+        Exception: one of DATABASE_ERRORS that no row is to blame for.
+    """
+    while batches:
+        batch = batches.pop()
+        if not batch:
+            continue
+        try:
+            await end(batch)
+        except (PostgresError, TimeoutError) as error:
+            if not _may_be_a_row(error):
+                raise
+            if len(batch) == 1:
+                refused(batch[0], error)
+            else:
+                half = len(batch) // 2
+                batches += [batch[half:], batch[:half]]
 
 
 def _may_be_a_row(error: Exception) -> bool:

@@ -2,7 +2,8 @@
 
 A notification can be lost, and so can the answer to a claim. So after each reconnect, and now and
 then anyway, it reads which queues are paused, which running jobs somebody asked to cancel, and
-which rows are claimed in this client's name without being worked here; those are put back.
+which rows are claimed in this client's name without being worked here. Those of this run are put
+back, for they never ran; those of an earlier run under the same id are rescued.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import anyio
 import structlog
 
 from riverpy._db import jobs, queues
+from riverpy._db.rescue import Rescue, job_rescue, job_running_of
 from riverpy._lifecycle import TestSignal
+from riverpy._maintenance.job_rescuer import in_parts
 from riverpy._work.producer import CLAIM_TIMEOUT
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
+    from riverpy._cluster.heartbeat import Heartbeat
     from riverpy._db.connection import DedicatedConnection
     from riverpy._db.jobs import Stamp
     from riverpy._lifecycle import StopScope
@@ -45,6 +49,9 @@ RETRY = 2.0
 """Seconds until it looks again after the database did not answer."""
 SWEEP_MARGIN = 0.5
 """Seconds beyond the claim's own limit after which a lost claim is looked for."""
+PAGE = 1_000
+"""Jobs of an earlier run that are read at a time."""
+RESTART_ERROR = "the client that worked this attempt started anew without ending it: rescued"
 
 
 class Reconciler:
@@ -61,13 +68,14 @@ class Reconciler:
         claims: DedicatedConnection,
         work: WorkGroup,
         completer: Completer,
+        heartbeat: Heartbeat,
         poll_only: bool,
         abandoned: frozenset[Stamp],
     ) -> None:
         """Make it.
 
         Args:
-            schema, client_id, work, completer: of the run.
+            schema, client_id, work, completer, heartbeat: of the run.
             reserved: for what may wait.
             claims: the connection that claims.
             poll_only: nothing is notified, so look more often.
@@ -76,7 +84,7 @@ class Reconciler:
         """
         self._schema, self._client_id = schema, client_id
         self._reserved, self._claims = reserved, claims
-        self._work, self._completer = work, completer
+        self._work, self._completer, self._heartbeat = work, completer, heartbeat
         self._interval = INTERVAL_POLL_ONLY if poll_only else INTERVAL
         self._abandoned = abandoned
         self._producers: Mapping[str, Producer] = {}
@@ -87,6 +95,8 @@ class Reconciler:
         self.in_doubt = False
         """Whether rows may be claimed in this client's name that it does not know of."""
         self._touch_at = 0.0
+        self._has_looked_back = False
+        """Whether what an earlier run left is rescued."""
         self._log: Any = structlog.get_logger("riverpy").bind()
         self.ran = TestSignal("Reconciler.ran")
 
@@ -97,8 +107,7 @@ class Reconciler:
     def resync(self) -> None:
         """Look now: a connection was lost and made again."""
         self._expect_lost_claims()
-        for producer in self._producers.values():
-            producer.wake()
+        self._wake_producers()
 
     def claim_failed(self) -> None:
         """A claim failed or timed out, so rows may be claimed whose names were never heard."""
@@ -116,6 +125,7 @@ class Reconciler:
         await self._touch_queues()
         self._touch_at = time.monotonic() + TOUCH_INTERVAL
         self._sweep_at = time.monotonic() + INTERVAL
+        await self._attempt("jobs of an earlier run", self._look_back)
         task_status.started()
         is_done = True
         while True:
@@ -136,7 +146,10 @@ class Reconciler:
         """Put lost claims back. Come again when those are old enough that are not yet."""
         began = time.monotonic()
         sweep = partial(self._put_back_lost_claims, age=CLAIM_TIMEOUT)
-        if not await self._attempt("lost claims", sweep):
+        if not (
+            await self._attempt("jobs of an earlier run", self._look_back)
+            and await self._attempt("lost claims", sweep)
+        ):
             self._sweep_at = began + RETRY
         elif self._settled_at > began:
             self._sweep_at = self._settled_at
@@ -200,11 +213,67 @@ class Reconciler:
                 client_id=self._client_id,
                 age=age,
             )
-            active = self._work.stamps() | self._abandoned
-            active.update(attempt.stamp for attempt in self._completer.unstored)
+            active = self._active()
             lost = [stamp for stamp in claimed if stamp not in active]
             done = await jobs.job_put_back(connection, self._schema, lost) if lost else set[int]()
         if done:
             self._log.warning("put back jobs whose claims were lost", count=len(done))
-            for producer in self._producers.values():
-                producer.wake()
+            self._wake_producers()
+
+    async def _look_back(self) -> None:
+        """Rescue what an earlier run under our id claimed and did not end: a client that is
+        configured with an id has it again after a crash, and its signs of life would keep the jobs
+        of its dead predecessor from being rescued by others.
+
+        Nothing is known of earlier runs where this one is not registered; their jobs are put back.
+        """
+        registered_at = self._heartbeat.registered_at
+        after: int | None = None if self._has_looked_back or registered_at is None else 0
+        while after is not None and registered_at is not None:
+            after = await self._rescue_page(registered_at, after)
+        self._has_looked_back = True
+
+    async def _rescue_page(self, registered_at: int, after: int) -> int | None:
+        """Rescue a page of what was claimed in our name before the time; returns where the next one
+        begins. On the connection of the claims, as for lost ones."""
+        done: dict[int, str] = {}
+        async with self._claims.use("rescuing jobs", STATEMENT_TIMEOUT) as connection:
+            claims = await job_running_of(
+                connection,
+                self._schema,
+                client_ids=[self._client_id],
+                queues=None,
+                after=after,
+                limit=PAGE,
+            )
+            active = self._active()
+
+            async def end(batch: list[Rescue]) -> None:
+                done.update(await job_rescue(connection, self._schema, batch, error=RESTART_ERROR))
+
+            lost = [
+                Rescue(stamp, client_id)
+                for stamp, client_id in claims
+                if stamp.attempted_at < registered_at and stamp not in active
+            ]
+            await in_parts([lost], end, self._say_refused)
+        if done:
+            self._log.warning("rescued jobs of an earlier run under this id", count=len(done))
+            self._wake_producers()
+        return claims[-1].stamp.id if len(claims) == PAGE else None
+
+    def _say_refused(self, rescue: Rescue, error: Exception) -> None:
+        self._log.warning(
+            "job of an earlier run cannot be rescued",
+            job_id=rescue.stamp.id,
+            error=describe(error),
+        )
+
+    def _active(self) -> set[Stamp]:
+        """What is claimed in our name and ours to end."""
+        unstored = {attempt.stamp for attempt in self._completer.unstored}
+        return self._work.stamps() | self._abandoned | unstored
+
+    def _wake_producers(self) -> None:
+        for producer in self._producers.values():
+            producer.wake()

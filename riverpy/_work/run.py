@@ -168,6 +168,7 @@ class Run:
             claims=self._claims,
             work=self.work,
             completer=self._completer,
+            heartbeat=self._heartbeat,
             poll_only=config.poll_only,
             abandoned=abandoned,
         )
