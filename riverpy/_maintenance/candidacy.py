@@ -9,6 +9,7 @@ from riverpy._cluster.lease import Lease, LeaseTiming
 from riverpy._db.connection import DedicatedConnection
 from riverpy._db.leaders import LeaderStore
 from riverpy._maintenance.base import Office
+from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.leader import MaintenanceLeader
 from riverpy._maintenance.maintainer import Maintainer
 from riverpy._maintenance.mandate import Mandate
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from riverpy._clock import Timer
+    from riverpy._cluster.heartbeat import Heartbeat
     from riverpy._cluster.lease import Term
     from riverpy._db.connection import Outage
     from riverpy._maintenance.base import MaintenanceService
@@ -39,6 +41,7 @@ class Candidacy:
         connect: Callable[[str], Awaitable[Connection]],
         outage: Outage,
         changed: Callable[[LeadershipChange], None],
+        heartbeat: Heartbeat,
         timer: Timer,
     ) -> None:
         """Make it; nothing is connected.
@@ -49,10 +52,12 @@ class Candidacy:
             connect: makes a connection for maintenance that has this name.
             outage: told of losses and recoveries.
             changed: told of each transition.
+            heartbeat: the run's.
             timer: by which leading measures and waits.
         """
         self._config, self._workers = config, workers
         self._connect, self._outage, self._timer = connect, outage, timer
+        self._heartbeat = heartbeat
         self._lease = Lease(LeaseTiming.of(config), timer)
         self.maintenance = MaintenanceLeader(
             self._make, grace=self._lease.timing.grace, timer=timer
@@ -85,13 +90,13 @@ class Candidacy:
             cleaning=self._connection("cleaning"),
             timer=self._timer,
         )
-        return Maintainer(office, services(office))
+        return Maintainer(office, services(office, self._heartbeat))
 
     def _connection(self, name: str) -> DedicatedConnection:
         return DedicatedConnection(name, lambda: self._connect(f"riverpy {name}"), self._outage)
 
 
-def services(office: Office) -> list[MaintenanceService]:
+def services(office: Office, heartbeat: Heartbeat) -> list[MaintenanceService]:
     """The services of a term, in the order in which they start."""
-    del office
-    return []
+    contact = None if heartbeat.registered_at is None else heartbeat.contact
+    return [JobRescuer(office, contact)]

@@ -198,6 +198,7 @@ class Run:
                 connect=self._connect_maintenance,
                 outage=self._outage,
                 changed=leadership.publish,
+                heartbeat=self._heartbeat,
                 timer=SystemTimer(),
             )
             if config.candidate
