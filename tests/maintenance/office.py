@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from riverpy.drivers.asyncpg import Connection
     from tests._database import Schema
 
-TTL = timedelta(hours=1)
+TTL = timedelta(days=30)
 
 
 class QuickTimer(SystemTimer):
@@ -92,11 +92,13 @@ async def held_office(
     leader_id: str = "leader",
     workers: Workers | None = None,
     timer: SystemTimer | None = None,
+    term: Term | None = None,
     **settings: Any,
 ) -> AsyncGenerator[HeldOffice]:
-    """An office whose term is held for an hour, with these settings of Config.
+    """An office whose term is held for a month, with these settings of Config.
 
-    `Office.up` is set. The default timer is a QuickTimer.
+    `Office.up` is set. The default timer is a QuickTimer. With the `term` of another office both
+    believe, and the server too, that they lead.
     """
     held = HeldOffice(schema, leader_id, timer or QuickTimer())
     async with AsyncExitStack() as stack:
@@ -105,11 +107,7 @@ async def held_office(
             DedicatedConnection(name, held._connect, outage) for name in ("maintenance", "cleaning")
         ]
         stack.push_async_callback(close_all, connections)
-        async with schema.connected() as connection:
-            bid = await leader_elect(connection, schema.name, leader_id=leader_id, ttl=TTL)
-        assert bid is not None
-        assert bid.elected, f"{bid.leader_id} leads"
-        held.term = Term(leader_id, bid.elected_at)
+        held.term = term or await _elected(schema, leader_id)
         held.lease = Lease(LeaseTiming(ttl=TTL.total_seconds(), interval=5.0), held.timer)
         held.lease.granted(held.term, asked_at=held.timer.boottime())
         held.office = Office(
@@ -124,3 +122,11 @@ async def held_office(
         )
         held.office.up.set()
         yield held
+
+
+async def _elected(schema: Schema, leader_id: str) -> Term:
+    async with schema.connected() as connection:
+        bid = await leader_elect(connection, schema.name, leader_id=leader_id, ttl=TTL)
+    assert bid is not None
+    assert bid.elected, f"{bid.leader_id} leads"
+    return Term(leader_id, bid.elected_at)
