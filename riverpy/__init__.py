@@ -31,6 +31,15 @@ from riverpy.events import Event, EventKind, JobStatistics, LeadershipChange
 from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult, Unique, UniqueOpts
 from riverpy.job import AttemptError, Job, JobArgs, JobRow, JobState, RawArgs
 from riverpy.migrate import Migrator
+from riverpy.periodic import (
+    PeriodicJob,
+    PeriodicJobs,
+    PeriodicJobsStart,
+    PeriodicJobState,
+    PeriodicSchedule,
+    cron,
+    every,
+)
 from riverpy.retry import DefaultRetryPolicy, ErrorHandler, RetryPolicy
 from riverpy.worker import Worker, Workers
 
@@ -64,6 +73,11 @@ __all__ = [
     "MigrationError",
     "Migrator",
     "NotFoundError",
+    "PeriodicJob",
+    "PeriodicJobState",
+    "PeriodicJobs",
+    "PeriodicJobsStart",
+    "PeriodicSchedule",
     "QueueConfig",
     "RawArgs",
     "RetryPolicy",
@@ -80,5 +94,7 @@ __all__ = [
     "UnknownJobKindError",
     "Worker",
     "Workers",
+    "cron",
     "current_job",
+    "every",
 ]

@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from riverpy._clock import SystemClock
 from riverpy._cluster.leadership import Leadership, LeadershipSubscription
-from riverpy._db import jobs, queues
+from riverpy._db import jobs, periodic, queues
 from riverpy._dsn import validate_url
 from riverpy._insert import Inserter
 from riverpy._insert_row import InsertRules
@@ -30,9 +30,10 @@ from riverpy.config import Config, QueueConfig
 from riverpy.drivers.asyncpg import UniqueViolationError, close_pool, create_pool, is_pool
 from riverpy.errors import ClientStateError, ConfigError, NotFoundError, UniqueConflictError
 from riverpy.job import JobRow
+from riverpy.periodic import PeriodicJobs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
     from datetime import timedelta
     from types import TracebackType
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from riverpy.events import EventKind
     from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
     from riverpy.job import JobArgs, RawArgs
+    from riverpy.periodic import PeriodicJob
     from riverpy.worker import Workers
 
 ACQUIRE_TIMEOUT = 10.0
@@ -65,6 +67,7 @@ class Client:
         *,
         workers: Workers | None = None,
         queues: Mapping[str, QueueConfig] | None = None,
+        periodic_jobs: Iterable[PeriodicJob] = (),
         config: Config | None = None,
     ) -> None:
         """Make a client. Nothing is connected yet.
@@ -76,6 +79,7 @@ class Client:
             workers: what works which kind. A client with workers refuses to insert other kinds,
                 unless configured so.
             queues: the queues to work, by name.
+            periodic_jobs: what this client inserts by the clock, whenever it leads.
             config: everything else.
 
         Raises:
@@ -92,6 +96,7 @@ class Client:
         self._subscriptions = Subscriptions()
         self._leadership = Leadership(lambda: self.id)
         self._log: Any = structlog.get_logger("riverpy").bind()
+        self._periodic_jobs = PeriodicJobs(periodic_jobs)
         self._set(database=database, queues=queues or {})
 
     @property
@@ -113,6 +118,11 @@ class Client:
     def queues(self) -> Mapping[str, QueueConfig]:
         """The queues that this client works."""
         return dict(self._queues)
+
+    @property
+    def periodic_jobs(self) -> PeriodicJobs:
+        """What this client inserts by the clock, whenever it leads; may be changed at any time."""
+        return self._periodic_jobs
 
     @property
     def is_open(self) -> bool:
@@ -402,6 +412,37 @@ class Client:
             payload = msgspec.json.encode({"action": action, "queue": name}).decode()
             await queues.control_notify(connection, self._config.schema, payload)
 
+    # -- periodic jobs
+
+    async def periodic_pause(self, job_id: str, *, tx: Transaction | None = None) -> None:
+        """Insert no job of this id, in whatever client leads, until it is resumed.
+
+        Raises:
+            NotFoundError: no leader has had a periodic job of this id.
+            SchemaMissingError: the database lacks version 2 of line `riverpy`.
+        """
+        async with self._transaction(tx) as connection:
+            await periodic.periodic_pause(connection, self._config.schema, job_id)
+
+    async def periodic_resume(self, job_id: str, *, tx: Transaction | None = None) -> None:
+        """Undo `periodic_pause`. Slots that passed meanwhile are not caught up with.
+
+        Raises:
+            NotFoundError, SchemaMissingError: as `periodic_pause`.
+        """
+        async with self._transaction(tx) as connection:
+            await periodic.periodic_resume(connection, self._config.schema, job_id)
+
+    async def periodic_run(self, job_id: str, *, tx: Transaction | None = None) -> None:
+        """Ask the leader to insert one job of this id now, paused or not, beside those of its
+        schedule.
+
+        Raises:
+            NotFoundError, SchemaMissingError: as `periodic_pause`.
+        """
+        async with self._transaction(tx) as connection:
+            await periodic.periodic_run(connection, self._config.schema, job_id)
+
     def subscribe(self, *kinds: EventKind, size: int = SUBSCRIPTION_SIZE_DEFAULT) -> Subscription:
         """Events of this client's own jobs and queues: `async with client.subscribe(…) as events:
         async for …`.
@@ -475,6 +516,8 @@ class Client:
             queues=self._queues,
             subscriptions=self._subscriptions,
             leadership=self._leadership,
+            periodic_jobs=self._periodic_jobs,
+            inserter=self._inserter,
             abandoned=self._abandoned,
         )
 

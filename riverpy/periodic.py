@@ -392,8 +392,8 @@ class PeriodicJobs:
 
     def __init__(self, jobs: Iterable[PeriodicJob] = ()) -> None:
         self._jobs: dict[str, PeriodicJob] = {}
-        self.changed: Callable[[], None] | None = None
-        """Called after jobs were added."""
+        self.stir: Callable[[], None] = _nothing
+        """Lets the enqueuer of these jobs, if there is one, look at once what there is to do."""
         self.add_many(jobs)
 
     def add(self, job: PeriodicJob) -> str:
@@ -421,8 +421,8 @@ class PeriodicJobs:
                 )
             added[job.id] = job
         self._jobs.update(added)
-        if added and self.changed is not None:
-            self.changed()
+        if added:
+            self.stir()
         return list(added)
 
     def get(self, job_id: str) -> PeriodicJob | None:
@@ -449,6 +449,9 @@ class PeriodicJobs:
 
     def __contains__(self, job_id: object) -> bool:
         return job_id in self._jobs
+
+
+def _nothing() -> None: ...
 
 
 # Starting

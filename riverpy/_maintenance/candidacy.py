@@ -13,6 +13,7 @@ from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.leader import MaintenanceLeader
 from riverpy._maintenance.maintainer import Maintainer
 from riverpy._maintenance.mandate import Mandate
+from riverpy._maintenance.periodic_enqueuer import PeriodicEnqueuer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
     from riverpy._cluster.heartbeat import Heartbeat
     from riverpy._cluster.lease import Term
     from riverpy._db.connection import Outage
+    from riverpy._insert import Inserter
     from riverpy._maintenance.base import MaintenanceService
     from riverpy.config import Config
     from riverpy.drivers.asyncpg import Connection
     from riverpy.events import LeadershipChange
+    from riverpy.periodic import PeriodicJobs
     from riverpy.worker import Workers
 
 
@@ -42,6 +45,8 @@ class Candidacy:
         outage: Outage,
         changed: Callable[[LeadershipChange], None],
         heartbeat: Heartbeat,
+        periodic_jobs: PeriodicJobs,
+        inserter: Inserter,
         timer: Timer,
     ) -> None:
         """Make it; nothing is connected.
@@ -53,11 +58,13 @@ class Candidacy:
             outage: told of losses and recoveries.
             changed: told of each transition.
             heartbeat: the run's.
+            periodic_jobs, inserter: the client's.
             timer: by which leading measures and waits.
         """
         self._config, self._workers = config, workers
         self._connect, self._outage, self._timer = connect, outage, timer
         self._heartbeat = heartbeat
+        self._periodic_jobs, self._inserter = periodic_jobs, inserter
         self._lease = Lease(LeaseTiming.of(config), timer)
         self.maintenance = MaintenanceLeader(
             self._make, grace=self._lease.timing.grace, timer=timer
@@ -90,13 +97,17 @@ class Candidacy:
             cleaning=self._connection("cleaning"),
             timer=self._timer,
         )
-        return Maintainer(office, services(office, self._heartbeat))
+        return Maintainer(
+            office, services(office, self._heartbeat, self._periodic_jobs, self._inserter)
+        )
 
     def _connection(self, name: str) -> DedicatedConnection:
         return DedicatedConnection(name, lambda: self._connect(f"riverpy {name}"), self._outage)
 
 
-def services(office: Office, heartbeat: Heartbeat) -> list[MaintenanceService]:
+def services(
+    office: Office, heartbeat: Heartbeat, periodic_jobs: PeriodicJobs, inserter: Inserter
+) -> list[MaintenanceService]:
     """The services of a term, in the order in which they start."""
     contact = None if heartbeat.registered_at is None else heartbeat.contact
-    return [JobRescuer(office, contact)]
+    return [JobRescuer(office, contact), PeriodicEnqueuer(office, periodic_jobs, inserter)]

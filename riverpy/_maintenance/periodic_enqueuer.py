@@ -103,7 +103,7 @@ class PeriodicEnqueuer(MaintenanceService):
         """
         super().__init__(office)
         self._jobs, self._inserter = jobs, inserter
-        jobs.changed = self.stir
+        jobs.stir = self.stir
         self._registered: dict[str, PeriodicJob] = {}
         self._failures: dict[str, _Failure] = {}
         self._batch = BATCH
@@ -312,12 +312,14 @@ class PeriodicEnqueuer(MaintenanceService):
     async def _fire_all(self, firings: Sequence[Firing]) -> int:
         """Returns how many were moved on.
 
-        After a failure that may be anybody's, each is on its own, and the one that fails is held:
-        it must not keep the others.
+        One that has failed comes last and alone. After a failure that may be anybody's all are
+        alone, and the one that fails is held: it must not keep the others.
         """
         moved = 0
-        for start in range(0, len(firings), self._batch):
-            batch = firings[start : start + self._batch]
+        good = [firing for firing in firings if firing.advance.id not in self._failures]
+        batches = [good[start : start + self._batch] for start in range(0, len(good), self._batch)]
+        batches += [[firing] for firing in firings if firing.advance.id in self._failures]
+        for batch in batches:
             try:
                 moved += await self._fire(batch)
             except FencedOutError:

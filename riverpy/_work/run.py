@@ -34,6 +34,7 @@ from riverpy._db.connection import (
     limit_statements,
 )
 from riverpy._db.jobs import job_any_available
+from riverpy._db.periodic import CHANGED_ACTION, EVENT_TOPIC
 from riverpy._db.schema import (
     CLIENTS_VERSION,
     OWN_LINE,
@@ -62,10 +63,12 @@ if TYPE_CHECKING:
 
     from riverpy._cluster.leadership import Leadership
     from riverpy._db.jobs import Stamp
+    from riverpy._insert import Inserter
     from riverpy._work.attempt import Attempt
     from riverpy._work.subscriptions import Subscriptions
     from riverpy.config import Config, QueueConfig
     from riverpy.drivers.asyncpg import Connection
+    from riverpy.periodic import PeriodicJobs
     from riverpy.worker import Workers
 
 LOCK_TIMEOUT = "100ms"
@@ -122,16 +125,20 @@ class Run:
         queues: Mapping[str, QueueConfig],
         subscriptions: Subscriptions,
         leadership: Leadership,
+        periodic_jobs: PeriodicJobs,
+        inserter: Inserter,
         abandoned: frozenset[Stamp],
     ) -> None:
         """Make it; nothing is started.
 
         Args:
-            url, config, client_id, workers, queues, subscriptions, leadership: the client's.
+            url, config, client_id, workers, queues, subscriptions, leadership, periodic_jobs,
+                inserter: the client's.
             abandoned: attempts of earlier runs in this process whose code may still go on.
         """
         self._url, self._config = url, config
         self._subscriptions = subscriptions
+        self._periodic_jobs = periodic_jobs
         self._outage = Outage(client_id)
         self._log: Any = structlog.get_logger("riverpy").bind()
         slots = sum(queue.max_workers for queue in queues.values())
@@ -199,6 +206,8 @@ class Run:
                 outage=self._outage,
                 changed=leadership.publish,
                 heartbeat=self._heartbeat,
+                periodic_jobs=periodic_jobs,
+                inserter=inserter,
                 timer=SystemTimer(),
             )
             if config.candidate
@@ -401,6 +410,7 @@ class Run:
         notifier.subscribe("river_control", self._heard_control)
         if self._candidacy is not None:
             notifier.subscribe("river_leadership", self._candidacy.elector.heard)
+            notifier.subscribe(EVENT_TOPIC, self._heard_event)
         notifier.on_resync(self._resync)
         return notifier
 
@@ -428,6 +438,11 @@ class Run:
                         producer.set_paused(message.action == "pause")
             case _:  # metadata_changed and what is not known yet
                 pass
+
+    def _heard_event(self, payload: str) -> None:
+        message = _decode(payload)
+        if message is not None and message.action == CHANGED_ACTION:
+            self._periodic_jobs.stir()
 
     async def _connect_claims(self) -> Connection:
         settings = {"plan_cache_mode": "force_custom_plan"}

@@ -1,0 +1,211 @@
+"""The registry: ids, what is refused, and that nothing is registered by half."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+import pytest
+
+from riverpy.errors import ConfigError
+from riverpy.insert_opts import InsertOpts
+from riverpy.job import RawArgs
+from riverpy.periodic import PeriodicJob, PeriodicJobs, cron, every
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HOURLY = every(timedelta(hours=1))
+
+
+class Report(msgspec.Struct):
+    """Args without a field that must be given."""
+
+    kind: ClassVar[str] = "report"
+
+    number: int = 0
+
+
+def make_report() -> Report:
+    """A constructor."""
+    return Report()
+
+
+class Never:
+    """A schedule that never comes."""
+
+    def next(self, after: datetime, /) -> datetime | None:
+        """Never."""
+        del after
+
+
+class Failing:
+    """A schedule that fails."""
+
+    def next(self, after: datetime, /) -> datetime | None:
+        """Fail."""
+        raise ZeroDivisionError(after)
+
+
+def job(job_id: str) -> PeriodicJob:
+    """A job of this id."""
+    return PeriodicJob(HOURLY, Report(), id=job_id)
+
+
+_PRINT_IDS = """
+from datetime import timedelta
+from riverpy import PeriodicJob, RawArgs, cron, every
+def make(): ...
+print(PeriodicJob(cron("@daily", timezone="Asia/Tokyo"), RawArgs("report", "{}")).id)
+print(PeriodicJob(every(timedelta(hours=1)), make).id)
+"""
+
+
+def test_default_id_is_stable() -> None:
+    """SK-13: an id that is not given is the same in each process, whatever its hashes are."""
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", _PRINT_IDS],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "random")
+    }
+    assert printed == {"report:a217e3d0\nmake:560e4f00\n"}
+
+
+def test_default_id_tells_entries_apart() -> None:
+    """It is made of the kind or function, and of the schedule."""
+    ids = [
+        PeriodicJob(HOURLY, Report()).id,
+        PeriodicJob(HOURLY, Report).id,
+        PeriodicJob(every(timedelta(hours=2)), Report()).id,
+        PeriodicJob(cron("@hourly"), Report()).id,
+        PeriodicJob(cron("@hourly", timezone="Asia/Tokyo"), Report()).id,
+        PeriodicJob(HOURLY, make_report).id,
+    ]
+    assert ids[0] == ids[1]
+    assert len(set(ids)) == len(ids) - 1
+    with pytest.raises(ConfigError, match="has no name: give it an id="):
+        PeriodicJob(HOURLY, lambda: Report())
+
+
+@pytest.mark.parametrize(
+    ("job_id", "message"),
+    [
+        ("", "may not be empty"),
+        ("a", "goes on with at least one more"),
+        ("with space", "goes on with"),
+        ("a" * 128, "at most 127 characters, got 128"),
+        ("semi;colon", "goes on with"),
+        (7, "is a text, got int"),
+    ],
+)
+def test_bad_id(job_id: Any, message: str) -> None:
+    """An id keeps River's rule."""
+    with pytest.raises(ConfigError, match=message):
+        job(job_id)
+    job("a" * 127)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PeriodicJob(Never(), Report()), "never comes"),
+        (lambda: PeriodicJob(cast_any("1h"), Report()), "a schedule is every"),
+        (lambda: PeriodicJob(HOURLY, cast_any("report")), "needs its args, or a function"),
+        (lambda: PeriodicJob(HOURLY, cast_any(None), id="none"), "needs its args"),
+        (lambda: PeriodicJob(HOURLY, Report(), missed=cast_any("some")), "missed must be one of"),
+        (lambda: PeriodicJob(HOURLY, Report(), run_on_start=cast_any("x")), "run_on_start must be"),
+        (lambda: PeriodicJobs([cast_any(Report())]), "a periodic job is a PeriodicJob"),
+    ],
+)
+def test_bad_input(make: Callable[[], object], message: str) -> None:
+    """What cannot work is refused where it is said."""
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def cast_any(value: object) -> Any:
+    """A value that no type checker would let pass."""
+    return value
+
+
+def test_failing_schedule_is_refused() -> None:
+    """A schedule that fails does so where it is registered."""
+    with pytest.raises(ZeroDivisionError):
+        PeriodicJob(Failing(), Report())
+
+
+def test_nothing_is_registered_by_half() -> None:
+    """Of a list with a duplicate id nothing is registered, and nobody is told."""
+    jobs = PeriodicJobs([job("one")])
+    told: list[int] = []
+    jobs.stir = lambda: told.append(len(jobs))
+    for added in ([job("two"), job("one")], [job("two"), job("two")]):
+        with pytest.raises(ConfigError, match=r"two periodic jobs have the id '(one|two)'"):
+            jobs.add_many(added)
+        assert [one.id for one in jobs] == ["one"]
+    with pytest.raises(ConfigError, match="two periodic jobs have the id 'one'"):
+        PeriodicJobs([job("one"), job("one")])
+    assert told == []
+
+
+def test_registry() -> None:
+    """Jobs are added, found and removed; a removed id is free again."""
+    jobs = PeriodicJobs()
+    told: list[int] = []
+    jobs.stir = lambda: told.append(len(jobs))
+    assert jobs.add(job("one")) == "one"
+    assert jobs.add_many([job("two"), job("three")]) == ["two", "three"]
+    assert told == [1, 3]
+    assert "two" in jobs
+    assert jobs.get("two") is not None
+    assert jobs.remove("two")
+    assert not jobs.remove("two")
+    assert jobs.get("two") is None
+    jobs.add(job("two"))
+    assert [one.id for one in jobs] == ["one", "three", "two"]
+    for one in jobs:
+        jobs.remove(one.id)
+    assert len(jobs) == 0
+    jobs.add(job("one"))
+    jobs.clear()
+    assert len(jobs) == 0
+
+
+def test_constructor() -> None:
+    """Args come from an object, a class or a function, alone or with options; None is nothing."""
+    opts = InsertOpts(queue="other")
+    made: list[tuple[Any, Any]] = [
+        (Report(3), (Report(3), InsertOpts())),
+        (Report, (Report(), InsertOpts())),
+        (RawArgs("raw", "{}"), (RawArgs("raw", "{}"), InsertOpts())),
+        (lambda: (Report(4), opts), (Report(4), opts)),
+        (lambda: None, None),
+    ]
+    for constructor, run in made:
+        assert PeriodicJob(HOURLY, constructor, id="an-id").construct() == run
+
+    async def coroutine() -> Report:
+        return Report()
+
+    with pytest.raises(ConfigError, match="must be a plain function"):
+        PeriodicJob(HOURLY, cast_any(coroutine)).construct()
+
+
+def test_first_slot_is_soon() -> None:
+    """A job whose schedule comes only once is accepted while that is to come."""
+
+    class Once:
+        def next(self, after: datetime, /) -> datetime | None:
+            due = datetime(2999, 1, 1, tzinfo=UTC)
+            return due if after < due else None
+
+    assert PeriodicJob(Once(), Report()).schedule_text.endswith("Once")
