@@ -9,7 +9,7 @@ from riverpy.job import wire_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import timedelta
+    from datetime import datetime, timedelta
 
     from riverpy.drivers.asyncpg import Transaction
 
@@ -35,6 +35,15 @@ class Beat(NamedTuple):
     """Whether anybody leads, or gives signs of life and is a candidate."""
 
 
+class Candidate(NamedTuple):
+    """A client that stands for election."""
+
+    client_id: str
+    version: str
+    started_at: datetime
+    heartbeat_at: datetime
+
+
 async def client_beat(
     connection: Transaction,
     schema: str | None,
@@ -58,6 +67,12 @@ async def client_leave(
     statement = query("riverpy_client", "client_leave", schema)
     values: dict[str, object] = {"client_id": client_id, "registered_at": registered_at}
     await connection.execute(statement.text, *statement.arguments(values))
+
+
+async def client_candidates(connection: Transaction, schema: str | None) -> list[Candidate]:
+    """Who stands for election and gives signs of life, in the order of their starts."""
+    rows = await connection.fetch(query("riverpy_client", "client_candidates", schema).text)
+    return [Candidate(*row) for row in rows]
 
 
 async def client_silent(

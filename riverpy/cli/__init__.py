@@ -20,6 +20,7 @@ _COMMANDS = {
     "demo": "Run real jobs on real files, with no database to set up.",
     "insert": "Insert one job with raw JSON args.",
     "job": "List and show jobs.",
+    "leader": "Show who leads, and ask the leader to resign.",
     "migrate": "Make, update and check River's tables.",
     "worker": "Work jobs until told to stop.",
 }

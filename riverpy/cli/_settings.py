@@ -142,6 +142,9 @@ QUEUES: Setting[dict[str, int]] = Setting(
 POLL_ONLY: Setting[bool] = Setting(
     "poll-only", _boolean, lambda on: str(on).lower(), _toml_boolean, "the client's, else false"
 )
+CANDIDATE: Setting[bool] = Setting(
+    "candidate", _boolean, lambda on: str(on).lower(), _toml_boolean, "the client's, else true"
+)
 SOFT_STOP: Setting[timedelta] = Setting(
     "soft-stop", parse_duration, format_duration, default="the client's, else 30s"
 )
@@ -156,6 +159,7 @@ SETTINGS: tuple[Setting[Any], ...] = (
     SCHEMA,
     QUEUES,
     POLL_ONLY,
+    CANDIDATE,
     SOFT_STOP,
     NAME,
     LOG,

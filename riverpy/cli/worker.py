@@ -70,7 +70,7 @@ Exit codes:
   1  a failure
   2  wrong usage or a wrong setting
   3  not ready: no database within 10 s, or no River tables in it
-  4  stopped, but jobs had to be abandoned or results could not be stored
+  4  stopped, but jobs or maintenance had to be abandoned, or results could not be stored
 
 SIGTERM or SIGINT stops claiming and lets running jobs end; after --soft-stop, or at a second
 signal, they are cancelled. A third signal ends the process at once with 128 + its number.
@@ -85,6 +85,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     schema: Value[str]
     queues: Value[dict[str, int]]
     poll_only: Value[bool]
+    candidate: Value[bool]
     soft_stop: Value[timedelta]
     name: Value[str]
     log: Value[str]
@@ -123,6 +124,11 @@ def _parse_queues(
     "--poll-only", is_flag=True, default=None, help="Find jobs by polling, do not LISTEN."
 )
 @click.option(
+    "--candidate/--no-candidate",
+    default=None,
+    help="Whether to stand for election. Default: the client's, else yes.",
+)
+@click.option(
     "--soft-stop",
     metavar="DURATION",
     callback=flag_value(_settings.SOFT_STOP),
@@ -154,6 +160,7 @@ def worker(
     print_config: bool,
     queues: dict[str, int] | None,
     poll_only: bool | None,
+    candidate: bool | None,
     soft_stop: timedelta | None,
     name: str | None,
     log: str | None,
@@ -171,6 +178,7 @@ def worker(
         schema=database.schema_value,
         queues=sources.value(_settings.QUEUES, queues),
         poll_only=sources.value(_settings.POLL_ONLY, poll_only),
+        candidate=sources.value(_settings.CANDIDATE, candidate),
         soft_stop=sources.value(_settings.SOFT_STOP, soft_stop),
         name=sources.value(_settings.NAME, name),
         log=sources.value(_settings.LOG, log),
@@ -284,6 +292,7 @@ class _WorkerProcess:
             schema=settings.schema.value,
             name=settings.name.value,
             poll_only=settings.poll_only.value,
+            candidate=settings.candidate.value,
             soft_stop_timeout=settings.soft_stop.value,
             queues=slots
             if slots is UNSET
@@ -356,10 +365,7 @@ class _Started:
             if client.workers
             else {},
             poll_only=config.poll_only,
-        )
-        log.info(
-            "scheduled jobs and later retries wait for a leader: this version has none, "
-            "a Go River client on the same tables can be it"
+            candidate=config.candidate,
         )
         settle_collector()
 

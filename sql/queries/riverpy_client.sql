@@ -73,6 +73,14 @@ from /* schema */ riverpy_client
 where client_id = any(@client_id::text[]);
 
 
+-- name: client_candidates
+-- Who stands for election and gives signs of life.
+select client_id, version, started_at, heartbeat_at
+from /* schema */ riverpy_client
+where candidate and heartbeat_at >= now() - dead_after
+order by started_at, client_id;
+
+
 -- name: client_reap
 -- Forget clients that are dead for long and have no running job: those of others are still to be rescued by the row.
 -- Fenced by the transaction around it.

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from riverpy.cli._settings import (
+    CANDIDATE,
     DATABASE_URL,
     LOG,
     LOG_LEVEL,
@@ -34,6 +35,7 @@ SAMPLES: list[tuple[Setting[Any], Any, str, str]] = [
     (SCHEMA, "of_flag", "of_env", "'of_file'"),
     (QUEUES, {"flag": 1}, "env:2", "{ file = 3 }"),
     (POLL_ONLY, True, "no", "true"),
+    (CANDIDATE, False, "yes", "false"),
     (SOFT_STOP, timedelta(seconds=1), "2s", "'3s'"),
     (NAME, "flag", "env", "'file'"),
     (LOG, "console", "json", "'json'"),

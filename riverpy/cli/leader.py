@@ -1,0 +1,220 @@
+"""`riverpy leader`: show who leads, and ask the leader to resign."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+import click
+import msgspec
+
+from riverpy._db.clients import client_candidates
+from riverpy._db.leaders import leader_get, leader_request_resign
+from riverpy._db.schema import CLIENTS_VERSION, OWN_LINE, check_schema
+from riverpy._duration import format_duration
+from riverpy.cli._options import database_options
+from riverpy.cli._output import print_json, print_table
+from riverpy.cli._run import EXIT_FAILURE, run
+from riverpy.cli._types import DURATION
+from riverpy.drivers.asyncpg import close, connect
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from datetime import datetime
+
+    from riverpy._db.leaders import LeaderRow
+    from riverpy._db.schema import SchemaState
+    from riverpy.cli._options import DatabaseSettings
+    from riverpy.drivers.asyncpg import Connection
+
+ResultT = TypeVar("ResultT")
+
+READ_TIMEOUT = 10.0
+"""Seconds that a statement may take."""
+WAIT_DEFAULT = timedelta(seconds=10)
+LOOK_INTERVAL = 0.1
+"""Seconds between two looks at the row of a leader that was asked to resign."""
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+class LeaderOutput(msgspec.Struct, frozen=True):
+    """The row of the leader, as `--json` prints it."""
+
+    leader_id: str
+    elected_at: datetime
+    expires_at: datetime
+    expires_in: float
+    """Seconds, by the server's clock; below zero: the lease has expired."""
+    expired: bool
+
+    @classmethod
+    def of(cls, row: LeaderRow) -> LeaderOutput:
+        """What to print of a row."""
+        expires_in = round(row.remaining, 3)
+        return cls(row.leader_id, row.elected_at, row.expires_at, expires_in, row.remaining < 0)
+
+    def is_term_of(self, other: LeaderOutput) -> bool:
+        """Whether it is the same term."""
+        return (self.leader_id, self.elected_at) == (other.leader_id, other.elected_at)
+
+
+class CandidateOutput(msgspec.Struct, frozen=True):
+    """A client that stands for election, as `--json` prints it."""
+
+    client_id: str
+    version: str
+    started_at: datetime
+    heartbeat_at: datetime
+
+
+class ShowOutput(msgspec.Struct, frozen=True):
+    """Who leads, and who could."""
+
+    leader: LeaderOutput | None
+    """None: nobody leads."""
+    candidates: list[CandidateOutput] | None
+    """Clients of riverpy that stand for election and give signs of life. None: the database has not
+    the table in which they are."""
+
+
+class ResignOutput(msgspec.Struct, frozen=True):
+    """What became of the request."""
+
+    resigned: bool
+    """Whether the term ended that was asked to."""
+    before: LeaderOutput | None
+    after: LeaderOutput | None
+
+
+@click.group
+def leader() -> None:
+    """Show who leads, and ask the leader to resign."""
+
+
+@leader.command
+@_json_option
+@database_options
+def show(database: DatabaseSettings, *, as_json: bool) -> None:
+    """Show who leads, since when and until when, and who stands for election."""
+    found = run(_connected, database, _read_show)
+    if as_json:
+        print_json(found)
+        return
+    row = found.leader
+    if row is None:
+        click.echo("nobody leads")
+    else:
+        until = "expired, so that any candidate may take over" if row.expired else _left(row)
+        print_table(
+            ("LEADER", "SINCE", "LEASE"),
+            [(row.leader_id, _time(row.elected_at), until)],
+        )
+    click.echo()
+    if found.candidates is None:
+        click.echo("candidates are not known: run `riverpy migrate up`")
+        return
+    print_table(
+        ("CANDIDATE", "VERSION", "STARTED", "LAST SIGN OF LIFE"),
+        [
+            (one.client_id, one.version, _time(one.started_at), _time(one.heartbeat_at))
+            for one in found.candidates
+        ],
+    )
+
+
+@leader.command
+@click.option(
+    "--wait",
+    type=DURATION,
+    default=format_duration(WAIT_DEFAULT),
+    show_default=True,
+    help="How long to watch for the next leader.",
+)
+@_json_option
+@database_options
+def resign(database: DatabaseSettings, *, wait: timedelta, as_json: bool) -> None:
+    """Ask the leader to resign, so that another client leads.
+
+    Exit code 1 if nobody leads, or if nobody obeyed: a leader that only polls does not hear it.
+    """
+    result = run(_connected, database, partial(_resign, wait=wait.total_seconds()))
+    if as_json:
+        print_json(result)
+    else:
+        click.echo(_tell(result, wait))
+    if not result.resigned:
+        raise click.exceptions.Exit(EXIT_FAILURE)
+
+
+async def _read_show(connection: Connection, schema: str | None, state: SchemaState) -> ShowOutput:
+    row = await leader_get(connection, schema)
+    candidates = None
+    if CLIENTS_VERSION in state.versions(OWN_LINE):
+        rows = await client_candidates(connection, schema)
+        candidates = [CandidateOutput(*candidate) for candidate in rows]
+    return ShowOutput(None if row is None else LeaderOutput.of(row), candidates)
+
+
+async def _resign(
+    connection: Connection, schema: str | None, _state: SchemaState, *, wait: float
+) -> ResignOutput:
+    before = after = await _read_leader(connection, schema)
+    if before is None or before.expired:
+        return ResignOutput(resigned=False, before=before, after=before)
+    await leader_request_resign(connection, schema)
+    with anyio.move_on_after(wait):
+        while after is None or after.is_term_of(before):
+            await anyio.sleep(LOOK_INTERVAL)
+            with anyio.CancelScope(shield=True):  # a look is not cut, and has a bound of its own
+                after = await _read_leader(connection, schema)
+    resigned = after is None or not after.is_term_of(before)
+    return ResignOutput(resigned, before, after)
+
+
+async def _read_leader(connection: Connection, schema: str | None) -> LeaderOutput | None:
+    with anyio.fail_after(READ_TIMEOUT, reason="reading who leads"):
+        row = await leader_get(connection, schema)
+    return None if row is None else LeaderOutput.of(row)
+
+
+def _tell(result: ResignOutput, wait: timedelta) -> str:
+    before, after = result.before, result.after
+    if before is None:
+        return "nobody leads"
+    if before.expired:
+        return f"nobody leads: the lease of {before.leader_id} has expired"
+    if not result.resigned:
+        return (
+            f"{before.leader_id} leads and did not resign within {format_duration(wait)}: one that "
+            "only polls does not hear the request"
+        )
+    if after is None:
+        return f"{before.leader_id} led and resigned; nobody leads yet"
+    if after.leader_id == before.leader_id:
+        return f"{before.leader_id} led, resigned, and leads again: no other client took over"
+    return f"{before.leader_id} led; now {after.leader_id} leads"
+
+
+def _left(row: LeaderOutput) -> str:
+    return f"for {row.expires_in:.0f} s, unless renewed"
+
+
+def _time(value: datetime) -> str:
+    return value.isoformat(sep=" ", timespec="seconds")
+
+
+async def _connected(
+    database: DatabaseSettings,
+    act: Callable[[Connection, str | None, SchemaState], Awaitable[ResultT]],
+) -> ResultT:
+    """What `act` returns on a connection to a database that has River's tables."""
+    url = database.required_url()
+    connection = await connect(url)
+    try:
+        state = await check_schema(connection, database.schema, url=url)
+        return await act(connection, database.schema, state)
+    finally:
+        await close(connection)

@@ -1,0 +1,159 @@
+"""`riverpy leader`: what an operator is told of the leader, and how it is asked to resign."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from riverpy._dsn import PG_VARIABLES
+from riverpy.cli import main
+from tests.work.rig import Rig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from click.testing import Result
+
+    from tests._database import Schema
+
+    Command = Callable[..., Result]
+
+SHORT = {"elect_interval": timedelta(seconds=0.5), "leader_ttl": timedelta(seconds=5)}
+
+
+@pytest.fixture
+def command(schema: Schema) -> Command:
+    """Runs a command on the test's schema."""
+    runner = CliRunner(env=dict.fromkeys(("DATABASE_URL", "RIVERPY_DATABASE_URL", *PG_VARIABLES)))
+
+    def run(*args: str) -> Result:
+        return runner.invoke(
+            main, ["leader", *args, "--database-url", schema.url, "--schema", schema.name]
+        )
+
+    return run
+
+
+async def call(command: Command, *args: str) -> tuple[int, Any]:
+    """The exit code of a command, and the JSON that it prints."""
+    result = await asyncio.to_thread(command, *args, "--json")
+    assert result.stdout.count("\n") == 1
+    return result.exit_code, json.loads(result.stdout)
+
+
+async def seat(schema: Schema, leader_id: str, seconds: float) -> None:
+    """Let somebody who hears nothing lead."""
+    await schema.execute(
+        "INSERT INTO river_leader (leader_id, elected_at, expires_at)"
+        " VALUES ($1, now(), now() + make_interval(secs => $2))",
+        leader_id,
+        seconds,
+    )
+
+
+async def test_show(command: Command, schema: Schema) -> None:
+    """Who leads, since and until when, and who could: those that stand and give signs of life."""
+    assert await call(command, "show") == (0, {"leader": None, "candidates": []})
+    await seat(schema, "host:1:abc", 15)
+    await schema.execute(
+        "INSERT INTO riverpy_client"
+        " (client_id, queues, kinds, candidate, poll_only, version, dead_after, heartbeat_at)"
+        " SELECT name, '{}', '{}', name <> 'other', false, '1', '60 s', now() - age"
+        " FROM (VALUES ('one', interval '0'), ('other', '0'), ('dead', '61 s')) AS v(name, age)"
+    )
+    code, shown = await call(command, "show")
+    row = await schema.fetchrow("SELECT * FROM river_leader")
+    assert row is not None
+    assert code == 0
+    assert [one["client_id"] for one in shown["candidates"]] == ["one"]
+    expires_in = shown["leader"].pop("expires_in")
+    assert 0 < expires_in <= 15
+    assert shown["leader"] == {
+        "leader_id": "host:1:abc",
+        "elected_at": row["elected_at"].isoformat().replace("+00:00", "Z"),
+        "expires_at": row["expires_at"].isoformat().replace("+00:00", "Z"),
+        "expired": False,
+    }
+    text = (await asyncio.to_thread(command, "show")).stdout
+    assert "host:1:abc" in text
+    assert "unless renewed" in text
+
+
+async def test_show_expired(command: Command, schema: Schema) -> None:
+    """A lease that has run out is said to have."""
+    await seat(schema, "gone", -1)
+    _, shown = await call(command, "show")
+    assert shown["leader"]["expired"]
+    assert shown["leader"]["expires_in"] < 0
+    assert "expired" in (await asyncio.to_thread(command, "show")).stdout
+
+
+async def test_show_without_our_table(command: Command, schema: Schema) -> None:
+    """Without the line `riverpy` the candidates are not known."""
+    await schema.execute("UPDATE river_migration SET line = 'hidden' WHERE line = 'riverpy'")
+    try:
+        assert await call(command, "show") == (0, {"leader": None, "candidates": None})
+        result = await asyncio.to_thread(command, "show")
+    finally:  # the schema is used again
+        await schema.execute("UPDATE river_migration SET line = 'riverpy' WHERE line = 'hidden'")
+    assert "nobody leads" in result.stdout
+    assert "riverpy migrate up" in result.stdout
+
+
+async def test_resign_hands_over(command: Command, schema: Schema) -> None:
+    """The leader resigns and sits out, so that another client leads; both are named."""
+    rig = Rig(schema)
+    rig.job(_nothing)
+    async with rig.working(id="a", **SHORT):
+        await rig.until("SELECT leader_id FROM river_leader", "a")
+        async with rig.working(id="b", **SHORT):
+            code, result = await call(command, "resign")
+            assert code == 0
+            assert result["resigned"]
+            assert (result["before"]["leader_id"], result["after"]["leader_id"]) == ("a", "b")
+            told = await asyncio.to_thread(command, "resign")
+            assert told.stdout == "b led; now a leads\n"
+
+
+async def test_nobody_obeys(command: Command, schema: Schema) -> None:
+    """A leader that does not hear the request still leads, and that is said."""
+    await seat(schema, "deaf", 60)
+    result = await asyncio.to_thread(command, "resign", "--wait", "300ms")
+    assert result.exit_code == 1
+    assert "deaf leads and did not resign within 300ms" in result.stdout
+    code, printed = await call(command, "resign", "--wait", "1ms")
+    assert code == 1
+    assert not printed["resigned"]
+    assert printed["after"]["leader_id"] == "deaf"
+
+
+@pytest.mark.parametrize("is_expired", [True, False])
+async def test_nobody_leads(command: Command, schema: Schema, *, is_expired: bool) -> None:
+    """There is nobody to ask: no request is sent, and the exit code is 1."""
+    if is_expired:
+        await seat(schema, "gone", -1)
+    result = await asyncio.to_thread(command, "resign")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("nobody leads")
+    assert (await call(command, "resign"))[0] == 1
+
+
+async def test_resigned_and_nobody_yet(command: Command, schema: Schema) -> None:
+    """With no other candidate the leader sits out an interval: nobody leads yet."""
+    rig = Rig(schema)
+    rig.job(_nothing)
+    async with rig.working(
+        id="a", elect_interval=timedelta(seconds=60), leader_ttl=timedelta(seconds=150)
+    ):
+        await rig.until("SELECT leader_id FROM river_leader", "a")
+        result = await asyncio.to_thread(command, "resign", "--wait", "1s")
+        assert (result.exit_code, result.stdout) == (0, "a led and resigned; nobody leads yet\n")
+
+
+async def _nothing(job: Any) -> None:
+    pass
