@@ -1,0 +1,582 @@
+"""Jobs whose client is gone run again; no other is touched."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import asyncpg
+import msgspec
+import pytest
+from msgspec import UNSET
+
+from riverpy import Job, JobRow, Worker, Workers
+from riverpy._db import clients, rescue, upkeep
+from riverpy._db.jobs import Settlement, Stamp, job_complete, job_settle
+from riverpy._maintenance import job_rescuer
+from riverpy._maintenance.job_rescuer import JobRescuer
+from riverpy.drivers.asyncpg import use_raw_timestamps
+from riverpy.errors import FencedOutError
+from tests.maintenance.office import held_office
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from tests._database import Schema
+    from tests.maintenance.office import HeldOffice
+
+SECOND = timedelta(seconds=1)
+OLD = "3 hours"
+
+
+class Sleep(msgspec.Struct, frozen=True):
+    kind: ClassVar[str] = "sleep"
+    n: int = 0
+
+
+def registry(timeout: Any = UNSET, next_retry: Any = None) -> Workers:
+    """One worker, of kind `sleep`."""
+    workers = Workers()
+
+    @workers.job(timeout=timeout, next_retry=next_retry)
+    async def sleep(job: Job[Sleep]) -> None:
+        pass
+
+    return workers
+
+
+def in_contact() -> float:
+    return 3600.0
+
+
+async def register(schema: Schema, client_id: str, *, silent: str, dead_after: str = "1s") -> None:
+    """A client whose last sign of life is `silent` ago."""
+    await schema.execute(
+        "INSERT INTO riverpy_client (client_id, queues, kinds, candidate, poll_only, version,"
+        " dead_after, heartbeat_at) VALUES ($1, '{}', '{}', true, false, '1', $2::text::interval,"
+        " now() - $3::text::interval)",
+        client_id,
+        dead_after,
+        silent,
+    )
+
+
+async def insert(
+    schema: Schema, *, by: str | None = "dead", age: str = "1 second", **columns: object
+) -> int:
+    """A running job that a client claimed `age` ago."""
+    values = {"kind": "sleep", "args": "{}", "max_attempts": 25, "attempt": 1} | columns
+    if by is not None:
+        values["attempted_by"] = ["another", by]
+    names = ", ".join(values)
+    marks = ", ".join(f"${index}" for index in range(2, len(values) + 2))
+    return await schema.fetchval(
+        f"INSERT INTO river_job (state, attempted_at, scheduled_at, {names})"
+        f" VALUES ('running', now() - $1::text::interval, now() - interval '1 day', {marks})"
+        " RETURNING id",
+        age,
+        *values.values(),
+    )
+
+
+async def states(schema: Schema) -> list[str]:
+    rows = await schema.fetch("SELECT state::text FROM river_job ORDER BY id")
+    return [row[0] for row in rows]
+
+
+@pytest.fixture
+async def quick(schema: Schema) -> AsyncGenerator[HeldOffice]:
+    """An office to which a client is dead after a second."""
+    async with held_office(schema, workers=registry(), dead_after=SECOND) as held:
+        yield held
+
+
+# --- by liveness
+
+
+async def test_outcomes(quick: HeldOffice, log: list[dict[str, Any]]) -> None:
+    """LD-07: the running jobs of a client that gives no sign of life run again, whatever kinds the
+    leader knows; without an attempt left they are discarded, with a cancel mark cancelled. The
+    attempt counts: it stays, and has an error."""
+    schema = quick.schema
+    await register(schema, "dead", silent="2 seconds")
+    mark = '{"cancel_attempted_at": "2026-01-01T00:00:00Z", "river:rescue_count": 2}'
+    await insert(schema, attempt=3)
+    await insert(schema, kind="unknown", queue="other", metadata='{"mine": 1}')
+    await insert(schema, attempt=25)
+    await insert(schema, metadata=mark)
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    async with schema.connected() as listener:
+        await listener.add_listener(
+            f"{schema.name}.river_insert", lambda *message: heard.put_nowait(message[3])
+        )
+        assert await quick.run(JobRescuer(quick.office, in_contact)) == pytest.approx(1 / 12)
+        queues = {json.loads(await asyncio.wait_for(heard.get(), 10))["queue"] for _ in range(2)}
+    assert queues == {"default", "other"}
+    rows = await schema.jobs()
+    assert [row["state"] for row in rows] == ["available", "available", "discarded", "cancelled"]
+    assert [row["attempt"] for row in rows] == [3, 1, 25, 1]
+    assert [json.loads(row["metadata"]) for row in rows] == [
+        {"river:rescue_count": 1},
+        {"mine": 1, "river:rescue_count": 1},
+        {"river:rescue_count": 1},
+        {**json.loads(mark), "river:rescue_count": 3},
+    ]
+    for row in rows:
+        final = row["state"] in {"discarded", "cancelled"}
+        assert (row["finalized_at"] is not None) is final
+        assert (row["scheduled_at"] > row["attempted_at"]) is not final
+        (error,) = JobRow([None] * 6 + [row["errors"]]).errors
+        assert (error.attempt, error.error, error.trace) == (
+            row["attempt"],
+            job_rescuer.DEAD_ERROR,
+            "",
+        )
+        assert error.at > row["attempted_at"]
+    (entry,) = [entry for entry in log if entry["event"] == "jobs rescued"]
+    assert entry["client_ids"] == ["dead"]
+    assert entry["states"] == {"available": 2, "discarded": 1, "cancelled": 1}
+
+
+@pytest.mark.parametrize(
+    ("silent", "dead_after", "contact", "rescued"),
+    [
+        ("5 seconds", "1s", 5.0, True),
+        ("5 seconds", "1s", 0.9, False),  # the leader itself was out of contact
+        ("5 seconds", "1s", 0.0, False),
+        ("500 milliseconds", "100ms", 5.0, False),  # the leader's setting is longer
+        ("5 seconds", "1h", 5.0, False),  # the client's is
+        ("2 hours", "1h", 5.0, False),  # and the leader was not there for as long
+    ],
+)
+async def test_who_is_dead(
+    quick: HeldOffice, silent: str, dead_after: str, contact: float, rescued: bool
+) -> None:
+    """LD-15: a client is dead after the longer of its own limit and the leader's without a sign of
+    life, and only to a leader that has been in contact for as long."""
+    await register(quick.schema, "dead", silent=silent, dead_after=dead_after)
+    await insert(quick.schema, age=OLD)
+    await quick.run(JobRescuer(quick.office, lambda: contact))
+    assert await states(quick.schema) == ["available" if rescued else "running"]
+
+
+async def test_server_restarted(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client could give no sign of life while the server was down: before the server is up for
+    `dead_after`, nobody is dead."""
+    up = await schema.fetchval("SELECT extract(epoch FROM now() - pg_postmaster_start_time())")
+    dead_after = timedelta(seconds=float(up) + 3600)
+    async with held_office(schema, dead_after=dead_after) as held:
+        await register(schema, "silent", silent=f"{2 * dead_after.total_seconds()} s")
+        await insert(schema, by="silent", age=OLD)
+        await held.run(JobRescuer(held.office, lambda: 2 * dead_after.total_seconds()))
+        assert await states(schema) == ["running"]
+
+
+async def test_sign_of_life_in_between(quick: HeldOffice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sign of life that comes while the jobs of a client are being rescued saves them, whether
+    it is stored already or still on its way."""
+    schema = quick.schema
+    await register(schema, "late", silent="5 seconds")
+    await register(schema, "dead", silent="5 seconds")
+    await register(schema, "beating", silent="5 seconds")
+    for client_id in ("late", "dead", "beating"):
+        await insert(schema, by=client_id)
+    beat = "UPDATE riverpy_client SET heartbeat_at = clock_timestamp() WHERE client_id = $1"
+    lock_dead = clients.client_lock_dead
+
+    async def after_a_beat(*args: Any, **values: Any) -> set[str]:
+        await schema.execute(beat, "late")
+        return await lock_dead(*args, **values)
+
+    monkeypatch.setattr(job_rescuer, "client_lock_dead", after_a_beat)
+    async with schema.connected() as connection, connection.transaction():
+        await connection.execute(beat, "beating")
+        await quick.run(JobRescuer(quick.office, in_contact))
+    assert await states(schema) == ["running", "available", "running"]
+
+
+async def test_other_attempts_are_left(quick: HeldOffice) -> None:
+    """Jobs that a living or unknown client claimed last, and those that do not run, stay as they
+    are, however often a dead one had them."""
+    schema = quick.schema
+    await register(schema, "dead", silent="5 seconds")
+    await register(schema, "alive", silent="0 seconds")
+    await insert(schema, attempted_by=["dead", "alive"], by=None)
+    await insert(schema, attempted_by=["dead", "unknown"], by=None)
+    await insert(schema, attempted_by=None, by=None)
+    await insert(schema)
+    await schema.execute("UPDATE river_job SET state = 'retryable' WHERE id = 4")
+    await quick.run(JobRescuer(quick.office, in_contact))
+    assert await states(schema) == ["running"] * 3 + ["retryable"]
+
+
+@pytest.mark.parametrize("alive", [False, True])
+async def test_ended_between_read_and_write(
+    quick: HeldOffice, monkeypatch: pytest.MonkeyPatch, alive: bool
+) -> None:
+    """A job that ends, or is claimed again, between the read and the write stays so (JR6)."""
+    schema = quick.schema
+    client_id = "unknown" if alive else "dead"
+    await register(schema, "dead", silent="5 seconds")
+    for _ in range(3):
+        await insert(schema, by=client_id, age=OLD)
+    end = rescue.job_rescue
+
+    async def after_they_ended(*args: Any, **values: Any) -> dict[int, str]:
+        await schema.execute(
+            "UPDATE river_job SET state = 'completed', finalized_at = now() WHERE id = 1"
+        )
+        await schema.execute("UPDATE river_job SET attempted_at = now() WHERE id = 2")
+        return await end(*args, **values)
+
+    monkeypatch.setattr(job_rescuer, "job_rescue", after_they_ended)
+    await quick.run(JobRescuer(quick.office, in_contact))
+    assert await states(schema) == ["completed", "running", "available"]
+
+
+async def test_only_its_queues(quick: HeldOffice) -> None:
+    """A rescuer of some queues leaves the jobs of others alone, the dead clients' and the stuck
+    ones."""
+    schema = quick.schema
+    await register(schema, "dead", silent="5 seconds")
+    for queue in ("mine", "others"):
+        await insert(schema, queue=queue)
+        await insert(schema, queue=queue, by="unknown", age=OLD)
+    await quick.run(JobRescuer(quick.office, in_contact, queues=["mine", "also mine"]))
+    assert await states(schema) == ["available"] * 2 + ["running"] * 2
+
+
+async def test_deposed(quick: HeldOffice) -> None:
+    """A leader that was deposed and does not know it yet rescues nothing, forgets nobody."""
+    schema = quick.schema
+    await register(schema, "dead", silent="1 day")
+    await insert(schema)
+    await quick.depose()
+    with pytest.raises(FencedOutError):
+        await quick.run(JobRescuer(quick.office, in_contact))
+    await schema.execute("DELETE FROM river_job")
+    with pytest.raises(FencedOutError):
+        await quick.run(JobRescuer(quick.office, in_contact))
+    assert await schema.fetchval("SELECT count(*) FROM riverpy_client") == 1
+
+
+async def test_clients_are_forgotten(quick: HeldOffice) -> None:
+    """Clients that are dead for ten minutes are forgotten, but for those whose jobs still run."""
+    schema = quick.schema
+    for client_id, silent in (("gone", "11 minutes"), ("busy", "1 day"), ("dead", "9 minutes")):
+        await register(schema, client_id, silent=silent)
+    await insert(schema, by="busy", queue="others")
+    await insert(schema, by="another", queue="others")
+    rescuer = JobRescuer(quick.office, in_contact, queues=["mine"])
+    await quick.run(rescuer)
+    rows = await schema.fetch("SELECT client_id FROM riverpy_client ORDER BY 1")
+    assert [row[0] for row in rows] == ["busy", "dead"]
+    await register(schema, "gone", silent="11 minutes")
+    await quick.run(rescuer)  # it looks each minute only
+    assert await schema.fetchval("SELECT count(*) FROM riverpy_client") == 3
+
+
+# --- rows that cannot be changed
+
+
+async def test_locked_row(quick: HeldOffice) -> None:
+    """A job that somebody has locked is passed over, and rescued by a later pass."""
+    schema = quick.schema
+    await register(schema, "dead", silent="5 seconds")
+    for _ in range(3):
+        await insert(schema)
+    rescuer = JobRescuer(quick.office, in_contact)
+    async with schema.connected() as connection, connection.transaction():
+        await connection.execute("SELECT FROM river_job WHERE id = 2 FOR UPDATE")
+        await quick.run(rescuer)
+        assert await states(schema) == ["available", "running", "available"]
+    await quick.run(rescuer)
+    assert await states(schema) == ["available"] * 3
+
+
+@pytest.mark.parametrize("metadata", ["[]", "7", '"text"', "null", '{"river:rescue_count": "no"}'])
+async def test_malformed_metadata(quick: HeldOffice, metadata: str) -> None:
+    """Metadata that is no object, or whose count is no number, keeps no job from being rescued
+    (JR7)."""
+    schema = quick.schema
+    await register(schema, "dead", silent="5 seconds")
+    await insert(schema, metadata=metadata)
+    await insert(schema)
+    await insert(schema, metadata=metadata, by="unknown", age=OLD)
+    await quick.run(JobRescuer(quick.office, in_contact))
+    rows = await schema.jobs()
+    assert [row["state"] for row in rows] == ["available"] * 3
+    assert json.loads(rows[0]["metadata"]) in (json.loads(metadata), {"river:rescue_count": 1})
+
+
+@pytest.mark.parametrize("how", ["RAISE EXCEPTION 'no'", "PERFORM pg_sleep(60)"])
+async def test_refused_row(
+    schema: Schema, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A job that a trigger keeps from being changed, or holds up, stops no other, and is named
+    once."""
+    monkeypatch.setattr("riverpy._maintenance.mandate.TRANSACTION_LIMIT", SECOND / 4)
+    await register(schema, "dead", silent="5 seconds")
+    for number in range(20):
+        await insert(schema, queue="bad" if number in {4, 5, 17} else "default")
+    await schema.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        f" $$ BEGIN {how}; RETURN new; END $$"
+    )
+    await schema.execute(
+        "CREATE TRIGGER refuse BEFORE UPDATE ON river_job FOR EACH ROW"
+        " WHEN (old.queue = 'bad') EXECUTE FUNCTION refuse()"
+    )
+    try:
+        async with held_office(schema, dead_after=SECOND) as held:
+            rescuer = JobRescuer(held.office, in_contact)
+            for _ in range(2):
+                await held.run(rescuer)
+    finally:
+        await schema.execute("DROP FUNCTION refuse CASCADE")
+    rows = await schema.jobs()
+    assert {row["id"] for row in rows if row["state"] == "running"} == {5, 6, 18}
+    named = [entry for entry in log if entry["event"] == "job cannot be rescued"]
+    told = [entry["job_id"] for entry in named if entry["log_level"] == "warning"]
+    assert sorted(told) == [5, 6, 18]
+
+
+# --- by age
+
+
+class Timed(Worker[Sleep]):
+    """A worker that says for each job how long it may run."""
+
+    def __init__(self, timeout: Any) -> None:
+        self._timeout = timeout
+
+    async def work(self, job: Job[Sleep]) -> None:
+        pass
+
+    def timeout(self, job: Job[Sleep]) -> Any:
+        assert job.args == Sleep()
+        return self._timeout
+
+
+@pytest.mark.parametrize("by_method", [False, True])
+@pytest.mark.parametrize(
+    ("worker", "client", "rescued"),
+    [
+        (UNSET, timedelta(seconds=60), True),
+        (timedelta(seconds=5), timedelta(seconds=60), True),
+        (None, timedelta(seconds=60), False),
+        (UNSET, None, False),
+        (timedelta(seconds=5), None, True),
+        (None, None, False),
+        (timedelta(hours=4), timedelta(seconds=60), False),
+        (UNSET, timedelta(hours=4), False),
+        (timedelta(hours=4), None, False),
+    ],
+)
+async def test_timeouts(
+    schema: Schema, worker: Any, client: timedelta | None, rescued: bool, by_method: bool
+) -> None:
+    """LD-05, LD-06: a job of a client that gives no signs of life is rescued only when it runs for
+    longer than its timeout, the worker's or else the client's; one without a timeout never is
+    (JR2)."""
+    workers = Workers().add(Timed(worker)) if by_method else registry(timeout=worker)
+    rescue_after = max(client or SECOND, timedelta(minutes=18))
+    async with held_office(
+        schema, workers=workers, job_timeout=client, rescue_after=rescue_after
+    ) as held:
+        await insert(schema, by="unknown", age="3 hours")
+        await insert(schema, by="unknown", age="17 minutes")
+        await held.run(JobRescuer(held.office, in_contact))
+    # Within 5 seconds of its due time a job is available, else it is retryable.
+    assert await states(schema) == ["available" if rescued else "running", "running"]
+
+
+async def test_stuck_outcomes(schema: Schema) -> None:
+    """A stuck job waits as its worker or the retry policy says; one with a cancel mark is
+    cancelled, whatever its kind and timeout; one without attempts left is discarded (JR1). Args
+    that cannot be decoded make no difference (JR4)."""
+    mark = '{"cancel_attempted_at": "2026-01-01T00:00:00Z"}'
+
+    def next_retry(job: Job[Any]) -> timedelta | None:
+        if job.attempt == 3:
+            raise ValueError("no idea")
+        return timedelta(hours=1) if job.attempt == 2 else None
+
+    async with held_office(schema, workers=registry(next_retry=next_retry)) as held:
+        old = partial(insert, schema, by="unknown", age=OLD)
+        await old()
+        await old(attempt=2)
+        await old(attempt=3)
+        await old(attempt=25)
+        await old(metadata=mark)
+        await old(metadata=mark, kind="unknown")
+        await old(args='{"n": "text"}', attempt=2)
+        await old(args='{"n": "text"}', attempt=25)
+        await old(by=None)
+        await insert(schema, by="unknown", age="59 minutes")
+        await held.run(JobRescuer(held.office, in_contact))
+    rows = await schema.jobs()
+    assert [row["state"] for row in rows] == [
+        "available",  # River's formula: a second
+        "retryable",
+        "available",
+        "discarded",
+        "cancelled",
+        "cancelled",
+        "available",
+        "discarded",
+        "available",
+        "running",
+    ]
+    wait = rows[1]["scheduled_at"] - rows[0]["scheduled_at"]
+    assert timedelta(minutes=59) < wait < timedelta(hours=1)
+    assert [len(row["errors"] or ()) for row in rows] == [1] * 9 + [0]
+    assert json.loads(rows[0]["errors"][0])["error"] == job_rescuer.STUCK_ERROR
+    assert [row["attempt"] for row in rows[:3]] == [1, 2, 3]
+
+
+async def test_unknown_kind(schema: Schema, log: list[dict[str, Any]]) -> None:
+    """A stuck job of a kind that the leader has no worker for is left, counted, and told once
+    (JR8)."""
+    async with held_office(schema, workers=registry()) as held:
+        for kind in ("go_job", "sleep", "go_job"):
+            await insert(schema, by="unknown", age=OLD, kind=kind)
+        rescuer = JobRescuer(held.office, in_contact)
+        for _ in range(2):
+            await held.run(rescuer)
+        assert rescuer.unknown == {"go_job": 2}
+        await schema.execute("UPDATE river_job SET state = 'available' WHERE state = 'running'")
+        await held.run(rescuer)
+        assert rescuer.unknown == {}
+    assert await states(schema) == ["available"] * 3
+    told = [entry for entry in log if "no worker" in entry["event"]]
+    assert [(entry["kind"], entry["count"]) for entry in told] == [("go_job", 2)]
+
+
+async def test_old_jobs_of_registered_clients(quick: HeldOffice) -> None:
+    """A client that gives signs of life knows best how long its jobs may run: they are never
+    rescued by their age."""
+    await register(quick.schema, "alive", silent="0 seconds")
+    await insert(quick.schema, by="alive", age="30 days")
+    await insert(quick.schema, by="unknown", age="30 days")
+    await quick.run(JobRescuer(quick.office, in_contact))
+    assert await states(quick.schema) == ["running", "available"]
+
+
+async def test_ignored_jobs_hide_nothing(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LD-04: whole pages of jobs that must not be rescued do not hide later ones that must (JR3),
+    nor do those of registered clients and of unknown kinds."""
+    monkeypatch.setattr(job_rescuer, "PAGE", 10)
+    workers = registry()
+
+    class Endless(msgspec.Struct, frozen=True):
+        kind: ClassVar[str] = "endless"
+
+    async def endless(job: Any) -> None:
+        pass
+
+    endless.__annotations__ = {"job": Job[Endless], "return": None}
+    workers.job(timeout=None)(endless)
+    await register(schema, "alive", silent="0 seconds")
+    for _ in range(10):
+        await insert(schema, by="go", age=OLD, kind="endless")
+        await insert(schema, by="go", age=OLD, kind="unknown")
+        await insert(schema, by="alive", age=OLD)
+    for _ in range(15):
+        await insert(schema, by="go", age=OLD)
+    async with held_office(schema, workers=workers) as held:
+        await held.run(JobRescuer(held.office, in_contact))
+    assert await states(schema) == ["running"] * 30 + ["available"] * 15
+
+
+async def test_pages_of_the_dead(quick: HeldOffice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All jobs of a dead client are rescued in one pass, however many pages they fill."""
+    monkeypatch.setattr(job_rescuer, "PAGE", 10)
+    await register(quick.schema, "dead", silent="5 seconds")
+    for _ in range(20):
+        await insert(quick.schema)
+    await quick.run(JobRescuer(quick.office, in_contact))
+    assert await states(quick.schema) == ["available"] * 20
+
+
+async def test_without_our_tables(schema: Schema) -> None:
+    """In a database without the line `riverpy` jobs are rescued by their age, whoever claimed
+    them."""
+    await schema.execute("ALTER TABLE riverpy_client RENAME TO hidden")
+    try:
+        async with held_office(schema, workers=registry()) as held:
+            await insert(schema, age=OLD)
+            await insert(schema)
+            await held.run(JobRescuer(held.office, None))
+    finally:
+        await schema.execute("ALTER TABLE hidden RENAME TO riverpy_client")
+    assert await states(schema) == ["available", "running"]
+
+
+async def test_maintenance_and_completer_do_not_deadlock(schema: Schema) -> None:
+    """LM-13: rescuing, scheduling, cleaning and storing results go on side by side, on the same
+    rows from many connections, and no statement dies of a deadlock."""
+    ids = [await insert(schema, by="go", age=OLD) for _ in range(60)]
+    errors: list[Exception] = []
+
+    async def stamps(connection: asyncpg.Connection[Any]) -> list[Stamp]:
+        rows = await connection.fetch(
+            "SELECT id, attempt, attempted_at FROM river_job WHERE id = any($1) ORDER BY random()",
+            ids,
+        )
+        return [Stamp(*row) for row in rows]
+
+    async def rescue_all(connection: asyncpg.Connection[Any]) -> None:
+        rescues = [rescue.Rescue(stamp, "go", 6.0) for stamp in await stamps(connection)]
+        await rescue.job_rescue(connection, schema.name, rescues, error="stuck")
+
+    async def store(connection: asyncpg.Connection[Any]) -> None:
+        """As a completer does: the plain results, then the others, each in order of their ids."""
+        found = await stamps(connection)
+        plain, others = sorted(found[:30]), sorted(found[30:])
+        await job_complete(
+            connection,
+            schema.name,
+            ids=[stamp.id for stamp in plain],
+            attempts=[stamp.attempt for stamp in plain],
+            attempted_ats=[stamp.attempted_at for stamp in plain],
+            ages=[0.0] * len(plain),
+        )
+        await job_settle(
+            connection,
+            schema.name,
+            [Settlement(*stamp, "retryable", None, 0.0, 1, 0.0, None, None) for stamp in others],
+        )
+
+    async def schedule(connection: asyncpg.Connection[Any]) -> None:
+        await upkeep.job_schedule(connection, schema.name, ids=ids, ahead=timedelta(hours=1))
+
+    async def clean(connection: asyncpg.Connection[Any]) -> None:
+        await upkeep.job_delete_ended(
+            connection, schema.name, state="discarded", retention=timedelta(0), limit=10
+        )
+
+    async def run_again(connection: asyncpg.Connection[Any]) -> None:
+        await connection.execute(
+            "UPDATE river_job SET state = 'running', attempted_at = clock_timestamp(),"
+            " finalized_at = NULL, errors = NULL WHERE id = any(array("
+            "SELECT id FROM river_job ORDER BY id FOR UPDATE SKIP LOCKED))"
+        )
+
+    async def repeat(step: Any) -> None:
+        async with schema.connected() as connection:
+            await use_raw_timestamps(connection)
+            for _ in range(60):
+                try:
+                    await step(connection)
+                except asyncpg.PostgresError as error:
+                    errors.append(error)
+
+    steps = (rescue_all, rescue_all, store, schedule, schedule, clean, run_again)
+    async with asyncio.TaskGroup() as tasks:
+        for step in steps:
+            tasks.create_task(repeat(step))
+    assert not errors
