@@ -1,0 +1,503 @@
+"""The job scheduler: what becomes available and when, unique keys, rows that cannot be moved."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from riverpy import Job, JobSnooze
+from riverpy._clock import SystemClock
+from riverpy._maintenance import batches
+from riverpy._maintenance.job_scheduler import INTERVAL, REFUSED_MAX, JobScheduler
+from riverpy.errors import FencedOutError
+from tests.maintenance.office import held_office
+from tests.maintenance.rows import accept_many, insert_jobs, refuse_many, states_of
+from tests.work.rig import FAR, Rig, Task
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from tests._database import Schema
+    from tests.maintenance.office import HeldOffice
+
+DUE = "now() - interval '1 s'"
+DEFAULT_STATES = "11110101"
+"""A key is held while available, completed, pending, retryable, running or scheduled."""
+BITS = (
+    "scheduled",
+    "running",
+    "retryable",
+    "pending",
+    "discarded",
+    "completed",
+    "cancelled",
+    "available",
+)
+"""From the left."""
+
+
+def mask(*states: str) -> str:
+    """The bits of these states."""
+    return "".join("1" if bit in states else "0" for bit in BITS)
+
+
+REQUIRED = mask("scheduled", "running", "pending", "available")
+"""A key is released while a job waits for its retry."""
+
+
+async def waiting(schema: Schema, state: str = "scheduled", at: str = DUE, **columns: str) -> int:
+    """Insert a job that waits for its time."""
+    (job_id,) = await insert_jobs(schema, state=f"'{state}'", scheduled_at=at, **columns)
+    return job_id
+
+
+async def keyed(
+    schema: Schema, state: str = "retryable", states: str = REQUIRED, at: str = DUE, **columns: str
+) -> int:
+    """Insert a job with the one unique key of a test."""
+    if state in {"completed", "cancelled", "discarded"}:
+        columns["finalized_at"] = "now()"
+    return await waiting(
+        schema, state, at, unique_key=r"'\xaa'", unique_states=f"B'{states}'", **columns
+    )
+
+
+@asynccontextmanager
+async def heard(schema: Schema) -> AsyncGenerator[list[str]]:
+    """The payloads of insert notifications, complete after the block."""
+    payloads: list[str] = []
+    ended = asyncio.Event()
+
+    def hear(_connection: Any, _pid: int, _channel: str, payload: object) -> None:
+        if payload == "end":
+            ended.set()
+        else:
+            payloads.append(str(payload))
+
+    async with schema.connected() as connection:
+        await connection.add_listener(f"{schema.name}.river_insert", hear)
+        yield payloads
+        await schema.execute(f"NOTIFY \"{schema.name}.river_insert\", 'end'")
+        await asyncio.wait_for(ended.wait(), 10)
+
+
+async def test_due_jobs(held: HeldOffice, schema: Schema) -> None:
+    """JS1: scheduled and retryable jobs that are due, or will be before the next pass, become
+    available with nothing else changed; others stay."""
+    due = {
+        await waiting(schema, state, at)
+        for state in ("scheduled", "retryable")
+        for at in ("now() - interval '1 year'", DUE, "now() + interval '4 s'")
+    }
+    future = {
+        await waiting(schema, state, "now() + interval '1 min'")
+        for state in ("scheduled", "retryable")
+    }
+    pending = await waiting(schema, "pending", DUE)
+    before = {row["id"]: dict(row) for row in await schema.jobs()}
+    assert await held.run(JobScheduler(held.office)) == INTERVAL
+    after = {row["id"]: dict(row) for row in await schema.jobs()}
+    assert {job_id for job_id, row in after.items() if row["state"] == "available"} == due
+    assert after == {
+        job_id: row | {"state": "available"} if job_id in due else row
+        for job_id, row in before.items()
+    }
+    assert future | {pending} == set(after) - due
+
+
+async def test_notifies_each_queue(held: HeldOffice, schema: Schema) -> None:
+    """JS3: each queue with jobs that can be worked at once is notified once, as inserts do; none is
+    for jobs that are due later or discarded."""
+    async with heard(schema) as payloads:
+        for queue in ("aa", "bb", "aa", "bb"):
+            await waiting(schema, queue=f"'{queue}'")
+        await waiting(schema, at="now() + interval '4 s'", queue="'later'")
+        await waiting(schema, at="now() + interval '1 min'", queue="'future'")
+        await keyed(schema, "running", at="now()")
+        await keyed(schema, "retryable", queue="'beaten'")
+        await held.run(JobScheduler(held.office))
+        await held.run(JobScheduler(held.office))
+    assert sorted(payloads) == ['{"queue": "aa"}', '{"queue": "bb"}']
+
+
+async def test_wakes_workers(held: HeldOffice, schema: Schema) -> None:
+    """A worker that polls hardly ever begins a due job as soon as the scheduler has moved it."""
+    rig = Rig(schema)
+
+    @rig.job
+    async def task(job: Job[Task]) -> None: ...
+
+    async with rig.working(fetch_poll_interval=FAR):
+        job_id = await waiting(schema)
+        await held.run(JobScheduler(held.office))
+        await rig.event()
+    assert (await states_of(schema))[job_id] == "completed"
+
+
+@pytest.mark.parametrize("state", ["available", "running", "scheduled", "pending", "completed"])
+async def test_key_held_by_another(held: HeldOffice, schema: Schema, state: str) -> None:
+    """JS2: a due job whose key another job holds is discarded, with River's mark in its metadata
+    and no error."""
+    states = mask("scheduled", "running", "pending", "available", state)
+    holder = await keyed(schema, state, states, at="now() + interval '1 hour'")
+    beaten = await keyed(schema, metadata="""'{"a": 1}'""")
+    await held.run(JobScheduler(held.office))
+    row = await schema.fetchrow(
+        "SELECT *, metadata::text AS m FROM river_job WHERE id = $1", beaten
+    )
+    assert row is not None
+    assert (row["state"], row["errors"]) == ("discarded", None)
+    assert row["m"] == '{"a": 1, "unique_key_conflict": "scheduler_discarded"}'
+    assert await schema.fetchval(
+        "SELECT finalized_at <= now() FROM river_job WHERE id = $1", beaten
+    )
+    assert (await states_of(schema))[holder] == state
+
+
+@pytest.mark.parametrize("state", ["cancelled", "discarded", "completed"])
+async def test_key_released_by_another(held: HeldOffice, schema: Schema, state: str) -> None:
+    """A job in a state outside of its unique ones holds no key."""
+    await keyed(schema, state)
+    job_id = await keyed(schema)
+    await held.run(JobScheduler(held.office))
+    assert (await states_of(schema))[job_id] == "available"
+
+
+async def test_first_of_a_batch(held: HeldOffice, schema: Schema) -> None:
+    """JS2: of due jobs with one key the first by priority, due time and id is kept."""
+    orders = [
+        {"priority": "1", "at": "now() - interval '1 min'"},
+        {"priority": "1", "at": "now() - interval '1 min'"},
+        {"priority": "2", "at": "now() - interval '1 hour'"},
+        {"priority": "1", "at": "now() - interval '2 min'"},
+        {"priority": "1", "at": "now() - interval '2 min'"},
+    ]
+    ids = [await keyed(schema, **order) for order in orders]
+    await held.run(JobScheduler(held.office))
+    states = await states_of(schema)
+    assert [states[job_id] for job_id in ids] == [
+        "available" if index == 3 else "discarded" for index in range(5)
+    ]
+
+
+@pytest.mark.parametrize("first", ["retryable", "scheduled"])
+async def test_holder_among_the_due(held: HeldOffice, schema: Schema, first: str) -> None:
+    """Two due jobs with one key, of which one holds it: the first is kept, whichever that is, and
+    never are both discarded."""
+    earlier, later = "now() - interval '2 min'", "now() - interval '1 min'"
+    ids = {
+        state: await keyed(schema, state, at=earlier if state == first else later)
+        for state in ("retryable", "scheduled")
+    }
+    await held.run(JobScheduler(held.office))
+    states = await states_of(schema)
+    assert {state: states[job_id] for state, job_id in ids.items()} == {
+        state: "available" if state == first else "discarded" for state in ids
+    }
+
+
+async def test_keys_across_batches(
+    held: HeldOffice, schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So is it where they are in different batches."""
+    monkeypatch.setattr(batches, "BATCH_SIZE", 2)
+    ids = [await keyed(schema, at=f"now() - interval '{9 - n} min'") for n in range(5)]
+    await held.run(JobScheduler(held.office))
+    states = await states_of(schema)
+    assert [states[job_id] for job_id in ids] == ["available"] + ["discarded"] * 4
+
+
+async def test_key_kept_when_discarded(held: HeldOffice, schema: Schema) -> None:
+    """A job that would hold its key as a discarded one too waits until the key is free, and holds
+    up no other."""
+    states = mask("scheduled", "running", "pending", "available", "discarded")
+    holder = await keyed(schema, "running", states, at="now()")
+    waits = await keyed(schema, "retryable", states)
+    other = await waiting(schema)
+    scheduler = JobScheduler(held.office)
+    await held.run(scheduler)
+    assert await states_of(schema) == {holder: "running", waits: "retryable", other: "available"}
+    await schema.execute(
+        "UPDATE river_job SET state = 'completed', finalized_at = now() WHERE id = $1", holder
+    )
+    await held.run(scheduler)
+    assert (await states_of(schema))[waits] == "available"
+
+
+async def test_odd_metadata(held: HeldOffice, schema: Schema) -> None:
+    """Metadata that is no object gets the mark all the same."""
+    await keyed(schema, "running", at="now()")
+    beaten = await keyed(schema, metadata="'[1]'")
+    await held.run(JobScheduler(held.office))
+    text = await schema.fetchval("SELECT metadata::text FROM river_job WHERE id = $1", beaten)
+    assert json.loads(text) == {"unique_key_conflict": "scheduler_discarded"}
+
+
+@pytest.mark.parametrize("commits", [True, False])
+async def test_uncommitted_rival(
+    held: HeldOffice, schema: Schema, commits: bool, log: list[dict[str, Any]]
+) -> None:
+    """A due job whose key an open transaction inserts is left, all others are moved; it is decided
+    when the transaction has ended."""
+    scheduler = JobScheduler(held.office)
+    others = {await waiting(schema) for _ in range(20)}
+    contended = await keyed(schema)
+    others |= {await waiting(schema) for _ in range(20)}
+    async with schema.connected() as rival:
+        transaction = rival.transaction()
+        await transaction.start()
+        await rival.execute(
+            "INSERT INTO river_job (kind, max_attempts, args, unique_key, unique_states)"
+            rf" VALUES ('task', 25, '{{}}', '\xaa', B'{REQUIRED}')"
+        )
+        for _ in range(2):
+            await held.run(scheduler)
+            states = await states_of(schema)
+            assert states.pop(contended) == "retryable"
+            assert states == dict.fromkeys(others, "available")
+        await (transaction.commit() if commits else transaction.rollback())
+    await held.run(scheduler)
+    assert (await states_of(schema))[contended] == ("discarded" if commits else "available")
+    warnings = [entry for entry in log if entry["log_level"] == "warning"]
+    assert [(entry["count"], entry["job_ids"]) for entry in warnings] == [(1, [contended])]
+
+
+async def test_locked_row(held: HeldOffice, schema: Schema) -> None:
+    """A due job that somebody's transaction has locked is passed over, and moved in a later
+    pass."""
+    locked, other = await waiting(schema), await waiting(schema)
+    scheduler = JobScheduler(held.office)
+    async with schema.connected() as user, user.transaction():
+        await user.execute("SELECT FROM river_job WHERE id = $1 FOR UPDATE", locked)
+        await held.run(scheduler)
+        assert await states_of(schema) == {locked: "scheduled", other: "available"}
+    await held.run(scheduler)
+    assert (await states_of(schema))[locked] == "available"
+
+
+async def test_locked_batch(
+    held: HeldOffice, schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole batch of locked rows does not hide those behind it."""
+    monkeypatch.setattr(batches, "BATCH_SIZE", 3)
+    locked = [await waiting(schema, at="now() - interval '1 hour'") for _ in range(7)]
+    other = await waiting(schema)
+    async with schema.connected() as user, user.transaction():
+        await user.execute("SELECT FROM river_job WHERE id = any($1) FOR UPDATE", locked)
+        await held.run(JobScheduler(held.office))
+    states = await states_of(schema)
+    assert states == dict.fromkeys(locked, "scheduled") | {other: "available"}
+
+
+@asynccontextmanager
+async def trigger_refuses(schema: Schema, condition: str) -> AsyncGenerator[None]:
+    """A trigger of a user's that raises for the rows that meet a condition."""
+    await schema.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        f" IF {condition} THEN RAISE EXCEPTION 'not this one'; END IF; RETURN NEW; END $$;"
+        " CREATE TRIGGER refuse BEFORE UPDATE ON river_job FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
+    try:
+        yield
+    finally:
+        await schema.execute("DROP FUNCTION refuse CASCADE")
+
+
+async def test_refused_row(held: HeldOffice, schema: Schema, log: list[dict[str, Any]]) -> None:
+    """A row that a trigger of a user's refuses holds up no other, and is warned about once."""
+    ids = [await waiting(schema) for _ in range(33)]
+    scheduler = JobScheduler(held.office)
+    async with trigger_refuses(schema, f"NEW.id = {ids[16]}"):
+        await held.run(scheduler)
+        await held.run(scheduler)
+    states = await states_of(schema)
+    assert states.pop(ids[16]) == "scheduled"
+    assert set(states.values()) == {"available"}
+    warnings = [entry for entry in log if entry["log_level"] == "warning"]
+    assert [(entry["job_ids"], entry["error"]) for entry in warnings] == [
+        ([ids[16]], "not this one")
+    ]
+
+
+async def test_everything_refused(
+    held: HeldOffice, schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all rows are refused a pass does not try each by itself."""
+    count = 10 * REFUSED_MAX
+    await insert_jobs(schema, count, state="'scheduled'", scheduled_at=DUE)
+    scheduler = JobScheduler(held.office)
+    tries = 0
+    move = scheduler._move_together
+
+    async def counted(ids: list[int]) -> Any:
+        nonlocal tries
+        tries += 1
+        return await move(ids)
+
+    monkeypatch.setattr(scheduler, "_move_together", counted)
+    async with trigger_refuses(schema, "true"):
+        await held.run(scheduler)
+    assert REFUSED_MAX < tries < 3 * REFUSED_MAX
+    assert set((await states_of(schema)).values()) == {"scheduled"}
+
+
+async def test_slow_moves(
+    held: HeldOffice, schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a batch does not fit into the statement's limit, the pass goes on in smaller ones."""
+    monkeypatch.setattr(batches, "BATCH_SIZE", 100)
+    monkeypatch.setattr(batches, "REDUCED_SIZE", 10)
+    await insert_jobs(schema, 35, state="'scheduled'", scheduled_at=DUE)
+    await refuse_many(schema, 10)
+    try:
+        await held.run(JobScheduler(held.office))
+    finally:
+        await accept_many(schema)
+    assert set((await states_of(schema)).values()) == {"available"}
+
+
+async def test_idle_queue(held: HeldOffice, schema: Schema) -> None:
+    """LM-17: tens of thousands of due jobs of a queue without workers do not keep 10 of another from
+    becoming available in the same pass, and are not touched again in the next."""
+    await insert_jobs(schema, 25_000, state="'scheduled'", scheduled_at=DUE, queue="'idle'")
+    ids = await insert_jobs(schema, 10, state="'retryable'", scheduled_at="now()", priority="4")
+    scheduler = JobScheduler(held.office)
+    await held.run(scheduler)
+    assert await schema.fetchval(
+        "SELECT count(*) FROM river_job WHERE state = 'available' AND id = any($1)", ids
+    ) == len(ids)
+    assert await schema.fetchval("SELECT count(*) FROM river_job WHERE state <> 'available'") == 0
+    moved = "SELECT max(xmin::text::bigint) FROM river_job"
+    before = await schema.fetchval(moved)
+    await held.run(scheduler)
+    assert await schema.fetchval(moved) == before
+
+
+async def test_some_queues(held: HeldOffice, schema: Schema) -> None:
+    """A scheduler of some queues moves only their jobs; one of none asks nothing."""
+    ids = {queue: await waiting(schema, queue=f"'{queue}'") for queue in ("aa", "bb", "cc")}
+    await held.run(JobScheduler(held.office, queues=["aa", "cc", "dd"]))
+    states = await states_of(schema)
+    assert {queue: states[job_id] for queue, job_id in ids.items()} == {
+        "aa": "available",
+        "bb": "scheduled",
+        "cc": "available",
+    }
+    await held.depose()
+    await held.run(JobScheduler(held.office, queues=[]))
+
+
+async def test_batches_in_order(
+    held: HeldOffice, schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MC7: more jobs than a batch has all become available, the first ones first: in the order of
+    priority, due time and id, over states and queues."""
+    monkeypatch.setattr(batches, "BATCH_SIZE", 5)
+    await insert_jobs(
+        schema,
+        60,
+        state="case when i % 2 = 0 then 'scheduled' else 'retryable' end",
+        queue="'q' || i % 3",
+        priority="1 + i % 4",
+        scheduled_at="now() - make_interval(secs => (i * 7) % 11)",
+    )
+    await held.run(JobScheduler(held.office))
+    rows = await schema.fetch(
+        "SELECT state::text, xmin::text::bigint AS moved_by FROM river_job"
+        " ORDER BY priority, scheduled_at, id"
+    )
+    assert {row["state"] for row in rows} == {"available"}
+    moves = [row["moved_by"] for row in rows]
+    assert moves == sorted(moves)
+    assert len(set(moves)) == 12
+
+
+async def test_two_leaders(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MC11: two schedulers at once do no harm: each job becomes available, of those with one key
+    one."""
+    monkeypatch.setattr(batches, "BATCH_SIZE", 10)
+    await insert_jobs(
+        schema,
+        200,
+        state="'retryable'",
+        scheduled_at=DUE,
+        unique_key=r"case when i % 2 = 0 then decode(md5((i % 20)::text), 'hex') end",
+        unique_states=f"B'{REQUIRED}'",
+    )
+    async with (
+        held_office(schema) as held,
+        held_office(schema, term=held.term) as second,
+        anyio.create_task_group() as tasks,
+    ):
+        for office in (held, second):
+            tasks.start_soon(office.run, JobScheduler(office.office))
+    async with held_office(schema, term=held.term) as third:  # what lost a race is moved then
+        await third.run(JobScheduler(third.office))
+    rows = await schema.fetch(
+        "SELECT state::text, unique_key IS NULL AS free, count(*) FROM river_job GROUP BY 1, 2"
+    )
+    assert {(row[0], row[1]): row[2] for row in rows} == {
+        ("available", True): 100,
+        ("available", False): 10,
+        ("discarded", False): 90,
+    }
+
+
+@pytest.mark.parametrize("skew", [timedelta(minutes=10), timedelta(minutes=-10)])
+async def test_skewed_clock(
+    held: HeldOffice, schema: Schema, skew: timedelta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SK-19: the server's clock decides what is due, not the one of the leader (MC10)."""
+    now = SystemClock.now
+    monkeypatch.setattr(SystemClock, "now", lambda self: now(self) + skew)
+    due, future = await waiting(schema), await waiting(schema, at="now() + interval '1 min'")
+    await held.run(JobScheduler(held.office))
+    assert await states_of(schema) == {due: "available", future: "scheduled"}
+
+
+async def test_deposed(held: HeldOffice, schema: Schema) -> None:
+    """A deposed leader moves nothing."""
+    job_id = await waiting(schema)
+    await held.depose()
+    with pytest.raises(FencedOutError):
+        await held.run(JobScheduler(held.office))
+    assert await states_of(schema) == {job_id: "scheduled"}
+
+
+class Soon:
+    """A retry policy: half a second."""
+
+    def next_retry(self, job: Any, /) -> timedelta:
+        return timedelta(seconds=0.5)
+
+
+async def test_short_delays(schema: Schema) -> None:
+    """SK-16: a retry after half a second and a snooze of one second wait in state available and
+    begin by themselves: no scheduler runs, and the next poll is far off."""
+    rig = Rig(schema)
+    seen: list[str] = []
+
+    @rig.job
+    async def task(job: Job[Task]) -> None:
+        name = "snooze" if job.args.n else "retry"
+        seen.append(name)
+        if seen.count(name) == 1:
+            if job.args.n:
+                raise JobSnooze(timedelta(seconds=1))
+            raise ValueError
+
+    async with rig.working(retry_policy=Soon(), fetch_poll_interval=FAR, candidate=False) as client:
+        for n in (0, 1):
+            await client.insert(Task(n))
+        assert [event.job.state for event in await rig.take(2)] == ["available"] * 2
+        await rig.take(2)
+    assert await rig.states() == {"completed": 2}
+    assert sorted(seen) == ["retry", "retry", "snooze", "snooze"]
+    early = "SELECT count(*) FROM river_job WHERE attempted_at < scheduled_at"
+    assert await schema.fetchval(early) == 0
