@@ -14,6 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Protocol, Self, cast
 
 import anyio
+import anyio.lowlevel
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -138,6 +139,7 @@ class ServiceGroup:
         self._members.append(scope)
         try:
             with scope:
+                await anyio.lowlevel.checkpoint_if_cancelled()  # stopped before it began
                 await service.run(scope, task_status=task_status)
         finally:
             self._members.remove(scope)

@@ -19,6 +19,8 @@ from riverpy._maintenance.mandate import Mandate
 from tests._time import VirtualTimer, settle
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from anyio.abc import TaskStatus
 
     from riverpy._clock import Timer
@@ -113,6 +115,8 @@ class House:
     events: list[tuple[str, Term]] = field(default_factory=list[tuple[str, Term]])
     resigned: list[Term] = field(default_factory=list[Term])
     resign_error: Exception | None = None
+    watch: Callable[[str, Term], None] | None = None
+    """Called when something happens."""
 
     def __post_init__(self) -> None:
         self.leader = MaintenanceLeader(self._make, grace=GRACE, timer=self.timer)
@@ -122,6 +126,8 @@ class House:
     def say(self, event: str, term: Term) -> None:
         """Record it."""
         self.events.append((event, term))
+        if self.watch is not None:
+            self.watch(event, term)
 
     async def gain(self, number: int) -> None:
         """This process leads the n-th term."""
@@ -165,6 +171,8 @@ class FakeService(MaintenanceService):
         self.name = name
         super().__init__(office)
         self.start_error, self.pass_error = start_error, pass_error
+        self.during_pass: Callable[[], object] | None = None
+        """Called in the next pass."""
         self.prepared = self.passes = 0
         self.cause: StopCause | None = None
         self.is_over = False
@@ -176,6 +184,9 @@ class FakeService(MaintenanceService):
 
     async def run_once(self, scope: StopScope) -> float:
         self.passes += 1
+        if self.during_pass is not None:
+            during_pass, self.during_pass = self.during_pass, None
+            during_pass()
         if self.pass_error is not None:
             raise self.pass_error
         return 30.0

@@ -284,6 +284,20 @@ async def test_p14_stale_start_masks_nothing(house: House) -> None:
     assert house.running == [house.made[1]]
 
 
+async def test_p14_stop_at_any_turn(house: House) -> None:
+    """P14: at whichever turn of the loop a term ends, what has not begun by then never does."""
+    seen: set[int] = set()
+    for number in range(1, 21):
+        house.leader.begin(term(number))
+        for _ in range(number - 1):
+            await asyncio.sleep(0)
+        begun = house.events.count(("start", term(number)))
+        assert await house.lose()
+        assert await house.starts(number) == begun
+        seen.add(begun)
+    assert seen == {0, 1}
+
+
 async def test_p15_same_term_begins_once(house: House) -> None:
     """P15: a term that is announced again begins nothing: neither while it runs nor after its
     end."""

@@ -1,0 +1,242 @@
+"""What every maintenance service does around its passes, and what its end leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from riverpy._db.leaders import leader_resign
+from riverpy._lifecycle import ServiceGroup, StopCause, StopScope
+from riverpy._maintenance.base import STAGGER, MaintenanceService
+from riverpy._maintenance.maintainer import Maintainer
+from riverpy.errors import FencedOutError
+from tests._time import VirtualTimer, settle
+from tests.maintenance.fakes import TIMING, FakeService, HookError, office_without_database, term
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from riverpy._lifecycle import Service
+    from tests._database import Schema
+    from tests.maintenance.office import HeldOffice
+
+INTERVAL = 30.0
+"""From one pass of a FakeService to the next."""
+
+
+@asynccontextmanager
+async def hosted(service: Service, scope: StopScope | None = None) -> AsyncGenerator[None]:
+    """Run a service beside the block; at the end of the block stop it, or wait for its stop."""
+    own = scope or StopScope()
+
+    async def host() -> None:
+        with own:
+            async with ServiceGroup(own) as group:
+                await group.start(service)
+                await anyio.sleep_forever()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(host)
+        yield
+        own.stop(StopCause.CLIENT_STOP)
+
+
+class Shop:
+    """One service on virtual time, in an office without a database."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.timer = VirtualTimer()
+        self.office, self.lease = office_without_database(self.timer, term(1))
+        self.service = FakeService(self.office, **settings)
+        self._host: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Start the service; the office is up at once."""
+        self._host = asyncio.create_task(self._run())
+        self.office.up.set()
+        await settle()
+
+    async def close(self) -> None:
+        """End it."""
+        if self._host is not None:
+            self._host.cancel()
+            await asyncio.gather(self._host, return_exceptions=True)
+
+    async def _run(self) -> None:
+        async with hosted(self.service):
+            await anyio.sleep_forever()
+
+    def trust(self) -> None:
+        """The term is renewed."""
+        self.lease.granted(term(1), asked_at=self.timer.boottime())
+
+    async def advance(self, seconds: float) -> None:
+        """Move time on, in which the term is renewed."""
+        while seconds > 0:
+            step = min(seconds, 5.0)
+            self.trust()
+            await self.timer.advance(step)
+            seconds -= step
+        self.trust()
+
+
+@pytest.fixture
+async def shop() -> AsyncGenerator[Shop]:
+    """A service that is not started."""
+    shop = Shop()
+    yield shop
+    await shop.close()
+
+
+async def test_passes_at_its_interval(shop: Shop) -> None:
+    """The first pass comes within the stagger, each other after the delay that the one before
+    asked for."""
+    await shop.open()
+    assert shop.service.passes == 0
+    await shop.advance(STAGGER)
+    assert shop.service.passes == 1
+    await shop.advance(INTERVAL - 0.01 - STAGGER)
+    assert shop.service.passes == 1
+    await shop.advance(STAGGER + 0.01)
+    assert shop.service.passes == 2
+
+
+async def test_stagger() -> None:
+    """The services of one term begin at moments of their own, all within a second."""
+    timer = VirtualTimer()
+    office, _ = office_without_database(timer, term(1))
+    services = [FakeService(office, str(number)) for number in range(50)]
+    begun: list[int] = []
+    async with hosted(Maintainer(office, services)):
+        await office.up.wait()
+        await settle()
+        assert [service.passes for service in services] == [0] * 50
+        for _ in range(10):
+            await timer.advance(STAGGER / 10)
+            begun.append(sum(service.passes for service in services))
+    assert begun[-1] == 50
+    assert len(set(begun)) > 3
+
+
+async def test_stir(shop: Shop) -> None:
+    """A service that is stirred makes its next pass at once; stirred during a pass, right after
+    it."""
+    await shop.open()
+    await shop.advance(STAGGER)
+    shop.service.stir()
+    shop.service.stir()
+    await settle()
+    assert shop.service.passes == 2
+    shop.service.during_pass = shop.service.stir
+    shop.service.stir()
+    await settle()
+    assert shop.service.passes == 4
+
+
+async def test_failing_passes(shop: Shop, log: list[dict[str, object]]) -> None:
+    """LM-09: passes that fail for hours are tried again every few seconds and for ever, with one
+    warning; the first that succeeds ends the outage."""
+    shop.service.pass_error = ConnectionRefusedError("no database")
+    await shop.open()
+    await shop.advance(3600)
+    assert shop.service.passes > 3600 / 9
+    shop.service.pass_error = None
+    before = shop.service.passes
+    await shop.advance(9)
+    assert shop.service.passes == before + 1
+    events = [(entry["log_level"], entry["event"]) for entry in log]
+    assert [event for event in events if event[0] != "debug"] == [
+        ("warning", "maintenance failed, trying again"),
+        ("info", "maintenance works again"),
+    ]
+
+
+async def test_faults_in_passes(shop: Shop, log: list[dict[str, object]]) -> None:
+    """A fault in a pass ends neither the service nor the term. It is logged with its traceback,
+    and again when it is another one."""
+    await shop.open()
+    for error in (HookError("one"), ConnectionResetError("outage"), KeyError("two")):
+        shop.service.pass_error = error
+        await shop.advance(60)
+    shop.service.pass_error = None
+    before = shop.service.passes
+    await shop.advance(60)
+    assert shop.service.passes > before
+    told = [(entry["log_level"], entry.get("exc_info")) for entry in log]
+    levels = [(level, type(error)) for level, error in told if level in {"error", "warning"}]
+    assert levels == [("error", HookError), ("warning", type(None)), ("error", KeyError)]
+
+
+async def test_fenced_out(shop: Shop, log: list[dict[str, object]]) -> None:
+    """A pass that is refused because the term is over is no failure: nothing is logged, for the
+    elector says it."""
+    shop.service.pass_error = FencedOutError("another process leads")
+    await shop.open()
+    await shop.advance(10)
+    assert shop.service.passes > 1
+    assert log == []
+
+
+async def test_frozen_process_begins_nothing(shop: Shop) -> None:
+    """P20: a process that was frozen for longer than its trust begins no pass when it goes on."""
+    await shop.open()
+    await shop.advance(STAGGER)
+    assert shop.service.passes == 1
+    await shop.timer.stall(INTERVAL + TIMING.trust)
+    await shop.timer.advance(60)
+    assert shop.service.passes == 1
+
+
+async def test_frozen_before_its_first_pass(shop: Shop) -> None:
+    """A process that was frozen while its services started begins none of them."""
+    await shop.open()
+    await shop.timer.stall(TIMING.trust)
+    await shop.timer.advance(60)
+    assert shop.service.passes == 0
+
+
+class Sleeper(MaintenanceService):
+    """A service whose pass holds a row and a statement of the server."""
+
+    name = "sleeper"
+
+    async def run_once(self, scope: StopScope) -> float:
+        office = self.office
+        async with office.mandate.transaction(office.cleaning, "sleeping") as connection:
+            await connection.execute("SELECT pg_sleep(60)")
+        return 60.0
+
+
+ASLEEP = (
+    "SELECT count(*) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND query = 'SELECT pg_sleep(60)' AND state = 'active'"
+    " AND application_name = 'office ' || $1"
+)
+
+
+async def test_end_of_a_pass_in_flight(held: HeldOffice, schema: Schema) -> None:
+    """LM-16: when maintenance has ended no statement of it goes on, however long the pass would
+    have taken, and nothing holds up the release of the lease."""
+    office = held.office
+    scope = StopScope()
+    async with schema.connected() as other:
+        async with hosted(Maintainer(office, [Sleeper(office)]), scope):
+            while not await other.fetchval(ASLEEP, held.leader_id):
+                await asyncio.sleep(0.01)
+            scope.stop(StopCause.LEADERSHIP_LOST)
+        assert await other.fetchval(ASLEEP, held.leader_id) == 0
+        await other.execute("SET lock_timeout = '1ms'")
+        assert await leader_resign(
+            other, schema.name, leader_id=held.term.leader_id, elected_at=held.term.elected_at
+        )
+    assert (
+        await schema.fetchval(
+            "SELECT count(*) FROM pg_stat_activity"
+            f" WHERE application_name = 'office {held.leader_id}' AND state <> 'idle'"
+        )
+        == 0
+    )

@@ -1,0 +1,155 @@
+"""Terms that begin and end at random moments, with starts, ends and faults of every kind: whatever
+the order, the last term's maintenance runs, once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from riverpy._lifecycle import StopCause
+from riverpy._maintenance.leader import ATTEMPTS
+from tests._time import settle
+from tests.maintenance.fakes import GRACE, HookError, House, Plan, term
+
+if TYPE_CHECKING:
+    from riverpy._cluster.lease import Term
+
+pytestmark = pytest.mark.usefixtures("log")
+SEED_VARIABLE = "RIVERPY_TEST_SEED"
+"""Repeats the one history of this seed."""
+RUNS = 250
+
+
+@pytest.mark.parametrize("is_orderly", [True, False], ids=["orderly", "wild"])
+async def test_random_histories(*, is_orderly: bool) -> None:
+    """P9: after any history of terms, faults and delays the last term's maintenance runs, once; P4,
+    P7, P8 and P14 hold in each step of it. An orderly elector begins nothing before `end` said what
+    goes on; a wild one also does while it waits, or without it."""
+    before = asyncio.all_tasks()
+    if given := os.environ.get(SEED_VARIABLE):
+        seeds = [int(given)]
+    else:
+        first = random.SystemRandom().randrange(2**32)
+        seeds = list(range(first, first + RUNS))
+    for seed in seeds:
+        race = Race(random.Random(seed), is_orderly=is_orderly)
+        await race.run()
+        assert race.faults == [], f"{SEED_VARIABLE}={seed}: {race.house.events}"
+        assert asyncio.all_tasks() == before, f"{SEED_VARIABLE}={seed} left a task"
+
+
+class Race:
+    """One random history of a MaintenanceLeader, looked at whenever something happens."""
+
+    def __init__(self, rng: random.Random, *, is_orderly: bool) -> None:
+        self.rng = rng
+        self.is_orderly = is_orderly
+        self.house = House(watch=self._look)
+        self.faults: list[str] = []
+        self.number = 0
+        self.is_held = False
+        self.over: set[Term] = set()
+        """Terms that are over."""
+        self.let_go: set[Term] = set()
+        """Terms of which `end` said that they go on."""
+        self._gates: list[asyncio.Event] = []
+        self._ends: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """The history, and its good end."""
+        for _ in range(self.rng.randint(5, 25)):
+            await self._step()
+            for _ in range(self.rng.choice([0, 0, 1, 2, 3, 10, 40])):
+                await asyncio.sleep(0)
+        await self._gain([])
+        for gate in self._gates:
+            gate.set()
+        await self.house.timer.advance(GRACE)
+        running = self.house.running
+        self._expect([maintainer.term for maintainer in running] == [term(self.number)], "one runs")
+        self._expect(all(maintainer.is_up for maintainer in running), "it is up")
+        await self._lose()
+        await settle()
+        self._expect(not running and self.house.leader.is_clear, "all have ended")
+        self._expect(self.house.timer.sleepers == 0, "nobody waits")
+
+    async def _step(self) -> None:
+        match self.rng.choice(["gain", "gain", "lose", "again", "gate", "gate", "fault", "time"]):
+            case "gain":
+                await self._gain([self._plan() for _ in range(self.rng.randint(0, ATTEMPTS))])
+            case "lose" if self.is_held:
+                await self._lose()
+            case "again" if self.is_held:
+                self.house.leader.begin(term(self.number))
+            case "gate" if self._gates:
+                self._gates.pop(self.rng.randrange(len(self._gates))).set()
+            case "fault" if self.house.running:
+                self.rng.choice(self.house.running).fail()
+            case _:
+                await self.house.timer.advance(self.rng.choice([0.1, 1.0, GRACE, 5.0, 70.0]))
+
+    async def _gain(self, plans: list[Plan]) -> None:
+        if self.is_held and (self.is_orderly or self.rng.random() < 0.8):
+            await self._lose()
+        while self.is_orderly and self._ends:
+            await self.house.timer.advance(1.0)
+        self.over.add(term(self.number))
+        self.number += 1
+        self.is_held = True
+        self.house.plans = plans
+        self.house.leader.begin(term(self.number))
+
+    async def _lose(self) -> None:
+        """The term is over; its end is waited for elsewhere."""
+        self.is_held = False
+        task = asyncio.create_task(self._end(term(self.number)))
+        self._ends.add(task)
+        task.add_done_callback(self._ends.discard)
+        while term(self.number) not in self.over:
+            await asyncio.sleep(0)
+
+    async def _end(self, ending: Term) -> None:
+        self.over.add(ending)
+        if await self.house.leader.end(StopCause.LEADERSHIP_LOST):
+            going_on = [maintainer.term for maintainer in self.house.running]
+            self._expect(ending not in going_on, "what has ended does not run")
+        else:
+            self.let_go.add(ending)
+
+    def _plan(self) -> Plan:
+        return Plan(
+            error=HookError("start") if self.rng.random() < 0.5 else None,
+            gate=self._gate() if self.rng.random() < 0.4 else None,
+            is_deaf=self.rng.random() < 0.5,
+            end_gate=self._gate() if self.rng.random() < 0.2 else None,
+        )
+
+    def _gate(self) -> asyncio.Event:
+        gate = asyncio.Event()
+        self._gates.append(gate)
+        return gate
+
+    def _look(self, event: str, which: Term) -> None:
+        """Something happens. It is recorded, not raised: it happens inside what is tested."""
+        if event == "stop":
+            return
+        is_now = which == term(self.number)
+        if event == "start":
+            self._expect(is_now and which not in self.over, f"{which} starts in its time")
+            others = {maintainer.term for maintainer in self.house.running}
+            may_run = self.let_go if self.is_orderly else self.over
+            self._expect(others <= may_run, f"{others} run when {which} starts")
+        elif event in {"told up", "resign"}:
+            self._expect(is_now and which not in self.over, f"{event} {which} in its time")
+        if event == "resign":
+            starts = self.house.events.count(("start", which))
+            self._expect(starts >= ATTEMPTS, f"{which} resigned after {starts} starts")
+            self._expect(self.house.resigned.count(which) == 1, f"{which} resigned again")
+
+    def _expect(self, holds: bool, what: str) -> None:
+        if not holds:
+            self.faults.append(what)
