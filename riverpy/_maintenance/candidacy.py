@@ -9,11 +9,14 @@ from riverpy._cluster.lease import Lease, LeaseTiming
 from riverpy._db.connection import DedicatedConnection
 from riverpy._db.leaders import LeaderStore
 from riverpy._maintenance.base import Office
+from riverpy._maintenance.job_cleaner import JobCleaner
 from riverpy._maintenance.job_rescuer import JobRescuer
+from riverpy._maintenance.job_scheduler import JobScheduler
 from riverpy._maintenance.leader import MaintenanceLeader
 from riverpy._maintenance.maintainer import Maintainer
 from riverpy._maintenance.mandate import Mandate
 from riverpy._maintenance.periodic_enqueuer import PeriodicEnqueuer
+from riverpy._maintenance.queue_cleaner import QueueCleaner
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -110,4 +113,10 @@ def services(
 ) -> list[MaintenanceService]:
     """The services of a term, in the order in which they start."""
     contact = None if heartbeat.registered_at is None else heartbeat.contact
-    return [JobRescuer(office, contact), PeriodicEnqueuer(office, periodic_jobs, inserter)]
+    return [
+        JobScheduler(office),
+        JobRescuer(office, contact),
+        PeriodicEnqueuer(office, periodic_jobs, inserter),
+        JobCleaner(office),
+        QueueCleaner(office),
+    ]

@@ -363,8 +363,8 @@ async def test_slow_moves(
 
 
 async def test_idle_queue(held: HeldOffice, schema: Schema) -> None:
-    """LM-17: tens of thousands of due jobs of a queue without workers do not keep 10 of another from
-    becoming available in the same pass, and are not touched again in the next."""
+    """LM-17: tens of thousands of due jobs of a queue without workers do not keep 10 of another
+    from becoming available in the same pass, and are not touched again in the next."""
     await insert_jobs(schema, 25_000, state="'scheduled'", scheduled_at=DUE, queue="'idle'")
     ids = await insert_jobs(schema, 10, state="'retryable'", scheduled_at="now()", priority="4")
     scheduler = JobScheduler(held.office)
