@@ -165,6 +165,7 @@ class Client:
         poll_only: bool | UnsetType = UNSET,
         candidate: bool | UnsetType = UNSET,
         soft_stop_timeout: timedelta | UnsetType | None = UNSET,
+        dead_after: timedelta | UnsetType = UNSET,
     ) -> None:
         """Change settings of a client that is not open yet, as the command line does. UNSET leaves
         one as it is.
@@ -181,6 +182,7 @@ class Client:
             "poll_only": poll_only,
             "candidate": candidate,
             "soft_stop_timeout": soft_stop_timeout,
+            "dead_after": dead_after,
         }
         given = {key: value for key, value in changes.items() if value is not UNSET}
         if given:

@@ -94,6 +94,13 @@ def _name(text: str) -> str:
     return text
 
 
+def _positive_duration(text: str) -> timedelta:
+    duration = parse_duration(text)
+    if not duration:
+        raise ValueError(f"expected a duration above zero, got {text!r}")
+    return duration
+
+
 def _boolean(text: str) -> bool:
     match text.lower():
         case "1" | "true" | "yes" | "on":
@@ -148,6 +155,9 @@ CANDIDATE: Setting[bool] = Setting(
 SOFT_STOP: Setting[timedelta] = Setting(
     "soft-stop", parse_duration, format_duration, default="the client's, else 30s"
 )
+DEAD_AFTER: Setting[timedelta] = Setting(
+    "dead-after", _positive_duration, format_duration, default="the client's, else 1m"
+)
 NAME: Setting[str] = Setting("name", _name, default="the client's, else the host's")
 LOG: Setting[str] = Setting("log", _one_of("console", "json"), default="console")
 LOG_LEVEL: Setting[str] = Setting(
@@ -161,6 +171,7 @@ SETTINGS: tuple[Setting[Any], ...] = (
     POLL_ONLY,
     CANDIDATE,
     SOFT_STOP,
+    DEAD_AFTER,
     NAME,
     LOG,
     LOG_LEVEL,

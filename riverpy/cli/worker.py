@@ -87,6 +87,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     poll_only: Value[bool]
     candidate: Value[bool]
     soft_stop: Value[timedelta]
+    dead_after: Value[timedelta]
     name: Value[str]
     log: Value[str]
     log_level: Value[str]
@@ -135,6 +136,13 @@ def _parse_queues(
     help="How long running jobs may go on after a stop. Default: the client's, else 30s.",
 )
 @click.option(
+    "--dead-after",
+    metavar="DURATION",
+    callback=flag_value(_settings.DEAD_AFTER),
+    help="How long this worker may give no sign of life until its running jobs are given to others."
+    " Default: the client's, else 1m.",
+)
+@click.option(
     "--name",
     metavar="NAME",
     callback=flag_value(_settings.NAME),
@@ -162,6 +170,7 @@ def worker(
     poll_only: bool | None,
     candidate: bool | None,
     soft_stop: timedelta | None,
+    dead_after: timedelta | None,
     name: str | None,
     log: str | None,
     log_level: str | None,
@@ -180,6 +189,7 @@ def worker(
         poll_only=sources.value(_settings.POLL_ONLY, poll_only),
         candidate=sources.value(_settings.CANDIDATE, candidate),
         soft_stop=sources.value(_settings.SOFT_STOP, soft_stop),
+        dead_after=sources.value(_settings.DEAD_AFTER, dead_after),
         name=sources.value(_settings.NAME, name),
         log=sources.value(_settings.LOG, log),
         log_level=sources.value(_settings.LOG_LEVEL, log_level),
@@ -294,6 +304,7 @@ class _WorkerProcess:
             poll_only=settings.poll_only.value,
             candidate=settings.candidate.value,
             soft_stop_timeout=settings.soft_stop.value,
+            dead_after=settings.dead_after.value,
             queues=slots
             if slots is UNSET
             else {

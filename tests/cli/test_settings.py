@@ -11,6 +11,7 @@ import pytest
 from riverpy.cli._settings import (
     CANDIDATE,
     DATABASE_URL,
+    DEAD_AFTER,
     LOG,
     LOG_LEVEL,
     NAME,
@@ -37,6 +38,7 @@ SAMPLES: list[tuple[Setting[Any], Any, str, str]] = [
     (POLL_ONLY, True, "no", "true"),
     (CANDIDATE, False, "yes", "false"),
     (SOFT_STOP, timedelta(seconds=1), "2s", "'3s'"),
+    (DEAD_AFTER, timedelta(seconds=1), "2s", "'3s'"),
     (NAME, "flag", "env", "'file'"),
     (LOG, "console", "json", "'json'"),
     (LOG_LEVEL, "debug", "warning", "'error'"),
@@ -130,6 +132,7 @@ def test_tool_riverpy_is_a_table(tmp_path: Path) -> None:
         ("queues = { a = 0 }", "queues: queue 'a' needs 1 to 10000 slots, got 0"),
         ("queues = {}", "queues: expected at least one queue"),
         ("soft-stop = '3 parsecs'", "soft-stop: '3 parsecs' is no duration"),
+        ("dead-after = '0s'", "dead-after: expected a duration above zero, got '0s'"),
         ("log = 'xml'", "log: 'xml' is none of console, json"),
         ("database-url = 'mysql://u:s3cret@h/d'", "database-url: a database URL starts with"),
         ("schema = ", "riverpy.toml: "),
