@@ -137,7 +137,10 @@ class DedicatedConnection:
             with anyio.fail_after(bound, reason=purpose):
                 async with self._lock:
                     connection = self._connection
-                    if connection is None or connection.is_closed():
+                    if connection is not None and connection.is_closed():
+                        self._outage.lost(self.name, ConnectionError("the server has closed it"))
+                        connection = None
+                    if connection is None:
                         connection = await self._reconnect()
                     try:
                         yield connection
