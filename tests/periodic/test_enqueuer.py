@@ -1,0 +1,602 @@
+"""What the enqueuer inserts: each slot as its policy says, never twice, whatever fails."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from riverpy._maintenance import periodic_enqueuer
+from riverpy.errors import FencedOutError
+from riverpy.insert_opts import InsertOpts, UniqueOpts
+from riverpy.job import RawArgs
+from riverpy.periodic import PeriodicJob, every
+from tests._proxy import proxied
+from tests.maintenance.conftest import log  # noqa: F401 (a fixture)
+from tests.periodic.enqueuing import MINUTELY, Grid, Tick, enqueuing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from riverpy._insert_row import InsertRow
+    from riverpy._maintenance.periodic_enqueuer import Firing
+    from riverpy.drivers.asyncpg import Transaction
+    from riverpy.periodic import Missed, PeriodicJobsStart, PeriodicRun, RunOnStart
+    from tests._database import Schema
+
+SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
+UNIQUE = InsertOpts(unique_opts=UniqueOpts(by_args=True))
+
+
+def ticks(job_id: str = "ticks", *, missed: Missed = "one") -> PeriodicJob:
+    """A tick each minute."""
+    return PeriodicJob(MINUTELY, Tick(), id=job_id, missed=missed)
+
+
+# --- what is inserted
+
+
+async def test_due_slot(schema: Schema) -> None:
+    """A slot's job is available at the slot, with River's metadata, and workers are notified."""
+    job = PeriodicJob(
+        MINUTELY,
+        lambda: (Tick(7), InsertOpts(metadata={"own": 1}, queue="other", priority=2)),
+        id="ticks",
+    )
+    async with enqueuing(schema, job) as one, schema.connected() as listener:
+        heard: list[object] = []
+        await listener.add_listener(
+            f"{schema.name}.river_insert", lambda *message: heard.append(message[3])
+        )
+        assert 50 < await one.run() <= 60 or await one.run() == 5.0
+        assert await schema.jobs() == []
+        slot = await one.move("ticks", 10 * SECOND)
+        assert await one.run() == 5.0
+        (row,) = await schema.jobs()
+        assert (row["state"], row["queue"], row["priority"]) == ("available", "other", 2)
+        assert (row["scheduled_at"], row["kind"], row["args"]) == (slot, "tick", '{"number": 7}')
+        assert row["metadata"] == '{"own": 1, "periodic": true, "river:periodic_job_id": "ticks"}'
+        state = await one.row("ticks")
+        assert (state["next_run_at"], state["last_run_at"]) == (slot + MINUTE, slot)
+        await listener.execute("SELECT 1")
+        assert heard == ['{"queue": "other"}']
+
+
+async def test_options_may_name_a_time(schema: Schema) -> None:
+    """SK-15: a constructor that gives a time, or pending, has its way."""
+    at = datetime(2999, 1, 1, tzinfo=UTC)
+    later = PeriodicJob(MINUTELY, lambda: (Tick(), InsertOpts(scheduled_at=at)), id="later")
+    pending = PeriodicJob(MINUTELY, lambda: (Tick(), InsertOpts(pending=True)), id="pending")
+    async with enqueuing(schema, later, pending) as one:
+        for job_id in ("later", "pending"):
+            await one.move(job_id, SECOND)
+        await one.run()
+        rows = {row["state"]: row for row in await schema.jobs()}
+        assert rows["scheduled"]["scheduled_at"] == at
+        assert rows["pending"]["metadata"].endswith('"river:periodic_job_id": "pending"}')
+
+
+async def test_constructor_is_called_for_each_run(schema: Schema) -> None:
+    """SK-10: args are made afresh for each run; None inserts nothing and the next run comes."""
+    made = iter([Tick(1), None, Tick(2), Tick(3)])
+    async with enqueuing(schema, PeriodicJob(MINUTELY, lambda: next(made), id="ticks")) as one:
+        for _ in range(4):
+            await one.move("ticks", SECOND)
+            await one.run()
+        assert [row["args"] for row in await schema.jobs()] == [
+            f'{{"number": {n}}}' for n in (1, 2, 3)
+        ]
+
+
+async def test_unique_jobs_collapse(schema: Schema) -> None:
+    """A unique job that exists is not inserted again; its period is the slot's, by no clock."""
+    by_period = UniqueOpts(by_period=HOUR)
+    unique = PeriodicJob(MINUTELY, lambda: (Tick(), UNIQUE), id="unique")
+    hourly = PeriodicJob(
+        every(HOUR),
+        lambda: (RawArgs("hourly", "{}"), InsertOpts(unique_opts=by_period)),
+        id="hourly",
+        missed="all",
+    )
+    async with enqueuing(schema, unique, hourly) as one:
+        await one.move("hourly", 2.5 * HOUR)
+        for _ in range(2):
+            await one.move("unique", SECOND)
+            await one.run()
+        assert len(await one.slots("unique")) == 1
+        assert len(await one.slots("hourly")) == 3
+
+
+# --- missed slots
+
+
+@pytest.mark.parametrize(
+    ("missed", "ago", "inserted"),
+    [
+        ("one", 0, [0]),
+        ("one", 90, [60]),
+        ("one", 3 * 86400, [3 * 86400]),
+        ("skip", 20, [0]),
+        ("skip", 50, []),
+        ("skip", 80, [60]),
+        ("all", 150, [0, 60, 120]),
+    ],
+)
+async def test_missed(schema: Schema, missed: Missed, ago: int, inserted: list[int]) -> None:
+    """SK-05: after a gap one job, none, or one for each slot, at its own time, as the policy says;
+    then the schedule goes on. A skipped slot may be 30 s late."""
+    async with enqueuing(schema, ticks(missed=missed)) as one:
+        slot = await one.move("ticks", timedelta(seconds=ago))
+        await one.run()
+        assert await one.slots("ticks") == [slot + timedelta(seconds=late) for late in inserted]
+        following = (await one.row("ticks"))["next_run_at"]
+        assert following == slot + (ago // 60 + 1) * MINUTE
+        await one.run()
+        assert len(await one.slots("ticks")) == len(inserted)
+
+
+@pytest.mark.parametrize("own", [False, True])
+async def test_many_missed(
+    schema: Schema,
+    log: list[dict[str, object]],  # noqa: F811
+    own: bool,
+) -> None:
+    """After a year of seconds, `all` catches up with the newest 1,000, and says so."""
+    schedule = Grid(timedelta(hours=1)) if own else every(SECOND)
+    job = PeriodicJob(schedule, Tick(), id="ticks", missed="all")
+    async with enqueuing(schema, job) as one:
+        await one.move("ticks", timedelta(days=365))
+        await one.run()
+        slots = await one.slots("ticks")
+        now = await schema.fetchval("SELECT now()")
+        step = HOUR if own else SECOND
+        assert {later - earlier for earlier, later in pairwise(slots)} == {step}
+        assert len(slots) >= 1000
+        assert now - slots[-1] < step + 10 * SECOND
+        assert "too many slots were missed" in str(log)
+
+
+async def test_schedule_does_not_drift(schema: Schema) -> None:
+    """SK-08: the next slot is counted from the last, however late that was inserted."""
+    async with enqueuing(schema, ticks()) as one:
+        first = await one.move("ticks", HOUR)
+        await one.run()
+        state = await one.row("ticks")
+        assert (state["next_run_at"] - first) % MINUTE == timedelta(0)
+
+
+# --- terms
+
+
+async def test_two_leaders(schema: Schema) -> None:
+    """Two processes that both believe that they lead insert each slot once, and each run on start
+    and each run that was asked for."""
+    jobs = [
+        PeriodicJob(Grid(SECOND), Tick(), id=f"ticks-{n}", missed="all", run_on_start=True)
+        for n in range(5)
+    ]
+    async with (
+        enqueuing(schema, *jobs) as one,
+        enqueuing(schema, *jobs, term=one.held.term) as other,
+    ):
+        for _ in range(3):
+            await schema.execute("DELETE FROM river_job")
+            await schema.execute(
+                "UPDATE riverpy_periodic SET run_requested_at = now(),"
+                " next_run_at = date_trunc('seconds', now()) - interval '20 seconds'"
+            )
+            async with anyio.create_task_group() as tasks:
+                for _ in range(4):
+                    tasks.start_soon(one.held.run, one.enqueuer)
+                    tasks.start_soon(other.held.run, other.enqueuer)
+            await one.run()
+            for job in jobs:
+                slots = await one.slots(job.id)
+                on_grid = [slot for slot in slots if slot.microsecond == 0]
+                assert len(on_grid) == len(set(on_grid)) >= 21
+                assert len(slots) == len(on_grid) + 1
+
+
+async def test_deposed_inserts_nothing(schema: Schema) -> None:
+    """A leader that another has followed is refused, and its slots are the other's."""
+    async with enqueuing(schema, ticks()) as one:
+        slot = await one.move("ticks", SECOND)
+        await one.held.depose()
+        with pytest.raises(FencedOutError):
+            await one.run()
+        assert one.held.fenced_out == [one.held.term]
+        assert await schema.jobs() == []
+        assert (await one.row("ticks"))["next_run_at"] == slot
+
+
+async def test_terms_share_slots(schema: Schema) -> None:
+    """SK-06: an interval longer than any term comes: the next slot is kept, whoever leads. So does
+    SK-12: what was added at run time goes on where it stood when it is added again."""
+    job, added = ticks(), ticks("added")
+    for ago, inserted in ((None, 0), (-20, 0), (-10, 0), (0, 1), (None, 1)):
+        async with enqueuing(schema, job) as one:
+            one.jobs.add(added)
+            if ago is not None:
+                for job_id in ("ticks", "added"):
+                    await one.move(job_id, timedelta(seconds=ago))
+            await one.run()
+            assert len(await one.slots("ticks")) == inserted
+            assert len(await one.slots("added")) == inserted
+        await schema.execute("DELETE FROM river_leader")
+
+
+@pytest.mark.parametrize(
+    ("run_on_start", "runs"),
+    [("never", [0, 0]), ("first_registration", [1, 1]), ("each_term", [1, 2])],
+)
+async def test_run_on_start(schema: Schema, run_on_start: RunOnStart, runs: list[int]) -> None:
+    """LM-15: a run on start is inserted when its client leads, once for each term or for ever."""
+    job = PeriodicJob(every(HOUR), Tick(), id="ticks", run_on_start=run_on_start)
+    for expected in runs:
+        async with enqueuing(schema, job) as one:
+            await one.enqueuer.prepare()
+            await one.run()
+            assert len(await one.slots("ticks")) == expected
+        await schema.execute("DELETE FROM river_leader")
+
+
+async def test_changed_schedule(schema: Schema) -> None:
+    """A job whose schedule is another now begins anew; one with the same goes on."""
+    async with enqueuing(schema, ticks()) as one:
+        slot = await one.move("ticks", -30 * SECOND)
+    await schema.execute("DELETE FROM river_leader")
+    async with enqueuing(schema, ticks()) as one:
+        assert (await one.row("ticks"))["next_run_at"] == slot
+    await schema.execute("DELETE FROM river_leader")
+    job = PeriodicJob(every(HOUR), Tick(), id="ticks")
+    async with enqueuing(schema, job) as one:
+        row = await one.row("ticks")
+        assert row["schedule"] == "every 1h"
+        assert row["next_run_at"] - row["updated_at"] > 59 * MINUTE
+
+
+# --- failures
+
+
+async def test_failed_constructor_keeps_its_slot(schema: Schema) -> None:
+    """SK-07: a slot whose job cannot be made is tried again, and is inserted once."""
+    fails = [True]
+
+    def construct() -> Tick:
+        if fails:
+            raise ValueError("not today")
+        return Tick()
+
+    async with enqueuing(schema, PeriodicJob(MINUTELY, construct, id="ticks")) as one:
+        slot = await one.move("ticks", SECOND)
+        assert 0.5 < await one.run() < 1.5
+        assert (await one.row("ticks"))["next_run_at"] == slot
+        fails.clear()
+        await one.run()
+        assert await schema.jobs() == []
+        one.wait_out_holds()
+        await one.run()
+        assert await one.slots("ticks") == [slot]
+
+
+async def test_refused_insert_keeps_its_slot(schema: Schema) -> None:
+    """SK-07: recording a slot and inserting its job is one step: neither is there without the
+    other. One that is refused keeps nobody else."""
+    await schema.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$BEGIN RAISE EXCEPTION 'refused'; END$$;"
+        " CREATE TRIGGER refuse BEFORE INSERT ON river_job FOR EACH ROW WHEN (NEW.kind = 'bad')"
+        " EXECUTE FUNCTION refuse()"
+    )
+    try:
+        bad = PeriodicJob(MINUTELY, RawArgs("bad", "{}"), id="bad")
+        async with enqueuing(schema, *(ticks(f"good-{n}") for n in range(6)), bad) as one:
+            slots = {job.id: await one.move(job.id, SECOND) for job in one.jobs}
+            await one.run()
+            assert (await one.row("bad"))["next_run_at"] == slots["bad"]
+            assert len(await schema.jobs()) == 6
+            await schema.execute("DROP TRIGGER refuse ON river_job")
+            one.wait_out_holds()
+            await one.run()
+            assert await one.slots("bad") == [slots["bad"]]
+            assert len(await schema.jobs()) == 7
+    finally:
+        await schema.execute("DROP FUNCTION refuse CASCADE")
+
+
+async def test_many_with_failing_ones(schema: Schema) -> None:
+    """SK-11: of 300 jobs due at once one fails and one exists: 298 are inserted, and so they are
+    when they are due again."""
+
+    def fail() -> Tick:
+        raise ValueError("number 7")
+
+    def constructor(number: int) -> PeriodicRun:
+        return RawArgs("numbered", f'{{"number": {number}}}'), UNIQUE
+
+    jobs = [
+        PeriodicJob(MINUTELY, fail if n == 7 else lambda n=n: constructor(n), id=f"job-{n}")
+        for n in range(300)
+    ]
+    async with enqueuing(schema, *jobs) as one:
+        await schema.execute("UPDATE riverpy_periodic SET next_run_at = now()")
+        await one.run()
+        assert await schema.fetchval("SELECT count(*) FROM river_job") == 299
+        await schema.execute("DELETE FROM river_job WHERE args->>'number' <> '9'")
+        await schema.execute("UPDATE riverpy_periodic SET next_run_at = now()")
+        await one.run()
+        assert await schema.fetchval("SELECT count(*) FROM river_job") == 299
+
+
+async def test_failing_schedule_keeps_nobody(schema: Schema) -> None:
+    """A schedule of the user's own that fails later is held, and the others go on."""
+
+    class Broken(Grid):
+        def next(self, after: datetime, /) -> datetime | None:
+            if broken:
+                raise ValueError("broken")
+            return super().next(after)
+
+    broken: list[bool] = []
+    job = PeriodicJob(Broken(MINUTE), Tick(), id="broken")
+    async with enqueuing(schema, job, ticks()) as one:
+        broken.append(True)
+        for job_id in ("broken", "ticks"):
+            await one.move(job_id, SECOND)
+        await one.run()
+        assert len(await one.slots("ticks")) == 1
+        assert await one.slots("broken") == []
+
+
+async def test_failure_between_slots(schema: Schema) -> None:
+    """`all` inserts what could be made before a failure, and goes on from there."""
+    made = iter([Tick(1), Tick(2)])
+    job = PeriodicJob(MINUTELY, lambda: next(made), id="ticks", missed="all")
+    async with enqueuing(schema, job) as one:
+        slot = await one.move("ticks", 5 * MINUTE + SECOND)
+        await one.run()
+        assert await one.slots("ticks") == [slot, slot + MINUTE]
+        assert (await one.row("ticks"))["next_run_at"] == slot + 2 * MINUTE
+        made = iter(Tick(n) for n in range(10))
+        one.wait_out_holds()
+        await one.run()
+        assert await one.slots("ticks") == [slot + n * MINUTE for n in range(6)]
+
+
+async def test_lost_answer(schema: Schema) -> None:
+    """A commit whose answer was lost has inserted its slot; it is not inserted again."""
+    async with enqueuing(schema, ticks()) as one:
+        slot = await one.move("ticks", SECOND)
+        transact = one.enqueuer._transact
+
+        async def lose_answer(firings: Sequence[Firing]) -> set[str]:
+            await transact(firings)
+            raise ConnectionError("the answer was lost")
+
+        one.enqueuer._transact = lose_answer
+        with pytest.raises(ConnectionError):
+            await one.run()
+        one.enqueuer._transact = transact
+        one.wait_out_holds()
+        await one.run()
+        assert await one.slots("ticks") == [slot]
+
+
+@pytest.mark.parametrize("stage", ["begin", "insert"])
+async def test_frozen_backend(schema: Schema, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+    """LM-05: a statement that is not answered is given up at its limit, its transaction is undone,
+    and the slot is inserted once on a new connection."""
+    url = schema.url
+    async with proxied(url) as proxy:
+        schema.url = proxy.url
+
+        def construct() -> Tick:
+            if stage == "begin":
+                proxy.hold("office leader")
+            return Tick()
+
+        async with enqueuing(schema, PeriodicJob(MINUTELY, construct, id="ticks")) as one:
+            one.held.office.mandate._limit = timedelta(seconds=0.3)
+            insert_rows = one.enqueuer._inserter.insert_rows
+
+            async def insert(rows: list[InsertRow], *, tx: Transaction | None) -> object:
+                if stage == "insert":
+                    proxy.hold("office leader")
+                return await insert_rows(rows, tx=tx)
+
+            monkeypatch.setattr(one.enqueuer._inserter, "insert_rows", insert)
+            slot = await one.move("ticks", SECOND)
+            with pytest.raises(TimeoutError, match="inserting periodic jobs"):
+                await one.run()
+            assert proxy.held.is_set()
+            stage = "over"
+            await proxy.release()
+            with anyio.fail_after(20):
+                while not await one.slots("ticks"):
+                    one.wait_out_holds()
+                    await one.run()
+            await one.run()
+            assert await one.slots("ticks") == [slot]
+        schema.url = url
+
+
+async def test_locked_row_keeps_nobody(schema: Schema) -> None:
+    """A row that somebody's open transaction has locked waits; the others do not."""
+    async with enqueuing(schema, ticks("locked"), ticks("free")) as one:
+        for job_id in ("locked", "free"):
+            await one.move(job_id, SECOND)
+        async with schema.connected() as other, other.transaction():
+            await other.execute("UPDATE riverpy_periodic SET paused_at = now() WHERE id = 'locked'")
+            assert await one.run() <= 1.0
+            assert len(await one.slots("free")) == 1
+        await one.run()
+        assert await one.slots("locked") == []
+
+
+# --- while it runs
+
+
+async def test_paused(schema: Schema) -> None:
+    """What is paused passes its slots over, and does not catch up with them; a pause is kept from
+    one leader to the next."""
+    async with enqueuing(schema, ticks(missed="all")) as one:
+        await schema.execute("UPDATE riverpy_periodic SET paused_at = now()")
+        slot = await one.move("ticks", 150 * SECOND)
+        await one.run()
+    await schema.execute("DELETE FROM river_leader")
+    async with enqueuing(schema, ticks(missed="all")) as one:
+        assert (await one.row("ticks"))["next_run_at"] == slot + 3 * MINUTE
+        await schema.execute("UPDATE riverpy_periodic SET paused_at = NULL")
+        await one.run()
+        assert await schema.jobs() == []
+        slot = await one.move("ticks", SECOND)
+        await one.run()
+        assert await one.slots("ticks") == [slot]
+
+
+async def test_requested_run(schema: Schema) -> None:
+    """A run that was asked for is inserted once, paused or not, beside the slots."""
+    async with enqueuing(schema, ticks()) as one:
+        slot = await one.move("ticks", SECOND)
+        await schema.execute("UPDATE riverpy_periodic SET run_requested_at = now()")
+        await one.run()
+        assert len(await one.slots("ticks")) == 2
+        assert slot in await one.slots("ticks")
+        await schema.execute(
+            "UPDATE riverpy_periodic SET run_requested_at = now(), paused_at = now()"
+        )
+        await one.run()
+        await one.run()
+        assert len(await one.slots("ticks")) == 3
+
+
+async def test_changes_while_running(schema: Schema) -> None:
+    """Jobs are added and removed at run time; a removed one inserts nothing more."""
+    async with enqueuing(schema) as one:
+        assert await one.run() == 5.0
+        one.jobs.add(ticks("first"))
+        assert one.enqueuer._stirred.is_set()
+        one.jobs.add_many(
+            [ticks("second"), PeriodicJob(MINUTELY, Tick(), id="third", run_on_start=True)]
+        )
+        await one.run()
+        assert len(await one.slots("third")) == 1
+        one.jobs.remove("first")
+        for job_id in ("first", "second", "third"):
+            await one.move(job_id, SECOND)
+        await one.run()
+        assert [len(await one.slots(job_id)) for job_id in ("first", "second", "third")] == [
+            0,
+            1,
+            2,
+        ]
+        one.jobs.clear()
+        await one.move("second", SECOND)
+        assert await one.run() == 5.0
+        one.jobs.add(ticks("second"))
+        await one.run()
+        assert len(await one.slots("second")) == 2
+
+
+async def test_unused_rows_are_forgotten(schema: Schema) -> None:
+    """The row of a job that no client has goes after 30 days, but for a paused one."""
+    async with enqueuing(schema, ticks("used")) as one:
+        await schema.execute(
+            "INSERT INTO riverpy_periodic (id, schedule, paused_at, updated_at) VALUES"
+            " ('old', 'every 1h', NULL, now() - interval '31 days'),"
+            " ('paused', 'every 1h', now(), now() - interval '31 days'),"
+            " ('unused', 'every 1h', NULL, now() - interval '29 days')"
+        )
+        await schema.execute(
+            "UPDATE riverpy_periodic SET updated_at = now() - interval '31 days' WHERE id = 'used'"
+        )
+        await one.run()
+        ids = await schema.fetch("SELECT id FROM riverpy_periodic ORDER BY id")
+        assert [row[0] for row in ids] == ["paused", "unused", "used"]
+        assert (
+            await schema.fetchval(
+                "SELECT updated_at = now() FROM riverpy_periodic WHERE id = 'used'"
+            )
+            is False
+        )
+
+
+async def test_without_table(
+    schema: Schema,
+    log: list[dict[str, object]],  # noqa: F811
+) -> None:
+    """Without version 2 of line `riverpy` periodic jobs are off, which is said once, with the
+    command; when the table comes, they begin."""
+    hooked: list[PeriodicJobsStart] = []
+
+    async def hook(start: PeriodicJobsStart) -> None:
+        hooked.append(start)
+
+    await schema.execute("ALTER TABLE riverpy_periodic RENAME TO elsewhere")
+    try:
+        async with enqueuing(schema, ticks(), periodic_jobs_start=hook) as one:
+            assert await one.run() == 60.0
+            assert await one.run() == 60.0
+            (said,) = log
+            assert said["log_level"] == "error"
+            assert "riverpy migrate up --line riverpy" in str(said["reason"])
+            assert [start.states for start in hooked] == [{}]
+            await schema.execute("ALTER TABLE elsewhere RENAME TO riverpy_periodic")
+            await one.run()
+            await one.move("ticks", SECOND)
+            await one.run()
+            assert len(await one.slots("ticks")) == 1
+    finally:
+        await schema.execute("ALTER TABLE IF EXISTS elsewhere RENAME TO riverpy_periodic")
+
+
+# --- the hook
+
+
+async def test_start_hook(schema: Schema) -> None:
+    """The hook gets the registry and what the database knows; what it adds and removes counts."""
+    seen: list[dict[str, str]] = []
+
+    async def hook(start: PeriodicJobsStart) -> None:
+        seen.append({job_id: state.schedule for job_id, state in start.states.items()})
+        start.jobs.remove("removed")
+        if "added" not in start.jobs:
+            start.jobs.add(ticks("added"))
+
+    for _ in range(2):
+        async with enqueuing(
+            schema, ticks("stays"), ticks("removed"), periodic_jobs_start=hook
+        ) as one:
+            assert [job.id for job in one.jobs] == ["stays", "added"]
+            assert await one.row("added") is not None
+            assert await one.row("removed") is None
+        await schema.execute("DELETE FROM river_leader")
+    assert seen == [{}, {"added": "every 1m", "stays": "every 1m"}]
+
+
+async def test_failing_start_hook(schema: Schema) -> None:
+    """A hook that raises, or hangs, makes the start fail before anything is registered."""
+
+    async def fail(start: PeriodicJobsStart) -> None:
+        raise ZeroDivisionError(start)
+
+    with pytest.raises(ZeroDivisionError):
+        async with enqueuing(schema, ticks(), periodic_jobs_start=fail):
+            pytest.fail("it started")
+    assert await schema.fetchval("SELECT count(*) FROM riverpy_periodic") == 0
+
+
+async def test_hanging_start_hook(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook that does not end makes the start fail at its limit, by its name."""
+    monkeypatch.setattr(periodic_enqueuer, "HOOK_TIMEOUT", 0.01)
+
+    async def hang(start: PeriodicJobsStart) -> None:
+        del start
+        await anyio.sleep_forever()
+
+    with pytest.raises(TimeoutError, match="the hook periodic_jobs_start"):
+        async with enqueuing(schema, ticks(), periodic_jobs_start=hang):
+            pytest.fail("it started")
