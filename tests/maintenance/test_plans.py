@@ -1,0 +1,281 @@
+"""The plans of maintenance on a large table: which index each statement walks, under both plan
+modes, for all queues and for some.
+
+All tests here share one table with a million jobs of history, so they belong on one worker of
+xdist.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from riverpy._sql import query
+from riverpy.migrate import Migrator
+from tests._database import connected, create_database, drop_database, new_database_name, run_apart
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator, Iterable
+
+    import asyncpg
+
+pytestmark = pytest.mark.xdist_group("large history")
+
+ROWS = 1_000_000
+ENDED = "river_job_state_and_finalized_at_index"
+FETCH = "river_job_prioritized_fetching_index"
+PRIMARY = "river_job_pkey"
+UNIQUE = "river_job_unique_idx"
+
+_HISTORY = f"""
+    INSERT INTO river_job (kind, max_attempts, args, state, finalized_at, attempt, queue,
+      attempted_at, attempted_by, scheduled_at, unique_key, unique_states)
+    SELECT 'k' || i % 20, 25, '{{}}',
+      (CASE WHEN i % 50 = 0 THEN 'discarded' WHEN i % 50 = 1 THEN 'cancelled' ELSE 'completed' END)
+        ::river_job_state,
+      now() - make_interval(secs => i / 8.0), 1, 'q' || i % 5, now() - make_interval(secs => i),
+      array['c' || i % 10], now() - make_interval(secs => i),
+      CASE WHEN i % 10 = 2 THEN decode(md5(i::text), 'hex') END,
+      CASE WHEN i % 10 = 2 THEN B'11110101' END
+    FROM generate_series(1, {ROWS}) AS i;
+    INSERT INTO river_job (kind, max_attempts, args, state, queue, priority)
+    SELECT 'k1', 25, '{{}}', 'available', 'q' || i % 5, 1 + i % 4
+    FROM generate_series(1, 10000) AS i;
+    INSERT INTO river_job (kind, max_attempts, args, state, queue, attempt, attempted_at,
+      attempted_by)
+    SELECT 'k1', 25, '{{}}', 'running', 'q' || i % 5, 1, now(), array['c1']
+    FROM generate_series(1, 1000) AS i;
+    INSERT INTO river_job (kind, max_attempts, args, state, queue, priority, scheduled_at,
+      unique_key, unique_states)
+    SELECT 'k1', 25, '{{}}', (CASE WHEN i % 2 = 0 THEN 'scheduled' ELSE 'retryable' END)
+        ::river_job_state,
+      'q' || i % 5, 1 + i % 4, now() + make_interval(secs => i - 1000),
+      CASE WHEN i % 4 = 0 THEN decode(md5('w' || i), 'hex') END,
+      CASE WHEN i % 4 = 0 THEN B'11110101' END
+    FROM generate_series(1, 5000) AS i
+"""
+
+
+async def fill(url: str) -> None:
+    """A million ended jobs, and some thousands that wait, run, or are due."""
+    async with connected(url) as connection:
+        for line in ("main", "riverpy"):
+            await Migrator(connection, line=line).up()
+        indexes = await connection.fetch(
+            "SELECT indexname, indexdef FROM pg_indexes WHERE tablename = 'river_job'"
+            " AND indexname <> 'river_job_pkey'"
+        )
+        for name, _ in indexes:
+            await connection.execute(f"DROP INDEX {name}")
+        await connection.execute("ALTER TABLE river_job SET UNLOGGED")
+        await connection.execute(_HISTORY)
+        for _, definition in indexes:
+            await connection.execute(definition)
+        await connection.execute("VACUUM ANALYZE river_job")
+
+
+@pytest.fixture(scope="module")
+def large_url(server_url: str) -> Generator[str]:
+    """A database with a large history of jobs."""
+    name = new_database_name()
+    url = run_apart(create_database, server_url, name)
+    run_apart(fill, url)
+    yield url
+    run_apart(drop_database, server_url, name)
+
+
+@pytest.fixture(params=["force_custom_plan", "force_generic_plan"])
+async def large(
+    large_url: str, request: pytest.FixtureRequest
+) -> AsyncGenerator[asyncpg.Connection[Any]]:
+    """A connection to it, which plans one way."""
+    async with connected(large_url, plan_cache_mode=request.param) as connection:
+        yield connection
+
+
+_BOUND = re.compile(r"\((\w+) (?:=|<|>|<=|>=) ")
+
+
+class Plan:
+    """How a statement reads and sorts the table of jobs."""
+
+    def __init__(self, root: dict[str, Any]) -> None:
+        self.scans: set[str] = set()
+        """The indexes; or `Seq Scan`."""
+        self.walks: set[str] = set()
+        """Indexes that are read from one end to the other, as nothing limits them."""
+        self.bounds: list[set[str]] = []
+        """Of each read of an index, the columns that limit it."""
+        self._add(root)
+
+    def _add(self, node: dict[str, Any]) -> None:
+        kind, index = node["Node Type"], node.get("Index Name")
+        if index is not None:
+            self.scans.add(index)
+            if "Index Cond" not in node:
+                self.walks.add(index)
+            self.bounds.append(set(_BOUND.findall(node.get("Index Cond", ""))))
+        elif node.get("Relation Name") == "river_job" and kind == "Seq Scan":
+            self.scans.add(kind)
+        for child in node.get("Plans", ()):
+            self._add(child)
+
+
+async def plan_of(
+    connection: asyncpg.Connection[Any], file: str, name: str, **literals: str
+) -> Plan:
+    """The plan of one of our statements, with these parameters."""
+    statement = query(file, name, None)
+    arguments = ", ".join(literals[parameter] for parameter in statement.parameters)
+    await connection.execute(f"PREPARE planned AS {statement.text}")
+    text = await connection.fetchval(f"EXPLAIN (FORMAT json) EXECUTE planned({arguments})")
+    await connection.execute("DEALLOCATE planned")
+    return Plan(json.loads(text)[0]["Plan"])
+
+
+def array_of(values: Iterable[object], kind: str) -> str:
+    """A literal of an array."""
+    return f"'{{{','.join(map(str, values))}}}'::{kind}[]"
+
+
+@pytest.mark.parametrize("state", ["cancelled", "completed", "discarded"])
+@pytest.mark.parametrize("age", ["1 hour", "24 hours", "1 year"])
+async def test_job_cleaner(large: asyncpg.Connection[Any], state: str, age: str) -> None:
+    """JC5: deleting walks the ended jobs of one state in the order of their end, whether there are
+    many, few or none, and takes what it found by primary key."""
+    plan = await plan_of(
+        large,
+        "river_job_upkeep",
+        "job_delete_ended",
+        state=f"'{state}'",
+        retention=f"'{age}'",
+        limit="10000",
+    )
+    assert (plan.scans, plan.walks) == ({ENDED, PRIMARY}, set())
+
+
+@pytest.mark.parametrize("age", ["1 hour", "1 year"])
+@pytest.mark.parametrize(
+    ("queues", "kinds"),
+    [("{q1,q2}", "{}"), ("{}", "{k1}"), ("{q1}", "{k1,k2}")],
+    ids=["queues", "kinds", "both"],
+)
+@pytest.mark.parametrize("only", ["true", "false"])
+@pytest.mark.parametrize("after", ["NULL", "now() - interval '20 hours'"])
+async def test_job_cleaner_scoped(
+    large: asyncpg.Connection[Any], age: str, queues: str, kinds: str, only: str, after: str
+) -> None:
+    """JC5: so does deleting the jobs of some queues and kinds, or of all but some."""
+    plan = await plan_of(
+        large,
+        "river_job_upkeep",
+        "job_delete_ended_scoped",
+        state="'completed'",
+        retention=f"'{age}'",
+        queues=f"'{queues}'",
+        only_queues=only,
+        kinds=f"'{kinds}'",
+        only_kinds=only,
+        after_time=after,
+        after_id="NULL" if after == "NULL" else "17",
+        limit="10000",
+    )
+    assert (plan.scans, plan.walks) == ({ENDED, PRIMARY}, set())
+
+
+@pytest.mark.parametrize("skipped", ["{}", "{1,2,3}"])
+async def test_job_due(large: asyncpg.Connection[Any], skipped: str) -> None:
+    """Due jobs are found in the index that claims read, in ranges that hold no others: jobs
+    that are far from due are not read."""
+    lane = {"state", "queue", "priority", "scheduled_at"}
+    parameters = {"ahead": "'5 s'", "skipped": f"'{skipped}'", "limit": "10000"}
+    plan = await plan_of(large, "river_job_upkeep", "job_due", **parameters)
+    assert (plan.scans, plan.walks) == ({FETCH}, set())
+    assert lane in plan.bounds
+    plan = await plan_of(
+        large, "river_job_upkeep", "job_due_in_queues", queues="'{q1,q2}'", **parameters
+    )
+    assert (plan.scans, plan.walks) == ({FETCH}, set())
+    assert plan.bounds == [lane]
+
+
+@pytest.mark.parametrize("count", [1, 100, 10_000])
+async def test_job_schedule(large: asyncpg.Connection[Any], count: int) -> None:
+    """Moving due jobs reads them by primary key, or among those that wait, and the holder of each
+    key by the key."""
+    ids = await large.fetch(
+        "SELECT id FROM river_job WHERE state IN ('scheduled', 'retryable') LIMIT $1", count
+    )
+    plan = await plan_of(
+        large,
+        "river_job_upkeep",
+        "job_schedule",
+        ids=array_of([row[0] for row in ids], "bigint"),
+        ahead="'5 s'",
+        schema="NULL",
+    )
+    assert plan.scans <= {PRIMARY, FETCH, UNIQUE}
+    assert plan.scans >= {PRIMARY, UNIQUE}
+    assert plan.walks == set()
+
+
+@pytest.mark.parametrize("scope", ["", "_in_queues"])
+@pytest.mark.parametrize("after", ["0", "1000500"])
+async def test_job_running_of(large: asyncpg.Connection[Any], scope: str, after: str) -> None:
+    """The running jobs of clients that are gone are found among the running ones."""
+    plan = await plan_of(
+        large,
+        "river_job_rescue",
+        f"job_running_of{scope}",
+        after=after,
+        client_id="'{c1,c2}'",
+        limit="1000",
+        queues="'{q1,q2}'",
+    )
+    assert (plan.scans, plan.walks) == ({FETCH}, set())
+
+
+@pytest.mark.parametrize("scope", ["", "_in_queues"])
+@pytest.mark.parametrize("after", ["0", "1000500"])
+async def test_job_stuck(large: asyncpg.Connection[Any], scope: str, after: str) -> None:
+    """So are those that run for too long; their columns are read by primary key."""
+    plan = await plan_of(
+        large,
+        "river_job_rescue",
+        f"job_stuck{scope}",
+        after=after,
+        age="'1 hour'",
+        limit="1000",
+        queues="'{q1,q2}'",
+    )
+    assert plan.scans <= {FETCH, PRIMARY}
+    assert (FETCH in plan.scans, plan.walks) == (True, set())
+
+
+@pytest.mark.parametrize("count", [1, 1000])
+async def test_job_rescue(large: asyncpg.Connection[Any], count: int) -> None:
+    """Rescuing reads the given jobs by primary key, or among the running ones."""
+    plan = await plan_of(
+        large,
+        "river_job_rescue",
+        "job_rescue",
+        id=array_of(range(1, count + 1), "bigint"),
+        attempt=array_of([1] * count, "smallint"),
+        attempted_at=array_of([1] * count, "bigint"),
+        delay=array_of([1] * count, "float8"),
+        error="'gone'",
+        schema="NULL",
+    )
+    assert plan.scans <= {FETCH, PRIMARY}
+    assert (bool(plan.scans), plan.walks) == (True, set())
+
+
+async def test_client_reap(large: asyncpg.Connection[Any]) -> None:
+    """Whether a client that is gone has running jobs is seen among the running ones."""
+    plan = await plan_of(
+        large, "riverpy_client", "client_reap", dead_after="'1 min'", kept="'1 day'"
+    )
+    assert (plan.scans & {"Seq Scan", PRIMARY, ENDED}, FETCH in plan.scans) == (set(), True)
