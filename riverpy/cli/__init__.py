@@ -22,6 +22,7 @@ _COMMANDS = {
     "job": "List and show jobs.",
     "leader": "Show who leads, and ask the leader to resign.",
     "migrate": "Make, update and check River's tables.",
+    "periodic": "List periodic jobs, foretell, run, pause and resume them.",
     "worker": "Work jobs until told to stop.",
 }
 

@@ -46,6 +46,13 @@ class Grid:
         return EPOCH + ((after - EPOCH) // self.step + 1) * self.step
 
 
+class WrongClock(SystemClock):
+    """The clock of a machine that is ten minutes ahead."""
+
+    def now(self) -> datetime:
+        return super().now() + timedelta(minutes=10)
+
+
 class Enqueuing:
     """One enqueuer of one term."""
 
@@ -90,13 +97,13 @@ class Enqueuing:
 
 
 def inserter(schema: Schema) -> Inserter:
-    """An inserter without a pool."""
+    """An inserter without a pool, on a machine with a wrong clock."""
 
     def no_pool() -> Any:
         raise AssertionError("an insert left the transaction")
 
     rules = InsertRules(max_attempts=25)
-    return Inserter(no_pool, schema=schema.name, rules=rules, clock=SystemClock())
+    return Inserter(no_pool, schema=schema.name, rules=rules, clock=WrongClock())
 
 
 @asynccontextmanager

@@ -40,7 +40,8 @@ def ticks(job_id: str = "ticks", *, missed: Missed = "one") -> PeriodicJob:
 
 
 async def test_due_slot(schema: Schema) -> None:
-    """A slot's job is available at the slot, with River's metadata, and workers are notified."""
+    """SK-19: a slot's job is available at the slot by the server's clock, with River's metadata,
+    and workers are notified."""
     job = PeriodicJob(
         MINUTELY,
         lambda: (Tick(7), InsertOpts(metadata={"own": 1}, queue="other", priority=2)),
@@ -92,7 +93,8 @@ async def test_constructor_is_called_for_each_run(schema: Schema) -> None:
 
 
 async def test_unique_jobs_collapse(schema: Schema) -> None:
-    """A unique job that exists is not inserted again; its period is the slot's, by no clock."""
+    """SK-19: a unique job that exists is not inserted again; its period is the slot's, whatever
+    the clock of the process says."""
     by_period = UniqueOpts(by_period=HOUR)
     unique = PeriodicJob(MINUTELY, lambda: (Tick(), UNIQUE), id="unique")
     hourly = PeriodicJob(

@@ -1,0 +1,212 @@
+"""Periodic jobs of services and clients that run: timers that are wrong, outages, the leader of a
+real client."""
+
+from __future__ import annotations
+
+import random
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from riverpy import Client, Config, Job, QueueConfig, Workers
+from riverpy._clock import SystemTimer
+from riverpy._lifecycle import ServiceGroup
+from riverpy.errors import ConfigError, NotFoundError, SchemaMissingError
+from riverpy.periodic import PeriodicJob, every
+from tests._proxy import proxied
+from tests.periodic.enqueuing import EPOCH, Grid, Tick, enqueuing
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import AsyncGenerator
+
+    from riverpy.periodic import PeriodicJobsStart
+    from tests._database import Schema
+    from tests.periodic.enqueuing import Enqueuing
+
+QUICK = {
+    "elect_interval": timedelta(seconds=0.2),
+    "leader_ttl": timedelta(seconds=0.6),
+}
+HOURLY = every(timedelta(hours=1))
+workers = Workers()
+
+
+@workers.job
+async def tick(job: Job[Tick]) -> None:
+    """Do nothing."""
+
+
+class WrongTimer(SystemTimer):
+    """A timer whose waits are over too early, or too late, and that waits for no stagger."""
+
+    def __init__(self, least: float, most: float) -> None:
+        self.error = least, most
+
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(0)
+
+    async def wait(self, event: asyncio.Event, seconds: float) -> bool:
+        wrong = random.uniform(*self.error) if random.random() < 0.5 else 0.0
+        return await super().wait(event, min(max(seconds + wrong, 0), 0.2))
+
+
+@asynccontextmanager
+async def running(one: Enqueuing) -> AsyncGenerator[None]:
+    """The enqueuer's own loop."""
+    one.enqueuer.ran.init()
+    async with ServiceGroup() as group:
+        await group.start(one.enqueuer)
+        yield
+
+
+async def until(one: Enqueuing, job_id: str, count: int) -> None:
+    """Wait until so many jobs are inserted."""
+    with anyio.fail_after(40):
+        while len(await one.slots(job_id)) < count:
+            await one.enqueuer.ran.wait()
+
+
+@pytest.mark.parametrize(("least", "most"), [(-0.02, -0.001), (0.0, 0.05)])
+async def test_wrong_timer(schema: Schema, least: float, most: float) -> None:
+    """SK-03, SK-08: with a timer that wakes early or late each slot is inserted once, with none
+    left out, and none is inserted before it is due."""
+    step = timedelta(milliseconds=25)
+    job = PeriodicJob(Grid(step), Tick(), id="ticks", missed="all")
+    async with enqueuing(schema, job, timer=WrongTimer(least, most)) as one:
+        async with running(one):
+            await until(one, "ticks", 60)
+        slots = await one.slots("ticks")
+        assert {later - earlier for earlier, later in pairwise(slots)} == {step}
+        assert {(slot - EPOCH) % step for slot in slots} == {timedelta(0)}
+    early = "SELECT count(*) FROM river_job WHERE created_at < scheduled_at"
+    assert await schema.fetchval(early) == 0
+
+
+async def test_outage(schema: Schema) -> None:
+    """LM-09: after an outage slots are inserted again, and go on to be; there is no limit of
+    attempts."""
+    url = schema.url
+    async with proxied(url) as proxy:
+        schema.url = proxy.url
+        job = PeriodicJob(Grid(timedelta(milliseconds=100)), Tick(), id="ticks")
+        async with enqueuing(schema, job, timer=WrongTimer(0, 0)) as one:
+            one.held.office.mandate._limit = timedelta(seconds=0.3)
+            async with running(one):
+                await until(one, "ticks", 2)
+                proxy.refusing = True
+                proxy.cut()
+                with anyio.fail_after(20):
+                    while one.enqueuer._failing is None:
+                        await anyio.sleep(0.01)
+                before = len(await one.slots("ticks"))
+                proxy.refusing = False
+                await until(one, "ticks", before + 10)
+            slots = await one.slots("ticks")
+            assert len(slots) == len(set(slots))
+        schema.url = url
+
+
+@asynccontextmanager
+async def leading(schema: Schema, *jobs: PeriodicJob, **settings: object) -> AsyncGenerator[Client]:
+    """A client that works and leads."""
+    config = Config(schema=schema.name, **{**QUICK, **settings})  # type: ignore[arg-type]
+    client = Client(
+        schema.url,
+        workers=workers,
+        queues={"default": QueueConfig(max_workers=5)},
+        periodic_jobs=jobs,
+        config=config,
+    )
+    async with client, client.working():
+        yield client
+
+
+async def state(schema: Schema, condition: str) -> None:
+    """Wait until the rows fulfil a condition."""
+    with anyio.fail_after(30):
+        while not await schema.fetchval(f"SELECT {condition}"):
+            await anyio.sleep(0.02)
+
+
+async def test_client_inserts_and_works(schema: Schema) -> None:
+    """LM-15: a client that begins to lead inserts its run on start, once, and works it; then it is
+    told at run time what else to insert."""
+    hooked: list[PeriodicJobsStart] = []
+
+    async def hook(start: PeriodicJobsStart) -> None:
+        hooked.append(start)
+
+    start = PeriodicJob(HOURLY, Tick(1), id="start", run_on_start=True)
+    async with leading(schema, start, periodic_jobs_start=hook) as client:
+        await state(schema, "count(*) = 1 FROM river_job WHERE state = 'completed'")
+        assert [one.jobs for one in hooked] == [client.periodic_jobs]
+        client.periodic_jobs.add(
+            PeriodicJob(every(timedelta(milliseconds=200)), Tick(2), id="quick")
+        )
+        await state(schema, "count(*) > 4 FROM river_job WHERE state = 'completed'")
+        assert client.periodic_jobs.remove("quick")
+    rows = await schema.fetch("SELECT metadata->>'river:periodic_job_id' AS id FROM river_job")
+    assert [row["id"] for row in rows].count("start") == 1
+
+
+async def test_verbs(schema: Schema) -> None:
+    """A client that does not lead asks for a run at once, pauses and resumes, also in a transaction
+    of the caller's."""
+    job = PeriodicJob(HOURLY, Tick(), id="ticks")
+    config = Config(schema=schema.name)
+    async with leading(schema, job), Client(schema.url, config=config) as other:
+        await state(schema, "count(*) = 1 FROM riverpy_periodic")
+        await other.periodic_pause("ticks")
+        await other.periodic_pause("ticks")
+        assert await schema.fetchval("SELECT paused_at IS NOT NULL FROM riverpy_periodic")
+        await other.periodic_run("ticks")
+        await state(schema, "count(*) = 1 FROM river_job")
+        await other.periodic_resume("ticks")
+        assert await schema.fetchval("SELECT paused_at IS NULL FROM riverpy_periodic")
+        async with schema.connected() as connection:
+            transaction = connection.transaction()
+            await transaction.start()
+            await other.periodic_run("ticks", tx=connection)
+            await transaction.rollback()
+        assert await schema.fetchval("SELECT run_requested_at IS NULL FROM riverpy_periodic")
+        for verb in (other.periodic_run, other.periodic_pause, other.periodic_resume):
+            with pytest.raises(NotFoundError, match="no periodic job 'tick': did you mean ticks"):
+                await verb("tick")
+            with pytest.raises(NotFoundError, match="no periodic job 'zz': a leader registers"):
+                await verb("zz")
+
+
+async def test_verbs_without_table(schema: Schema) -> None:
+    """Without the table each verb names the command that makes it."""
+    await schema.execute("ALTER TABLE riverpy_periodic RENAME TO elsewhere")
+    try:
+        async with Client(schema.url, config=Config(schema=schema.name)) as client:
+            with pytest.raises(SchemaMissingError, match="riverpy migrate up --line riverpy"):
+                await client.periodic_run("ticks")
+    finally:
+        await schema.execute("ALTER TABLE elsewhere RENAME TO riverpy_periodic")
+
+
+async def test_next_leader_goes_on(schema: Schema) -> None:
+    """SK-06: a slot that comes after its leader has gone is inserted by the next one, once."""
+    job = PeriodicJob(every(timedelta(seconds=1.5)), Tick(), id="ticks", missed="all")
+    for _ in range(3):
+        async with leading(schema, job):
+            await state(schema, "count(*) = 1 FROM riverpy_periodic")
+            known = await schema.fetchval("SELECT next_run_at FROM riverpy_periodic")
+            await state(schema, f"next_run_at > '{known}' FROM riverpy_periodic")
+    slots = await schema.fetch("SELECT scheduled_at FROM river_job ORDER BY scheduled_at")
+    steps = {later[0] - earlier[0] for earlier, later in pairwise(slots)}
+    assert steps == {timedelta(seconds=1.5)}
+
+
+def test_duplicate_ids_of_a_client() -> None:
+    """A client whose periodic jobs have one id twice is not made."""
+    jobs = [PeriodicJob(HOURLY, Tick(), id="ticks"), PeriodicJob(HOURLY, Tick(), id="ticks")]
+    with pytest.raises(ConfigError, match="two periodic jobs have the id 'ticks'"):
+        Client(periodic_jobs=jobs)
