@@ -153,23 +153,28 @@ class Reindexer(MaintenanceService):
         now = await self._now()
         if not self._has_begun:
             self._has_begun, self._due = True, self._schedule.next(now)
-        elif self._due is not None and now >= self._due:
+        elif self._due is not None and now >= self._due:  # what was missed is not caught up
             self._pending, self._due = list(self._names), self._schedule.next(now)
         if self._pending or not self._is_clean:
-            self._is_clean = False
-            async with self._session() as connection:
-                if not await self._lock(connection):
-                    return HELD_AGAIN
-                await self._clean(connection)
-                while self._pending:
-                    await self._visit(connection, self._pending.pop(0), scope)
-            self._is_clean = True
+            if not await self._work(scope):
+                return HELD_AGAIN
             now = await self._now()
-            if self._due is not None and now >= self._due:  # missed meanwhile: not caught up
-                self._due = self._schedule.next(now)
         if self._due is None:
             return LOOK_AGAIN
         return min((self._due - now).total_seconds(), LOOK_AGAIN)
+
+    async def _work(self, scope: StopScope) -> bool:
+        """Drop what was left, rebuild what is pending. False: another session keeps it from
+        that. After an error the next call goes on behind the index that met it."""
+        self._is_clean = False
+        async with self._session() as connection:
+            if not await self._lock(connection):
+                return False
+            await self._clean(connection)
+            while self._pending:
+                await self._visit(connection, self._pending.pop(0), scope)
+        self._is_clean = True
+        return True
 
     async def _now(self) -> datetime:
         limit = STATEMENT_LIMIT.total_seconds()

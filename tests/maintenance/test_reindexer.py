@@ -1,0 +1,616 @@
+"""The reindexer, on real concurrent rebuilds."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from riverpy._db.connection import limit_statements
+from riverpy._lifecycle import StopCause, StopScope
+from riverpy._maintenance import reindexer as module
+from riverpy._maintenance.reindexer import (
+    HELD_AGAIN,
+    INDEX_NAMES_DEFAULT,
+    LOOK_AGAIN,
+    Midnight,
+    Postponement,
+    Reindexer,
+    without_postponement,
+)
+from riverpy.drivers.asyncpg import close, connect
+from riverpy.errors import FencedOutError
+from tests.maintenance.office import held_office
+from tests.maintenance.reindexing import (
+    SESSION,
+    Always,
+    Never,
+    Once,
+    artifacts,
+    fail,
+    indexes,
+    mend,
+    oid,
+    reader,
+    sessions,
+    slow_index,
+    snapshot,
+    until,
+    until_building,
+    until_no_session,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from riverpy.drivers.asyncpg import Connection
+    from tests._database import Schema
+    from tests.maintenance.office import HeldOffice
+
+KIND, PKEY = "river_job_kind", "river_job_pkey"
+SNAPSHOTS = "waiting for old snapshots"
+"""The phase before the new index takes the place of the old one."""
+READERS = "waiting for readers before marking dead"
+"""The phase after that."""
+Log = list[dict[str, object]]
+
+
+@pytest.fixture
+async def schema(schema: Schema) -> AsyncGenerator[Schema]:
+    """A schema that keeps the indexes it has now, without comments: it is used again."""
+    before = set(await indexes(schema))
+    yield schema
+    for name in set(await indexes(schema)) - before:
+        quoted = name.replace('"', '""')
+        await schema.execute(f'DROP INDEX "{quoted}"')
+    for name in before:
+        await schema.execute(f"COMMENT ON INDEX {name} IS NULL")
+
+
+def reindexer_of(
+    held: HeldOffice,
+    role: str | None = None,
+    when_connected: Callable[[], None] = lambda: None,
+) -> Reindexer:
+    """A reindexer of a new term."""
+
+    async def direct() -> Connection:
+        connection = await connect(held.schema.url, application_name=SESSION)
+        await limit_statements(connection, timedelta(seconds=5))
+        if role is not None:
+            await connection.execute(f"SET ROLE {role}")
+        when_connected()
+        return connection
+
+    return Reindexer(held.office, direct)
+
+
+@asynccontextmanager
+async def offices(schema: Schema, *names: str, **settings: Any) -> AsyncGenerator[HeldOffice]:
+    """An office that rebuilds these indexes at each pass but a term's first."""
+    settings.setdefault("reindexer_schedule", Always())
+    async with held_office(schema, reindexer_index_names=names, **settings) as held:
+        yield held
+
+
+async def run(held: HeldOffice, role: str | None = None) -> None:
+    """The first pass of a term, and one that rebuilds."""
+    reindexer = reindexer_of(held, role)
+    await held.run(reindexer)
+    await held.run(reindexer)
+
+
+@asynccontextmanager
+async def running(
+    held: HeldOffice, phase: str, index: str | None = None
+) -> AsyncGenerator[tuple[StopScope, asyncio.Task[None]]]:
+    """A run that is seen in this phase of a rebuild; the body ends it."""
+    scope = StopScope()
+
+    async def in_scope() -> None:
+        reindexer = reindexer_of(held)
+        with scope:
+            await held.run(reindexer, scope)
+            await held.run(reindexer, scope)
+
+    task = asyncio.create_task(in_scope())
+    try:
+        await until_building(held.schema, phase, index)
+        yield scope, task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def cancel(task: asyncio.Task[None]) -> None:
+    """Cancel from outside, without a cause of riverpy's."""
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+
+
+def said(log: Log, event: str) -> list[object]:
+    """The indexes that log lines with this event name."""
+    return [entry.get("index") for entry in log if entry["event"] == event]
+
+
+def reasons(log: Log) -> dict[object, object]:
+    """Why indexes were not rebuilt."""
+    return {
+        entry["index"]: entry["reason"] for entry in log if entry["event"] == "index not rebuilt"
+    }
+
+
+# -- runs
+
+
+async def test_rebuilds(schema: Schema, log: Log) -> None:
+    """The configured indexes are rebuilt in their order, no other is, and the log says how long it
+    took and what it gained."""
+    before = {name: await oid(schema, name) for name in INDEX_NAMES_DEFAULT}
+    async with offices(schema, PKEY, KIND, PKEY) as held:
+        await run(held)
+    changed = [name for name in INDEX_NAMES_DEFAULT if await oid(schema, name) != before[name]]
+    assert changed == [KIND, PKEY]
+    assert said(log, "index rebuilt") == [PKEY, KIND]
+    (entry, _) = (entry for entry in log if entry["event"] == "index rebuilt")
+    assert entry["bytes_before"] == entry["bytes_after"] == 8192
+    assert await artifacts(schema) == []
+    assert await sessions(schema) == 0
+
+
+async def test_default_indexes(schema: Schema) -> None:
+    """River's list has each index of its table of jobs."""
+    rows = await schema.fetch(
+        "SELECT indexname FROM pg_indexes WHERE tablename = 'river_job' AND schemaname = $1",
+        schema.name,
+    )
+    assert sorted(INDEX_NAMES_DEFAULT) == sorted(name for (name,) in rows)
+    async with held_office(schema, reindexer_schedule=Always()) as held:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "index_rebuild", _skip)
+            await run(held)
+
+
+async def _skip(*_: object) -> None:
+    pass
+
+
+async def test_first_pass_rebuilds_nothing(schema: Schema, log: Log) -> None:
+    """A term begins without a run, and waits until the next time of its schedule, for an hour at
+    most: the server's clock may be set."""
+    before = await oid(schema, KIND)
+    async with offices(schema, KIND, reindexer_schedule=Never()) as held:
+        reindexer = reindexer_of(held)
+        assert [await held.run(reindexer) for _ in range(3)] == [LOOK_AGAIN] * 3
+    assert await oid(schema, KIND) == before
+    assert log == []
+
+
+async def test_next_time_is_by_the_servers_clock(
+    schema: Schema, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was missed, by a suspended machine or by a run that took long, is not caught up."""
+    clock = [datetime(2026, 1, 1, 23, 59, tzinfo=UTC)]
+
+    async def now(_connection: object) -> datetime:
+        return clock[0]
+
+    monkeypatch.setattr(module, "index_now", now)
+    async with held_office(schema, reindexer_index_names=[KIND]) as held:
+        reindexer = reindexer_of(held)
+        assert await held.run(reindexer) == 60
+        clock[0] += timedelta(seconds=59.99)
+        assert await held.run(reindexer) == pytest.approx(0.01)
+        assert said(log, "index rebuilt") == []
+        clock[0] += timedelta(days=5, hours=23, minutes=30)
+        assert await held.run(reindexer) == pytest.approx(1800, abs=1)
+        assert await held.run(reindexer) == pytest.approx(1800, abs=1)
+        assert said(log, "index rebuilt") == [KIND]
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        ("2026-03-01T00:00:00+00:00", "2026-03-02T00:00:00+00:00"),
+        ("2026-02-28T23:59:59.999999+00:00", "2026-03-01T00:00:00+00:00"),
+        ("2026-03-01T00:30:00+01:00", "2026-03-01T00:00:00+00:00"),
+    ],
+)
+def test_midnight(after: str, expected: str) -> None:
+    """The default schedule is the next midnight in UTC, at midnight that of the next day."""
+    assert Midnight().next(datetime.fromisoformat(after)) == datetime.fromisoformat(expected)
+
+
+async def test_missing_index(schema: Schema, log: Log) -> None:
+    """A name that does not exist is warned about once a term and skipped."""
+    async with offices(schema, "river_job_nothing", KIND) as held:
+        await run(held)
+    (warning,) = (entry for entry in log if entry["log_level"] == "warning")
+    assert warning["indexes"] == ["river_job_nothing"]
+    assert "reindexer_index_names" in str(warning["event"])
+    assert said(log, "index rebuilt") == [KIND]
+
+
+async def test_names_are_quoted(schema: Schema, log: Log) -> None:
+    """SE-03: the name of an index is quoted, whatever it holds, also at the limit of its length."""
+    evil, long = '"; DROP TABLE river_job; --', "Ü" * 31 + "x"
+    for name in (evil, long):
+        quoted = name.replace('"', '""')
+        await schema.execute(f'CREATE INDEX "{quoted}" ON river_job (kind)')
+    async with offices(schema, evil, long, "x'y", 'z"') as held:
+        async with snapshot(schema), running(held, SNAPSHOTS) as (_, task):
+            await cancel(task)
+        assert await artifacts(schema) == ['"; DROP TABLE river_job; --_ccnew']
+        await run(held)
+        async with snapshot(schema):
+            async with running(held, SNAPSHOTS) as (_, task):
+                await cancel(task)
+            await schema.execute(
+                f'DROP INDEX IF EXISTS "{evil.replace(chr(34), chr(34) * 2)}_ccnew"'
+            )
+    assert said(log, "index rebuilt") == [evil, long]
+    for name in (evil, long):
+        quoted = name.replace('"', '""')
+        await schema.execute(f'DROP INDEX "{quoted}"')
+    assert await schema.fetchval("SELECT count(*) FROM river_job") == 0
+
+
+async def test_not_the_owner(schema: Schema, log: Log) -> None:
+    """SE-05: a role that does not own an index goes on without rebuilding it, and says so."""
+    role = f"riverpy_test_{secrets.token_hex(4)}"
+    await schema.execute(f"CREATE ROLE {role}")
+    try:
+        await schema.execute(f"GRANT USAGE ON SCHEMA {schema.name} TO {role}")
+        async with offices(schema, KIND) as held:
+            await run(held, role)
+        assert reasons(log) == {KIND: "the role of this client does not own it"}
+    finally:
+        await schema.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+async def test_failure_stops_no_other(schema: Schema, log: Log) -> None:
+    """LM-11: one index that cannot be rebuilt keeps no other from it, at each run anew and without
+    a second set of artifacts."""
+    async with slow_index(schema) as slow, offices(schema, slow, KIND) as held:
+        await fail(schema)
+        for _ in range(3):
+            await run(held)
+            assert await artifacts(schema) == ["slow_index_ccnew"]
+        assert said(log, "index rebuilt") == [KIND] * 3
+        assert reasons(log) == {slow: "no luck"}
+        await mend(schema)
+        await run(held)
+        assert said(log, "index rebuilt")[-2:] == [slow, KIND]
+        assert await artifacts(schema) == []
+
+
+async def test_lost_connection(schema: Schema, log: Log) -> None:
+    """After the loss of its session a run goes on with the next index, when what the loss left is
+    dropped."""
+    async with offices(schema, KIND, PKEY, reindexer_schedule=Once()) as held:
+        reindexer = reindexer_of(held)
+        await held.run(reindexer)
+        async with snapshot(schema):
+            task = asyncio.create_task(held.run(reindexer))
+            await until_building(schema, SNAPSHOTS)
+            await schema.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1"
+                " AND datname = current_database()",
+                SESSION,
+            )
+            with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError)):
+                await task
+            assert await artifacts(schema) == ["river_job_kind_ccnew"]
+        await held.run(reindexer)
+    assert said(log, "index rebuilt") == [PKEY]
+    assert await artifacts(schema) == []
+
+
+async def test_doubt_begins_nothing(schema: Schema, log: Log) -> None:
+    """A process that doubts its term by the time that it has a session neither drops nor
+    rebuilds."""
+    before = await oid(schema, KIND)
+    async with offices(schema, KIND) as held:
+        await invalid_index(schema, "river_job_kind_ccnew")
+        with pytest.raises(FencedOutError):
+            await held.run(reindexer_of(held, when_connected=held.distrust))
+        assert await artifacts(schema) == ["river_job_kind_ccnew"]
+        await schema.execute("DROP INDEX river_job_kind_ccnew")
+        held.lease.granted(held.term, asked_at=held.timer.boottime())
+        reindexer = reindexer_of(held, when_connected=held.distrust)
+        await held.run(reindexer)
+        with pytest.raises(FencedOutError):
+            await held.run(reindexer)
+    assert await oid(schema, KIND) == before
+    assert log == []
+
+
+# -- stops
+
+
+@pytest.mark.parametrize("cause", [StopCause.CLIENT_STOP, StopCause.LEADERSHIP_LOST])
+async def test_stop_cleans_up(schema: Schema, log: Log, cause: StopCause) -> None:
+    """A stop or the loss of the lease ends the rebuild on the server, and drops what it left before
+    the service ends."""
+    before = await oid(schema, KIND)
+    async with (
+        offices(schema, KIND, PKEY) as held,
+        snapshot(schema),
+        running(held, SNAPSHOTS) as (scope, task),
+    ):
+        assert await artifacts(schema) == ["river_job_kind_ccnew"]
+        held.distrust()
+        scope.stop(cause)
+        await task
+        assert await artifacts(schema) == []
+    assert await oid(schema, KIND) == before
+    assert said(log, "artifact of an interrupted rebuild dropped") == ["river_job_kind_ccnew"]
+    await until_no_session(schema)
+
+
+async def test_stop_after_the_swap(schema: Schema) -> None:
+    """A stop after the new index has taken the place of the old one drops the old one, as soon as
+    nobody may read by it any more; until then the table can be read and written."""
+    before = await oid(schema, KIND)
+    async with offices(schema, KIND) as held, AsyncExitStack() as reading:
+        await reading.enter_async_context(reader(schema))
+        async with running(held, READERS) as (scope, task):
+            scope.stop(StopCause.CLIENT_STOP)
+            await until(
+                schema,
+                "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1"
+                " AND datname = current_database() AND query ILIKE 'drop index concurrently%'"
+                " AND wait_event_type = 'Lock'",
+                1,
+                SESSION,
+            )
+            await schema.execute(
+                "INSERT INTO river_job (args, kind, max_attempts) VALUES ('{}', 'k', 1)"
+            )
+            await reading.aclose()
+            await task
+    assert await artifacts(schema) == []
+    assert await oid(schema, KIND) != before
+
+
+async def test_clean_up_is_bounded(
+    schema: Schema, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be dropped within the limit of a stop is left, said, and dropped by the next
+    term."""
+    monkeypatch.setattr(module, "CLEAN_UP_LIMIT", 0.2)
+    async with offices(schema, KIND) as held:
+        async with reader(schema), running(held, READERS) as (scope, task):
+            scope.stop(StopCause.CLIENT_STOP)
+            await task
+        assert await artifacts(schema) == ["river_job_kind_ccold"]
+        assert said(log, "an interrupted rebuild left artifacts; the next leader drops them") == [
+            KIND
+        ]
+        await held.run(reindexer_of(held))
+    assert await artifacts(schema) == []
+
+
+async def test_leftovers_do_not_pile_up(
+    schema: Schema, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LM-11: of three rebuilds that are cancelled half-way for no cause of ours each leaves one
+    artifact, which the next run drops before it builds; the session's statement_timeout is as
+    before."""
+    timeouts: list[str] = []
+
+    async def spy(connection: Connection) -> None:
+        if not connection.is_closed():
+            timeouts.append(await connection.fetchval("SHOW statement_timeout"))
+        await close(connection)
+
+    async with slow_index(schema) as slow, offices(schema, KIND, slow) as held:
+        for _ in range(3):
+            async with running(held, "building index%", slow) as (_scope, task):
+                await cancel(task)
+            assert await artifacts(schema) == ["slow_index_ccnew"]
+            await until_no_session(schema)
+        assert said(log, "index rebuilt") == [KIND] * 3
+        await mend(schema)
+        monkeypatch.setattr(module, "close", spy)
+        await run(held)
+    assert said(log, "index rebuilt")[-2:] == [KIND, slow]
+    assert await artifacts(schema) == []
+    assert timeouts == ["5s", "5s"]
+
+
+# -- timeouts
+
+
+async def postponed(schema: Schema, index: str) -> Postponement | None:
+    """What the comment of an index says."""
+    comment = await schema.fetchval("SELECT obj_description($1::regclass)", index)
+    return Postponement.read(comment or "")
+
+
+async def days_until(schema: Schema, index: str) -> tuple[int, int]:
+    """How often it timed out, and for how many days it rests."""
+    found = await postponed(schema, index)
+    assert found is not None
+    now = await schema.fetchval("SELECT now()")
+    return found.timeouts, round((found.until - now) / timedelta(days=1))
+
+
+async def let_rest_end(schema: Schema, index: str) -> None:
+    """Let the time be over that an index rests."""
+    found = await postponed(schema, index)
+    assert found is not None
+    past = found._replace(until=datetime(2026, 1, 1, tzinfo=UTC))
+    comment = await schema.fetchval("SELECT obj_description($1::regclass)", index)
+    await schema.execute(f"COMMENT ON INDEX {index} IS '{past.written(comment)}'")
+
+
+async def test_timeout(schema: Schema, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LM-11: a rebuild that takes too long leaves its artifact for that run; the next, of whatever
+    process, drops it and lets the index rest for 1, 2, then 4 days; other indexes are rebuilt, and
+    the session's statement_timeout is as before."""
+    timeouts: list[str] = []
+
+    async def spy(connection: Connection) -> None:
+        timeouts.append(await connection.fetchval("SHOW statement_timeout"))
+        await close(connection)
+
+    monkeypatch.setattr(module, "close", spy)
+    limit = timedelta(seconds=1)
+    async with slow_index(schema) as slow:
+        await schema.execute(f"COMMENT ON INDEX {slow} IS 'ours'")
+        async with offices(schema, slow, KIND, reindexer_timeout=limit) as held:
+            for rests in [(1, 1), (2, 2), (3, 4), (4, 4)]:
+                log.clear()
+                await run(held)
+                assert await artifacts(schema) == ["slow_index_ccnew"]
+                assert await days_until(schema, slow) == rests
+                assert said(log, "index rebuilt") == [KIND]
+                assert said(log, "index not rebuilt: it took longer than reindexer_timeout") == [
+                    slow
+                ]
+                await run(held)
+                assert await artifacts(schema) == []
+                assert "timed out" in str(reasons(log)[slow])
+                assert said(log, "index rebuilt") == [KIND, KIND]
+                await let_rest_end(schema, slow)
+            await mend(schema)
+            await run(held)
+        assert said(log, "index rebuilt")[-2:] == [slow, KIND]
+        assert await schema.fetchval("SELECT obj_description($1::regclass)", slow) == "ours"
+    assert set(timeouts) == {"5s"}
+
+
+@pytest.mark.parametrize("comment", ["", "ours", "ours\nin two lines"])
+def test_postponement(comment: str) -> None:
+    """What a comment says beside the time of rest is kept, however often it changes."""
+    now = datetime(2026, 1, 1, 12, 0, 1, 999, tzinfo=UTC)
+    once = Postponement.after(comment, now)
+    twice = Postponement.after(once.written(comment), now)
+    written = twice.written(once.written(comment))
+    assert Postponement.read(written) == (2, datetime(2026, 1, 3, 12, 0, 1, tzinfo=UTC))
+    assert without_postponement(written) == comment
+    assert Postponement.read(comment) is None
+    assert Postponement.read(written.replace("-03T", "-33T")) is None
+
+
+async def test_cancelled_by_an_operator(schema: Schema, log: Log) -> None:
+    """A rebuild that an operator cancels is a failure, no timeout: the index does not rest."""
+    async with (
+        offices(schema, KIND) as held,
+        snapshot(schema),
+        running(held, SNAPSHOTS) as (_, task),
+    ):
+        await schema.execute(
+            "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE application_name = $1"
+            " AND datname = current_database()",
+            SESSION,
+        )
+        await task
+    assert list(reasons(log)) == [KIND]
+    assert await postponed(schema, KIND) is None
+
+
+# -- others
+
+
+async def invalid_index(schema: Schema, name: str, table: str = "river_job (kind)") -> None:
+    """What an interrupted rebuild leaves."""
+    await schema.execute(f'CREATE INDEX "{name}" ON {table}')
+    await schema.execute(
+        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = $1::regclass", f'"{name}"'
+    )
+
+
+async def test_two_at_once(schema: Schema, log: Log) -> None:
+    """While one reindexer of a schema works, a second neither rebuilds nor drops, and tries again
+    soon."""
+    async with offices(schema, KIND) as held:
+        second = reindexer_of(held)
+        async with snapshot(schema), running(held, SNAPSHOTS) as (_, task):
+            assert [await held.run(second) for _ in range(3)] == [HELD_AGAIN] * 3
+            assert await artifacts(schema) == ["river_job_kind_ccnew"]
+            assert len([entry for entry in log if "another session" in str(entry["event"])]) == 1
+            await cancel(task)
+        await until_no_session(schema)
+        await held.run(second)
+    assert said(log, "index rebuilt") == [KIND]
+    assert await artifacts(schema) == []
+
+
+@pytest.mark.parametrize("sees_progress", [True, False])
+async def test_build_of_another(schema: Schema, log: Log, sees_progress: bool) -> None:
+    """An index that another session builds is neither dropped nor rebuilt, also when its progress
+    is hidden from this role; when it is built it is as good as ever."""
+    role = None if sees_progress else f"riverpy_test_{secrets.token_hex(4)}"
+    if role is not None:
+        await schema.execute(f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA {schema.name} TO {role}")
+        owner = await schema.fetchval("SELECT current_user")
+        await schema.execute(f"ALTER TABLE river_job OWNER TO {role}")
+    async with offices(schema, KIND) as held, schema.connected() as other:
+        async with snapshot(schema):
+            build = asyncio.create_task(other.execute(f"REINDEX INDEX CONCURRENTLY {KIND}"))
+            await until_building(schema, SNAPSHOTS)
+            await run(held, role)
+            assert await artifacts(schema) == ["river_job_kind_ccnew"]
+            assert reasons(log) == {KIND: "another session builds an index of its table"}
+        await build
+        assert await artifacts(schema) == []
+        await run(held, role)
+    assert said(log, "index rebuilt") == [KIND]
+    if role is not None:
+        await schema.execute(f"ALTER TABLE river_job OWNER TO {owner}")
+        await schema.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+async def test_artifacts_of_every_form(schema: Schema, log: Log) -> None:
+    """LM-11: artifacts are known by every name that the server gives them, and nothing else is
+    taken for one."""
+    long = "river_job_" + "x" * 52
+    await schema.execute(f"CREATE INDEX {long} ON river_job (kind)")
+    dropped = [
+        *(f"river_job_kind{suffix}" for suffix in ("_ccnew", "_ccold", "_ccnew1", "_ccold23")),
+        *(f"{long[:57]}{suffix}" for suffix in ("_ccnew", "_ccold")),
+        f"{long[:56]}_ccnew1",
+    ]
+    kept = [
+        "river_job_kind_ccnewer",
+        "river_job_kind_ccnew_1",
+        "river_job_kindly_ccnew",
+        "river_job_priority_ccnew",
+        "xriver_job_kind_ccnew",
+    ]
+    for name in (*dropped, *kept):
+        await invalid_index(schema, name)
+    await invalid_index(schema, "river_job_kind_ccnew2", "river_queue (name)")
+    await schema.execute("CREATE INDEX river_job_kind_ccold2 ON river_job (kind)")
+    kept += ["river_job_kind_ccnew2", "river_job_kind_ccold2"]
+    async with offices(schema, KIND, long) as held:
+        await run(held)
+    assert await artifacts(schema) == sorted(kept)
+    assert sorted(map(str, said(log, "artifact of an interrupted rebuild dropped"))) == sorted(
+        dropped
+    )
+    assert "river_job_kind_ccold2" in str(reasons(log)[KIND])
+    assert said(log, "index rebuilt") == [long]
+    for name in (*kept, long):
+        await schema.execute(f'DROP INDEX "{name}"')
+
+
+async def test_name_of_a_long_artifact(schema: Schema) -> None:
+    """An artifact of an index whose name has 63 bytes is found."""
+    long = "ü" * 31 + "x"
+    await schema.execute(f'CREATE INDEX "{long}" ON river_job (kind)')
+    async with offices(schema, long) as held:
+        async with snapshot(schema), running(held, SNAPSHOTS) as (_, task):
+            await cancel(task)
+        assert len(await artifacts(schema)) == 1
+        await run(held)
+    assert await artifacts(schema) == []
+    await schema.execute(f'DROP INDEX "{long}"')
