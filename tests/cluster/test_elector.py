@@ -1,0 +1,674 @@
+"""The elector, with a row of leaders, a keeper and a time that do as told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from structlog.testing import capture_logs
+
+from riverpy import StopCause
+from riverpy._cluster.elector import Elector
+from riverpy._cluster.lease import Lease, LeaseTiming, Term
+from riverpy._db.leaders import Bid
+from riverpy._lifecycle import ServiceGroup
+from tests._time import VirtualTimer, settle
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Generator
+
+    from riverpy import LeadershipChange
+
+TIMING = LeaseTiming(ttl=15.0, interval=5.0)
+TRUST, GRACE = TIMING.trust, TIMING.grace
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def log() -> Generator[list[Any]]:
+    """What is logged."""
+    with capture_logs() as entries:
+        yield entries
+
+
+class Row:
+    """The row of leaders by virtual time, and what happens to those who ask."""
+
+    def __init__(self, timer: VirtualTimer) -> None:
+        self.timer = timer
+        self.term: Term | None = None
+        self.expires_at = 0.0
+        self.terms: list[Term] = []
+        self.calls: list[tuple[str, str, float]] = []
+        """What was asked, by whom, and when."""
+        self.faults: deque[Exception | float | asyncio.Event] = deque()
+        """What meets the next calls: an error, a slow answer, or an answer that waits."""
+        self.is_down = False
+
+    def asked(self, verb: str, leader_id: str = "a") -> list[float]:
+        """When it was asked this."""
+        return [at for what, who, at in self.calls if (what, who) == (verb, leader_id)]
+
+    def seat(self, leader_id: str, seconds: float) -> Term:
+        """Let somebody lead."""
+        self.term = Term(leader_id, EPOCH + timedelta(seconds=len(self.terms)))
+        self.terms.append(self.term)
+        self.expires_at = self.timer.boottime() + seconds
+        return self.term
+
+    async def elect(self, leader_id: str, ttl: timedelta, bound: float) -> Bid | None:
+        def decide() -> Bid:
+            left = self.expires_at - self.timer.boottime()
+            if self.term is not None and left >= 0:
+                return Bid(False, *self.term, left)
+            return Bid(True, *self.seat(leader_id, ttl.total_seconds()), None)
+
+        return await self._answer("elect", leader_id, bound, decide)
+
+    async def renew(self, term: Term, ttl: timedelta, bound: float) -> bool:
+        def decide() -> bool:
+            if self.term != term or self.expires_at < self.timer.boottime():
+                return False
+            self.expires_at = self.timer.boottime() + ttl.total_seconds()
+            return True
+
+        return await self._answer("renew", term.leader_id, bound, decide)
+
+    async def resign(self, term: Term, bound: float) -> bool:
+        def decide() -> bool:
+            if self.term != term:
+                return False
+            self.term = None
+            return True
+
+        return await self._answer("resign", term.leader_id, bound, decide)
+
+    async def _answer(
+        self, verb: str, leader_id: str, bound: float, decide: Callable[[], Any]
+    ) -> Any:
+        self.calls.append((verb, leader_id, self.timer.boottime()))
+        assert bound > 0
+        await asyncio.sleep(0)
+        fault = self.faults.popleft() if self.faults else None
+        if self.is_down or isinstance(fault, Exception):
+            raise fault if isinstance(fault, Exception) else ConnectionRefusedError("down")
+        answer = decide()
+        if isinstance(fault, asyncio.Event) and not await self.timer.wait(fault, bound):
+            raise TimeoutError(verb)
+        if isinstance(fault, float):
+            await self.timer.sleep(min(fault, bound))
+            if fault > bound:
+                raise TimeoutError(verb)
+        return answer
+
+
+class Keeper:
+    """Services of a term, which end at once or when they are let."""
+
+    def __init__(self, timer: VirtualTimer) -> None:
+        self._timer = timer
+        self.events: list[tuple[float, str, Term | StopCause]] = []
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+        self._is_left = False
+
+    @property
+    def is_clear(self) -> bool:
+        return not self._is_left
+
+    def begin(self, term: Term) -> None:
+        self.events.append((self._timer.boottime(), "begin", term))
+
+    async def end(self, cause: StopCause) -> bool:
+        self.events.append((self._timer.boottime(), "end", cause))
+        self._is_left = not await self._timer.wait(self.may_end, GRACE)
+        self.events.append((self._timer.boottime(), "ended", cause))
+        return not self._is_left
+
+    async def wait_clear(self) -> None:
+        if self._is_left:
+            await self.may_end.wait()
+            self._is_left = False
+
+    def times(self, what: str) -> list[float]:
+        """When something happened."""
+        return [at for at, event, _ in self.events if event == what]
+
+
+class Candidate:
+    """An elector, in a group of its own."""
+
+    def __init__(self, row: Row, leader_id: str = "a", *, timing: LeaseTiming = TIMING) -> None:
+        self.row, self.timer = row, row.timer
+        self.keeper = Keeper(row.timer)
+        self.lease = Lease(timing, row.timer)
+        self.changes: list[tuple[float, LeadershipChange]] = []
+        self.elector = Elector(
+            leader_id=leader_id,
+            lease=self.lease,
+            store=row,
+            keeper=self.keeper,
+            timer=row.timer,
+            changed=lambda change: self.changes.append((self.timer.boottime(), change)),
+        )
+        self._stopping = asyncio.Event()
+        self._host: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._host = asyncio.create_task(self._run())
+        await settle()
+
+    async def _run(self) -> None:
+        async with ServiceGroup() as group:
+            await group.start(self.elector)
+            await self._stopping.wait()
+
+    async def stop(self) -> None:
+        """As a client that stops."""
+        self._stopping.set()
+        await settle()
+
+    async def cancel(self) -> None:
+        """As a task that is cancelled from outside."""
+        assert self._host is not None
+        self._host.cancel()
+        await settle()
+
+    @property
+    def is_over(self) -> bool:
+        return self._host is None or self._host.done()
+
+    async def announce(self, action: str, leader_id: str = "") -> None:
+        self.elector.heard(json.dumps({"action": action, "leader_id": leader_id}))
+        await settle()
+
+    @property
+    def leads(self) -> bool:
+        return self.lease.term is not None
+
+    @property
+    def term(self) -> Term:
+        assert self.lease.term is not None
+        return self.lease.term
+
+
+@pytest.fixture
+def timer() -> VirtualTimer:
+    return VirtualTimer()
+
+
+@pytest.fixture
+def row(timer: VirtualTimer) -> Row:
+    return Row(timer)
+
+
+@pytest.fixture
+async def a(row: Row) -> AsyncGenerator[Candidate]:
+    """A candidate that is not started yet."""
+    candidate = Candidate(row)
+    yield candidate
+    candidate.keeper.may_end.set()
+    await candidate.stop()
+    while not candidate.is_over:
+        await row.timer.advance(1)
+
+
+@pytest.fixture
+async def leader(a: Candidate) -> Candidate:
+    """A candidate that leads."""
+    await a.start()
+    assert a.leads
+    return a
+
+
+# -- following
+
+
+async def test_bids_at_once(leader: Candidate) -> None:
+    """EL1, EL11: the first bid needs no notification and no wait; winning is told, and begins the
+    maintenance of just this term."""
+    ((at, change),) = leader.changes
+    assert at == leader.row.calls[0][2]
+    assert (change.is_leader, change.leader_id, change.cause) == (True, "a", None)
+    assert change.elected_at == leader.term.elected_at
+    assert leader.keeper.events == [(at, "begin", leader.term)]
+
+
+async def test_next_bid_is_at_the_expiry(a: Candidate, row: Row, timer: VirtualTimer) -> None:
+    """EL18: a denied bid is repeated after an interval and at most 20 % more, or when the lease of
+    the other expires, whichever comes first."""
+    row.seat("b", 7.0)
+    await a.start()
+    await timer.advance(6.0)
+    first, second = row.asked("elect")
+    assert 5.0 <= second - first <= 6.0
+    await timer.advance(1.06)
+    third = row.asked("elect")[2]
+    assert 7.0 <= third - first <= 7.05
+    assert a.leads
+
+
+async def test_lost_race_is_a_denial(a: Candidate, row: Row, timer: VirtualTimer) -> None:
+    """A bid that somebody unknown has beaten is repeated after an interval."""
+
+    async def beaten(*args: object) -> None:
+        row.calls.append(("elect", "a", timer.boottime()))
+
+    row.elect = beaten  # pyright: ignore[reportAttributeAccessIssue]
+    await a.start()
+    await timer.advance(6.1)
+    assert len(row.asked("elect")) == 2
+    assert not a.leads
+
+
+async def test_resignation_of_another_wakes(a: Candidate, row: Row, timer: VirtualTimer) -> None:
+    """EL2, EL7: a follower bids within 50 ms after another resigned, once for any number of
+    announcements; its own, unknown ones and nonsense do not wake it."""
+    row.seat("b", 100.0)
+    await a.start()
+    for action, leader_id in (("resigned", "a"), ("request_resign", ""), ("what", "b"), ("", "b")):
+        await a.announce(action, leader_id)
+    for payload in ("", "no json", "[]", '{"action": 5}', "{" * 100_000):
+        a.elector.heard(payload)
+    await timer.advance(1)
+    assert len(row.asked("elect")) == 1
+    row.term = None
+    for _ in range(20):
+        await a.announce("resigned", "b")
+    await timer.advance(0.05)
+    assert len(row.asked("elect")) == 2
+    assert a.leads
+
+
+async def test_wake_up_during_a_bid(a: Candidate, row: Row, timer: VirtualTimer) -> None:
+    """EL7: a resignation that is announced while a bid is in flight is not missed."""
+    row.seat("b", 100.0)
+    held = asyncio.Event()
+    row.faults.append(held)
+    await a.start()
+    row.term = None
+    await a.announce("resigned", "b")
+    held.set()
+    await timer.advance(0.05)
+    assert a.leads
+
+
+async def test_back_off_after_errors(
+    a: Candidate, row: Row, timer: VirtualTimer, log: list[Any]
+) -> None:
+    """A follower whose database is down tries again after 1, 2, 4, then each 5 s (10 % either way),
+    with one warning; a reconnect ends the wait."""
+    row.is_down = True
+    await a.start()
+    await timer.advance(60)
+    asked = row.asked("elect")
+    gaps = [after - before for before, after in pairwise(asked)]
+    for gap, expected in zip(gaps, [1, 2, 4, 5, 5, 5], strict=False):
+        assert expected * 0.9 <= gap <= expected * 1.1
+    assert [entry["log_level"] for entry in log].count("warning") == 1
+    row.is_down = False
+    before = len(asked)
+    a.elector.resync()
+    await timer.advance(0.05)
+    assert len(row.asked("elect")) == before + 1
+    assert a.leads
+
+
+async def test_stop_of_a_follower(a: Candidate, row: Row, timer: VirtualTimer) -> None:
+    """EL13: a follower stops at once, and leaves nothing."""
+    row.seat("b", 100.0)
+    await a.start()
+    await a.stop()
+    assert a.is_over
+    assert timer.sleepers == 0
+    assert row.asked("resign") == []
+
+
+@pytest.mark.parametrize("how", ["stop", "cancel"])
+async def test_stop_during_a_bid(a: Candidate, row: Row, how: str) -> None:
+    """A bid in flight at a stop is finished, and a term that it won is resigned without having been
+    led."""
+    held = asyncio.Event()
+    row.faults.append(held)
+    await a.start()
+    await getattr(a, how)()
+    assert not a.is_over
+    held.set()
+    await settle()
+    assert a.is_over
+    assert row.terms
+    assert row.term is None
+    assert a.changes == []
+    assert a.keeper.times("begin") == []
+
+
+# -- leading
+
+
+async def test_renews_each_interval(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
+    """EL14: an undisturbed leader renews each 5 s and asks nothing else; the term stays."""
+    term = leader.term
+    await timer.advance(60.5)
+    began = row.asked("elect")[0]
+    assert row.asked("renew") == pytest.approx([began + 5.0 * n for n in range(1, 13)])
+    assert leader.term == term
+    assert len(row.calls) == 13
+
+
+async def test_spurious_messages(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
+    """EL15: resignations announced each 2 s put no renewal off, and cause no statement."""
+    began = row.asked("elect")[0]
+    for _ in range(30):
+        await timer.advance(2)
+        await leader.announce("resigned", "b")
+    assert row.asked("renew") == pytest.approx([began + 5.0 * n for n in range(1, 13)])
+    assert len(row.calls) == 13
+
+
+async def test_slow_renewals(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
+    """LM-02: with 200 ms on each question for a minute the leader stays the leader."""
+    for _ in range(60):
+        row.faults.extend([0.2] * (5 - len(row.faults)))
+        await timer.advance(1)
+    assert len(leader.changes) == 1
+    assert 11 <= len(row.asked("renew")) <= 12
+
+
+async def test_slow_answer_does_not_lengthen_trust(
+    a: Candidate, row: Row, timer: VirtualTimer
+) -> None:
+    """EL4, EL5: trust runs from the beginning of the attempt, however late its answer is."""
+    row.faults.append(4.0)
+    await a.start()
+    await timer.advance(4.0)
+    assert a.leads
+    assert a.lease.trust_left == pytest.approx(TRUST - 4.0)
+    row.faults.append(2.0)
+    await timer.advance(1.0 + 2.0)
+    assert len(row.asked("renew")) == 1
+    assert a.lease.trust_left == pytest.approx(TRUST - 2.0)
+
+
+@pytest.mark.parametrize("ttl", [15.0, 12.0])
+async def test_renewal_fails_once(
+    row: Row, timer: VirtualTimer, log: list[Any], ttl: float
+) -> None:
+    """A renewal without an answer leaves the time for another, also with the shortest lease that an
+    interval allows: the term goes on, and one line each tells of the trouble and its end."""
+    leader = Candidate(row, timing=LeaseTiming(ttl=ttl, interval=5.0))
+    await leader.start()
+    row.faults.append(asyncio.Event())
+    await timer.advance(ttl)
+    assert len(leader.changes) == 1
+    assert leader.leads
+    await leader.stop()
+    events = [entry["event"] for entry in log if "renewed" in entry["event"]]
+    assert events == ["the lease was not renewed, trying again", "the lease is renewed again"]
+
+
+@pytest.mark.parametrize("fault", ["error", "silence"])
+async def test_renewals_fail(
+    leader: Candidate, row: Row, timer: VirtualTimer, log: list[Any], fault: str
+) -> None:
+    """EL3, EL16: while renewals fail the term ends a grace before the trust does: not-leader is
+    told first, then the services end, then exactly this term is resigned."""
+    began, term = row.asked("elect")[0], leader.term
+    if fault == "error":
+        row.is_down = True
+    else:
+        row.faults.extend(asyncio.Event() for _ in range(100))
+    leader.keeper.may_end.clear()
+    await timer.advance(TRUST - GRACE - 0.1)
+    assert leader.leads
+    await timer.advance(0.1)
+    assert not leader.leads
+    (_, (told_at, change)) = leader.changes
+    (end_at,) = leader.keeper.times("end")
+    assert told_at == end_at == pytest.approx(began + TRUST - GRACE, abs=0.002)
+    assert (change.is_leader, change.cause) == (False, StopCause.LEADERSHIP_LOST)
+    assert len(row.asked("renew")) >= 2
+    assert row.asked("resign") == []
+    row.is_down, row.faults = False, deque()
+    leader.keeper.may_end.set()
+    await settle()
+    assert len(row.asked("resign")) == 1
+    assert row.terms[0] == term
+    assert [entry["log_level"] for entry in log if entry["event"] == "leading ends"] == ["warning"]
+
+
+async def test_no_renewal_after_the_trust(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
+    """An answer that is not known is asked for again only while there is trust."""
+    began = row.asked("elect")[0]
+    row.is_down = True
+    await timer.advance(30)
+    assert max(row.asked("renew")) < began + TRUST - GRACE
+
+
+async def test_taken_over(leader: Candidate, row: Row, timer: VirtualTimer, log: list[Any]) -> None:
+    """EL10: a row that is another's, or of a later term of its own id, ends the term without a
+    resignation; the next bid is denied like any."""
+    row.seat("a", 15.0)
+    await timer.advance(5)
+    assert not leader.leads
+    assert row.asked("resign") == []
+    assert row.term == row.terms[1]
+    assert len(row.asked("elect")) == 2
+    assert leader.changes[-1][1].cause is StopCause.LEADERSHIP_LOST
+    assert [entry["log_level"] for entry in log if entry["event"] == "leading ends"] == ["warning"]
+
+
+async def test_fenced_out(leader: Candidate, row: Row) -> None:
+    """A write that was refused ends its term at once, without a resignation; that of an old one
+    ends nothing."""
+    old = leader.term
+    row.term = None
+    leader.elector.fenced_out(old)
+    assert not leader.leads
+    await settle()
+    assert row.asked("resign") == []
+    assert leader.leads
+    assert leader.term != old
+    leader.elector.fenced_out(old)
+    leader.elector.resign(old)
+    await settle()
+    assert leader.leads
+
+
+async def test_stall_longer_than_the_trust(
+    leader: Candidate, row: Row, timer: VirtualTimer, log: list[Any]
+) -> None:
+    """LM-14: a process that did not run for twice the lease finds on waking that its trust is over,
+    says so with the length, and asks for no renewal; it leads again only by a new term."""
+    old = leader.term
+    row.seat("b", 100.0)
+    began_before = leader.keeper.times("begin")
+    await timer.stall(2 * TIMING.ttl)
+    assert not leader.leads
+    assert row.asked("renew") == []
+    assert leader.keeper.times("begin") == began_before
+    (stall,) = [entry for entry in log if "did not run" in entry["event"]]
+    assert stall["log_level"] == "warning"
+    assert stall["seconds"] == pytest.approx(2 * TIMING.ttl, abs=1.1)
+    await timer.advance(100)
+    assert leader.leads
+    assert leader.term.elected_at > old.elected_at
+
+
+async def test_suspension(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
+    """EL17: time in which the machine was suspended counts, although no sleep of the process does:
+    it is noticed within a second."""
+    row.is_down = True
+    await timer.suspend(TRUST + 1)
+    assert not leader.leads
+    await timer.advance(1)
+    assert len(leader.keeper.times("end")) == 1
+
+
+async def test_short_suspension(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
+    """A renewal that became due in a short suspension is made within a second after it."""
+    began = row.asked("elect")[0]
+    await timer.advance(1)
+    await timer.suspend(7)
+    await timer.advance(1)
+    assert leader.leads
+    (renewed,) = row.asked("renew")
+    assert 8 <= renewed - began <= 9
+
+
+async def test_answer_that_never_comes_while_suspended(
+    leader: Candidate, row: Row, timer: VirtualTimer
+) -> None:
+    """A renewal in flight does not keep the watch from ending the term."""
+    row.faults.append(asyncio.Event())
+    await timer.advance(5.1)
+    await timer.suspend(TRUST)
+    thawed = timer.boottime()
+    await timer.advance(1.01)
+    assert leader.changes[1][1].cause is StopCause.LEADERSHIP_LOST
+    (end_at,) = leader.keeper.times("end")
+    assert end_at - thawed <= 1
+
+
+# -- resigning
+
+
+@pytest.mark.parametrize("how", ["stop", "cancel"])
+async def test_stop_of_a_leader(leader: Candidate, row: Row, timer: VirtualTimer, how: str) -> None:
+    """EL13, EL16: a leader that stops, or is cancelled, tells that it leads no more, ends its
+    services with a cause, then resigns; the table is empty, and no task is left."""
+    leader.keeper.may_end.clear()
+    await getattr(leader, how)()
+    assert leader.changes[-1][1].is_leader is False
+    assert leader.changes[-1][1].cause is StopCause.CLIENT_STOP
+    assert row.asked("resign") == []
+    leader.keeper.may_end.set()
+    await settle()
+    assert leader.is_over
+    assert row.term is None
+    assert timer.sleepers == 0
+
+
+async def test_stop_with_a_dead_database(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
+    """A stop takes the services' grace and 2 s more at most, then the lease lapses."""
+    row.faults.append(asyncio.Event())
+    leader.keeper.may_end.clear()
+    await leader.stop()
+    await timer.advance(1)
+    leader.keeper.may_end.set()
+    await timer.advance(2)
+    assert leader.is_over
+    assert len(row.asked("resign")) == 1
+
+
+async def test_request_to_resign(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
+    """EL12: a request makes the leader resign and sit out an interval, so that another gets the
+    lead; a storm of requests is one, and followers ignore it."""
+    for _ in range(50):
+        leader.elector.heard('{"action":"request_resign","leader_id":""}')
+    await settle()
+    assert not leader.leads
+    assert len(row.asked("resign")) == 1
+    await leader.announce("request_resign")
+    await leader.announce("resigned", "b")
+    await timer.advance(4.99)
+    assert len(row.asked("elect")) == 1
+    await timer.advance(0.1)
+    assert leader.leads
+
+
+async def test_request_right_after_the_election(a: Candidate, row: Row) -> None:
+    """EL12: a request that is heard in the moment of the election is honoured."""
+    a.keeper.begin = lambda term: a.elector.heard('{"action":"request_resign"}')
+    await a.start()
+    assert not a.leads
+    assert len(row.asked("resign")) == 1
+
+
+async def test_exhaustion(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
+    """A term that is given up is resigned, then the client sits out 5, 10, 20, 40 and at most 60 s;
+    maintenance that is up forgives it all."""
+    waits: list[float] = []
+    for _ in range(6):
+        leader.elector.resign(leader.term)
+        resigned = timer.boottime()
+        await settle()
+        while not leader.leads:
+            await timer.advance(0.5)
+        waits.append(row.asked("elect")[-1] - resigned)
+    assert waits == pytest.approx([5, 10, 20, 40, 60, 60], abs=0.51)
+    leader.elector.term_is_up(leader.term)
+    leader.elector.resign(leader.term)
+    resigned = timer.boottime()
+    await timer.advance(5.5)
+    assert row.asked("elect")[-1] - resigned == pytest.approx(5, abs=0.51)
+
+
+async def test_services_that_do_not_end(
+    leader: Candidate, row: Row, timer: VirtualTimer, log: list[Any]
+) -> None:
+    """A lease whose services did not end within the grace is not released but lapses; no bid until
+    they have ended, which neither a wake-up nor a reconnect changes."""
+    leader.keeper.may_end.clear()
+    await leader.announce("request_resign")
+    await timer.advance(GRACE)
+    assert [entry["log_level"] for entry in log].count("error") == 1
+    leader.elector.resync()
+    await leader.announce("resigned", "b")
+    await timer.advance(60)
+    assert row.asked("resign") == []
+    assert len(row.asked("elect")) == 1
+    leader.keeper.may_end.set()
+    await settle()
+    assert leader.leads
+
+
+async def test_release_fails(
+    leader: Candidate, row: Row, timer: VirtualTimer, log: list[Any]
+) -> None:
+    """A release that fails is told and not repeated: the lease lapses, and the client bids on."""
+    row.faults.append(ConnectionResetError("gone"))
+    await leader.announce("request_resign")
+    assert [entry["event"] for entry in log if entry["log_level"] == "warning"] == [
+        "the lease could not be released and lapses"
+    ]
+    await timer.advance(TIMING.ttl + 0.1)
+    assert leader.leads
+    assert len(row.terms) == 2
+
+
+# -- several
+
+
+async def test_two(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
+    """EL8: the second is denied while the first leads, and leads when that has stopped."""
+    other = Candidate(row, "b")
+    await other.start()
+    await timer.advance(30)
+    assert not other.leads
+    await leader.stop()
+    await other.announce("resigned", "a")
+    await timer.advance(0.05)
+    assert other.leads
+    await other.stop()
+    assert other.is_over
+
+
+async def test_storm_of_starts_and_stops(row: Row, timer: VirtualTimer) -> None:
+    """EL13: many starts and stops leave an empty table and no task."""
+    before = len(asyncio.all_tasks())
+    for number in range(30):
+        candidate = Candidate(row, f"c{number}")
+        await candidate.start()
+        assert candidate.leads
+        await (candidate.stop() if number % 2 else candidate.cancel())
+        assert candidate.is_over
+    assert row.term is None
+    assert len(asyncio.all_tasks()) == before
+    with anyio.fail_after(1):
+        await settle()
