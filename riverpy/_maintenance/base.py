@@ -18,6 +18,8 @@ from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 from riverpy.errors import FencedOutError
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from anyio.abc import TaskStatus
 
     from riverpy._clock import Timer
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
     from riverpy._maintenance.mandate import Mandate
     from riverpy.config import Config
+    from riverpy.drivers.asyncpg import Connection
     from riverpy.worker import Workers
 
 STAGGER = 1.0
@@ -46,6 +49,8 @@ class Office:
     cleaning: DedicatedConnection
     """For statements that may take their whole limit."""
     timer: Timer
+    connect_direct: Callable[[], Awaitable[Connection]] | None = None
+    """Makes a session that leads past any pooler in transaction mode; None: there is no way."""
     up: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when all services of the term have started: no pass begins before."""
 

@@ -17,6 +17,7 @@ from riverpy._maintenance.maintainer import Maintainer
 from riverpy._maintenance.mandate import Mandate
 from riverpy._maintenance.periodic_enqueuer import PeriodicEnqueuer
 from riverpy._maintenance.queue_cleaner import QueueCleaner
+from riverpy._maintenance.reindexer import reindexers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -45,6 +46,7 @@ class Candidacy:
         workers: Workers,
         reserved: DedicatedConnection,
         connect: Callable[[str], Awaitable[Connection]],
+        connect_direct: Callable[[], Awaitable[Connection]] | None,
         outage: Outage,
         changed: Callable[[LeadershipChange], None],
         heartbeat: Heartbeat,
@@ -58,6 +60,7 @@ class Candidacy:
             config, client_id, workers: the client's.
             reserved: the connection on which the lease is held.
             connect: makes a connection for maintenance that has this name.
+            connect_direct: makes one that leads past any pooler; None: there is no way.
             outage: told of losses and recoveries.
             changed: told of each transition.
             heartbeat: the run's.
@@ -65,7 +68,8 @@ class Candidacy:
             timer: by which leading measures and waits.
         """
         self._config, self._workers = config, workers
-        self._connect, self._outage, self._timer = connect, outage, timer
+        self._connect, self._connect_direct = connect, connect_direct
+        self._outage, self._timer = outage, timer
         self._heartbeat = heartbeat
         self._periodic_jobs, self._inserter = periodic_jobs, inserter
         self._lease = Lease(LeaseTiming.of(config), timer)
@@ -99,6 +103,7 @@ class Candidacy:
             connection=self._connection("maintenance"),
             cleaning=self._connection("cleaning"),
             timer=self._timer,
+            connect_direct=self._connect_direct,
         )
         return Maintainer(
             office, services(office, self._heartbeat, self._periodic_jobs, self._inserter)
@@ -119,4 +124,5 @@ def services(
         PeriodicEnqueuer(office, periodic_jobs, inserter),
         JobCleaner(office),
         QueueCleaner(office),
+        *reindexers(office),
     ]

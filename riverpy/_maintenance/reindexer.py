@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
+import structlog
 
 from riverpy._db.indexes import (
     index_artifacts,
@@ -31,7 +32,7 @@ from riverpy.drivers.asyncpg import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
     from contextlib import AbstractContextManager
 
     from riverpy._db.indexes import Index
@@ -129,17 +130,19 @@ class Reindexer(MaintenanceService):
 
     name = "reindexer"
 
-    def __init__(self, office: Office, connect: Callable[[], Awaitable[Connection]]) -> None:
+    def __init__(
+        self, office: Office, names: Sequence[str], connect: Callable[[], Awaitable[Connection]]
+    ) -> None:
         """Make it.
 
         Args:
             office: what the term's services share.
+            names: the indexes.
             connect: makes a session that leads past any pooler in transaction mode.
         """
         super().__init__(office)
         config = office.config
-        names = config.reindexer_index_names
-        self._names = tuple(dict.fromkeys(INDEX_NAMES_DEFAULT if names is None else names))
+        self._names = tuple(dict.fromkeys(names))
         self._connect = connect
         self._schedule: PeriodicSchedule = config.reindexer_schedule or Midnight()
         self._timeout = config.reindexer_timeout
@@ -352,6 +355,21 @@ class Reindexer(MaintenanceService):
     async def _describe(self, connection: Connection, index: Index, comment: str) -> None:
         with _answered(STATEMENT_LIMIT):
             await index_describe(connection, self.office.schema, name=index.name, comment=comment)
+
+
+def reindexers(office: Office) -> list[Reindexer]:
+    """The reindexer of a term. There is none without indexes to rebuild, or if only a pooler leads
+    to the database."""
+    names = office.config.reindexer_index_names
+    names = INDEX_NAMES_DEFAULT if names is None else names
+    if not names:
+        return []
+    if office.connect_direct is None:
+        structlog.get_logger("riverpy").info(
+            "no indexes are rebuilt: that needs a connection past the pooler, set listen_url"
+        )
+        return []
+    return [Reindexer(office, names, office.connect_direct)]
 
 
 def _answered(limit: timedelta | None) -> AbstractContextManager[object]:

@@ -57,7 +57,7 @@ from riverpy.drivers.asyncpg import (
 from riverpy.job import JobState
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 
     from anyio.abc import TaskStatus
 
@@ -79,6 +79,7 @@ STATEMENT_LIMIT = timedelta(seconds=12)
 MAINTENANCE_STATEMENT_LIMIT = timedelta(seconds=5)
 """The same for maintenance: a leader that is gone delays the next one by no more."""
 MAINTENANCE_LOCK_TIMEOUT = "1s"
+REINDEX_NAME = "riverpy reindex"
 MAINTENANCE_LEFT_TIMEOUT = 1.0
 """Seconds at the end of a run for maintenance that did not end with its term."""
 JOBS_SHARE_OF_HARD_STOP = 0.6
@@ -203,6 +204,7 @@ class Run:
                 workers=workers,
                 reserved=self._reserved,
                 connect=self._connect_maintenance,
+                connect_direct=self._direct_connect(),
                 outage=self._outage,
                 changed=leadership.publish,
                 heartbeat=self._heartbeat,
@@ -466,6 +468,20 @@ class Run:
     async def _connect_maintenance(self, name: str) -> Connection:
         settings = {"lock_timeout": MAINTENANCE_LOCK_TIMEOUT}
         return await self._connect_limited(name, settings, MAINTENANCE_STATEMENT_LIMIT)
+
+    def _direct_connect(self) -> Callable[[], Awaitable[Connection]] | None:
+        """What makes a session for the reindexer: no pooler in transaction mode can carry it."""
+        if not self._config.pooler:
+            return lambda: self._connect_limited(REINDEX_NAME, {}, MAINTENANCE_STATEMENT_LIMIT)
+        return None if self._config.listen_url is None else self._connect_past_pooler
+
+    async def _connect_past_pooler(self) -> Connection:
+        connection = await connect(
+            self._config.listen_url, application_name=REINDEX_NAME, setting="listen_url"
+        )
+        with cut_on_error(connection):
+            await limit_statements(connection, MAINTENANCE_STATEMENT_LIMIT)
+        return connection
 
     async def _connect_limited(
         self, name: str, settings: dict[str, str], limit: timedelta = STATEMENT_LIMIT
