@@ -1,4 +1,5 @@
-"""The migrator: brings River's tables to a version, says what a database has, gives the SQL."""
+"""The migrator: brings River's tables and ours to a version, says what a database has, gives the
+SQL."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from riverpy._db.schema import (
     READ_TIMEOUT,
     Migration,
     SchemaState,
+    lines,
     migrations,
     read_schema_state,
 )
@@ -46,8 +48,11 @@ __all__ = [
     "MigrationStep",
     "Migrator",
     "ValidateResult",
+    "migrate_all",
 ]
 
+LOCK_TIMEOUT_DEFAULT = timedelta(seconds=4)
+STATEMENT_TIMEOUT_DEFAULT = timedelta(minutes=1)
 ROLLBACK_TIMEOUT = 5.0
 """Seconds that undoing a failed or cancelled step may take."""
 
@@ -91,6 +96,7 @@ class MigrationStep:
 class MigrateResult:
     """What `up` or `down` did."""
 
+    line: str
     schema: str
     steps: Sequence[MigrationStep]
     """In the order in which they ran. Empty if the database was where it should be."""
@@ -134,7 +140,8 @@ class Migrator:
         database: a URL, an asyncpg pool, or an asyncpg connection that is in no transaction; None
             lets asyncpg read the `PG*` variables.
         schema: the schema of River's tables, which must exist; None leaves it to the search path.
-        line: `main` for River's own tables.
+        line: `main` for River's own tables, `riverpy` for those that riverpy has beside them. See
+            `migrate_all` for both.
         lock_timeout: how long a statement waits for a table that another transaction holds, and so
             how long it holds up the workers that queue behind it. 1 ms to 24 days.
         statement_timeout: how long one statement of a migration may run, and how long to wait for
@@ -152,8 +159,8 @@ class Migrator:
         *,
         schema: str | None = None,
         line: str = MAIN_LINE,
-        lock_timeout: timedelta = timedelta(seconds=4),
-        statement_timeout: timedelta = timedelta(minutes=1),
+        lock_timeout: timedelta = LOCK_TIMEOUT_DEFAULT,
+        statement_timeout: timedelta = STATEMENT_TIMEOUT_DEFAULT,
     ) -> None:
         if schema is not None:
             validate_schema(schema)
@@ -274,7 +281,7 @@ class Migrator:
         """The text of migrations, to be run by another tool. Needs no database.
 
         Args:
-            line: `main` for River's own tables.
+            line: `main` for River's own tables, `riverpy` for ours.
             versions: which; None means all. They come in the order in which they have to run.
             direction: up or down.
             schema: put before each name; None leaves it to the search path.
@@ -288,7 +295,7 @@ class Migrator:
         for version in versions or ():
             _check_known(line, version)
         up = direction is Direction.UP
-        texts = [_SQL_HEADER]
+        texts = [_SQL_HEADER] if line == MAIN_LINE else []
         for version in sorted(versions or migrations(line), reverse=not up):
             migration = migrations(line)[version]
             body = migration.up if up else migration.down
@@ -311,9 +318,14 @@ class Migrator:
                     "or pass a URL"
                 )
             state = await self._read(connection)
-            plan = self._plan_up if direction is Direction.UP else self._plan_down
+            notices = state.notices(self._line)
+            if direction is Direction.DOWN:
+                plan = self._plan_down(state, target)
+            else:
+                notices += self._check_lines(state, dry_run=dry_run)
+                plan = self._plan_up(state, target)
             steps: list[MigrationStep] = []
-            for migration in plan(state, target)[:max_steps]:
+            for migration in plan[:max_steps]:
                 body = migration.up if direction is Direction.UP else migration.down
                 sql = splice_schema(body, state.schema)
                 started = monotonic()
@@ -325,15 +337,20 @@ class Migrator:
                 steps.append(
                     MigrationStep(migration.version, migration.name, direction, sql, duration)
                 )
-        return MigrateResult(state.schema, steps, state.notices(self._line))
+        return MigrateResult(self._line, state.schema, steps, notices)
+
+    def _check_lines(self, state: SchemaState, *, dry_run: bool) -> list[str]:
+        """Whether the table of migrations has room for the line; a dry run only says that it will
+        have to."""
+        if self._line == MAIN_LINE or state.has_lines:
+            return []
+        need = f"line {self._line!r} needs version {LINES_VERSION} of line {MAIN_LINE!r}"
+        if dry_run:
+            return [f"{need} before it"]
+        raise MigrationError(f"{need}: run `riverpy migrate up --line {MAIN_LINE}` first")
 
     def _plan_up(self, state: SchemaState, target: int | None) -> Sequence[Migration]:
         _check_known(self._line, target)
-        if self._line != MAIN_LINE and not state.has_lines:
-            raise MigrationError(
-                f"line {self._line!r} needs version {LINES_VERSION} of line {MAIN_LINE!r}: "
-                f"run `riverpy migrate up --line {MAIN_LINE}` first"
-            )
         if state.is_unrecorded():
             raise MigrationError(state.unrecorded_message())
         if state.gap(self._line):
@@ -368,9 +385,11 @@ class Migrator:
         ]
         others = sorted(state.applied.keys() - {MAIN_LINE})
         if self._line == MAIN_LINE and others and LINES_VERSION in (m.version for m in plan):
+            commands = [f"`riverpy migrate down --line {o} --to 0`" for o in others if o in lines()]
             raise MigrationError(
                 f"version {LINES_VERSION} of line {MAIN_LINE!r} cannot be undone while the lines "
                 f"{', '.join(others)} have migrations: migrate them down to 0 first"
+                + "".join(f", with {command}" for command in commands)
             )
         return plan
 
@@ -457,6 +476,38 @@ class Migrator:
             await connection.execute(
                 statement.text, *(values[name] for name in statement.parameters)
             )
+
+
+async def migrate_all(
+    database: str | Transaction | Pool | None,
+    *,
+    schema: str | None = None,
+    dry_run: bool = False,
+    lock_timeout: timedelta = LOCK_TIMEOUT_DEFAULT,
+    statement_timeout: timedelta = STATEMENT_TIMEOUT_DEFAULT,
+) -> Sequence[MigrateResult]:
+    """Apply what is outstanding of every line that riverpy has: River's `main`, then `riverpy`.
+
+    The arguments are those of `Migrator`; `dry_run` is that of `Migrator.up`.
+
+    Returns:
+        What was done in each line, in this order.
+
+    Raises:
+        ConfigError, TypeError: as `Migrator`.
+        MigrationError, SchemaMissingError, ServerVersionError, OSError, TimeoutError,
+            asyncpg.PostgresError: as `Migrator.up`; the lines before are complete.
+    """
+    return [
+        await Migrator(
+            database,
+            schema=schema,
+            line=line,
+            lock_timeout=lock_timeout,
+            statement_timeout=statement_timeout,
+        ).up(dry_run=dry_run)
+        for line in lines()
+    ]
 
 
 def _check_known(line: str, version: int | None) -> None:

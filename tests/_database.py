@@ -12,7 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
-from riverpy.migrate import Migrator
+from riverpy.migrate import migrate_all
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -91,7 +91,7 @@ def _process_exists(pid: int) -> bool:
 
 
 class Schema:
-    """A schema of its own with River's tables and ours at the newest version, empty at the start of each test.
+    """A schema of its own with all tables at the newest version, empty at the start of each test.
 
     `name` needs no quotes. The methods share one connection, whose search path is this schema.
     """
@@ -144,8 +144,7 @@ class SchemaPool:
         name = f"t_{secrets.token_hex(4)}"
         async with connected(self._url) as connection:
             await connection.execute(f'CREATE SCHEMA "{name}"')
-            for line in ("main", "riverpy"):
-                await Migrator(connection, schema=name, line=line).up()
+            await migrate_all(connection, schema=name)
             rows = await connection.fetch(
                 "SELECT tablename FROM pg_tables WHERE schemaname = $1"
                 " AND tablename !~ 'migration$'",

@@ -32,7 +32,7 @@ from riverpy.drivers.asyncpg import DATABASE_ERRORS, close, connect
 from riverpy.events import EventKind
 from riverpy.insert_opts import InsertManyParams
 from riverpy.job import JobState
-from riverpy.migrate import Migrator
+from riverpy.migrate import migrate_all
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Sequence
@@ -178,7 +178,7 @@ class DemoRun:
                 with suppress(*DATABASE_ERRORS):  # somebody looks at it: a later run drops it
                     await connection.execute(command)
             await sql.demo_create_schema(connection, self.schema)
-        await Migrator(connection, schema=self.schema).up()
+        await migrate_all(connection, schema=self.schema)
         if (jobs := (await sql.demo_count(connection, self.schema)).all) > 0:
             raise CommandError(
                 f"schema {self.schema!r} has {jobs:,} jobs, which the demo would mix with its own: "

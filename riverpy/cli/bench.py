@@ -11,7 +11,7 @@ from riverpy.cli._options import DatabaseSettings, database_options
 from riverpy.cli._output import print_json, print_note, print_table
 from riverpy.cli._run import run
 from riverpy.config import MAX_WORKERS_MAX
-from riverpy.migrate import Migrator
+from riverpy.migrate import migrate_all
 
 SERVER = "bench"
 """The name of the embedded server, which holds nothing but measurements."""
@@ -87,7 +87,7 @@ def bench(
 
 
 async def _migrate(url: str) -> None:
-    await Migrator(url).up()
+    await migrate_all(url)
 
 
 async def _measure(url: str, schema: str | None, jobs: int, slots: int, force: bool) -> Measurement:

@@ -1,4 +1,4 @@
-"""`riverpy migrate`: make, update, check and print River's tables."""
+"""`riverpy migrate`: make, update, check and print River's tables, and riverpy's own."""
 
 from __future__ import annotations
 
@@ -21,14 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from riverpy.cli._options import DatabaseSettings
-    from riverpy.migrate import MigrationStep
+    from riverpy.migrate import MigrateResult, MigrationStatus, MigrationStep
 
 _line_option = click.option(
     "--line",
     type=click.Choice(lines()),
-    default=MAIN_LINE,
-    show_default=True,
-    help="Which sequence of migrations.",
+    help="Which sequence of migrations: `main` for River's tables, `riverpy` for riverpy's own.",
 )
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
@@ -36,7 +34,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print one J
 class _StepOptions(msgspec.Struct, frozen=True):
     """What `up` and `down` are asked to do."""
 
-    line: str
+    line: str | None
     target: int | None
     max_steps: int | None
     dry_run: bool
@@ -82,17 +80,31 @@ def _step_options(command: Callable[[DatabaseSettings, _StepOptions], None]) -> 
 
 @click.group
 def migrate() -> None:
-    """Make, update and check River's tables."""
+    """Make, update and check River's tables, and riverpy's own."""
+
+
+def _chosen(line: str | None, *, of_one: bool) -> Sequence[str]:
+    """The lines that a command is about. What can be only of one is of `main`, unless it is
+    named."""
+    if line is not None:
+        return (line,)
+    return (MAIN_LINE,) if of_one else lines()
+
+
+def _print_lines(objects: Sequence[dict[str, object]]) -> None:
+    """One JSON object: that of the only line, or one with all of them."""
+    print_json(objects[0] if len(objects) == 1 else {"lines": objects})
 
 
 @migrate.command
 @click.option("--to", "target", type=click.IntRange(min=1), help="Last version to apply.")
 @_step_options
 def up(database: DatabaseSettings, options: _StepOptions) -> None:
-    """Apply the migrations that are outstanding.
+    """Apply the migrations that are outstanding, in every line: `main`, then `riverpy`.
 
-    Each runs in its own transaction and is recorded in it. If one fails, those before it stay
-    applied: run the command again to go on.
+    --to and --max-steps are of one line, `main` if none is named. Each migration runs in its own
+    transaction and is recorded in it. If one fails, those before it stay applied: run the command
+    again to go on.
     """
     _migrate(Direction.UP, database, options)
 
@@ -106,7 +118,10 @@ def up(database: DatabaseSettings, options: _StepOptions) -> None:
 )
 @_step_options
 def down(database: DatabaseSettings, options: _StepOptions) -> None:
-    """Undo migrations: one, or those above --to. This drops tables, and the jobs in them."""
+    """Undo migrations of one line, `main` if none is named: one, or those above --to.
+
+    This drops tables, and the jobs in them.
+    """
     _migrate(Direction.DOWN, database, options)
 
 
@@ -120,39 +135,55 @@ def _check_version(line: str, version: int | None, option: str) -> None:
 
 
 def _migrate(direction: Direction, database: DatabaseSettings, options: _StepOptions) -> None:
-    _check_version(options.line, options.target, "--to")
-    migrator = Migrator(
-        database.required_url(),
-        schema=database.schema,
-        line=options.line,
-        lock_timeout=options.lock_timeout,
-        statement_timeout=options.statement_timeout,
+    of_one = (
+        direction is Direction.DOWN or options.target is not None or options.max_steps is not None
     )
-    verb = migrator.up if direction is Direction.UP else migrator.down
+    chosen = _chosen(options.line, of_one=of_one)
+    _check_version(chosen[0], options.target, "--to")
+    url = database.required_url()
 
-    async def migrate_now() -> None:
-        result = await verb(
+    async def migrate_line(line: str) -> MigrateResult:
+        migrator = Migrator(
+            url,
+            schema=database.schema,
+            line=line,
+            lock_timeout=options.lock_timeout,
+            statement_timeout=options.statement_timeout,
+        )
+        verb = migrator.up if direction is Direction.UP else migrator.down
+        return await verb(
             target=options.target, max_steps=options.max_steps, dry_run=options.dry_run
         )
+
+    async def migrate_now() -> None:
+        results: list[MigrateResult] = []
+        for line in chosen:
+            result = await migrate_line(line)
+            results.append(result)
+            if not options.as_json:
+                _print_steps(direction, result, options)
         if options.as_json:
-            print_json(
-                {
-                    "line": options.line,
-                    "schema": result.schema,
-                    "direction": direction,
-                    "dry_run": options.dry_run,
-                    "migrations": [
-                        _step_json(step, show_sql=options.show_sql) for step in result.steps
-                    ],
-                    "notices": result.notices,
-                }
-            )
+            _print_lines([_result_json(direction, result, options) for result in results])
             return
-        _print_steps(direction, result.steps, options)
-        for notice in result.notices:
+        if not any(result.steps for result in results):
+            click.echo(f"nothing to migrate {direction}")
+        for notice in dict.fromkeys(notice for result in results for notice in result.notices):
             print_note(notice)
 
     run(migrate_now)
+
+
+def _result_json(
+    direction: Direction, result: MigrateResult, options: _StepOptions
+) -> dict[str, object]:
+    return {
+        "line": result.line,
+        "schema": result.schema,
+        "direction": direction,
+        "dry_run": options.dry_run,
+        "migrations": [_step_json(step, show_sql=options.show_sql) for step in result.steps],
+        "notices": result.notices,
+    }
 
 
 def _step_json(step: MigrationStep, *, show_sql: bool) -> dict[str, object]:
@@ -165,66 +196,83 @@ def _step_json(step: MigrationStep, *, show_sql: bool) -> dict[str, object]:
     return {**entry, "sql": step.sql} if show_sql else entry
 
 
-def _print_steps(
-    direction: Direction, steps: Sequence[MigrationStep], options: _StepOptions
-) -> None:
+def _print_steps(direction: Direction, result: MigrateResult, options: _StepOptions) -> None:
     done = "applied" if direction is Direction.UP else "undone"
-    for step in steps:
-        what = f"{options.line} {step.version:03} {direction} {step.name}"
+    for step in result.steps:
+        what = f"{result.line} {step.version:03} {direction} {step.name}"
         if options.dry_run:
             click.echo(f"would be {done}: {what}")
         else:
             click.echo(f"{done}: {what} ({step.duration / timedelta(milliseconds=1):.0f} ms)")
         if options.show_sql:
             click.echo(step.sql)
-    if not steps:
-        click.echo(f"nothing to migrate {direction}")
 
 
 @migrate.command("list")
 @_line_option
 @_json_option
 @database_options
-def list_(database: DatabaseSettings, *, line: str, as_json: bool) -> None:
-    """List the versions of a line, and when each was applied."""
-    migrator = Migrator(database.required_url(), schema=database.schema, line=line)
-    statuses = run(migrator.list)
+def list_(database: DatabaseSettings, *, line: str | None, as_json: bool) -> None:
+    """List the versions of every line, or of one, and when each was applied."""
+    url = database.required_url()
+    chosen = _chosen(line, of_one=False)
+
+    async def list_now() -> list[Sequence[MigrationStatus]]:
+        return [await Migrator(url, schema=database.schema, line=one).list() for one in chosen]
+
+    found = dict(zip(chosen, run(list_now), strict=True))
     if as_json:
-        print_json({"line": line, "migrations": statuses})
+        _print_lines([{"line": one, "migrations": found[one]} for one in chosen])
         return
     print_table(
-        ("VERSION", "NAME", "APPLIED AT"),
+        ("LINE", "VERSION", "NAME", "APPLIED AT"),
         [
             (
+                one,
                 status.version,
                 status.name or "(unknown to this riverpy)",
                 status.applied_at and status.applied_at.isoformat(timespec="seconds"),
             )
-            for status in statuses
+            for one in chosen
+            for status in found[one]
         ],
     )
 
 
 @migrate.command
-@click.option("--to", "target", type=click.IntRange(min=1), help="Check up to this version.")
+@click.option(
+    "--to",
+    "target",
+    type=click.IntRange(min=1),
+    help="Check up to this version of one line, `main` if none is named.",
+)
 @_line_option
 @_json_option
 @database_options
-def validate(database: DatabaseSettings, *, target: int | None, line: str, as_json: bool) -> None:
-    """Check that no migration is missing. Exit code 1 if one is."""
-    _check_version(line, target, "--to")
-    migrator = Migrator(database.required_url(), schema=database.schema, line=line)
+def validate(
+    database: DatabaseSettings, *, target: int | None, line: str | None, as_json: bool
+) -> None:
+    """Check that no migration is missing in any line. Exit code 1 if one is."""
+    chosen = _chosen(line, of_one=target is not None)
+    _check_version(chosen[0], target, "--to")
+    url = database.required_url()
 
     async def validate_now() -> bool:
-        result = await migrator.validate(target=target)
+        results = {
+            one: await Migrator(url, schema=database.schema, line=one).validate(target=target)
+            for one in chosen
+        }
         if as_json:
-            print_json({"line": line, **msgspec.to_builtins(result)})
+            _print_lines(
+                [{"line": one, **msgspec.to_builtins(result)} for one, result in results.items()]
+            )
         else:
-            for message in result.messages:
+            for message in dict.fromkeys(m for result in results.values() for m in result.messages):
                 print_note(message)
-            if result.ok:
-                click.echo(f"line {line} is complete")
-        return result.ok
+            for one, result in results.items():
+                if result.ok:
+                    click.echo(f"line {one} is complete")
+        return all(result.ok for result in results.values())
 
     if not run(validate_now):
         sys.exit(EXIT_FAILURE)
@@ -236,20 +284,26 @@ def validate(database: DatabaseSettings, *, target: int | None, line: str, as_js
     "versions",
     type=click.IntRange(min=1),
     multiple=True,
-    help="Only this one; repeatable.",
+    help="Only this one, of one line, `main` if none is named; repeatable.",
 )
 @click.option("--down", "is_down", is_flag=True, help="The way back, newest first.")
 @_line_option
 @database_options
-def sql(database: DatabaseSettings, *, versions: tuple[int, ...], is_down: bool, line: str) -> None:
+def sql(
+    database: DatabaseSettings, *, versions: tuple[int, ...], is_down: bool, line: str | None
+) -> None:
     """Print migrations as SQL for another tool to run. Uses no database.
 
     The SQL must not be wrapped in one transaction: commit after each version.
     """
+    chosen = _chosen(line, of_one=bool(versions))
     for version in versions:
-        _check_version(line, version, "--version")
+        _check_version(chosen[0], version, "--version")
     direction = Direction.DOWN if is_down else Direction.UP
-    text = Migrator.sql(
-        line=line, versions=versions or None, direction=direction, schema=database.schema
-    )
-    click.echo(text, nl=False)
+    texts = [
+        Migrator.sql(
+            line=one, versions=versions or None, direction=direction, schema=database.schema
+        )
+        for one in (reversed(chosen) if is_down else chosen)
+    ]
+    click.echo("\n".join(texts), nl=False)

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from riverpy._db.schema import check_schema
+from riverpy._db.schema import (
+    FEATURES,
+    OWN_LINE,
+    check_schema,
+    migrations,
+    warn_of_missing_features,
+)
 from riverpy.errors import MigrationError, SchemaMissingError
 from riverpy.migrate import Migrator
 
@@ -109,3 +115,28 @@ async def test_missing_versions_are_counted(connection: Connection) -> None:
     assert "lacks versions 6, 7: run" in (await migrator.validate()).messages[0]
     await migrator.up(target=6)
     assert "lacks version 7: run" in (await migrator.validate()).messages[0]
+
+
+async def test_without_our_tables(connection: Connection) -> None:
+    """A database with River's tables alone can be worked; one warning says what is off and has the
+    command that makes it work, without the password. Nothing is said of a complete one."""
+    url = "postgres://app:top-secret@db.example/shop"
+    await Migrator(connection).up()
+    with capture_logs() as logs:
+        state = await check_schema(connection, "public", url=url)
+        warn_of_missing_features(state, "public", url=url)
+    (entry,) = logs
+    assert entry["log_level"] == "warning"
+    assert entry["off"] == [FEATURES[version] for version in migrations(OWN_LINE)]
+    assert entry["command"] == (
+        "riverpy migrate up --line riverpy --database-url 'postgres://app:***@db.example/shop'"
+        " --schema public"
+    )
+    await Migrator(connection, line=OWN_LINE).up(target=1)
+    with capture_logs() as logs:
+        warn_of_missing_features(await check_schema(connection, None), None, url=None)
+    assert [entry["off"] for entry in logs] == [[FEATURES[version] for version in FEATURES][1:]]
+    await Migrator(connection, line=OWN_LINE).up()
+    with capture_logs() as logs:
+        warn_of_missing_features(await check_schema(connection, None), None, url=None)
+    assert logs == []

@@ -9,6 +9,7 @@ import asyncpg
 import pytest
 from click.testing import CliRunner
 
+from riverpy._db.schema import OWN_LINE, migrations
 from riverpy.cli import main
 from riverpy.migrate import Direction, Migrator
 from tests._database import connected, run_apart
@@ -29,6 +30,8 @@ LINES_UP = [
     "main 006 up bulk unique",
     "main 007 up notification outbox sqlite jsonb and sql cleanup",
 ]
+OWN = migrations(OWN_LINE)
+OWN_LINES_UP = [f"riverpy {version:03} up {OWN[version].name}" for version in OWN]
 
 
 @pytest.fixture
@@ -65,7 +68,7 @@ def test_up_and_down(command: Command) -> None:
     result = command("up")
     assert result.exit_code == 0
     assert [line.partition(" (")[0] for line in result.stdout.splitlines()] == [
-        f"applied: {line}" for line in LINES_UP
+        f"applied: {line}" for line in LINES_UP + OWN_LINES_UP
     ]
     assert result.stderr == ""
     result = command("up")
@@ -75,6 +78,12 @@ def test_up_and_down(command: Command) -> None:
         "undone: main 007 down notification outbox sqlite jsonb and sql cleanup",
         "undone: main 006 down bulk unique",
     ]
+    result = command("down")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "0 first, with `riverpy migrate down --line riverpy --to 0`" in result.stderr
+    assert command("down", "--line", "riverpy", "--to", "0").stdout.count("undone: riverpy") == len(
+        OWN
+    )
     assert command("down").stdout.startswith("undone: main 005 down")
     assert command("down", "--max-steps", "2").stdout.count("undone:") == 2
     assert command("down", "--to", "0").stdout.count("undone:") == 2
@@ -88,7 +97,13 @@ def test_dry_run_and_sql(command: Command) -> None:
     assert "would be applied: main 001 up create river migration\n" in result.stdout
     assert 'CREATE TABLE "public".river_job (' in result.stdout
     assert "would be applied: main 003" not in result.stdout
-    assert output(command("list", "--json"))["migrations"][0]["applied_at"] is None
+    (main_line, _own) = output(command("list", "--json"))["lines"]
+    assert main_line["migrations"][0]["applied_at"] is None
+    result = command("up", "--dry-run")
+    assert [line.removeprefix("would be applied: ") for line in result.stdout.splitlines()] == (
+        LINES_UP + OWN_LINES_UP
+    )
+    assert result.stderr == "line 'riverpy' needs version 5 of line 'main' before it\n"
 
 
 def test_json(command: Command) -> None:
@@ -104,10 +119,12 @@ def test_json(command: Command) -> None:
         "dry_run": False,
         "notices": [],
     }
-    found = output(command("up", "--dry-run", "--show-sql", "--json"))
+    found = output(command("up", "--dry-run", "--show-sql", "--json"))["lines"]
+    assert [one["line"] for one in found] == ["main", "riverpy"]
+    found = found[0]
     assert [step["version"] for step in found["migrations"]] == [7]
     assert "river_notification" in found["migrations"][0]["sql"]
-    found = output(command("list", "--json"))["migrations"]
+    found = output(command("list", "--line", "main", "--json"))["migrations"]
     assert [entry["version"] for entry in found] == [1, 2, 3, 4, 5, 6, 7]
     assert found[0]["applied_at"].endswith("Z")
     assert found[6] == {
@@ -118,13 +135,16 @@ def test_json(command: Command) -> None:
 
 
 def test_list(command: Command) -> None:
-    """The list shows every version, and a dash for the time of one that is not applied."""
+    """The list shows every version of every line, and a dash for the time of one that is not
+    applied."""
     command("up", "--to", "1")
     lines = command("list").stdout.splitlines()
-    assert lines[0].split() == ["VERSION", "NAME", "APPLIED", "AT"]
-    assert lines[1].split()[:4] == ["1", "create", "river", "migration"]
-    assert lines[2].split() == ["2", "initial", "schema", "-"]
-    assert len(lines) == 8
+    assert lines[0].split() == ["LINE", "VERSION", "NAME", "APPLIED", "AT"]
+    assert lines[1].split()[:5] == ["main", "1", "create", "river", "migration"]
+    assert lines[2].split() == ["main", "2", "initial", "schema", "-"]
+    assert lines[8].split() == ["riverpy", "1", "clients", "-"]
+    assert len(lines) == 8 + len(OWN)
+    assert len(command("list", "--line", "riverpy").stdout.splitlines()) == 1 + len(OWN)
 
 
 def test_validate(command: Command) -> None:
@@ -132,16 +152,22 @@ def test_validate(command: Command) -> None:
     command("up", "--to", "5")
     result = command("validate")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == (
-        "line 'main' in schema 'public' lacks versions 6, 7: run `riverpy migrate up`\n"
-    )
-    result = command("validate", "--json")
+    first, second = result.stderr.splitlines()
+    assert first == "line 'main' in schema 'public' lacks versions 6, 7: run `riverpy migrate up`"
+    assert second.startswith("line 'riverpy' in schema 'public' lacks version")
+    result = command("validate", "--line", "main", "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["missing"] == [6, 7]
     assert command("validate", "--to", "5").exit_code == 0
     command("up")
     result = command("validate")
-    assert (result.exit_code, result.stdout) == (0, "line main is complete\n")
+    assert (result.exit_code, result.stdout) == (
+        0,
+        "line main is complete\nline riverpy is complete\n",
+    )
+    command("down", "--line", "riverpy")
+    assert command("validate").exit_code == 1
+    assert command("validate", "--line", "main").exit_code == 0
 
 
 def test_notices(command: Command, fresh_database_url: str) -> None:
@@ -156,7 +182,7 @@ def test_notices(command: Command, fresh_database_url: str) -> None:
         assert result.exit_code == 0
         assert "line 'main' has version 8, which this riverpy does not know" in result.stderr
         assert "line 'pro' is not one of riverpy's: left alone" in result.stderr
-    assert len(output(command("up", "--json"))["notices"]) == 2
+    assert len(output(command("up", "--line", "main", "--json"))["notices"]) == 2
     assert "8  (unknown to this riverpy)" in command("list").stdout
     result = command("down")
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
@@ -198,9 +224,15 @@ def test_unreachable_database() -> None:
 
 def test_sql() -> None:
     """MG-01: `sql` prints the migrations without a database, all or the named ones, up or down."""
+    result = CliRunner().invoke(main, ["migrate", "sql"])
+    assert result.stdout == f"{Migrator.sql()}\n{Migrator.sql(line='riverpy')}"
+    result = CliRunner().invoke(main, ["migrate", "sql", "--down"])
+    own, river = (Migrator.sql(line=line, direction=Direction.DOWN) for line in ("riverpy", "main"))
+    assert result.stdout == f"{own}\n{river}"
     for arguments, options in (
-        ([], {}),
-        (["--schema", "jobs"], {"schema": "jobs"}),
+        (["--line", "main"], {}),
+        (["--line", "riverpy"], {"line": "riverpy"}),
+        (["--line", "main", "--schema", "jobs"], {"schema": "jobs"}),
         (["--version", "4", "--version", "6"], {"versions": [4, 6]}),
         (["--down", "--version", "2"], {"versions": [2], "direction": Direction.DOWN}),
     ):

@@ -98,7 +98,9 @@ async def versions(connection: Connection) -> list[int]:
 
 async def test_eight_processes_at_once(fresh_database_url: str, connection: Connection) -> None:
     """Each version is applied once, by any of eight processes, and all of them end well."""
-    processes = [await start_command(fresh_database_url, "up", "--json") for _ in range(8)]
+    processes = [
+        await start_command(fresh_database_url, "up", "--line", "main", "--json") for _ in range(8)
+    ]
     applied = [await applied_by(process) for process in processes]
     assert sorted(version for steps in applied for version in steps) == [1, 2, 3, 4, 5, 6, 7]
     assert await read_catalog(connection, "public") == catalog_vector(7)
@@ -109,7 +111,7 @@ async def test_one_of_eight_killed_half_way(
 ) -> None:
     """MG-02: the step of a process that is killed is undone, and another does it."""
     await Migrator(connection).up(target=5)
-    up = ("up", "--json", "--lock-timeout", "50s")
+    up = ("up", "--line", "main", "--json", "--lock-timeout", "50s")
     async with reading(fresh_database_url):
         victim = await start_command(fresh_database_url, *up)
         await until_waiting(connection, "relation")
