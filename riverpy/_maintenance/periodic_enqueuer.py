@@ -128,7 +128,6 @@ class PeriodicEnqueuer(MaintenanceService):
 
     async def run_once(self, scope: StopScope) -> float:
         """Insert what is due; returns the seconds until there is something to do."""
-        self.office.mandate.expect_trusted()
         if not await self._find_table():
             return MISSING_RETRY
         await self._register()

@@ -18,8 +18,8 @@ LATE = timedelta(seconds=30)
 MISSED_MAX = 1000
 """Slots of one periodic job that are caught up with after a gap."""
 STEPS_MAX = 10_000
-"""Times that a schedule of the user's own is asked for, to come through a gap."""
-_SPAN_FIRST = timedelta(minutes=1)
+"""Slots of a schedule of the user's own that are gone through one by one."""
+_SPAN_FIRST = timedelta(milliseconds=1)
 
 
 class DueSlots(NamedTuple):
@@ -43,12 +43,10 @@ def due_slots(
     """
     most = MISSED_MAX if missed == "all" else 1
     slots: deque[datetime] = deque(maxlen=most)
-    steps = 0
     due: datetime | None = _skip(schedule, slot, now, most)
     while due is not None and due <= now:
         slots.append(due)
-        steps += 1
-        due = next_time(schedule, due if steps < STEPS_MAX else now)
+        due = next_time(schedule, due)
     passed_over = missed == "all" and bool(slots) and slots[0] != slot
     if missed == "skip" and slots and now - slots[-1] > LATE:
         slots.clear()
@@ -57,16 +55,21 @@ def due_slots(
 
 def _skip(schedule: PeriodicSchedule, slot: datetime, now: datetime, most: int) -> datetime | None:
     """A slot, from which on there are the newest `most` that are due, and few more: a long gap has
-    too many to go through."""
+    too many to go through.
+
+    Looking back from `now` finds it, as slots do not depend on those before. Those of an interval
+    do, and those of a user's schedule may.
+    """
     if isinstance(schedule, IntervalSchedule):
         passed = (now - slot) // schedule.interval
         return slot + max(passed + 1 - most, 0) * schedule.interval
-    if isinstance(schedule, CronSchedule):
-        span = _SPAN_FIRST
-        while now - span > slot:
-            if _has(schedule, now - span, now, most):
-                return next_time(schedule, now - span)
-            span *= 2
+    if not (isinstance(schedule, CronSchedule) or _has(schedule, slot, now, STEPS_MAX)):
+        return slot
+    span = _SPAN_FIRST
+    while now - span > slot:
+        if _has(schedule, now - span, now, most):
+            return next_time(schedule, now - span)
+        span *= 2
     return slot
 
 
