@@ -1,0 +1,361 @@
+"""Signs of life: when they are given, over what, and what follows when they cannot be."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+import structlog
+
+from riverpy import Config, Job
+from riverpy._cluster.heartbeat import Heartbeat
+from riverpy._db import clients
+from riverpy._db.clients import Beat, Registration
+from riverpy._lifecycle import ServiceGroup
+from tests._time import VirtualTimer
+from tests.work.rig import Rig, Task
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+
+    from riverpy import Client
+    from tests._database import Schema
+
+REGISTRATION = Registration("me", ["default"], ["task"], True, False, "1", timedelta(minutes=1))
+
+
+class FakeConnection:
+    """Answers, or does not."""
+
+    def __init__(self, name: str, server: FakeServer) -> None:
+        self.name = name
+        self.is_broken = False
+        self.server = server
+
+    @asynccontextmanager
+    async def use(self, purpose: str, bound: float) -> AsyncGenerator[FakeConnection]:
+        if self.is_broken:
+            await self.server.timer.sleep(bound)
+            raise TimeoutError(purpose)
+        yield self
+
+
+class FakeServer:
+    """Keeps the moments at which signs of life arrived, and over what."""
+
+    def __init__(self) -> None:
+        self.timer = VirtualTimer()
+        self.connections = [
+            FakeConnection(name, self) for name in ("reserved", "claims", "results")
+        ]
+        self.beats: list[tuple[float, str]] = []
+        self.can_be_led = True
+
+    async def beat(self, connection: FakeConnection, *_: Any, registered_at: int | None) -> Beat:
+        self.beats.append((self.timer.boottime(), connection.name))
+        return Beat(registered_at or 7, self.can_be_led)
+
+    def break_all(self, *, broken: bool = True) -> None:
+        for connection in self.connections:
+            connection.is_broken = broken
+
+    @asynccontextmanager
+    async def beating(self, **settings: Any) -> AsyncGenerator[Heartbeat]:
+        """A heartbeat that has registered."""
+        connections: Any = self.connections
+        heartbeat = Heartbeat(REGISTRATION, Config(**settings), connections, self.timer)
+        async with ServiceGroup() as group:
+            await group.start(heartbeat)
+            yield heartbeat
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
+    """A server that answers signs of life."""
+    server = FakeServer()
+    monkeypatch.setattr("riverpy._cluster.heartbeat.client_beat", server.beat)
+    return server
+
+
+@pytest.fixture
+def log() -> Generator[list[dict[str, Any]]]:
+    """What riverpy logs meanwhile."""
+    with structlog.testing.capture_logs() as entries:
+        yield entries
+
+
+@pytest.fixture
+def rig(schema: Schema) -> Rig:
+    """Workers, clients and jobs on a schema of the test's own."""
+    return Rig(schema)
+
+
+# --- in virtual time
+
+
+@pytest.mark.parametrize("dead_after", [timedelta(minutes=1), timedelta(seconds=6)])
+async def test_interval(server: FakeServer, dead_after: timedelta) -> None:
+    """LD-15: the interval follows from `dead_after` alone: six signs of life within it."""
+    async with server.beating(dead_after=dead_after):
+        await server.timer.advance(dead_after.total_seconds())
+    times = [at for at, _ in server.beats]
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert gaps == pytest.approx([dead_after.total_seconds() / 6] * 6)
+    assert {name for _, name in server.beats} == {"reserved"}
+
+
+async def test_any_healthy_connection(server: FakeServer, log: list[dict[str, Any]]) -> None:
+    """LD-14: when the reserved connection does not answer, the next one is beaten on within a
+    short while, and the client goes on as if nothing had happened."""
+    async with server.beating() as heartbeat:
+        server.connections[0].is_broken = True
+        await server.timer.advance(60)
+        server.connections[1].is_broken = True
+        await server.timer.advance(60)
+        assert heartbeat.may_claim
+        assert heartbeat.contact() == 120
+    times = [at for at, _ in server.beats]
+    assert max(later - earlier for earlier, later in pairwise(times)) <= 14
+    assert {name for _, name in server.beats} == {"reserved", "claims", "results"}
+    assert not [entry for entry in log if entry["log_level"] == "warning"]
+
+
+async def test_without_any_connection(server: FakeServer, log: list[dict[str, Any]]) -> None:
+    """A client that cannot beat stops claiming at a third of `dead_after`, warns once at half of
+    it, and goes on with the next sign of life."""
+    async with server.beating() as heartbeat, anyio.create_task_group() as tasks:
+        server.break_all()
+        await server.timer.advance(19)
+        assert heartbeat.may_claim
+        await server.timer.advance(2)
+        assert not heartbeat.may_claim
+        waiting = asyncio.Event()
+
+        async def wait() -> None:
+            await heartbeat.until_may_claim()
+            waiting.set()
+
+        tasks.start_soon(wait)
+        assert not [entry for entry in log if entry["log_level"] == "warning"]
+        await server.timer.advance(60)
+        (entry,) = [entry for entry in log if entry["log_level"] == "warning"]
+        assert "claims no jobs" in entry["event"]
+        assert 30 < entry["seconds_since_last"] < 40
+        assert not waiting.is_set()
+        server.break_all(broken=False)
+        await server.timer.advance(10)
+        assert waiting.is_set()
+        assert heartbeat.may_claim
+    assert [entry["event"] for entry in log if entry["log_level"] == "info"] == [
+        "the client gives signs of life again"
+    ]
+
+
+async def test_contact(server: FakeServer) -> None:
+    """The contact grows from the first sign of life, is 0 when the last one is older than half of
+    `dead_after`, and begins anew after that; a shorter gap does not break it."""
+    async with server.beating() as heartbeat:
+        assert heartbeat.contact() == 0
+        await server.timer.advance(100)
+        assert heartbeat.contact() == 100
+        server.break_all()
+        await server.timer.advance(12)
+        server.break_all(broken=False)
+        await server.timer.advance(18)
+        assert heartbeat.contact() == 130
+        server.break_all()
+        await server.timer.advance(31)
+        assert heartbeat.contact() == 0
+        server.break_all(broken=False)
+        await server.timer.advance(10)
+        assert 0 < heartbeat.contact() <= 10
+
+
+@pytest.mark.parametrize("how", ["suspend", "stall"])
+async def test_time_that_was_missed(server: FakeServer, how: str) -> None:
+    """LM-14: a machine that was suspended, or an event loop that was blocked, for longer than half
+    of `dead_after` has lost contact and claims nothing until its next sign of life."""
+    async with server.beating() as heartbeat:
+        await server.timer.advance(100)
+        if how == "suspend":
+            await server.timer.suspend(40)
+            assert not heartbeat.may_claim
+            assert heartbeat.contact() == 0
+            await server.timer.advance(10)
+        else:
+            server.timer._now += 40  # it finds out before anything else runs
+            assert not heartbeat.may_claim
+            assert heartbeat.contact() == 0
+            await server.timer.stall(0)
+        assert heartbeat.may_claim
+        assert heartbeat.contact() < 20
+
+
+async def test_nobody_can_lead(server: FakeServer, log: list[dict[str, Any]]) -> None:
+    """A client that is no candidate says once that nobody leads or could for longer than a lease,
+    and once more when that happens again."""
+
+    def told() -> int:
+        return len([entry for entry in log if "no client can lead" in entry["event"]])
+
+    async with server.beating(candidate=False):
+        server.can_be_led = False
+        await server.timer.advance(21)
+        assert told() == 0
+        await server.timer.advance(200)
+        assert told() == 1
+        server.can_be_led = True
+        await server.timer.advance(20)
+        server.can_be_led = False
+        await server.timer.advance(60)
+        assert told() == 2
+    server.can_be_led = False
+    async with server.beating(candidate=True):
+        await server.timer.advance(100)
+        assert told() == 2
+
+
+async def test_before_it_runs(server: FakeServer) -> None:
+    """Where nobody can beat, for want of the table, claiming is allowed, and nobody is in contact
+    that would find others dead."""
+    connections: Any = server.connections
+    heartbeat = Heartbeat(REGISTRATION, Config(), connections, server.timer)
+    assert heartbeat.may_claim
+    assert heartbeat.contact() == 0
+    await heartbeat.leave()
+    assert not server.beats
+
+
+# --- on a server
+
+
+async def test_registration(rig: Rig) -> None:
+    """A running client is registered with what it works; its row goes with it."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    async with rig.working(id="me", candidate=False, poll_only=True, dead_after=timedelta(hours=1)):
+        row = await rig.schema.fetchrow("SELECT * FROM riverpy_client")
+        assert row is not None
+        assert row["client_id"] == "me"
+        assert (row["queues"], row["kinds"]) == (["default"], ["task"])
+        assert (row["candidate"], row["poll_only"]) == (False, True)
+        assert row["dead_after"] == timedelta(hours=1)
+        assert row["version"]
+    assert await rig.schema.fetchval("SELECT count(*) FROM riverpy_client") == 0
+
+
+async def test_what_is_left_keeps_the_row(rig: Rig) -> None:
+    """A run that leaves a job behind stays registered, so that the job is rescued by that row."""
+    release = asyncio.Event()
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        while not release.is_set():
+            with suppress(asyncio.CancelledError):
+                await release.wait()
+
+    async with rig.working(
+        id="me", soft_stop_timeout=timedelta(0), hard_stop_timeout=timedelta(milliseconds=50)
+    ) as client:
+        await client.insert(Task())
+        await rig.until_state("running")
+    assert rig.report is not None
+    assert not rig.report.is_clean
+    assert await rig.schema.fetchval("SELECT client_id FROM riverpy_client") == "me"
+    release.set()
+
+
+async def test_runs_of_one_id(schema: Schema) -> None:
+    """A later run under the same id takes the row over; an earlier one cannot take it away, and a
+    sign of life of a forgotten client registers its old run again."""
+    async with schema.connected() as connection:
+        beat = lambda at: clients.client_beat(  # noqa: E731
+            connection, schema.name, REGISTRATION, registered_at=at
+        )
+        first = (await beat(None)).registered_at
+        second = (await beat(None)).registered_at
+        assert second > first
+        assert (await beat(second)).registered_at == second
+        await clients.client_leave(connection, schema.name, client_id="me", registered_at=first)
+        assert await schema.fetchval("SELECT count(*) FROM riverpy_client") == 1
+        await schema.execute("DELETE FROM riverpy_client")
+        assert (await beat(second)).registered_at == second
+        await clients.client_leave(connection, schema.name, client_id="me", registered_at=second)
+        assert await schema.fetchval("SELECT count(*) FROM riverpy_client") == 0
+
+
+async def test_beats_are_cheap(schema: Schema) -> None:
+    """A sign of life changes its row on its page and no index, so that pages are cleaned in
+    passing."""
+    async with schema.connected() as connection, connection.transaction():
+        at = None
+        for _ in range(11):
+            beat = await clients.client_beat(
+                connection, schema.name, REGISTRATION, registered_at=at
+            )
+            at = beat.registered_at
+        found = await connection.fetchrow(
+            "SELECT pg_stat_get_xact_tuples_updated('riverpy_client'::regclass),"
+            " pg_stat_get_xact_tuples_hot_updated('riverpy_client'::regclass)"
+        )
+    assert found is not None
+    assert tuple(found) == (10, 10)
+
+
+def no_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on the server refuses signs of life."""
+
+    async def refuse(*args: Any, **values: Any) -> Beat:
+        raise ConnectionError("no")
+
+    monkeypatch.setattr("riverpy._cluster.heartbeat.client_beat", refuse)
+
+
+def heartbeat_of(client: Client) -> Heartbeat:
+    assert client._run is not None
+    return client._run._heartbeat
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_claims_wait_for_a_sign_of_life(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """A client without a recent sign of life claims nothing, also not by a claim that waited for
+    its connection meanwhile; with the next one it goes on."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    beat = clients.client_beat
+    async with rig.working(dead_after=timedelta(seconds=1)) as client:
+        heartbeat = heartbeat_of(client)
+        heartbeat.failed.init()
+        await rig.work(client, Task())
+        assert client._run is not None
+        claims = client._run._claims
+        async with claims.use("test", 20) if waits else asyncio.timeout(20):
+            if waits:
+                await rig.insert_rows(1)
+                client._run.producers["default"].wake()
+            no_beats(monkeypatch)
+            while heartbeat.may_claim:
+                await heartbeat.failed.wait()
+            if not waits:
+                await client.insert(Task())
+        claimed = client._run.producers["default"].claimed
+        claimed.init()
+        for _ in range(3):
+            await heartbeat.failed.wait()
+        assert await rig.states() == {"completed": 1, "available": 1}
+        assert claimed._seen == 0
+        monkeypatch.setattr("riverpy._cluster.heartbeat.client_beat", beat)
+        await rig.until_state("completed", 2)
