@@ -43,6 +43,8 @@ INTERVAL_POLL_ONLY = 2.0
 TOUCH_INTERVAL = 600.0
 """Seconds after which the rows of the queues are renewed; River's."""
 STATEMENT_TIMEOUT = 10.0
+RESERVED_TIMEOUT = 2.0
+"""The same on the reserved connection, for which renewing the lease and signs of life wait."""
 LAST_SWEEP_TIMEOUT = 1.0
 """Seconds that putting lost claims back may take at the end of a run."""
 RETRY = 2.0
@@ -122,7 +124,7 @@ class Reconciler:
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Adopt the pauses, then look again until stopped."""
-        await self._touch_queues()
+        await self._touch_queues(STATEMENT_TIMEOUT)
         self._touch_at = time.monotonic() + TOUCH_INTERVAL
         self._sweep_at = time.monotonic() + INTERVAL
         await self._attempt("jobs of an earlier run", self._look_back)
@@ -165,18 +167,18 @@ class Reconciler:
             return False
         return True
 
-    async def _touch_queues(self) -> None:
-        async with self._reserved.use("renewing queues", STATEMENT_TIMEOUT) as connection:
+    async def _touch_queues(self, bound: float) -> None:
+        async with self._reserved.use("renewing queues", bound) as connection:
             paused = await queues.queue_touch(connection, self._schema, list(self._producers))
         for name, producer in self._producers.items():
             producer.set_paused(paused.get(name, False))
 
     async def _read_pauses(self) -> None:
         if time.monotonic() >= self._touch_at:
-            await self._touch_queues()
+            await self._touch_queues(RESERVED_TIMEOUT)
             self._touch_at = time.monotonic() + TOUCH_INTERVAL
             return
-        async with self._reserved.use("reading pauses", STATEMENT_TIMEOUT) as connection:
+        async with self._reserved.use("reading pauses", RESERVED_TIMEOUT) as connection:
             paused = await queues.queue_paused(connection, self._schema, list(self._producers))
         for name, producer in self._producers.items():
             producer.set_paused(name in paused)
@@ -185,7 +187,7 @@ class Reconciler:
         ids = [attempt.id for attempt in self._work.attempts]
         if not ids:
             return
-        async with self._reserved.use("reading cancels", STATEMENT_TIMEOUT) as connection:
+        async with self._reserved.use("reading cancels", RESERVED_TIMEOUT) as connection:
             marked = await jobs.job_cancel_marks(connection, self._schema, ids)
         for job_id in marked:
             self._work.cancel(job_id)

@@ -1,0 +1,428 @@
+"""Clients that lead, on a real database, with short leases."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from structlog.testing import capture_logs
+
+import riverpy._work.run
+from riverpy import StopCause
+from riverpy._cluster import leadership
+from riverpy._cluster.leadership import Leadership, LeadershipSubscription
+from riverpy._lifecycle import ServiceGroup
+from riverpy._maintenance.base import MaintenanceService
+from riverpy.events import LeadershipChange
+from scripts._proxy import Partition
+from tests._proxy import proxied
+from tests.work.rig import PATIENCE, Rig, Task
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+
+    from anyio.abc import TaskStatus
+
+    from riverpy import Client
+    from riverpy._lifecycle import StopScope
+    from riverpy._maintenance.base import Office
+    from tests._database import Schema
+
+SHORT = {"elect_interval": timedelta(seconds=0.2), "leader_ttl": timedelta(seconds=1)}
+LONG = {"elect_interval": timedelta(minutes=1), "leader_ttl": timedelta(minutes=5)}
+"""Nobody lives to see a lease of these expire, nor the next bid of a follower."""
+
+
+@pytest.fixture
+def rig(schema: Schema) -> Rig:
+    """A rig with a job, for a client needs one."""
+    rig = Rig(schema)
+
+    @rig.job
+    async def nothing(job: Any) -> None:
+        pass
+
+    return rig
+
+
+@pytest.fixture
+def log() -> Generator[list[Any]]:
+    """What is logged."""
+    with capture_logs() as entries:
+        yield entries
+
+
+class Watched:
+    """A client and its transitions."""
+
+    def __init__(self, client: Client, changes: LeadershipSubscription) -> None:
+        self.client, self._changes = client, changes
+
+    async def next(self) -> LeadershipChange:
+        with anyio.fail_after(PATIENCE, reason="no transition came"):
+            return await anext(self._changes)
+
+    async def until(self, is_leader: bool) -> LeadershipChange:
+        while (change := await self.next()).is_leader is not is_leader:
+            pass
+        return change
+
+    async def rest(self) -> list[LeadershipChange]:
+        """What comes until the end of the run."""
+        with anyio.fail_after(PATIENCE, reason="the subscription does not end"):
+            return [change async for change in self._changes]
+
+
+@asynccontextmanager
+async def candidate(rig: Rig, client_id: str, **settings: Any) -> AsyncGenerator[Watched]:
+    """A client at work that stands for election, with its transitions from the first on."""
+    client = rig.client(id=client_id, **({**SHORT} | settings))
+    async with client.leadership() as changes, rig.running(client):
+        yield Watched(client, changes)
+
+
+async def leader_id(rig: Rig) -> str | None:
+    """Who leads by the table."""
+    return await rig.schema.fetchval("SELECT leader_id FROM river_leader WHERE expires_at >= now()")
+
+
+# -- elected
+
+
+async def test_life_of_a_leader(rig: Rig) -> None:
+    """EL11, EL13: a subscriber is told how things stand, then of the term's begin and its end; the
+    row is River's, and is gone after the stop."""
+    async with candidate(rig, "a") as a:
+        first = await a.next()
+        assert first == LeadershipChange(is_leader=False, leader_id="a")
+        begun = await a.next()
+        assert a.client.is_leader
+        row = await rig.schema.fetchrow("SELECT * FROM river_leader")
+        assert row is not None
+        assert (row["name"], row["leader_id"]) == ("default", "a")
+        assert begun == LeadershipChange(True, "a", row["elected_at"])
+        a.client.stop()
+        (ended,) = await a.rest()
+        assert ended == LeadershipChange(False, "a", row["elected_at"], StopCause.CLIENT_STOP)
+        assert not a.client.is_leader
+    assert await rig.schema.fetchval("SELECT count(*) FROM river_leader") == 0
+
+
+async def test_keeps_the_lead(rig: Rig) -> None:
+    """EL14: a healthy leader renews its one term."""
+    async with candidate(rig, "a") as a:
+        term = await a.until(True)
+        expires = "SELECT expires_at > $1 FROM river_leader"
+        for _ in range(3):
+            at = await rig.schema.fetchval("SELECT expires_at FROM river_leader")
+            await rig.until(expires, True, at)
+        assert await rig.schema.fetchval("SELECT elected_at FROM river_leader") == term.elected_at
+        a.client.stop()
+        assert len(await a.rest()) == 1
+
+
+async def test_not_a_candidate(rig: Rig) -> None:
+    """`candidate=False` keeps a process from leading, while it works jobs as any."""
+    async with candidate(rig, "a", candidate=False) as a:
+        assert (await a.next()).is_leader is False
+        await rig.work(a.client, Task())
+        assert not a.client.is_leader
+        async with candidate(rig, "b") as b:
+            await b.until(True)
+        assert await rig.schema.fetchval("SELECT count(*) FROM river_leader") == 0
+        a.client.stop()
+        assert await a.rest() == []
+
+
+# -- handed over
+
+
+async def test_stop_hands_over(rig: Rig) -> None:
+    """LM-03: a leader that stops hands over by its announcement, long before the follower's next
+    bid; in 20 repetitions the leader's id changes once each, and the stopping one never leads
+    again."""
+    async with AsyncExitStack() as stack:
+
+        async def start(client_id: str) -> Watched:
+            return await stack.enter_async_context(candidate(rig, client_id, **LONG))
+
+        leader = await start("c0")
+        await leader.until(True)
+        for number in range(1, 21):
+            follower = await start(f"c{number}")
+            await follower.next()
+            await rig.until("SELECT count(*) FROM riverpy_client", 2)
+            leader.client.stop()
+            await follower.until(True)
+            assert await leader_id(rig) == f"c{number}"
+            assert [change.cause for change in await leader.rest()] == [StopCause.CLIENT_STOP]
+            leader = follower
+
+
+async def test_poll_only(rig: Rig) -> None:
+    """EL1: clients that only poll elect, renew and hand over; they do not hear a request."""
+    async with candidate(rig, "a", poll_only=True) as a:
+        await a.until(True)
+        async with candidate(rig, "b", poll_only=True) as b:
+            await rig.schema.execute(
+                "SELECT pg_notify(current_schema() || '.river_leadership', $1)",
+                json.dumps({"action": "request_resign", "leader_id": ""}),
+            )
+            expires = await rig.schema.fetchval("SELECT expires_at FROM river_leader")
+            await rig.until("SELECT expires_at > $1 FROM river_leader", True, expires)
+            assert a.client.is_leader
+            a.client.stop()
+            await b.until(True)
+
+
+async def test_request_from_go(rig: Rig) -> None:
+    """A request to resign as River in Go sends it is heard; the other client leads."""
+    async with candidate(rig, "a", **LONG) as a:
+        await a.until(True)
+        async with candidate(rig, "b", **LONG) as b:
+            await b.next()
+            await rig.until("SELECT count(*) FROM riverpy_client", 2)
+            await rig.schema.execute(
+                "SELECT pg_notify(current_schema() || '.river_leadership', $1)",
+                '{"action":"request_resign","leader_id":""}',
+            )
+            await b.until(True)
+            assert (await a.until(False)).cause is StopCause.LEADERSHIP_LOST
+
+
+# -- trouble
+
+
+async def test_connection_is_killed(rig: Rig) -> None:
+    """The connection of the lease is lost: the term goes on over a new one."""
+    async with candidate(
+        rig, "a", elect_interval=timedelta(seconds=0.2), leader_ttl=timedelta(seconds=5)
+    ) as a:
+        await a.until(True)
+        for _ in range(3):
+            assert await rig.schema.fetchval(
+                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+                " WHERE application_name = 'riverpy reserved' AND datname = current_database()"
+                " AND query LIKE $1",
+                f'%"{rig.schema.name}"%',
+            )
+            expires = await rig.schema.fetchval("SELECT expires_at FROM river_leader")
+            await rig.until("SELECT expires_at > $1 FROM river_leader", True, expires)
+        assert a.client.is_leader
+        a.client.stop()
+        assert len(await a.rest()) == 1
+
+
+@pytest.mark.parametrize("partition", Partition)
+async def test_partition(rig: Rig, partition: Partition) -> None:
+    """A leader that is cut off from the database has ended its term before another leads; when it
+    is back it may lead again, by a later term."""
+    async with proxied(rig.url) as proxy, candidate(rig, "a", url=proxy.url) as a:
+        old = await a.until(True)
+        async with candidate(rig, "b") as b:
+            proxy.partition = partition
+            new = await b.until(True)
+            assert not a.client.is_leader
+            assert (await a.until(False)).cause is StopCause.LEADERSHIP_LOST
+            assert old.elected_at is not None
+            assert new.elected_at is not None
+            assert new.elected_at > old.elected_at
+            await proxy.heal()
+            b.client.stop()
+            await a.until(True)
+
+
+async def test_row_is_gone(rig: Rig) -> None:
+    """LM-08: a crash of the server empties the table: the old term ends, and one client leads by a
+    new one, which the table names."""
+    async with candidate(rig, "a") as a, candidate(rig, "b") as b:
+        await rig.until("SELECT count(*) FROM river_leader", 1)
+        old = await rig.schema.fetchrow("SELECT * FROM river_leader")
+        assert old is not None
+        await rig.schema.execute("TRUNCATE river_leader")
+        loser = a if old["leader_id"] == "a" else b
+        await loser.until(True)
+        assert (await loser.until(False)).cause is StopCause.LEADERSHIP_LOST
+        await rig.until(
+            "SELECT count(*) FROM river_leader WHERE elected_at > $1", 1, old["elected_at"]
+        )
+        held = await rig.schema.fetchrow("SELECT * FROM river_leader")
+        assert held is not None
+        winner = a if held["leader_id"] == "a" else b
+        assert (await winner.until(True)).elected_at >= held["elected_at"]
+        assert [a.client.is_leader, b.client.is_leader].count(True) == 1
+
+
+# -- maintenance
+
+
+class Stuck(MaintenanceService):
+    """A service that records why it was stopped, and ends when it is let."""
+
+    name = "stuck"
+
+    def __init__(self, office: Office, may_end: asyncio.Event, causes: list[Any]) -> None:
+        super().__init__(office)
+        self._may_end, self._causes = may_end, causes
+
+    async def run_once(self, scope: StopScope) -> float:
+        raise NotImplementedError
+
+    async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
+        task_status.started()
+        self._causes.append("up")
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self._causes.append(scope.cause)
+            with anyio.CancelScope(shield=True):
+                await self._may_end.wait()
+            self._causes.append("ended")
+
+
+class Stage:
+    """Replaces the services of each term by one."""
+
+    def __init__(self) -> None:
+        self.causes: list[Any] = []
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+
+    def services(self, office: Office, *_: object) -> list[MaintenanceService]:
+        return [Stuck(office, self.may_end, self.causes)]
+
+    async def until(self, count: int) -> None:
+        """Until so much was recorded."""
+        with anyio.fail_after(PATIENCE):
+            while len(self.causes) < count:
+                await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
+    """The services of each term are one that records."""
+    stage = Stage()
+    monkeypatch.setattr("riverpy._maintenance.candidacy.services", stage.services)
+    return stage
+
+
+async def test_maintenance_ends_before_the_release(rig: Rig, stage: Stage) -> None:
+    """Services are told the cause and have ended before the lease is released."""
+    stage.may_end.clear()
+    async with candidate(rig, "a", **LONG) as a:
+        await a.until(True)
+        await stage.until(1)
+        a.client.stop()
+        await stage.until(2)
+        assert not a.client.is_leader
+        assert await leader_id(rig) == "a"
+        stage.may_end.set()
+        await a.rest()
+        assert await leader_id(rig) is None
+    assert stage.causes == ["up", StopCause.CLIENT_STOP, "ended"]
+    assert rig.report is not None
+    assert rig.report.is_clean
+
+
+async def test_maintenance_is_left(rig: Rig, stage: Stage, log: list[Any]) -> None:
+    """Maintenance that does not end is reported and left behind after its grace: the stop is not
+    clean, and the lease lapses instead of being released."""
+    stage.may_end.clear()
+    async with candidate(rig, "a") as a:
+        await a.until(True)
+        await stage.until(1)
+    assert rig.report is not None
+    assert rig.report.maintenance_left
+    assert not rig.report.is_clean
+    assert await rig.schema.fetchval("SELECT leader_id FROM river_leader") == "a"
+    assert "maintenance did not end and is left behind" in [entry["event"] for entry in log]
+    stage.may_end.set()
+    await stage.until(3)
+
+
+@pytest.mark.parametrize("how", ["cancel", "fault"])
+async def test_term_ends_with_a_broken_run(
+    rig: Rig, stage: Stage, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A run that is cancelled from outside, or has a fault in a sibling of the elector, ends its
+    term like any: with a cause, and the lease released."""
+    broken = asyncio.Event()
+
+    class Sibling:
+        name = "sibling"
+
+        async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
+            task_status.started()
+            await broken.wait()
+            raise LookupError("a fault")
+
+    monkeypatch.setattr(riverpy._work.run.ServiceGroup, "start", _start_beside(Sibling()))
+    client = rig.client(id="a", **LONG)
+    async with client.leadership() as changes:
+        watched = Watched(client, changes)
+        task = asyncio.create_task(client.run())
+        await watched.until(True)
+        await stage.until(1)
+        if how == "cancel":
+            task.cancel()
+        else:
+            broken.set()
+        with pytest.raises(asyncio.CancelledError if how == "cancel" else LookupError):
+            await task
+        (ended,) = await watched.rest()
+    assert ended.cause is StopCause.CLIENT_STOP
+    assert stage.causes == ["up", StopCause.CLIENT_STOP, "ended"]
+    assert await leader_id(rig) is None
+
+
+def _start_beside(sibling: Any) -> Any:
+    """A ServiceGroup.start that starts this beside the elector."""
+    start = ServiceGroup.start
+
+    async def start_both(self: ServiceGroup, service: Any) -> None:
+        await start(self, service)
+        if service.name == "elector":
+            await start(self, sibling)
+
+    return start_both
+
+
+# -- subscribing
+
+
+async def test_slow_subscriber(monkeypatch: pytest.MonkeyPatch, log: list[Any]) -> None:
+    """EL6: one that does not read holds up nobody, and sees all in order; beyond its room the
+    oldest are dropped, counted and warned of once, so that the last is how things stand."""
+    monkeypatch.setattr(leadership, "SIZE", 5)
+    owner = Leadership(lambda: "a")
+    async with LeadershipSubscription(owner) as slow, LeadershipSubscription(owner) as quick:
+        seen = [await anext(quick)]
+        changes = [LeadershipChange(number % 2 == 0, "a") for number in range(8)]
+        for change in changes:
+            owner.publish(change)
+            seen.append(await anext(quick))
+        owner.close()
+        assert seen[1:] == changes
+        assert [change async for change in slow] == changes[-5:]
+        assert slow.dropped == 4
+        assert quick.dropped == 0
+    assert [entry["log_level"] for entry in log] == ["warning"]
+
+
+async def test_subscriptions_end(rig: Rig) -> None:
+    """EL11: a subscription that is left is told nothing more; a later one is told first how things
+    stand; each ends with the run."""
+    async with candidate(rig, "a") as a:
+        await a.until(True)
+        async with a.client.leadership() as late:
+            assert (await anext(late)).is_leader
+        async with a.client.leadership() as later:
+            a.client.stop()
+            with anyio.fail_after(PATIENCE):
+                assert [change.is_leader async for change in later] == [True, False]
+        assert [change async for change in late] == []
