@@ -53,6 +53,8 @@ class Plan:
     """That wait ignores its cancellation."""
     end_gate: asyncio.Event | None = None
     """The end waits for it, whatever happens."""
+    end_error: Exception | None = None
+    """Raised at the end."""
 
 
 class FakeMaintainer:
@@ -93,6 +95,8 @@ class FakeMaintainer:
             self.is_up, self.is_stopped = False, True
             self.house.running.remove(self)
             self.house.say("stop", self.term)
+            if self.plan.end_error is not None:
+                raise self.plan.end_error
 
     async def _start(self) -> None:
         if self.plan.gate is not None:
@@ -143,6 +147,13 @@ class House:
         """How many maintainers of the n-th term were started."""
         await settle()
         return self.events.count(("start", term(number)))
+
+    def open_gates(self) -> None:
+        """Let everything go on that a gate holds."""
+        for maintainer in self.made:
+            for gate in (maintainer.plan.gate, maintainer.plan.end_gate):
+                if gate is not None:
+                    gate.set()
 
     def _make(self, term: Term) -> FakeMaintainer:
         plan = self.plans.pop(0) if self.plans else Plan()

@@ -44,10 +44,7 @@ async def house() -> AsyncGenerator[House]:
     before = asyncio.all_tasks()
     house = House()
     yield house
-    for maintainer in house.made:
-        for gate in (maintainer.plan.gate, maintainer.plan.end_gate):
-            if gate is not None:
-                gate.set()
+    house.open_gates()
     await house.leader.close(0.0)
     await settle()
     assert house.leader.is_clear
@@ -130,6 +127,26 @@ async def test_p04_no_resign_after_the_end(house: House) -> None:
     assert house.resigned == []
 
 
+async def test_p04_no_resign_at_any_turn(house: House) -> None:
+    """P4: at whichever turn of the loop the leadership is lost while the last attempt fails, what
+    is not resigned by then never is."""
+    seen: set[bool] = set()
+    for number in range(1, 21):
+        gate = asyncio.Event()
+        house.plans = [*failing(2), Plan(error=HookError("start 3"), gate=gate)]
+        await house.gain(number)
+        await house.timer.advance(5)
+        gate.set()
+        for _ in range(number - 1):
+            await asyncio.sleep(0)
+        is_resigned = term(number) in house.resigned
+        assert await house.lose()
+        await settle()
+        assert (term(number) in house.resigned) == is_resigned
+        seen.add(is_resigned)
+    assert seen == {False, True}
+
+
 async def test_p05_responsive_between_attempts(house: House) -> None:
     """P5: the leadership that is lost in the pause after a failed start is lost at once: time does
     not have to pass, and nothing is started when it does."""
@@ -207,10 +224,14 @@ async def test_p06_cause_of_cancellation() -> None:
 # -- terms that meet
 
 
-async def test_p07_stale_attempt_stops_nothing(house: House) -> None:
-    """P7: an attempt of an old term that fails late stops nothing of the newer one."""
-    gate = asyncio.Event()
-    house.plans = [Plan(error=HookError("late"), gate=gate, is_deaf=True)]
+@pytest.mark.parametrize("fails", ["start", "end"])
+async def test_p07_stale_attempt_stops_nothing(house: House, fails: str) -> None:
+    """P7: an attempt of an old term whose start or end fails late stops nothing of the newer."""
+    gate, late = asyncio.Event(), HookError("late")
+    if fails == "start":
+        house.plans = [Plan(error=late, gate=gate, is_deaf=True)]
+    else:
+        house.plans = [Plan(end_error=late, end_gate=gate)]
     await house.gain(1)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(house.lose)
@@ -424,6 +445,19 @@ async def test_steady_maintenance_is_forgiven(house: House) -> None:
     assert house.resigned == []
 
 
+async def test_bad_end(house: House, log: list[dict[str, object]]) -> None:
+    """Maintenance that fails while it is stopped has ended: that is logged, and is no failed
+    attempt."""
+    house.plans = [Plan(end_error=HookError("the end failed"))]
+    await house.gain(1)
+    assert await house.lose()
+    await house.timer.advance(FOR_EVER)
+    assert await house.starts(1) == 1
+    (entry,) = [entry for entry in log if entry["log_level"] == "error"]
+    assert entry["event"] == "maintenance did not end well"
+    assert isinstance(entry["exc_info"], HookError)
+
+
 async def test_maker_fails(house: House) -> None:
     """A maintainer that cannot be made counts as one that cannot start."""
 
@@ -575,7 +609,9 @@ class Town:
         return house
 
     async def close(self) -> None:
-        """Cancel them all."""
+        """Cancel them all, and let them end."""
+        for house in self.houses.values():
+            house.open_gates()
         for host in self._hosts.values():
             host.cancel()
         await asyncio.gather(*self._hosts.values(), return_exceptions=True)

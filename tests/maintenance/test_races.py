@@ -126,6 +126,7 @@ class Race:
             gate=self._gate() if self.rng.random() < 0.4 else None,
             is_deaf=self.rng.random() < 0.5,
             end_gate=self._gate() if self.rng.random() < 0.2 else None,
+            end_error=HookError("end") if self.rng.random() < 0.2 else None,
         )
 
     def _gate(self) -> asyncio.Event:
