@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Literal, Protocol, TypeAlias, cast, get_args
 from zoneinfo import ZoneInfo
@@ -227,7 +228,8 @@ def next_time(schedule: PeriodicSchedule, after: datetime) -> datetime | None:
         ConfigError: it returns no aware time, or one that is not after `after`.
         Exception: the schedule failed.
     """
-    due = cast("object", schedule.next(after))
+    with _only_exceptions(schedule_text(schedule)):
+        due = cast("object", schedule.next(after))
     if due is None:
         return None
     if not isinstance(due, datetime) or due.utcoffset() is None:
@@ -238,6 +240,17 @@ def next_time(schedule: PeriodicSchedule, after: datetime) -> datetime | None:
             f"{due.isoformat()} after {after.isoformat()}"
         )
     return due.astimezone(UTC)
+
+
+@contextmanager
+def _only_exceptions(name: str) -> Generator[None]:
+    """Code of the user's, which may not end the process, nor seem to be cancelled."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"{name} raised {type(error).__name__}") from error
 
 
 def _zone(timezone: object) -> ZoneInfo:
@@ -340,7 +353,8 @@ class PeriodicJob:
             Exception: whatever the constructor raised.
         """
         constructor = self._constructor
-        run = constructor() if callable(constructor) else constructor
+        with _only_exceptions(f"the constructor of periodic job {self.id!r}"):
+            run = constructor() if callable(constructor) else constructor
         if run is None:
             return None
         if isinstance(run, Awaitable):

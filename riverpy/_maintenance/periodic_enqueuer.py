@@ -296,7 +296,9 @@ class PeriodicEnqueuer(MaintenanceService):
         return failure is not None and failure.until > self.office.timer.boottime()
 
     def _hold(self, job_id: str, error: Exception) -> None:
-        """It failed: leave it alone for a while."""
+        """It failed: leave it alone for a while. Code of the user's has its traceback logged
+        once."""
+        is_first = job_id not in self._failures
         failure = self._failures.setdefault(job_id, _Failure())
         delay = failure.hold(self.office.timer.boottime())
         self.log.error(
@@ -304,6 +306,7 @@ class PeriodicEnqueuer(MaintenanceService):
             periodic_job_id=job_id,
             error=f"{type(error).__name__}: {describe(error)}",
             retry_in=round(delay, 3),
+            exc_info=error if is_first and not isinstance(error, DATABASE_ERRORS) else None,
         )
 
     # -- the transactions

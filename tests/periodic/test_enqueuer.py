@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -287,13 +288,20 @@ async def test_changed_schedule(schema: Schema) -> None:
 # --- failures
 
 
-async def test_failed_constructor_keeps_its_slot(schema: Schema) -> None:
+@pytest.mark.parametrize(
+    "error", [ValueError("not today"), SystemExit(1), asyncio.CancelledError(), StopIteration()]
+)
+async def test_failed_constructor_keeps_its_slot(
+    schema: Schema,
+    log: list[dict[str, object]],  # noqa: F811
+    error: BaseException,
+) -> None:
     """SK-07: a slot whose job cannot be made is tried again, and is inserted once."""
     fails = [True]
 
     def construct() -> Tick:
         if fails:
-            raise ValueError("not today")
+            raise error
         return Tick()
 
     async with enqueuing(schema, PeriodicJob(MINUTELY, construct, id="ticks")) as one:
@@ -306,6 +314,10 @@ async def test_failed_constructor_keeps_its_slot(schema: Schema) -> None:
         one.wait_out_holds()
         await one.run()
         assert await one.slots("ticks") == [slot]
+        failed, works = log
+        assert type(error).__name__ in str(failed["error"])
+        assert failed["exc_info"] is not None
+        assert works["event"] == "periodic job works again"
 
 
 async def test_refused_insert_keeps_its_slot(schema: Schema) -> None:
