@@ -1,0 +1,393 @@
+"""Jobs of killed workers run again elsewhere, in time; no living job ever does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import tempfile
+import time
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import asyncpg
+import pytest
+
+from riverpy import Client, Config, Job, QueueConfig, Workers
+from riverpy._maintenance.job_rescuer import DEAD_ERROR
+from riverpy._work.reconciler import RESTART_ERROR
+from riverpy.embedded import EmbeddedPostgres
+from riverpy.migrate import migrate_all
+from tests._proxy import proxied
+from tests.cli.worker_process import running_worker
+from tests.work.rig import Task, errors_of, metadata_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from tests.cli.worker_process import WorkerProcess
+    from tests.work.rig import Rig
+
+DEAD_AFTER = timedelta(seconds=2)
+BOUND = DEAD_AFTER.total_seconds() + 15
+"""Seconds within which the jobs of a killed worker run again."""
+QUICK: dict[str, Any] = {
+    "elect_interval": timedelta(milliseconds=200),
+    "leader_ttl": timedelta(milliseconds=900),
+    "dead_after": DEAD_AFTER,
+}
+JOBS = """
+import os, time
+from datetime import timedelta
+from typing import Annotated, ClassVar
+import asyncio, json
+import msgspec, riverpy
+
+workers = riverpy.Workers()
+
+
+class Task(msgspec.Struct, frozen=True):
+    kind: ClassVar[str] = "task"
+    n: Annotated[int, riverpy.Unique] = 0
+
+
+@workers.job(timeout=None)
+async def task(job: riverpy.Job[Task]) -> None:
+    print("began", job.id, flush=True)
+    if job.args.n >= 100:
+        time.sleep(job.args.n / 1000)
+    else:
+        await asyncio.sleep(3600)
+
+
+client = riverpy.Client(
+    workers=workers,
+    queues={"default": riverpy.QueueConfig(max_workers=20)},
+    config=riverpy.Config(
+        schema=os.environ["MY_SCHEMA"],
+        id=os.environ.get("MY_ID"),
+        candidate="MY_CANDIDATE" in os.environ,
+        elect_interval=timedelta(milliseconds=200),
+        leader_ttl=timedelta(milliseconds=900),
+        durable_claims=True,
+    ),
+)
+"""
+
+
+def victim(rig: Rig, directory: Path, *args: str, url: str | None = None, **environ: str) -> Any:
+    """A worker process on the rig's schema, whose jobs never end, or block the loop for n ms."""
+    return running_worker(
+        directory,
+        "jobs:client",
+        "--database-url",
+        url or rig.url,
+        f"--dead-after={DEAD_AFTER.total_seconds():g}s",
+        *args,
+        code=JOBS,
+        MY_SCHEMA=rig.schema.name,
+        **environ,
+    )
+
+
+async def ten_running(rig: Rig, worker: WorkerProcess) -> None:
+    """Let the process work ten jobs."""
+    await worker.until_logged("worker started")
+    await rig.insert_rows(10)
+    for job_id in range(1, 11):
+        await worker.until_printed(f"began {job_id}")
+
+
+async def until_completed(rig: Rig, count: int, since: float) -> None:
+    """Wait until the jobs have run again, within the bound."""
+    with anyio.fail_after(since + BOUND - time.monotonic(), reason="not rescued in time"):
+        sql = "SELECT count(*) FROM river_job WHERE state = 'completed'"
+        while await rig.schema.fetchval(sql) < count:
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def working_rig(rig: Rig) -> Rig:
+    """A rig whose clients end the jobs that the process hangs in."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    return rig
+
+
+@pytest.mark.parametrize("case", ["peer leads", "leader dies", "same name", "same id", "nobody"])
+async def test_killed_worker(working_rig: Rig, tmp_path: Path, case: str) -> None:
+    """LD-07: ten running jobs of a worker that was killed run again elsewhere within `dead_after`
+    and 15 seconds, each with exactly one extra attempt: whoever led, whatever the name or id of the
+    worker that takes over, and when there was none at the time."""
+    rig, settings, environ = working_rig, dict(QUICK), {}
+    if case == "same name":
+        settings["name"] = "here"
+    if case == "same id":
+        settings["id"] = environ["MY_ID"] = "fixed"
+    if case != "peer leads":
+        environ["MY_CANDIDATE"] = "yes"
+    args = ["--name=here"] if case == "same name" else []
+    async with AsyncExitStack() as stack:
+        worker = await stack.enter_async_context(victim(rig, tmp_path, *args, **environ))
+        await ten_running(rig, worker)
+        if case == "leader dies":
+            await rig.until("SELECT count(*) FROM river_leader WHERE expires_at > now()", 1)
+        if case in {"peer leads", "leader dies"}:
+            await stack.enter_async_context(rig.working(**settings))
+        if case == "peer leads":
+            await rig.until("SELECT count(*) FROM river_leader WHERE expires_at > now()", 1)
+        worker.send(signal.SIGKILL)
+        await worker.exit_code()
+        killed = time.monotonic()
+        if case not in {"peer leads", "leader dies"}:
+            await stack.enter_async_context(rig.working(**settings))
+        await until_completed(rig, 10, killed)
+    rows = await rig.schema.jobs()
+    assert [row["attempt"] for row in rows] == [2] * 10
+    assert {len(row["attempted_by"]) for row in rows} == {2}
+    expected = RESTART_ERROR if case == "same id" else DEAD_ERROR
+    assert [[entry["error"] for entry in errors_of(row)] for row in rows] == [[expected]] * 10
+    assert [metadata_of(row) for row in rows] == [{"river:rescue_count": 1}] * 10
+
+
+async def test_same_id_keeps_its_own(rig: Rig) -> None:
+    """LD-07: what a dead predecessor claimed under the same id is rescued at the start, in every
+    queue; what this run works is not, nor what an earlier run of this process left running."""
+    release = asyncio.Event()
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        while not release.is_set() and job.args.n == 1:
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+
+    client = rig.client(
+        id="me", soft_stop_timeout=timedelta(0), hard_stop_timeout=timedelta(milliseconds=50)
+    )
+    async with rig.running(client):
+        await rig.insert_rows(1)  # n = 1
+        await rig.until_state("running")
+    assert rig.report is not None
+    assert rig.report.abandoned
+    await rig.schema.execute("UPDATE river_job SET kind = 'abandoned'")
+    for queue in ("default", "others"):
+        await rig.schema.execute(
+            "INSERT INTO river_job (kind, queue, max_attempts, args, state, attempt, attempted_by,"
+            " attempted_at) VALUES ('task', $1, 25, '{}', 'running', 1, '{me}', now())",
+            queue,
+        )
+    async with rig.running(client):
+        await rig.until("SELECT state::text FROM river_job WHERE id = 2", "completed")
+        await rig.until("SELECT state::text FROM river_job WHERE id = 3", "available")
+        row = await rig.row(1)
+        assert (row["state"], row["attempt"], row["errors"]) == ("running", 1, None)
+        release.set()
+    rows = await rig.schema.jobs()
+    assert [row["attempt"] for row in rows] == [1, 2, 1]
+    assert [len(row["errors"] or ()) for row in rows] == [0, 1, 1]
+
+
+async def server_time_passes(rig: Rig, seconds: float) -> None:
+    """Wait until so much time has passed on the server."""
+    now = await rig.schema.fetchval("SELECT now()")
+    until = now + timedelta(seconds=seconds)
+    await rig.until("SELECT now() >= $1", True, until)
+
+
+async def completed_once(rig: Rig) -> None:
+    """Every job has run once, and nobody has touched it meanwhile."""
+    for row in await rig.schema.jobs():
+        assert (row["state"], row["attempt"]) == ("completed", 1)
+        assert (row["errors"], metadata_of(row)) == (None, {})
+        assert len(row["attempted_by"]) == 1
+
+
+@pytest.mark.parametrize("frozen", ["riverpy reserved", "riverpy claims", "riverpy results"])
+async def test_frozen_connection(rig: Rig, frozen: str) -> None:
+    """LD-14: one connection of a worker is frozen for twice `dead_after` while it works: its jobs
+    are not rescued, and end once."""
+    began, release = asyncio.Event(), asyncio.Event()
+
+    @rig.job(timeout=None)
+    async def work(job: Job[Task]) -> None:
+        began.set()
+        await release.wait()
+
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(proxied(rig.url))
+        leader = await stack.enter_async_context(leading(rig))
+        worker = await stack.enter_async_context(
+            rig.working(url=proxy.url, candidate=False, **QUICK)
+        )
+        await worker.insert(Task())
+        await began.wait()
+        proxy.hold(frozen)
+        await server_time_passes(rig, 2 * DEAD_AFTER.total_seconds() + 1)
+        assert leader.is_leader
+        assert await rig.states() == {"running": 1}
+        await proxy.release()
+        release.set()
+        await rig.until_state("completed")
+    await completed_once(rig)
+
+
+@asynccontextmanager
+async def leading(rig: Rig, url: str | None = None) -> AsyncGenerator[Client]:
+    """A client that works another queue, and leads."""
+    workers = Workers()
+
+    @workers.job(kind="other")
+    async def other(job: Job) -> None:  # type: ignore[type-arg]
+        pass
+
+    client = Client(
+        url or rig.url,
+        workers=workers,
+        queues={"others": QueueConfig(max_workers=1)},
+        config=Config(schema=rig.schema.name, hard_stop_timeout=timedelta(seconds=1), **QUICK),
+    )
+    async with client, client.working():
+        await rig.until("SELECT count(*) FROM river_leader WHERE expires_at > now()", 1)
+        yield client
+
+
+async def test_outage(rig: Rig) -> None:
+    """LD-18: after an outage of twice `dead_after`, in which nobody could give a sign of life, no
+    job that went on meanwhile is rescued: the leader was not in contact either."""
+    began, release = asyncio.Event(), asyncio.Event()
+
+    @rig.job(timeout=None)
+    async def work(job: Job[Task]) -> None:
+        began.set()
+        await release.wait()
+
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(proxied(rig.url))
+        await stack.enter_async_context(leading(rig, proxy.url))
+        worker = await stack.enter_async_context(
+            rig.working(url=proxy.url, candidate=False, **QUICK)
+        )
+        await worker.insert(Task())
+        await began.wait()
+        proxy.refusing = True
+        proxy.cut()
+        await server_time_passes(rig, 2 * DEAD_AFTER.total_seconds())
+        proxy.refusing = False
+        back = await rig.schema.fetchval("SELECT clock_timestamp()")
+        await rig.until("SELECT count(*) FROM river_leader WHERE elected_at > $1", 1, back)
+        await server_time_passes(rig, DEAD_AFTER.total_seconds() + 1)
+        assert await rig.states() == {"running": 1}
+        release.set()
+        await rig.until_state("completed")
+    await completed_once(rig)
+
+
+async def test_handler_blocks_the_loop(rig: Rig, tmp_path: Path) -> None:
+    """LM-14: a handler that blocks the event loop for half of `dead_after` is not rescued, and its
+    result is stored."""
+    async with leading(rig), victim(rig, tmp_path) as worker:
+        await worker.until_logged("worker started")
+        blocked = round(DEAD_AFTER.total_seconds() * 500)
+        await rig.schema.execute(
+            "INSERT INTO river_job (kind, max_attempts, args)"
+            " VALUES ('task', 25, json_build_object('n', $1::int))",
+            blocked,
+        )
+        await rig.until_state("completed")
+        await server_time_passes(rig, DEAD_AFTER.total_seconds())
+    await completed_once(rig)
+
+
+async def test_server_restarts(tmp_path: Path) -> None:
+    """LD-07, LD-18: a worker is killed while its server is down after a crash: its jobs run again
+    when the server is back, and those of a worker that lived through it do not."""
+    ran: list[int] = []
+    release = asyncio.Event()
+    workers = Workers()
+
+    @workers.job(kind="task", timeout=None)
+    async def task(job: Job) -> None:  # type: ignore[type-arg]
+        ran.append(job.id)
+        if job.queue == "mine":
+            await release.wait()
+
+    with tempfile.TemporaryDirectory(prefix="rp-", dir="/tmp") as base:
+        Path(base).chmod(0o711)
+        server = EmbeddedPostgres("rescue", base_dir=Path(base), settings={"fsync": "off"})
+        url = await asyncio.to_thread(server.start)
+        try:
+            await with_restart(server, url, tmp_path, workers, ran, release)
+        finally:
+            await asyncio.to_thread(server.remove)
+
+
+async def with_restart(
+    server: EmbeddedPostgres,
+    url: str,
+    directory: Path,
+    workers: Workers,
+    ran: list[int],
+    release: asyncio.Event,
+) -> None:
+    """The test above, with its server."""
+    insert = "INSERT INTO river_job (kind, queue, max_attempts, args) VALUES ('task', $1, 25, '{}')"
+    connection = await asyncpg.connect(url)
+    await migrate_all(connection)
+    client = Client(
+        url,
+        workers=workers,
+        queues={"mine": QueueConfig(max_workers=1)},
+        config=Config(
+            soft_stop_timeout=timedelta(0),
+            hard_stop_timeout=timedelta(seconds=1),
+            durable_claims=True,
+            **QUICK,
+        ),
+    )
+    arguments = ("jobs:client", "--database-url", url, "--dead-after=2s")
+    async with (
+        running_worker(directory, *arguments, code=JOBS, MY_SCHEMA="public") as worker,
+        client,
+        client.working(),
+    ):
+        await worker.until_logged("worker started")
+        await connection.executemany(insert, [["default"], ["mine"]])
+        await worker.until_printed("began 1")
+        while not ran:
+            await asyncio.sleep(0.01)
+        await connection.close()
+        pid = int((server.directory / "data" / "postmaster.pid").read_text().split()[0])
+        await anyio.run_process(["kill", "-QUIT", str(pid)])
+        worker.send(signal.SIGKILL)
+        await worker.exit_code()
+        while Path(f"/proc/{pid}").exists():
+            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(server.start) == url
+        connection = await asyncpg.connect(url)
+        with anyio.fail_after(BOUND, reason="not rescued in time"):
+            while await connection.fetchval("SELECT state::text FROM river_job WHERE id = 1") != (
+                "available"
+            ):
+                await asyncio.sleep(0.01)
+        row = await connection.fetchrow("SELECT * FROM river_job WHERE id = 2")
+        assert row is not None
+        assert (row["state"], row["attempt"]) == ("running", 1)
+        release.set()
+        with anyio.fail_after(BOUND, reason="not stored in time"):
+            while await connection.fetchval("SELECT state::text FROM river_job WHERE id = 2") != (
+                "completed"
+            ):
+                await asyncio.sleep(0.01)
+    row = await connection.fetchrow("SELECT * FROM river_job WHERE id = 1")
+    await connection.close()
+    assert row is not None
+    assert [json.loads(text)["error"] for text in row["errors"]] == [DEAD_ERROR]
+    assert ran == [2]
