@@ -176,12 +176,13 @@ class FakeService(MaintenanceService):
         office: Office,
         name: str = "fake",
         *,
+        start_gate: asyncio.Event | None = None,
         start_error: Exception | None = None,
-        pass_error: Exception | None = None,
     ) -> None:
         self.name = name
         super().__init__(office)
-        self.start_error, self.pass_error = start_error, pass_error
+        self.start_gate, self.start_error = start_gate, start_error
+        self.pass_error: Exception | None = None
         self.during_pass: Callable[[], object] | None = None
         """Called in the next pass."""
         self.prepared = self.passes = 0
@@ -189,6 +190,8 @@ class FakeService(MaintenanceService):
         self.is_over = False
 
     async def prepare(self) -> None:
+        if self.start_gate is not None:
+            await self.start_gate.wait()
         if self.start_error is not None:
             raise self.start_error
         self.prepared += 1

@@ -148,10 +148,14 @@ async def test_failing_passes(shop: Shop, log: list[dict[str, object]]) -> None:
     before = shop.service.passes
     await shop.advance(9)
     assert shop.service.passes == before + 1
+    await shop.advance(100)
+    shop.service.pass_error = ConnectionRefusedError("no database again")
+    await shop.advance(100)
     events = [(entry["log_level"], entry["event"]) for entry in log]
     assert [event for event in events if event[0] != "debug"] == [
         ("warning", "maintenance failed, trying again"),
         ("info", "maintenance works again"),
+        ("warning", "maintenance failed, trying again"),
     ]
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from riverpy._cluster.lease import Term
+    from riverpy._maintenance.base import Office
 
 pytestmark = pytest.mark.usefixtures("log")
 FOR_EVER = 3600.0
@@ -164,7 +165,8 @@ async def test_p05_responsive_between_attempts(house: House) -> None:
 class Terms:
     """A MaintenanceLeader whose maintainers are real, with services that count."""
 
-    def __init__(self, make_services: Callable[[Terms, int], list[dict[str, Exception]]]) -> None:
+    def __init__(self, make_services: Callable[[Office, int], list[FakeService]]) -> None:
+        """Make it. `make_services` makes those of the n-th attempt, from 0."""
         self.timer = VirtualTimer()
         self.attempts: list[list[FakeService]] = []
         self._make_services = make_services
@@ -172,18 +174,13 @@ class Terms:
 
     def _make(self, term: Term) -> Maintainer:
         office, _ = office_without_database(self.timer, term)
-        plans = self._make_services(self, len(self.attempts))
-        services = [
-            FakeService(office, f"service {n}", start_error=plan.get("start"))
-            for n, plan in enumerate(plans)
-        ]
-        self.attempts.append(services)
-        return Maintainer(office, services)
+        self.attempts.append(self._make_services(office, len(self.attempts)))
+        return Maintainer(office, self.attempts[-1])
 
 
-def two_good(_terms: Terms, _attempt: int) -> list[dict[str, Exception]]:
+def two_good(office: Office, _attempt: int) -> list[FakeService]:
     """Two services that start."""
-    return [{}, {}]
+    return [FakeService(office, "first"), FakeService(office, "second")]
 
 
 async def test_p06_cause_of_demotion() -> None:
@@ -386,8 +383,9 @@ async def test_p11_partial_start_is_rolled_back() -> None:
     """P11: when one service cannot start, those that could are ended before the next attempt, which
     starts all anew."""
 
-    def third_fails_once(_terms: Terms, attempt: int) -> list[dict[str, Exception]]:
-        return [{}, {}, {"start": HookError("third")} if attempt == 0 else {}]
+    def third_fails_once(office: Office, attempt: int) -> list[FakeService]:
+        error = HookError("third") if attempt == 0 else None
+        return [*two_good(office, attempt), FakeService(office, "third", start_error=error)]
 
     terms = Terms(third_fails_once)
     terms.leader.begin(term(1))
@@ -405,14 +403,21 @@ async def test_p11_partial_start_is_rolled_back() -> None:
 async def test_p22_no_pass_before_all_are_up() -> None:
     """P22: no service makes a pass before all have started, so a start that fails repeats no first
     pass."""
+    gate = asyncio.Event()
 
-    def second_fails_once(_terms: Terms, attempt: int) -> list[dict[str, Exception]]:
-        return [{}, {"start": HookError("second")} if attempt == 0 else {}]
+    def second_fails_once(office: Office, attempt: int) -> list[FakeService]:
+        error = HookError("second") if attempt == 0 else None
+        second = FakeService(office, "second", start_gate=gate, start_error=error)
+        return [FakeService(office, "first"), second]
 
     terms = Terms(second_fails_once)
     terms.leader.begin(term(1))
+    await terms.timer.advance(5)
+    (first,) = terms.attempts
+    assert [service.prepared for service in first] == [1, 0]
+    gate.set()
     await terms.timer.advance(3)
-    first, second = terms.attempts
+    _, second = terms.attempts
     assert [service.passes for service in first] == [0, 0]
     assert [service.passes for service in second] == [1, 1]
     assert await terms.leader.end(StopCause.CLIENT_STOP)
