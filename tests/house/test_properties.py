@@ -8,8 +8,8 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "docs" / "properties.md"
-_NUMBER = re.compile(r"\b[A-Z]{2}-\d\d\b")
-_ROW = re.compile(r"^\| ([A-Z]{2}-\d\d) \| [^|]+ \| ([^|]+) \|$", re.MULTILINE)
+_NUMBER = re.compile(r"\b(?:[A-Z]{2}-\d\d|P\d{1,2})\b")
+_ROW = re.compile(r"^\| ([A-Z]{2}-\d\d|P\d{1,2}) \| [^|]+ \| ([^|]+) \|$", re.MULTILINE)
 
 
 def numbers_of_tests() -> dict[str, set[str]]:
