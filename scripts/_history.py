@@ -1,0 +1,310 @@
+"""What a fleet did, as its tables tell, and what of it must not be.
+
+All times are by the server's clock. The workers run on its machine and read the same clock, so that
+an act has the time at which it was done, whatever became of the row's way into its table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from datetime import datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    import asyncpg
+
+STATEMENTS = dict(
+    re.findall(
+        r"^-- name: (\w+)\n(.*?;)\n*(?=^-- name|\Z)",
+        Path(__file__).with_name("history.sql").read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
+)
+
+
+class Term(NamedTuple):
+    """One leadership. A newer one was elected later."""
+
+    elected_at: datetime
+    leader_id: str
+
+    def __str__(self) -> str:
+        return f"term of {self.leader_id} since {self.elected_at:%H:%M:%S.%f}"
+
+
+class Act(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process did or saw."""
+
+    process: str
+    what: str
+    """`begin` and `end` of a term as the client tells, `pass` of a service in it, `attempt` at a
+    job, or `stall`: `at` is the end of a time that the process was frozen, or not run, since
+    `stalled_since`."""
+    at: datetime
+    term: Term | None = None
+    stalled_since: datetime | None = None
+    job_id: int | None = None
+    attempt: int | None = None
+
+
+class TermWrite(msgspec.Struct, frozen=True):
+    """A row that a term wrote through its fence."""
+
+    term: Term
+    number: int
+    committed_at: datetime
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """A periodic job that was inserted."""
+
+    periodic_id: str
+    scheduled_at: datetime
+    created_at: datetime
+
+
+class JobEnd(msgspec.Struct, frozen=True):
+    """How a job stands when all is over."""
+
+    id: int
+    state: str
+    attempt: int
+    rescues: int
+    errors: int
+
+
+class Crash(NamedTuple):
+    """A time in which the server recovered from an immediate shutdown. River's table of leaders is
+    unlogged: it is empty then, so that the next bid wins while the old leader still trusts
+    itself."""
+
+    began: datetime
+    ended: datetime
+
+
+class Span(NamedTuple):
+    """One term, from its election to the last moment in which it was acted under."""
+
+    term: Term
+    process: str
+    ended: datetime
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """One thing that must not be."""
+
+    rule: str
+    text: str
+
+
+class History(msgspec.Struct, kw_only=True):
+    """All that is known of a run."""
+
+    acts: list[Act] = msgspec.field(default_factory=list)
+    writes: list[TermWrite] = msgspec.field(default_factory=list)
+    slots: list[Slot] = msgspec.field(default_factory=list)
+    jobs: list[JobEnd] = msgspec.field(default_factory=list)
+    inserted: list[int] = msgspec.field(default_factory=list)
+    """The ids of the jobs whose insert was answered."""
+    crashes: list[Crash] = msgspec.field(default_factory=list)
+    trust: timedelta = timedelta(seconds=15)
+    """How long a leader trusts itself without an answer of the server, at most."""
+
+    def spans(self) -> list[Span]:
+        """The terms, in the order of their election.
+
+        A term is over when its process says so. Nothing says so for a process that was killed, and
+        too late for one that was frozen meanwhile: there the last act counts.
+        """
+        stalls = defaultdict[str, list[tuple[datetime, datetime]]](list)
+        of_term = defaultdict[Term, list[Act]](list)
+        for act in self.acts:
+            if act.stalled_since is not None:
+                stalls[act.process].append((act.stalled_since, act.at))
+            if act.term is not None:
+                of_term[act.term].append(act)
+        spans: list[Span] = []
+        for term, acts in sorted(of_term.items()):
+            process = acts[0].process
+            acted = [act.at for act in acts if act.what != "end"]
+            ended = [act.at for act in acts if act.what == "end"]
+            was_stalled = any(
+                since <= max(ended, default=until) and until >= term.elected_at
+                for since, until in stalls[process]
+            )
+            known = acted if was_stalled and acted else acted + ended
+            spans.append(Span(term, process, max(known)))
+        return spans
+
+    def gaps(self) -> list[float]:
+        """Seconds without a leader between one term and the next, where there were any."""
+        return [
+            max((after.term.elected_at - before.ended).total_seconds(), 0.0)
+            for before, after in pairwise(self.spans())
+        ]
+
+
+def check(history: History) -> list[Violation]:
+    """What of a history must not be; empty if all is well."""
+    return [
+        *_check_terms(history),
+        *_check_writes(history),
+        *_check_slots(history.slots),
+        *_check_jobs(history),
+    ]
+
+
+def _check_terms(history: History) -> Iterator[Violation]:
+    for before, after in pairwise(history.spans()):
+        if before.ended <= after.term.elected_at:
+            continue
+        allowed = any(
+            before.term.elected_at <= crash.ended <= after.term.elected_at
+            and before.ended <= crash.ended + history.trust
+            for crash in history.crashes
+        )
+        if not allowed:
+            yield Violation(
+                "no overlap of terms",
+                f"{before.process} acted in the {before.term} until {before.ended:%H:%M:%S.%f}, "
+                f"after {after.process} was elected: {after.term}",
+            )
+    processes = defaultdict[Term, set[str]](set)
+    for act in history.acts:
+        if act.term is not None:
+            processes[act.term].add(act.process)
+    for term, names in processes.items():
+        if len(names) > 1:
+            yield Violation("one holder a term", f"{', '.join(sorted(names))} acted in the {term}")
+
+
+def _check_writes(history: History) -> Iterator[Violation]:
+    begins = sorted((act.at, act.term) for act in history.acts if act.what == "begin" and act.term)
+    newest: Term | None = None
+    for write in sorted(history.writes, key=lambda write: (write.committed_at, write.term)):
+        while begins and begins[0][0] < write.committed_at:
+            newest = max(newest or begins[0][1], begins.pop(0)[1])
+        if newest is not None and write.term < newest:
+            yield Violation(
+                "no write of an older term after one of a newer",
+                f"write {write.number} of the {write.term} was committed at "
+                f"{write.committed_at:%H:%M:%S.%f}, after the beginning of the {newest}",
+            )
+        newest = max(newest or write.term, write.term)
+
+
+# --- periodic slots
+
+PERIOD = timedelta(seconds=1)
+"""Of every periodic job of the fleet. Each is named after what it does about missed slots."""
+SKIP_TOLERANCE = timedelta(seconds=5)
+"""How late a slot may be inserted of a job that skips what it missed."""
+
+
+def _check_slots(slots: Iterable[Slot]) -> Iterator[Violation]:
+    by_id = defaultdict[str, list[Slot]](list)
+    for slot in slots:
+        by_id[slot.periodic_id].append(slot)
+    for periodic_id, found in by_id.items():
+        found.sort(key=lambda slot: (slot.scheduled_at, slot.created_at))
+        for before, after in pairwise(found):
+            reason = _fault_between(periodic_id, before, after)
+            if reason:
+                yield Violation(
+                    "every slot as its policy says",
+                    f"{periodic_id}: {reason}: {_line(before)}, then {_line(after)}",
+                )
+        for slot in found:
+            if slot.created_at < slot.scheduled_at:
+                yield Violation("no slot early", f"{periodic_id}: {_line(slot)}")
+            elif periodic_id == "skip" and _lateness(slot) > SKIP_TOLERANCE:
+                yield Violation(
+                    "every slot as its policy says", f"skip: was caught up: {_line(slot)}"
+                )
+
+
+def _fault_between(periodic_id: str, before: Slot, after: Slot) -> str | None:
+    step = after.scheduled_at - before.scheduled_at
+    if not step:
+        return "twice"
+    if step % PERIOD:
+        return "beside its times"
+    if periodic_id == "all" and step > PERIOD:
+        return "slots are missing"
+    if periodic_id == "one":
+        if after.scheduled_at + PERIOD <= before.created_at:
+            return "caught up more than one of a gap"
+        if step > PERIOD and max(_lateness(before), _lateness(after)) < PERIOD:
+            return "nothing was caught up of a gap"
+    return None
+
+
+def _lateness(slot: Slot) -> timedelta:
+    return slot.created_at - slot.scheduled_at
+
+
+def _line(slot: Slot) -> str:
+    return f"{slot.scheduled_at:%H:%M:%S.%f} inserted at {slot.created_at:%H:%M:%S.%f}"
+
+
+# --- jobs
+
+
+def _check_jobs(history: History) -> Iterator[Violation]:
+    begun = Counter((act.job_id, act.attempt) for act in history.acts if act.what == "attempt")
+    attempts = Counter(job_id for job_id, _ in begun)
+    for job in history.jobs:
+        if job.state != "completed":
+            yield Violation("every job completed", f"{job}")
+        elif job.attempt != 1 + job.rescues or job.errors != job.rescues:
+            yield Violation("one attempt, and one for each rescue", f"{job}")
+        elif not 1 <= attempts[job.id] <= job.attempt:
+            yield Violation("no job without an attempt", f"{attempts[job.id]} begun of {job}")
+    for (job_id, attempt), count in begun.items():
+        if count > 1:
+            yield Violation("no attempt twice", f"job {job_id} attempt {attempt}: {count} times")
+    for job_id in sorted(set(history.inserted) - {job.id for job in history.jobs}):
+        yield Violation("no job lost", f"job {job_id}")
+
+
+# --- reading
+
+
+async def read(connection: asyncpg.Connection) -> History:
+    """What the tables tell. Crashes and inserted ids are the caller's to add."""
+
+    async def rows(name: str) -> list[Mapping[str, Any]]:
+        return await connection.fetch(STATEMENTS[name])
+
+    return History(
+        acts=[_act(row) for row in await rows("acts")],
+        writes=[
+            TermWrite(_term(row), row["number"], row["committed_at"])
+            for row in await rows("term_writes")
+        ],
+        slots=[Slot(**row) for row in await rows("slots")],
+        jobs=[JobEnd(**row) for row in await rows("jobs")],
+    )
+
+
+def _term(row: Mapping[str, Any]) -> Term:
+    return Term(row["elected_at"], row["leader_id"])
+
+
+def _act(row: Mapping[str, Any]) -> Act:
+    return Act(
+        process=row["process"],
+        what=row["what"],
+        at=row["at"],
+        term=None if row["leader_id"] is None else _term(row),
+        stalled_since=row["stalled_since"],
+        job_id=row["job_id"],
+        attempt=row["attempt"],
+    )

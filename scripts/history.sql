@@ -1,0 +1,65 @@
+-- The history of a fleet: what its workers did, in tables of their own. `at` and `written_at` are by the server's clock.
+
+-- name: create
+create schema history;
+create table history.act (
+  process text not null,
+  number int not null,
+  what text not null,
+  leader_id text,
+  elected_at timestamptz,
+  stalled_since timestamptz,
+  job_id bigint,
+  attempt int,
+  at timestamptz not null,
+  written_at timestamptz not null default clock_timestamp(),
+  primary key (process, number)
+);
+create table history.term_write (
+  leader_id text not null,
+  elected_at timestamptz not null,
+  number int not null,
+  at timestamptz not null default clock_timestamp()
+);
+
+-- name: act
+-- An answer that was lost makes the process send it twice.
+insert into history.act (process, number, what, leader_id, elected_at, stalled_since, job_id, attempt, at)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+on conflict do nothing;
+
+-- name: term_write
+insert into history.term_write (leader_id, elected_at, number) values ($1, $2, $3);
+
+-- name: acts
+select process, what, leader_id, elected_at, stalled_since, job_id, attempt, at
+from history.act
+order by at, process, number;
+
+-- name: term_writes
+select leader_id, elected_at, number, pg_xact_commit_timestamp(xmin) as committed_at
+from history.term_write
+order by committed_at;
+
+-- name: slots
+select
+  metadata ->> 'river:periodic_job_id' as periodic_id,
+  scheduled_at,
+  created_at
+from river_job
+where metadata ? 'river:periodic_job_id'
+order by scheduled_at, id;
+
+-- name: jobs
+select
+  id,
+  state::text as state,
+  attempt::int as attempt,
+  coalesce((metadata ->> 'river:rescue_count')::int, 0) as rescues,
+  coalesce(array_length(errors, 1), 0) as errors
+from river_job
+where not metadata ? 'river:periodic_job_id'
+order by id;
+
+-- name: unfinished
+select count(*) from river_job where state not in ('completed', 'discarded', 'cancelled');
