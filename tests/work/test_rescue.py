@@ -8,7 +8,7 @@ import signal
 import tempfile
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -304,6 +304,46 @@ async def test_handler_blocks_the_loop(rig: Rig, tmp_path: Path) -> None:
         await rig.until_state("completed")
         await server_time_passes(rig, DEAD_AFTER.total_seconds())
     await completed_once(rig)
+
+
+@pytest.mark.parametrize("minutes", [10, -10])
+async def test_clock_of_a_client(rig: Rig, monkeypatch: pytest.MonkeyPatch, minutes: int) -> None:
+    """SK-19: with a clock that is ten minutes off, a client leads, works new jobs, starts none
+    before its time, rescues no living job, and ends none before it began."""
+
+    class Shifted(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            return datetime.now(tz) + timedelta(minutes=minutes)
+
+    for module in ("_clock", "_work.failure"):
+        monkeypatch.setattr(f"riverpy.{module}.datetime", Shifted)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 60 * minutes)
+    release = asyncio.Event()
+
+    @rig.job(timeout=None)
+    async def work(job: Job[Task]) -> None:
+        if job.args.n == 0:
+            await release.wait()
+
+    async with rig.working(**QUICK) as client:
+        await client.insert(Task())
+        await rig.until_state("running")
+        await rig.schema.execute(
+            "INSERT INTO river_job (kind, max_attempts, args, state, scheduled_at)"
+            """ SELECT 'task', 25, '{"n": 1}', 'scheduled', now() + i * interval '0.5 seconds'"""
+            " FROM generate_series(1, 4) AS i"
+        )
+        await client.insert(Task(n=2))
+        await rig.until_state("completed", 5)
+        await server_time_passes(rig, DEAD_AFTER.total_seconds() + 1)
+        assert client.is_leader
+        release.set()
+        await rig.until_state("completed", 6)
+    await completed_once(rig)
+    for row in await rig.schema.jobs():
+        assert row["scheduled_at"] <= row["attempted_at"] <= row["finalized_at"]
 
 
 async def test_server_restarts(tmp_path: Path) -> None:
