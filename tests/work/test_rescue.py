@@ -327,7 +327,8 @@ async def test_clock_of_a_client(rig: Rig, monkeypatch: pytest.MonkeyPatch, minu
         if job.args.n == 0:
             await release.wait()
 
-    async with rig.working(**QUICK) as client:
+    poll = timedelta(milliseconds=100)
+    async with rig.working(fetch_poll_interval=poll, **QUICK) as client:
         await client.insert(Task())
         await rig.until_state("running")
         await rig.schema.execute(
