@@ -70,6 +70,8 @@ class Outage:
     def __init__(self, client_id: str | None = None) -> None:
         """Make it. The lines name the client, if it is given."""
         self._lost: set[str] = set()
+        self.count = 0
+        """How many outages were told of."""
         self._log: Any = structlog.get_logger("riverpy").bind()
         if client_id is not None:
             self._log = self._log.bind(client_id=client_id)
@@ -77,6 +79,7 @@ class Outage:
     def lost(self, connection: str, error: BaseException) -> None:
         """A connection is lost, or cannot be made."""
         if not self._lost:
+            self.count += 1
             self._log.warning(
                 "database connection lost",
                 connection=connection,
@@ -110,6 +113,8 @@ class DedicatedConnection:
         self._outage = outage
         self._connection: Connection | None = None
         self._was_connected = False
+        self._outages = 0
+        """How many there were when it was made."""
         self._lock = anyio.Lock()
         self._backoff = Backoff(RECONNECT_FIRST, RECONNECT_MOST)
 
@@ -121,6 +126,7 @@ class DedicatedConnection:
         """
         self._connection = await self._connect()
         self._was_connected = True
+        self._outages = self._outage.count
 
     @asynccontextmanager
     async def use(self, purpose: str, bound: float) -> AsyncGenerator[Connection]:
@@ -137,10 +143,8 @@ class DedicatedConnection:
             with anyio.fail_after(bound, reason=purpose):
                 async with self._lock:
                     connection = self._connection
-                    if connection is not None and connection.is_closed():
-                        self._outage.lost(self.name, ConnectionError("the server has closed it"))
-                        connection = None
-                    if connection is None:
+                    if connection is None or connection.is_closed():
+                        self._tell_closed(connection)
                         connection = await self._reconnect()
                     try:
                         yield connection
@@ -160,6 +164,11 @@ class DedicatedConnection:
         connection, self._connection = self._connection, None
         if connection is not None:
             await close(connection)
+
+    def _tell_closed(self, connection: Connection | None) -> None:
+        """It ended while nobody used it, which may be part of an outage that was told of."""
+        if connection is not None and self._outages == self._outage.count:
+            self._outage.lost(self.name, ConnectionError("the server has closed it"))
 
     def _discard(self) -> None:
         connection, self._connection = self._connection, None
@@ -183,6 +192,7 @@ class DedicatedConnection:
         if self._was_connected and self.reconnected is not None:
             self.reconnected()
         self._was_connected = True
+        self._outages = self._outage.count
         return connection
 
 

@@ -13,13 +13,12 @@ import pytest
 
 from riverpy import Client, Config, QueueConfig, Workers
 from riverpy._lifecycle import ServiceGroup
-from riverpy._work.run import Run
-from riverpy._work.subscriptions import Subscriptions
 from tests.work.rig import Rig, Task
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from riverpy._work.run import Run
     from tests._database import Schema
 
 CYCLES = 150
@@ -49,16 +48,9 @@ def seeded() -> random.Random:
 
 def new_run(rig: Rig) -> Run:
     """The parts of a client, not started."""
-    config = Config(schema=rig.schema.name, hard_stop_timeout=timedelta(seconds=1))
-    return Run(
-        rig.url,
-        config,
-        client_id="stress",
-        workers=rig.workers,
-        queues={"default": QueueConfig(max_workers=5)},
-        subscriptions=Subscriptions(),
-        abandoned=frozenset(),
-    )
+    config = Config(schema=rig.schema.name, id="stress", hard_stop_timeout=timedelta(seconds=1))
+    queues = {"default": QueueConfig(max_workers=5)}
+    return Client(rig.url, workers=rig.workers, queues=queues, config=config)._new_run()
 
 
 async def random_moment(rng: random.Random) -> None:
@@ -83,7 +75,7 @@ async def nothing_left(rig: Rig) -> AsyncGenerator[None]:
     )
 
 
-@pytest.mark.parametrize("name", ["notifier", "producer", "reconciler", "completer"])
+@pytest.mark.parametrize("name", ["notifier", "producer", "elector", "reconciler", "completer"])
 async def test_each_service(rig: Rig, seeded: random.Random, name: str) -> None:
     """SC-01, SC-19: each service alone, stopped or cancelled at a random moment of its start or
     work, with its connections kept."""
@@ -106,7 +98,9 @@ async def test_each_service(rig: Rig, seeded: random.Random, name: str) -> None:
 async def one_cycle(parts: Run, name: str, rng: random.Random) -> None:
     """Start the service, wait for a moment, stop it."""
     cancel = rng.random() < 0.3
-    services = {
+    assert parts._candidacy is not None
+    services: dict[str, Any] = {
+        "elector": parts._candidacy.elector,
         "notifier": parts._make_notifier(),
         "producer": parts.producers["default"],
         "reconciler": parts._reconciler,
