@@ -44,12 +44,13 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     leader_ttl: float = 15.0
     dead_after: float = 60.0
     slots: int = 20
-    """Jobs at a time; 0: it inserts only, and may lead."""
+    """Jobs at a time."""
     poll_only: bool = False
     periodic_jobs: bool = True
     """Whether it brings the periodic jobs whose slots the checker counts."""
+    name: str = ""
     history_url: str = ""
-    """Where it records its history: past the proxy. The fleet fills it in."""
+    """Where it records its history: past the proxy. The fleet fills in both."""
 
 
 class Shutdown(Enum):
@@ -181,7 +182,8 @@ class Worker:
     def _environment(self) -> dict[str, str]:
         ours = ("RIVERPY_", "PG", "DATABASE_URL")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-        return {**kept, SETTINGS_VARIABLE: msgspec.json.encode(self.settings).decode()}
+        settings = msgspec.json.encode(self.settings).decode()
+        return {**kept, SETTINGS_VARIABLE: settings}
 
 
 class Fleet:
@@ -198,7 +200,7 @@ class Fleet:
         """A further worker, whose process is not started yet."""
         proxy = Proxy(self.server.url)
         await proxy.start()
-        settings = msgspec.structs.replace(settings, history_url=self.server.url)
+        settings = msgspec.structs.replace(settings, name=name, history_url=self.server.url)
         worker = Worker(name, settings, proxy, self.directory / f"{name}.log")
         self.workers.append(worker)
         return worker

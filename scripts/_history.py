@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     import asyncpg
 
@@ -156,7 +156,7 @@ def check(history: History) -> list[Violation]:
     return [
         *_check_terms(history),
         *_check_writes(history),
-        *_check_slots(history.slots),
+        *_check_slots(history),
         *_check_jobs(history),
     ]
 
@@ -202,48 +202,49 @@ def _check_writes(history: History) -> Iterator[Violation]:
 
 # --- periodic slots
 
+POLICIES = ("skip", "one", "all")
+"""What the periodic jobs of a fleet do about slots that were missed; they are named after it."""
 PERIOD = timedelta(seconds=1)
-"""Of every periodic job of the fleet. Each is named after what it does about missed slots."""
-SKIP_TOLERANCE = timedelta(seconds=5)
-"""How late a slot may be inserted of a job that skips what it missed."""
+"""Of each of them."""
 
 
-def _check_slots(slots: Iterable[Slot]) -> Iterator[Violation]:
+def _check_slots(history: History) -> Iterator[Violation]:
     by_id = defaultdict[str, list[Slot]](list)
-    for slot in slots:
+    for slot in history.slots:
         by_id[slot.periodic_id].append(slot)
     for periodic_id, found in by_id.items():
         found.sort(key=lambda slot: (slot.scheduled_at, slot.created_at))
         for before, after in pairwise(found):
-            reason = _fault_between(periodic_id, before, after)
-            if reason:
+            if fault := _fault_between(before, after):
                 yield Violation(
                     "every slot as its policy says",
-                    f"{periodic_id}: {reason}: {_line(before)}, then {_line(after)}",
+                    f"{periodic_id}: {fault}: {_line(before)}, then {_line(after)}",
                 )
         for slot in found:
-            if slot.created_at < slot.scheduled_at:
-                yield Violation("no slot early", f"{periodic_id}: {_line(slot)}")
-            elif periodic_id == "skip" and _lateness(slot) > SKIP_TOLERANCE:
+            if fault := _fault_of(slot, history.trust):
                 yield Violation(
-                    "every slot as its policy says", f"skip: was caught up: {_line(slot)}"
+                    "every slot as its policy says", f"{periodic_id}: {fault}: {_line(slot)}"
                 )
 
 
-def _fault_between(periodic_id: str, before: Slot, after: Slot) -> str | None:
+def _fault_between(before: Slot, after: Slot) -> str | None:
     step = after.scheduled_at - before.scheduled_at
     if not step:
         return "twice"
     if step % PERIOD:
         return "beside its times"
-    if periodic_id == "all" and step > PERIOD:
-        return "slots are missing"
-    if periodic_id == "one":
-        if after.scheduled_at + PERIOD <= before.created_at:
-            return "caught up more than one of a gap"
-        if step > PERIOD and max(_lateness(before), _lateness(after)) < PERIOD:
-            return "nothing was caught up of a gap"
-    return None
+    if before.periodic_id == "all":
+        return "slots are missing" if step > PERIOD else None
+    return "more than one was caught up" if after.created_at == before.created_at else None
+
+
+def _fault_of(slot: Slot, trust: timedelta) -> str | None:
+    """Only `all` goes back to slots that a newer one has followed, but for the time from the
+    leader's look to its insert."""
+    lateness = _lateness(slot)
+    if lateness < timedelta(0):
+        return "early"
+    return "late" if slot.periodic_id != "all" and lateness > PERIOD + trust else None
 
 
 def _lateness(slot: Slot) -> timedelta:

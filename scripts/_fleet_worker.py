@@ -1,0 +1,216 @@
+"""The client of a fleet's worker processes: `riverpy worker scripts._fleet_worker:client`.
+
+It records its leading, its attempts at jobs and the times in which it did not run into the history,
+by a connection past its proxy. Each term has one service more than usual, which says so whenever it
+begins a pass and writes a row through the term's fence.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import signal
+import sys
+import time
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import anyio
+import asyncpg
+import msgspec
+
+import riverpy
+from riverpy._maintenance import candidacy
+from riverpy._maintenance.base import MaintenanceService
+from riverpy.periodic import PeriodicJob, every
+from scripts._fleet import SETTINGS_VARIABLE, WorkerSettings
+from scripts._history import PERIOD, POLICIES, STATEMENTS, Act, Term
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from riverpy._lifecycle import StopScope
+    from riverpy._maintenance.base import Office
+
+TICK = 0.05
+STALL = 0.25
+"""Seconds without a turn of the event loop that count as not having run."""
+PASS_INTERVAL = 0.1
+HOLD_MOST = 0.05
+"""Seconds that a fenced transaction stays open at most, so that faults hit some."""
+FLUSH_LIMIT = 3.0
+RECONNECT = 0.05
+PR_SET_PDEATHSIG = 1
+
+
+class Recorder:
+    """Brings what this process did into the history, in order, however often the server goes."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self._url = url
+        self._process = f"{name}:{os.getpid()}"
+        self._number = 0
+        self._send, self._receive = anyio.create_memory_object_stream[tuple[int, Act]](100_000)
+        self._stored = 0
+
+    def record(
+        self,
+        what: str,
+        *,
+        term: Term | None = None,
+        stalled_since: datetime | None = None,
+        job: riverpy.JobRow | None = None,
+    ) -> None:
+        """Note an act with the present time. The server reads the same clock."""
+        self._number += 1
+        act = Act(
+            process=self._process,
+            what=what,
+            at=datetime.now(UTC),
+            term=term,
+            stalled_since=stalled_since,
+            job_id=job and job.id,
+            attempt=job and job.attempt,
+        )
+        self._send.send_nowait((self._number, act))
+
+    async def run(self) -> None:
+        """Store what is noted."""
+        connection: asyncpg.Connection | None = None
+        async for number, act in self._receive:
+            while self._stored < number:
+                try:
+                    if connection is None:
+                        connection = await asyncpg.connect(self._url, timeout=5)
+                    await self._store(connection, number, act)
+                    self._stored = number
+                except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                    if connection is not None:
+                        connection.terminate()
+                    connection = None
+                    await anyio.sleep(RECONNECT)
+
+    async def flush(self) -> None:
+        """Wait a moment until all is stored."""
+        with anyio.move_on_after(FLUSH_LIMIT):
+            while self._stored < self._number:  # noqa: ASYNC110 (at the end of the process only)
+                await anyio.sleep(0.01)
+
+    async def _store(self, connection: asyncpg.Connection, number: int, act: Act) -> None:
+        elected_at, leader_id = act.term or (None, None)
+        await connection.execute(
+            STATEMENTS["act"],
+            *(act.process, number, act.what, leader_id, elected_at),
+            *(act.stalled_since, act.job_id, act.attempt, act.at),
+            timeout=5,
+        )
+
+
+class TermWriter(MaintenanceService):
+    """Writes rows under the fence of its term."""
+
+    name = "term writer"
+    number = 0
+
+    async def run_once(self, scope: StopScope) -> float:
+        """Say that a pass begins, and write one row."""
+        mandate = self.office.mandate
+        term = Term(mandate.term.elected_at, mandate.term.leader_id)
+        recorder.record("pass", term=term)
+        self.number += 1
+        async with mandate.transaction(self.office.connection, "a fleet's write") as connection:
+            await connection.execute(
+                STATEMENTS["term_write"], term.leader_id, term.elected_at, self.number
+            )
+            await anyio.sleep(random.uniform(0, HOLD_MOST))
+        return PASS_INTERVAL
+
+
+class Touch(msgspec.Struct, frozen=True):
+    """A job that takes a while."""
+
+    kind: ClassVar[str] = "touch"
+    seconds: float
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """A periodic job."""
+
+    kind: ClassVar[str] = "tick"
+
+
+def _with_term_writer(office: Office, *arguments: Any) -> list[MaintenanceService]:
+    return [*usual_services(office, *arguments), TermWriter(office)]
+
+
+async def _watch_leadership(client: riverpy.Client) -> None:
+    async with client.leadership() as changes:
+        async for change in changes:
+            if change.elected_at is not None:
+                term = Term(change.elected_at, change.leader_id)
+                recorder.record("begin" if change.is_leader else "end", term=term)
+
+
+async def _watch_stalls() -> None:
+    while True:
+        began, measured = datetime.now(UTC), time.monotonic()
+        await anyio.sleep(TICK)
+        if time.monotonic() - measured > STALL:
+            recorder.record("stall", stalled_since=began)
+
+
+def _end_with_the_fleet() -> None:
+    """Be killed with the process that started this one, however that ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=WorkerSettings)
+recorder = Recorder(settings.history_url, settings.name)
+usual_services = candidacy.services
+candidacy.services = _with_term_writer
+workers = riverpy.Workers()
+
+
+@workers.job(timeout=None)
+async def touch(job: riverpy.Job[Touch]) -> None:
+    """Note the attempt, and take a while."""
+    recorder.record("attempt", job=job)
+    await anyio.sleep(job.args.seconds)
+
+
+@workers.job
+async def tick(_job: riverpy.Job[Tick]) -> None:
+    """Do nothing."""
+
+
+def make_client() -> riverpy.Client:
+    """The client, as the settings say."""
+    names = POLICIES if settings.periodic_jobs else ()
+    return riverpy.Client(
+        workers=workers,
+        queues={"default": riverpy.QueueConfig(max_workers=settings.slots)},
+        periodic_jobs=[PeriodicJob(every(PERIOD), Tick(), id=name, missed=name) for name in names],
+        config=riverpy.Config(
+            poll_only=settings.poll_only,
+            elect_interval=timedelta(seconds=settings.elect_interval),
+            leader_ttl=timedelta(seconds=settings.leader_ttl),
+            dead_after=timedelta(seconds=settings.dead_after),
+        ),
+    )
+
+
+@asynccontextmanager
+async def client() -> AsyncGenerator[riverpy.Client]:
+    """The client, watched."""
+    _end_with_the_fleet()
+    watched = make_client()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(recorder.run)
+        tasks.start_soon(_watch_leadership, watched)
+        tasks.start_soon(_watch_stalls)
+        yield watched
+        await recorder.flush()
+        tasks.cancel_scope.cancel()
