@@ -321,6 +321,11 @@ async def test_host_is_cancelled(rig: Rig, jobs: Jobs, style: str) -> None:
         await inside.wait()
         scope.cancel()
 
+    async def in_time() -> None:
+        async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as tasks:
+            tasks.create_task(expire(limit))
+            await host()
+
     async def expire(limit: asyncio.Timeout) -> None:
         await inside.wait()
         limit.reschedule(asyncio.get_running_loop().time())
@@ -339,10 +344,7 @@ async def test_host_is_cancelled(rig: Rig, jobs: Jobs, style: str) -> None:
         assert scope.cancelled_caught
     else:
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(None) as limit:
-                expiring = asyncio.get_running_loop().create_task(expire(limit))
-                await host()
-        await expiring
+            await in_time()
     assert not client.is_running
     assert not client.is_open
     assert await rig.states() == {"available": 1}
