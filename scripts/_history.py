@@ -166,7 +166,8 @@ def _check_terms(history: History) -> Iterator[Violation]:
         if before.ended <= after.term.elected_at:
             continue
         allowed = any(
-            before.term.elected_at <= crash.ended <= after.term.elected_at
+            before.term.elected_at <= crash.ended
+            and crash.began <= after.term.elected_at
             and before.ended <= crash.ended + history.trust
             for crash in history.crashes
         )

@@ -62,4 +62,17 @@ where not metadata ? 'river:periodic_job_id'
 order by id;
 
 -- name: unfinished
-select count(*) from river_job where state not in ('completed', 'discarded', 'cancelled');
+select count(*)
+from river_job
+where not metadata ? 'river:periodic_job_id' and state not in ('completed', 'discarded', 'cancelled');
+
+-- name: policies_since
+select array_agg(distinct metadata ->> 'river:periodic_job_id')
+from river_job
+where metadata ? 'river:periodic_job_id' and created_at > $1;
+
+-- name: leader
+select leader_id from river_leader where name = 'default' and expires_at >= now();
+
+-- name: term_count
+select count(distinct (leader_id, elected_at)) from history.act where what = 'begin';
