@@ -247,6 +247,9 @@ class Elector:
         tenure = _Tenure(term)
         try:
             await anyio.lowlevel.checkpoint_if_cancelled()  # by a stop that came during the bid
+            if self._timer.boottime() >= asked_at + self._timing.trust - self._timing.grace:
+                self._log.warning("elected, but the answer came too late to lead by it")
+                return
             self._begin(tenure, asked_at)
             with tenure.scope:
                 async with anyio.create_task_group() as tasks:
