@@ -360,6 +360,21 @@ def test_lost_row_is_noticed_at_the_next_renewal() -> None:
     assert first.keeper.told_to_end
 
 
+def test_answer_that_comes_too_late_begins_no_term() -> None:
+    """A process that was frozen from its bid until the lease that it won has passed on begins no
+    term, and ends none of another."""
+    with closing(World([1.0, 1.0])) as world:
+        first, second = world.processes
+        first.connection.faults.append(Fault(answer=0.5))
+        world.run(0.1)
+        first.freeze()
+        world.run(16.0)
+        first.thaw()
+        world.run(10.0)
+        assert_passed_on(world)
+        assert world.leaders() == [(second.name, world.server.terms[1])]
+
+
 def assert_passed_on(world: World) -> None:
     """The lease went from the first process to the second."""
     assert [term.leader_id for term in world.server.terms] == ["a1", "b1"]
