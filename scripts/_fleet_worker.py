@@ -22,8 +22,7 @@ import asyncpg
 import msgspec
 
 import riverpy
-from riverpy._maintenance import candidacy
-from riverpy._maintenance.base import MaintenanceService
+from riverpy._maintenance import base, candidacy
 from riverpy.periodic import PeriodicJob, every
 from scripts._fleet import SETTINGS_VARIABLE, WorkerSettings
 from scripts._history import PERIOD, POLICIES, STATEMENTS, Act, Term
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
 TICK = 0.05
 STALL = 0.25
 """Seconds without a turn of the event loop that count as not having run."""
-PASS_INTERVAL = 0.1
-HOLD_MOST = 0.05
+PASS_INTERVAL = 0.05
+HOLD_MOST = 0.1
 """Seconds that a fenced transaction stays open at most, so that faults hit some."""
 FLUSH_LIMIT = 3.0
 RECONNECT = 0.05
@@ -108,7 +107,7 @@ class Recorder:
         )
 
 
-class TermWriter(MaintenanceService):
+class TermWriter(base.MaintenanceService):
     """Writes rows under the fence of its term."""
 
     name = "term writer"
@@ -141,7 +140,7 @@ class Tick(msgspec.Struct, frozen=True):
     kind: ClassVar[str] = "tick"
 
 
-def _with_term_writer(office: Office, *arguments: Any) -> list[MaintenanceService]:
+def _with_term_writer(office: Office, *arguments: Any) -> list[base.MaintenanceService]:
     return [*usual_services(office, *arguments), TermWriter(office)]
 
 
@@ -171,6 +170,7 @@ settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=WorkerSetting
 recorder = Recorder(settings.history_url, settings.name)
 usual_services = candidacy.services
 candidacy.services = _with_term_writer
+base.STAGGER = min(base.STAGGER, settings.leader_ttl / 15)  # a short term shall do something
 workers = riverpy.Workers()
 
 

@@ -41,8 +41,9 @@ JOB_SECONDS_MOST = 1.0
 CALM_LIMIT = 60.0
 """Seconds, beyond what the rescue of jobs takes, until the fleet must work again when nothing is
 broken any more."""
-EXPECTED_CODES = {0, 3, 4, -signal.SIGKILL}
-"""Exit codes of workers: stopped, had no database at the start, stopped without one, killed."""
+EXPECTED_CODES = {0, 3, 4, -signal.SIGKILL, -signal.SIGTERM}
+"""Exit codes of workers: stopped, had no database at the start, stopped without one, killed, stopped
+while Python was starting."""
 DATABASE_ERRORS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 
