@@ -86,7 +86,7 @@ def _kept(retention: JobRetention, state: JobState) -> timedelta | None:
 class JobCleaner(MaintenanceService):
     """Deletes by one statement for each state and retention."""
 
-    name = "job_cleaner"
+    name = "job cleaner"
 
     def __init__(self, office: Office, *, queues: Sequence[str] | None = None) -> None:
         """Make it.

@@ -33,7 +33,7 @@ such a row are left for the next pass as they are."""
 class JobScheduler(MaintenanceService):
     """Moves jobs in batches; one that cannot be moved is found by halving its batch, and left."""
 
-    name = "job_scheduler"
+    name = "job scheduler"
 
     def __init__(self, office: Office, *, queues: Sequence[str] | None = None) -> None:
         """Make it.

@@ -26,7 +26,7 @@ class QueueCleaner(MaintenanceService):
     """Deletes the rows of such queues, but never one that is paused or has metadata: it says
     something that a worker of the queue must find when it comes back."""
 
-    name = "queue_cleaner"
+    name = "queue cleaner"
 
     def __init__(self, office: Office, *, queues: Sequence[str] | None = None) -> None:
         """Make it.

@@ -213,7 +213,9 @@ async def test_keys_across_batches(
     assert [states[job_id] for job_id in ids] == ["available"] + ["discarded"] * 4
 
 
-async def test_key_kept_when_discarded(held: HeldOffice, schema: Schema) -> None:
+async def test_key_kept_when_discarded(
+    held: HeldOffice, schema: Schema, log: list[dict[str, Any]]
+) -> None:
     """A job that would hold its key as a discarded one too waits until the key is free, and holds
     up no other."""
     states = mask("scheduled", "running", "pending", "available", "discarded")
@@ -223,6 +225,7 @@ async def test_key_kept_when_discarded(held: HeldOffice, schema: Schema) -> None
     scheduler = JobScheduler(held.office)
     await held.run(scheduler)
     assert await states_of(schema) == {holder: "running", waits: "retryable", other: "available"}
+    assert log == []
     await schema.execute(
         "UPDATE river_job SET state = 'completed', finalized_at = now() WHERE id = $1", holder
     )
@@ -268,7 +271,7 @@ async def test_uncommitted_rival(
     assert [(entry["count"], entry["job_ids"]) for entry in warnings] == [(1, [contended])]
 
 
-async def test_locked_row(held: HeldOffice, schema: Schema) -> None:
+async def test_locked_row(held: HeldOffice, schema: Schema, log: list[dict[str, Any]]) -> None:
     """A due job that somebody's transaction has locked is passed over, and moved in a later
     pass."""
     locked, other = await waiting(schema), await waiting(schema)
@@ -277,6 +280,7 @@ async def test_locked_row(held: HeldOffice, schema: Schema) -> None:
         await user.execute("SELECT FROM river_job WHERE id = $1 FOR UPDATE", locked)
         await held.run(scheduler)
         assert await states_of(schema) == {locked: "scheduled", other: "available"}
+    assert log == []
     await held.run(scheduler)
     assert (await states_of(schema))[locked] == "available"
 
