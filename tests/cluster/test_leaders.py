@@ -128,6 +128,28 @@ async def test_race_has_one_winner(schema: Schema, state: str) -> None:
             assert 29 < answer.remaining < 31
 
 
+async def test_row_is_made_by_another(session: Session, schema: Schema) -> None:
+    """Of two who make the missing row at once, the second is denied when the first has committed,
+    and hears no error."""
+    bids: list[Any] = []
+
+    async def bid() -> None:
+        bids.append(await session.store.elect("a", TTL, BOUND))
+
+    await session.elect("a")
+    await schema.execute("TRUNCATE river_leader")
+    async with (
+        schema.connected() as other,
+        anyio.create_task_group() as tasks,
+        other.transaction(),
+    ):
+        await other.execute(GO_INSERT)
+        tasks.start_soon(bid)
+        await until_waiting(schema, session)
+    assert [answer is not None and answer.elected for answer in bids] == [False]
+    assert await rows(schema) == [("go",)]
+
+
 async def test_same_holder_is_refused(session: Session) -> None:
     """A second bid of the holder on a fresh lease is no renewal: it is refused, and the lease stays
     as it is."""
@@ -444,13 +466,15 @@ async def test_takeover_waits_bounded(schema: Schema) -> None:
         await fenced.connection.close()
 
 
-async def test_fence_refuses_an_old_term(schema: Schema) -> None:
-    """Once another leads, a transaction of the old term is refused and the elector told."""
+@pytest.mark.parametrize("successor", ["a", "b"])
+async def test_fence_refuses_an_old_term(schema: Schema, successor: str) -> None:
+    """Once another leads, or the same by a later term, a transaction of the old term is refused and
+    the elector told."""
     async with sessions(schema) as (session,):
         term = await session.elect("a")
         assert term is not None
         await expire(schema)
-        await session.elect("b")
+        await session.elect(successor)
         fenced = Fenced(session, term)
         with pytest.raises(FencedOutError):
             async with fenced.transaction():
@@ -462,14 +486,19 @@ async def test_fence_refuses_an_old_term(schema: Schema) -> None:
 # -- connections
 
 
-async def test_owned_connection_is_replaced_with_a_warning(schema: Schema) -> None:
-    """One that is lost is made again at the next call; one warning names the client and the
-    error."""
+@pytest.mark.parametrize("is_seen", [False, True])
+async def test_owned_connection_is_replaced_with_a_warning(
+    schema: Schema, *, is_seen: bool
+) -> None:
+    """One that is lost, in a statement or while idle, is made again at the next call; one warning
+    names the client and the error."""
     async with sessions(schema) as (session,):
         term = await session.elect("a")
         assert term is not None
         await schema.execute("SELECT pg_terminate_backend($1)", session.raw[-1].get_server_pid())
         with structlog.testing.capture_logs() as logs:
+            while is_seen and not session.raw[-1].is_closed():
+                await asyncio.sleep(0.005)
             with suppress(*DATABASE_ERRORS):  # or the loss was seen before the statement was sent
                 await session.store.renew(term, TTL, BOUND)
             assert await session.store.renew(term, TTL, BOUND)
