@@ -12,7 +12,13 @@ import anyio.lowlevel
 from riverpy import Config, Workers
 from riverpy._clock import SystemTimer
 from riverpy._cluster.lease import Lease, LeaseTiming, Term
-from riverpy._db.connection import DedicatedConnection, Outage, close_all, limit_statements
+from riverpy._db.connection import (
+    DedicatedConnection,
+    Outage,
+    close_all,
+    cut_on_error,
+    limit_statements,
+)
 from riverpy._db.leaders import leader_elect
 from riverpy._lifecycle import StopScope
 from riverpy._maintenance.base import Office
@@ -81,7 +87,8 @@ class HeldOffice:
 
     async def _connect(self) -> Connection:
         connection = await connect(self.schema.url, application_name=f"office {self.leader_id}")
-        await limit_statements(connection, TRANSACTION_LIMIT)
+        with cut_on_error(connection):
+            await limit_statements(connection, TRANSACTION_LIMIT)
         return connection
 
 

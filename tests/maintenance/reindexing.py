@@ -79,6 +79,13 @@ async def artifacts(schema: Schema) -> list[str]:
     return sorted(name for name in await indexes(schema) if re.search("_cc(new|old)", name))
 
 
+async def until_no_artifacts(schema: Schema) -> None:
+    """Wait until no index looks like left by a rebuild."""
+    async with asyncio.timeout(LIMIT):
+        while await artifacts(schema):
+            await asyncio.sleep(0.01)
+
+
 async def oid(schema: Schema, index: str) -> int:
     """The identity of an index, which a rebuild changes."""
     found = await schema.fetchval(

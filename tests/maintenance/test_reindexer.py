@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from riverpy import Config
-from riverpy._db.connection import limit_statements
+from riverpy._db.connection import cut_on_error, limit_statements
 from riverpy._lifecycle import StopCause, StopScope
 from riverpy._maintenance import reindexer as module
 from riverpy._maintenance.reindexer import (
@@ -84,9 +84,10 @@ def reindexer_of(
 
     async def direct() -> Connection:
         connection = await connect(held.schema.url, application_name=SESSION)
-        await limit_statements(connection, timedelta(seconds=5))
-        if role is not None:
-            await connection.execute(f"SET ROLE {role}")
+        with cut_on_error(connection):
+            await limit_statements(connection, timedelta(seconds=5))
+            if role is not None:
+                await connection.execute(f"SET ROLE {role}")
         when_connected()
         return connection
 
@@ -109,20 +110,21 @@ async def run(held: HeldOffice, role: str | None = None) -> None:
     await held.run(reindexer)
 
 
+async def in_scope(held: HeldOffice, scope: StopScope) -> None:
+    """The same until the scope is stopped."""
+    with scope:
+        reindexer = reindexer_of(held)
+        await held.run(reindexer, scope)
+        await held.run(reindexer, scope)
+
+
 @asynccontextmanager
 async def running(
     held: HeldOffice, phase: str, index: str | None = None
 ) -> AsyncGenerator[tuple[StopScope, asyncio.Task[None]]]:
     """A run that is seen in this phase of a rebuild; the body ends it."""
     scope = StopScope()
-
-    async def in_scope() -> None:
-        reindexer = reindexer_of(held)
-        with scope:
-            await held.run(reindexer, scope)
-            await held.run(reindexer, scope)
-
-    task = asyncio.create_task(in_scope())
+    task = asyncio.create_task(in_scope(held, scope))
     try:
         await until_building(held.schema, phase, index)
         yield scope, task
@@ -352,6 +354,20 @@ async def test_stop_cleans_up(schema: Schema, log: Log, cause: StopCause) -> Non
     assert await oid(schema, KIND) == before
     assert said(log, "artifact of an interrupted rebuild dropped") == ["river_job_kind_ccnew"]
     await until_no_session(schema)
+
+
+async def test_stop_at_any_moment(schema: Schema, log: Log) -> None:
+    """Whenever a stop comes, nothing is left behind, on the server neither."""
+    async with offices(schema, KIND, PKEY) as held:
+        for milliseconds in range(0, 60, 3):
+            scope = StopScope()
+            task = asyncio.create_task(in_scope(held, scope))
+            await asyncio.sleep(milliseconds / 1000)
+            scope.stop(StopCause.CLIENT_STOP)
+            await task
+            assert await artifacts(schema) == []
+            await until_no_session(schema)
+    assert [entry for entry in log if entry["log_level"] == "warning"] == []
 
 
 async def test_stop_after_the_swap(schema: Schema) -> None:
