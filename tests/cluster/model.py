@@ -40,7 +40,7 @@ LATENCY = 0.01
 WATCH = 1.0
 """Seconds within which a process that was not running notices what it missed."""
 PACE = 2.5
-"""Seconds between two writes of a term's services."""
+"""Seconds between two writes of a term's services, usually."""
 TRANSACTION_LIMIT = 5.0
 """Seconds after which the server ends a fenced transaction."""
 CALM = 150.0
@@ -321,6 +321,8 @@ class Keeper:
 
     def __init__(self, process: Process) -> None:
         self._process = process
+        self.pace = PACE
+        """Seconds between two writes."""
         self.lateness = 0.0
         """Seconds that services go on after they were told to end."""
         self.serving: Term | None = None
@@ -386,7 +388,7 @@ class Keeper:
     async def _serve(self, term: Term) -> None:
         connection, elector = self._process.connection, self._process.elector
         while True:
-            await self._process.timer.sleep(PACE)
+            await self._process.timer.sleep(self.pace)
             if not self.lateness and not self._process.lease.is_trusted(term):
                 continue
             try:
@@ -542,11 +544,14 @@ class Process:
         self.connection.usual = fault
 
     def heal(self) -> None:
-        """Meet no faults any more, and look for what was missed."""
+        """Meet no faults any more."""
         self.connection.faults.clear()
         if self.connection.usual != Fault():
             self.say("is reached again")
             self.connection.usual = Fault()
+
+    def resync(self) -> None:
+        """Notice that a connection was lost and made again."""
         if self.state != "dead":
             self.loop.call_soon(self.elector.resync)
 
@@ -588,7 +593,7 @@ class Process:
             return
         self.loop.settle()
         if self.world.violation is not None:  # it was raised inside a task
-            raise self.world.violation
+            raise Violation(self.world.violation)
         if self.main.done():
             self.main.result()
             self.world.expect(self.is_stopping, f"{self.name}: the elector ended by itself")
@@ -642,8 +647,8 @@ class World:
         """
         self.now = 0.0
         self.story: list[str] = []
-        self.violation: Violation | None = None
-        """The first expectation that was not met."""
+        self.violation: str | None = None
+        """The story of the first expectation that was not met."""
         self.timing, self._overlap = timing, overlap
         self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._ids = count()
@@ -663,10 +668,10 @@ class World:
         Raises:
             Violation: it is not right.
         """
-        if not is_right:
+        if not is_right and self.violation is None:
             self.say(wrong)
-            self.violation = Violation("\n".join([wrong, *self.story[-60:]]))
-            raise self.violation
+            self.violation = "\n".join([wrong, *self.story[-60:]])
+            raise Violation(self.violation)
 
     def later(self, seconds: float, act: Callable[[], object]) -> None:
         """Do something after so many seconds."""

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
+    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -35,11 +36,13 @@ SEED = os.environ.get("RIVERPY_TEST_SEED")
 EXAMPLES = int(os.environ.get("RIVERPY_TEST_EXAMPLES", "60"))
 RATES = [0.95, 0.97, 1.0, 1.02, 1.05]
 """Of a process's clocks, by the database's. The margin is for a fifteenth."""
-LOST = Fault(request=None), Fault(answer=None)
+BAD = Fault(request=None), Fault(answer=None), Fault(answer=4.0), Fault(request=2.0, answer=2.0)
+"""What a network may do to all exchanges of a process."""
 
 some_process = st.integers(0, 2)
 some_seconds = st.sampled_from([0.2, 1.0, 2.5, 4.0, 6.0, 11.0, 20.0])
-some_delay = st.sampled_from([None, LATENCY, 0.7, 4.0, 9.0, 25.0])
+some_lateness = st.sampled_from([0.0, 1.5, 8.0])
+some_delay = st.sampled_from([None, LATENCY, 4.0, 25.0])
 
 
 @pytest.fixture(autouse=True)
@@ -56,9 +59,12 @@ class Fleet(RuleBasedStateMachine):
     timing = TIMING
     overlap = 0.0
 
-    @initialize(rates=st.lists(st.sampled_from(RATES), min_size=2, max_size=3))
-    def begins(self, rates: list[float]) -> None:
-        """The processes start, each with a clock of its own."""
+    @initialize(
+        rates=st.lists(st.sampled_from(RATES), min_size=2, max_size=3), lateness=some_lateness
+    )
+    def begins(self, rates: list[float], lateness: float) -> None:
+        """The processes start, each with a clock of its own, the first with services that may take
+        their time to end."""
         self.world = World(
             rates,
             server=self.server,
@@ -66,36 +72,41 @@ class Fleet(RuleBasedStateMachine):
             timing=self.timing,
             overlap=self.overlap,
         )
+        self.world.processes[0].keeper.lateness = lateness
         self.world.run(1.0)
 
-    def one(self, number: int) -> Process:
-        """One of them."""
-        return self.world.processes[number % len(self.world.processes)]
+    def one(self, number: int, *states: str) -> Process:
+        """One of them, or of those in a state."""
+        processes = [p for p in self.world.processes if not states or p.state in states]
+        return processes[number % len(processes)]
 
+    def any(self, *states: str) -> bool:
+        """Whether there is one in a state."""
+        return any(process.state in states for process in self.world.processes)
+
+    @precondition(lambda self: self.any("running"))
     @rule(number=some_process, is_suspended=st.booleans(), seconds=some_seconds)
     def is_frozen(self, number: int, is_suspended: bool, seconds: float) -> None:
         """A process does not run, or not even its machine."""
-        process = self.one(number)
-        if process.state == "running":
-            process.freeze(is_suspended=is_suspended)
-            self.world.run(seconds)
+        self.one(number, "running").freeze(is_suspended=is_suspended)
+        self.world.run(seconds)
 
+    @precondition(lambda self: self.any("frozen"))
     @rule(number=some_process, seconds=some_seconds)
     def is_thawed(self, number: int, seconds: float) -> None:
         """It goes on."""
-        process = self.one(number)
-        if process.state == "frozen":
-            process.thaw()
-            self.world.run(seconds)
+        self.one(number, "frozen").thaw()
+        self.world.run(seconds)
 
     @rule(number=some_process, request=some_delay, answer=some_delay)
     def will_meet_a_fault(self, number: int, request: float | None, answer: float | None) -> None:
         """The next exchange with the database is slow, or lost."""
         self.one(number).connection.faults.append(Fault(request, answer))
 
-    @rule(seconds=some_seconds)
-    def is_asked_to_resign(self, seconds: float) -> None:
-        """Whoever leads is asked to resign."""
+    @rule(number=some_process, request=some_delay, seconds=some_seconds)
+    def is_asked_to_resign(self, number: int, request: float | None, seconds: float) -> None:
+        """Whoever leads is asked to resign; what one of them sends next is slow, or lost."""
+        self.one(number).connection.faults.append(Fault(request))
         self.world.announce("request_resign", "")
         self.world.run(seconds)
 
@@ -108,40 +119,40 @@ class Fleet(RuleBasedStateMachine):
 class Election(Fleet):
     """What else happens."""
 
+    @precondition(lambda self: self.any("running", "frozen"))
     @rule(number=some_process, seconds=some_seconds)
     def is_killed(self, number: int, seconds: float) -> None:
         """A process ends without a word."""
-        process = self.one(number)
-        if process.state != "dead":
-            process.kill()
-            self.world.run(seconds)
+        self.one(number, "running", "frozen").kill()
+        self.world.run(seconds)
 
+    @precondition(lambda self: self.any("running", "frozen"))
     @rule(number=some_process, seconds=some_seconds)
     def is_stopped(self, number: int, seconds: float) -> None:
         """A process is told to stop."""
-        process = self.one(number)
-        if process.state != "dead":
-            process.stop()
-            self.world.run(seconds)
+        self.one(number, "running", "frozen").stop()
+        self.world.run(seconds)
 
+    @precondition(lambda self: self.any("dead"))
     @rule(number=some_process, seconds=some_seconds)
     def is_started(self, number: int, seconds: float) -> None:
         """A process starts again."""
-        process = self.one(number)
-        if process.state == "dead":
-            process.start()
-            self.world.run(seconds)
+        self.one(number, "dead").start()
+        self.world.run(seconds)
 
-    @rule(number=some_process, fault=st.sampled_from(LOST), seconds=some_seconds)
+    @rule(number=some_process, fault=st.sampled_from(BAD), seconds=some_seconds)
     def is_cut_off(self, number: int, fault: Fault, seconds: float) -> None:
-        """The network swallows requests, or answers."""
+        """The network swallows requests, or answers, or is slow."""
         self.one(number).cut_off(fault)
         self.world.run(seconds)
 
-    @rule(number=some_process, seconds=some_seconds)
-    def is_healed(self, number: int, seconds: float) -> None:
-        """The network works again."""
-        self.one(number).heal()
+    @rule(number=some_process, is_noticed=st.booleans(), seconds=some_seconds)
+    def is_healed(self, number: int, is_noticed: bool, seconds: float) -> None:
+        """The network works again, which a process notices if it listens."""
+        process = self.one(number)
+        process.heal()
+        if is_noticed:
+            process.resync()
         self.world.run(seconds)
 
     @rule(number=some_process)
@@ -150,7 +161,7 @@ class Election(Fleet):
         self.one(number).connection.reset()
         self.world.settle()
 
-    @rule(number=some_process, lateness=st.sampled_from([0.0, 1.5, 8.0]))
+    @rule(number=some_process, lateness=some_lateness)
     def ends_services_late(self, number: int, lateness: float) -> None:
         """The services of a term go on after they were told to end, longer than the grace or
         not."""
@@ -349,15 +360,31 @@ def test_lost_row_is_noticed_at_the_next_renewal() -> None:
     renewal, and no longer."""
     with closing(World([1.0, 1.0], overlap=TIMING.interval)) as world:
         first, second = world.processes
+        first.keeper.pace = 60.0
         world.run(5.5)
         world.server.crash()
-        second.heal()
+        second.resync()
         world.run(1.0)
         assert {name for name, _ in world.leaders()} == {"a", "b"}
         world.run(20.0)
         assert [name for name, _ in world.leaders()] == ["b"]
         assert_passed_on(world)
     assert first.keeper.told_to_end
+
+
+@pytest.mark.parametrize("exchange", [0, 1])
+def test_slow_answer_lengthens_no_trust(exchange: int) -> None:
+    """A leader that is frozen after an answer of 2 s, to its bid or to a renewal, believes no
+    longer than after a quick one."""
+    with closing(World([1.0, 1.0])) as world:
+        first, _ = world.processes
+        first.keeper.pace = 60.0
+        first.connection.faults.extend([Fault()] * exchange + [Fault(answer=2.0)])
+        world.run(2.1 + exchange * TIMING.interval)
+        assert first.lease.term
+        first.freeze()
+        world.run(TIMING.ttl)
+        assert_passed_on(world)
 
 
 def test_answer_that_comes_too_late_begins_no_term() -> None:
