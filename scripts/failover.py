@@ -1,0 +1,364 @@
+"""Measures how long nobody leads after each fault of a leader.
+
+Each row has a PostgreSQL and two workers of its own, and all rows run side by side. Times are those
+that the workers record by the clock that the server reads too. `gap` is from the end of the old
+leadership, as its process knew it, to the begin of the next; `after` is from the fault to the
+begin of the next. Below zero a gap is an overlap. Exit code 1: two led at a time, an old leader
+acted after the begin of the next, or nobody took over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from scripts._fleet import Fleet, Shutdown, WorkerSettings, running_fleet
+from scripts._history import STATEMENTS
+from scripts._proxy import Partition
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    from scripts._fleet import Worker
+
+DEFAULT = WorkerSettings(slots=1, periodic_jobs=False)
+SHORT = msgspec.structs.replace(DEFAULT, elect_interval=0.5, leader_ttl=1.5)
+POLL = 0.01
+STARTS_WITHIN = 60.0
+"""Seconds that the processes may take to start, all rows being measured at once."""
+
+
+class Leading(NamedTuple):
+    """A term as its process recorded it."""
+
+    worker: str
+    elected_at: datetime
+    began: datetime
+
+
+class Row:
+    """One fault, done again and again to whoever leads."""
+
+    name: str
+    what: str
+    poll_only = False
+
+    def __init__(self, fleet: Fleet, settings: WorkerSettings) -> None:
+        self.fleet, self.settings = fleet, settings
+        self.gaps: list[float] = []
+        self.delays: list[float] = []
+        self.late_acts = 0
+
+    async def fault(self, leader: Worker) -> None:
+        """Do it. It has happened when this returns."""
+        raise NotImplementedError
+
+    async def mend(self, leader: Worker) -> None:
+        """Undo it, after the next leadership began."""
+
+    def has_ended(self, old: Leading, fault_at: datetime, end: datetime | None) -> datetime | None:
+        """When the old leadership was over: as it says itself, unless the fault ended it."""
+        return end
+
+    async def measure(self, repeat: int) -> None:
+        """Do it so often."""
+        settings = msgspec.structs.replace(self.settings, poll_only=self.poll_only)
+        for name in ("one", "two"):
+            await (await self.fleet.add(name, settings)).start()
+        leading = await self.next_leading(None)
+        for _ in range(repeat):
+            await self.until_all_stand()
+            await asyncio.sleep(settings.elect_interval * (1 + random.random()))
+            leading = await self._once(leading)
+
+    async def until_all_stand(self) -> None:
+        """Return when the present process of each worker has registered, and so bids."""
+        names = {f"{worker.name}:{worker.pid}" for worker in self.fleet.workers}
+        async with asyncio.timeout(STARTS_WITHIN), self.fleet.server.connected() as connection:
+            while names - {  # noqa: ASYNC110 (the server tells nobody)
+                client_id.rpartition(":")[0]
+                for (client_id,) in await connection.fetch("SELECT client_id FROM riverpy_client")
+            }:
+                await asyncio.sleep(POLL)
+
+    async def _once(self, old: Leading) -> Leading:
+        leader = next(worker for worker in self.fleet.workers if worker.name == old.worker)
+        await self.fault(leader)
+        fault_at = datetime.now(UTC)
+        new = await self.next_leading(old)
+        await self.mend(leader)
+        await asyncio.sleep(self.settings.elect_interval / 2)  # let what is late be recorded
+        end, late = await self._read(old, new)
+        ended = self.has_ended(old, fault_at, end)
+        if ended is not None:
+            self.gaps.append((new.began - ended).total_seconds())
+        self.delays.append((new.began - fault_at).total_seconds())
+        self.late_acts += late
+        return new
+
+    async def next_leading(self, old: Leading | None) -> Leading:
+        """The leadership after `old`, as soon as it is recorded."""
+        limit = time.monotonic() + 10 * self.settings.leader_ttl
+        while time.monotonic() < limit:
+            try:
+                async with self.fleet.server.connected() as connection:
+                    if found := await self._look(connection, old, limit):
+                        return found
+            except OSError:  # the server is down: that may be the fault
+                await asyncio.sleep(POLL)
+        raise TimeoutError(f"{self.name}: nobody took over")
+
+    async def _look(
+        self, connection: asyncpg.Connection, old: Leading | None, limit: float
+    ) -> Leading | None:
+        while time.monotonic() < limit:
+            for act in reversed(await connection.fetch(STATEMENTS["acts"])):
+                if act["what"] != "begin":
+                    continue
+                found = Leading(act["leader_id"].split(":")[0], act["elected_at"], act["at"])
+                if old is None or found.began > old.began:
+                    return found
+                break
+            await asyncio.sleep(POLL)
+        return None
+
+    async def _read(self, old: Leading, new: Leading) -> tuple[datetime | None, int]:
+        """When the old leader said that it was over, and how often it acted after the begin of the
+        next."""
+        async with self.fleet.server.connected() as connection:
+            acts = await connection.fetch(STATEMENTS["acts"])
+        mine = [act for act in acts if act["elected_at"] == old.elected_at]
+        ends = [act["at"] for act in mine if act["what"] == "end"]
+        late = [act for act in mine if act["what"] == "pass" and act["at"] > new.began]
+        return (ends[0] if ends else None), len(late)
+
+
+class Graceful(Row):
+    """SIGTERM."""
+
+    name, what = "graceful", "SIGTERM of the leader, followers listen"
+
+    async def fault(self, leader: Worker) -> None:
+        leader.terminate()
+
+    async def mend(self, leader: Worker) -> None:
+        await leader.ended()
+        await leader.start()
+
+
+class GracefulPollOnly(Graceful):
+    """SIGTERM without LISTEN."""
+
+    name, what = "graceful_poll_only", "SIGTERM of the leader, followers poll"
+    poll_only = True
+
+
+class Killed(Row):
+    """SIGKILL."""
+
+    name, what = "killed", "SIGKILL of the leader"
+
+    async def fault(self, leader: Worker) -> None:
+        leader.kill()
+        await leader.ended()
+
+    async def mend(self, leader: Worker) -> None:
+        await leader.start()
+
+    def has_ended(self, old: Leading, fault_at: datetime, end: datetime | None) -> datetime | None:
+        return fault_at
+
+
+class KilledPollOnly(Killed):
+    """SIGKILL without LISTEN."""
+
+    name, what = "killed_poll_only", "SIGKILL of the leader, followers poll"
+    poll_only = True
+
+
+class Frozen(Row):
+    """SIGSTOP, longer than the trust."""
+
+    name, what = "frozen", "SIGSTOP of the leader until the next leads, then SIGCONT"
+
+    async def fault(self, leader: Worker) -> None:
+        leader.freeze()
+
+    async def mend(self, leader: Worker) -> None:
+        leader.thaw()
+
+    def has_ended(self, old: Leading, fault_at: datetime, end: datetime | None) -> datetime | None:
+        return fault_at
+
+
+class RequestsLost(Row):
+    """A partition that swallows what the leader sends."""
+
+    name, what = "requests_lost", "what the leader sends is lost"
+
+    async def fault(self, leader: Worker) -> None:
+        leader.proxy.partition = Partition.REQUESTS_LOST
+
+    async def mend(self, leader: Worker) -> None:
+        await leader.proxy.heal()
+
+
+class AnswersLost(RequestsLost):
+    """A partition that swallows what the server answers."""
+
+    name, what = "answers_lost", "what the server answers the leader is lost"
+
+    async def fault(self, leader: Worker) -> None:
+        leader.proxy.partition = Partition.ANSWERS_LOST
+
+
+class ImmediateStop(Row):
+    """The server crashes and comes back: the leader's row does not survive."""
+
+    name, what = "immediate_stop", "the server crashes and comes back; the leader's row is gone"
+
+    async def fault(self, leader: Worker) -> None:
+        await self.fleet.server.shut_down(Shutdown.IMMEDIATE)
+        await self.fleet.server.come_back()
+
+
+ROWS: dict[str, type[Row]] = {
+    row.name: row
+    for row in (
+        Graceful,
+        GracefulPollOnly,
+        Killed,
+        KilledPollOnly,
+        Frozen,
+        RequestsLost,
+        AnswersLost,
+        ImmediateStop,
+    )
+}
+
+
+async def run_row(row_type: type[Row], settings: WorkerSettings, repeat: int) -> dict[str, Any]:
+    """Measure one row on a fleet of its own."""
+    async with running_fleet() as fleet:
+        row = row_type(fleet, settings)
+        error = None
+        try:
+            await row.measure(repeat)
+        except TimeoutError as raised:
+            error = f"{raised or 'a worker did not start'} (logs: {fleet.directory})"
+            fleet.is_kept = True
+        return {
+            "row": row.name,
+            "what": row.what,
+            "times": len(row.delays),
+            "after": summary(row.delays),
+            "gap": summary(row.gaps),
+            "late_acts": row.late_acts,
+            "error": error,
+        }
+
+
+def summary(values: list[float]) -> dict[str, float] | None:
+    """Median, least and most, in seconds."""
+    if not values:
+        return None
+    found = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+    return {name: round(value, 3) for name, value in found.items()}
+
+
+async def run_rows(names: list[str], settings: WorkerSettings, repeat: int) -> list[dict[str, Any]]:
+    """All rows, side by side."""
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(run_row(ROWS[name], settings, repeat)) for name in names]
+        for done in asyncio.as_completed(running):
+            found = await done
+            print(f"{found['row']}: done {found['times']} times", file=sys.stderr, flush=True)
+    return [task.result() for task in running]
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """A table of seconds."""
+    print(
+        f"{'row':20} {'times':>5} {'after: median':>13} {'max':>7} {'gap: median':>12} "
+        f"{'min':>7} {'max':>7} {'late acts':>9}"
+    )
+    for row in rows:
+        after, gap = row["after"] or {}, row["gap"] or {}
+        numbers = (
+            after.get("median"),
+            after.get("max"),
+            gap.get("median"),
+            gap.get("min"),
+            gap.get("max"),
+        )
+        cells = ["-" if number is None else f"{number:.3f}" for number in numbers]
+        print(
+            f"{row['row']:20} {row['times']:>5} {cells[0]:>13} {cells[1]:>7} {cells[2]:>12} "
+            f"{cells[3]:>7} {cells[4]:>7} {row['late_acts']:>9}"
+        )
+        if row["error"]:
+            print(f"  {row['error']}")
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    rows = "\n".join(f"  {name:20} {row.what}" for name, row in ROWS.items())
+    parser = argparse.ArgumentParser(
+        prog="scripts/failover",
+        description=__doc__,
+        epilog=f"rows:\n{rows}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rows", help="only these, joined by commas (all)")
+    parser.add_argument("--repeat", type=int, default=20, help="times each (20)")
+    parser.add_argument(
+        "--short",
+        action="store_true",
+        help="renew each 0.5 s and lapse after 1.5 s, not 5 and 15 s",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args()
+    arguments.rows = arguments.rows.split(",") if arguments.rows else list(ROWS)
+    if unknown := [name for name in arguments.rows if name not in ROWS]:
+        parser.error(f"no such row: {', '.join(unknown)}; there are {', '.join(ROWS)}")
+    return arguments
+
+
+def main() -> None:
+    """Measure and report."""
+    arguments = parse_arguments()
+    settings = SHORT if arguments.short else DEFAULT
+    rows = asyncio.run(run_rows(arguments.rows, settings, arguments.repeat))
+    if arguments.json:
+        print(
+            json.dumps(
+                {
+                    "settings": "short" if arguments.short else "default",
+                    "cpus": os.cpu_count(),
+                    "rows": rows,
+                }
+            )
+        )
+    else:
+        show(rows)
+    bad = [row for row in rows if row["error"] or row["late_acts"] or is_overlap(row)]
+    sys.exit(1 if bad else 0)
+
+
+def is_overlap(row: dict[str, Any]) -> bool:
+    """Whether two led at a time. After a crash of the server they may: the row is gone."""
+    return row["row"] != ImmediateStop.name and (row["gap"] or {"min": 0})["min"] < 0
+
+
+if __name__ == "__main__":
+    main()
