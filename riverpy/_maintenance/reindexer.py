@@ -164,7 +164,7 @@ class Reindexer(MaintenanceService):
             now = await self._now()
         if self._due is None:
             return LOOK_AGAIN
-        return min((self._due - now).total_seconds(), LOOK_AGAIN)
+        return min(max((self._due - now).total_seconds(), 0.0), LOOK_AGAIN)
 
     async def _work(self, scope: StopScope) -> bool:
         """Drop what was left, rebuild what is pending. False: another session keeps it from

@@ -61,7 +61,9 @@ async def until_building(schema: Schema, phase: str, index: str | None = None) -
         schema,
         "SELECT count(*) FROM pg_stat_progress_create_index WHERE relid = 'river_job'::regclass"
         " AND command = 'REINDEX CONCURRENTLY' AND phase LIKE $1"
-        " AND ($2::text IS NULL OR index_relid::regclass::text = $2 || '_ccnew')",
+        " AND ($2::text IS NULL OR index_relid ="
+        " (SELECT oid FROM pg_class WHERE relname = $2 || '_ccnew'"
+        " AND relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = relid)))",
         1,
         phase,
         index,
@@ -109,6 +111,17 @@ async def until_no_session(schema: Schema) -> None:
     await until(schema, _SESSIONS, 0, SESSION)
 
 
+async def until_waiting(schema: Schema, statement: str, sessions: int = 1) -> None:
+    """Wait until so many sessions wait for others in such a statement."""
+    await until(
+        schema,
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND query ILIKE $1 AND wait_event_type = 'Lock'",
+        sessions,
+        statement,
+    )
+
+
 @asynccontextmanager
 async def snapshot(schema: Schema) -> AsyncGenerator[None]:
     """Keep a snapshot: rebuilds wait for its end before the new index takes the place of the
@@ -140,15 +153,15 @@ async def reader(schema: Schema) -> AsyncGenerator[None]:
 @asynccontextmanager
 async def slow_index(schema: Schema) -> AsyncGenerator[str]:
     """An index whose rebuild in a reindexer's session takes a minute, until its function is
-    replaced by `mend`."""
+    replaced by `mend`. Its name needs quotes."""
     await _make_function(
         schema,
         f"IF current_setting('application_name') = '{SESSION}' THEN PERFORM pg_sleep(60); END IF;",
     )
     await schema.execute("INSERT INTO river_job (args, kind, max_attempts) VALUES ('{}', 'k', 1)")
-    await schema.execute("CREATE INDEX slow_index ON river_job (slow(kind))")
+    await schema.execute('CREATE INDEX "Slow" ON river_job (slow(kind))')
     try:
-        yield "slow_index"
+        yield "Slow"
     finally:
         await schema.execute("DROP FUNCTION slow CASCADE")
 

@@ -45,6 +45,7 @@ from tests.maintenance.reindexing import (
     until,
     until_building,
     until_no_session,
+    until_waiting,
 )
 
 if TYPE_CHECKING:
@@ -283,7 +284,7 @@ async def test_failure_stops_no_other(schema: Schema, log: Log) -> None:
         await fail(schema)
         for _ in range(3):
             await run(held)
-            assert await artifacts(schema) == ["slow_index_ccnew"]
+            assert await artifacts(schema) == ["Slow_ccnew"]
         assert said(log, "index rebuilt") == [KIND] * 3
         assert reasons(log) == {slow: "no luck"}
         await mend(schema)
@@ -378,14 +379,7 @@ async def test_stop_after_the_swap(schema: Schema) -> None:
         await reading.enter_async_context(reader(schema))
         async with running(held, READERS) as (scope, task):
             scope.stop(StopCause.CLIENT_STOP)
-            await until(
-                schema,
-                "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1"
-                " AND datname = current_database() AND query ILIKE 'drop index concurrently%'"
-                " AND wait_event_type = 'Lock'",
-                1,
-                SESSION,
-            )
+            await until_waiting(schema, "drop index concurrently%")
             await schema.execute(
                 "INSERT INTO river_job (args, kind, max_attempts) VALUES ('{}', 'k', 1)"
             )
@@ -430,7 +424,7 @@ async def test_leftovers_do_not_pile_up(
         for _ in range(3):
             async with running(held, "building index%", slow) as (_scope, task):
                 await cancel(task)
-            assert await artifacts(schema) == ["slow_index_ccnew"]
+            assert await artifacts(schema) == ["Slow_ccnew"]
             await until_no_session(schema)
         assert said(log, "index rebuilt") == [KIND] * 3
         await mend(schema)
@@ -444,10 +438,16 @@ async def test_leftovers_do_not_pile_up(
 # -- timeouts
 
 
+async def comment_on(schema: Schema, index: str) -> str | None:
+    """The comment of an index."""
+    comment = await schema.fetchval("SELECT obj_description($1::regclass)", f'"{index}"')
+    assert comment is None or isinstance(comment, str)
+    return comment
+
+
 async def postponed(schema: Schema, index: str) -> Postponement | None:
     """What the comment of an index says."""
-    comment = await schema.fetchval("SELECT obj_description($1::regclass)", index)
-    return Postponement.read(comment or "")
+    return Postponement.read(await comment_on(schema, index) or "")
 
 
 async def days_until(schema: Schema, index: str) -> tuple[int, int]:
@@ -463,8 +463,8 @@ async def let_rest_end(schema: Schema, index: str) -> None:
     found = await postponed(schema, index)
     assert found is not None
     past = found._replace(until=datetime(2026, 1, 1, tzinfo=UTC))
-    comment = await schema.fetchval("SELECT obj_description($1::regclass)", index)
-    await schema.execute(f"COMMENT ON INDEX {index} IS '{past.written(comment)}'")
+    comment = past.written(await comment_on(schema, index) or "")
+    await schema.execute(f"""COMMENT ON INDEX "{index}" IS '{comment}'""")
 
 
 async def test_timeout(schema: Schema, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -480,12 +480,12 @@ async def test_timeout(schema: Schema, log: Log, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "close", spy)
     limit = timedelta(seconds=1)
     async with slow_index(schema) as slow:
-        await schema.execute(f"COMMENT ON INDEX {slow} IS 'ours'")
-        async with offices(schema, slow, KIND, reindexer_timeout=limit) as held:
+        await schema.execute(f"""COMMENT ON INDEX "{slow}" IS 'ours'""")
+        async with offices(schema, KIND, slow, reindexer_timeout=limit) as held:
             for rests in [(1, 1), (2, 2), (3, 4), (4, 4)]:
                 log.clear()
                 await run(held)
-                assert await artifacts(schema) == ["slow_index_ccnew"]
+                assert await artifacts(schema) == ["Slow_ccnew"]
                 assert await days_until(schema, slow) == rests
                 assert said(log, "index rebuilt") == [KIND]
                 assert said(log, "index not rebuilt: it took longer than reindexer_timeout") == [
@@ -498,8 +498,8 @@ async def test_timeout(schema: Schema, log: Log, monkeypatch: pytest.MonkeyPatch
                 await let_rest_end(schema, slow)
             await mend(schema)
             await run(held)
-        assert said(log, "index rebuilt")[-2:] == [slow, KIND]
-        assert await schema.fetchval("SELECT obj_description($1::regclass)", slow) == "ours"
+        assert said(log, "index rebuilt")[-2:] == [KIND, slow]
+        assert await comment_on(schema, slow) == "ours"
     assert set(timeouts) == {"5s"}
 
 
@@ -583,6 +583,53 @@ async def test_build_of_another(schema: Schema, log: Log, sees_progress: bool) -
     if role is not None:
         await schema.execute(f"ALTER TABLE river_job OWNER TO {owner}")
         await schema.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+async def test_other_index_of_the_table(schema: Schema, log: Log) -> None:
+    """While another session builds any index of a table, none of that table is rebuilt: the two
+    would wait for each other's locks."""
+    async with offices(schema, KIND) as held, schema.connected() as other:
+        async with snapshot(schema):
+            build = asyncio.create_task(
+                other.execute("CREATE INDEX CONCURRENTLY another ON river_job (kind)")
+            )
+            await until(
+                schema,
+                "SELECT count(*) FROM pg_stat_progress_create_index WHERE phase = $2"
+                " AND relid = $1::regclass",
+                1,
+                "river_job",
+                SNAPSHOTS,
+            )
+            await run(held)
+        await build
+    assert reasons(log) == {KIND: "another session builds an index of its table"}
+
+
+async def test_stop_before_the_build_of_another(schema: Schema, log: Log) -> None:
+    """A stop that lets the waiting rebuild of another session begin leaves that alone, and drops
+    what is its own when the other has ended."""
+    async with (
+        offices(schema, KIND) as held,
+        schema.connected() as other,
+        AsyncExitStack() as waiting,
+    ):
+        await waiting.enter_async_context(snapshot(schema))
+        async with running(held, SNAPSHOTS) as (scope, task):
+            build = asyncio.create_task(other.execute(f"REINDEX INDEX CONCURRENTLY {KIND}"))
+            await until_waiting(schema, "reindex%", sessions=2)
+            scope.stop(StopCause.CLIENT_STOP)
+            await until_building(schema, SNAPSHOTS)
+            while not said(log, "artifact not dropped"):
+                await asyncio.sleep(0.01)
+            assert await artifacts(schema) == ["river_job_kind_ccnew", "river_job_kind_ccnew1"]
+            await waiting.aclose()
+            await task
+            await build
+    assert said(log, "artifact of an interrupted rebuild dropped") == ["river_job_kind_ccnew"]
+    (entry, *_) = (entry for entry in log if entry["event"] == "artifact not dropped")
+    assert "lock timeout" in str(entry["error"])
+    assert await artifacts(schema) == []
 
 
 async def test_artifacts_of_every_form(schema: Schema, log: Log) -> None:
