@@ -3,7 +3,7 @@ one."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,6 +12,7 @@ from riverpy._dsn import mask_url, validate_url
 from riverpy._names import validate_client_id, validate_kind, validate_queue, validate_schema
 from riverpy.errors import ConfigError
 from riverpy.insert_opts import MAX_ATTEMPTS_DEFAULT
+from riverpy.periodic import next_time
 from riverpy.retry import DefaultRetryPolicy, ErrorHandler, RetryPolicy
 
 if TYPE_CHECKING:
@@ -214,8 +215,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         _check_retentions("retention_by_queue", self.retention_by_queue, validate_queue)
         _check_retentions("retention_by_kind", self.retention_by_kind, validate_kind)
         names = self.reindexer_index_names
-        if names is not None and (isinstance(names, str) or not all(names)):
+        if names is not None and (isinstance(names, str) or not all(map(_is_name, names))):
             raise ConfigError("reindexer_index_names must be a list of names of indexes")
+        schedule = self.reindexer_schedule
+        if schedule is not None and next_time(schedule, datetime.now(UTC)) is None:
+            raise ConfigError(
+                "reindexer_schedule never comes; to rebuild nothing, let reindexer_index_names be "
+                "empty"
+            )
 
     def __repr__(self) -> str:
         values = ((name, getattr(self, name)) for name in self.__struct_fields__)
@@ -232,6 +239,10 @@ def _check_retentions(
     for name, retention in values.items():
         validate(name)
         _expect_type(f"{field}[{name!r}]", retention, JobRetention)
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and value != "" and "\0" not in value
 
 
 def _expect_type(name: str, value: object, expected: type[Any]) -> None:

@@ -30,6 +30,7 @@ from riverpy.drivers.asyncpg import (
     describe,
     is_statement_timeout,
 )
+from riverpy.periodic import next_time
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -155,9 +156,9 @@ class Reindexer(MaintenanceService):
         """Rebuild what is due. The first pass of a term only drops what an earlier one left."""
         now = await self._now()
         if not self._has_begun:
-            self._has_begun, self._due = True, self._schedule.next(now)
+            self._has_begun, self._due = True, next_time(self._schedule, now)
         elif self._due is not None and now >= self._due:  # what was missed is not caught up
-            self._pending, self._due = list(self._names), self._schedule.next(now)
+            self._pending, self._due = list(self._names), next_time(self._schedule, now)
         if self._pending or not self._is_clean:
             if not await self._work(scope):
                 return HELD_AGAIN

@@ -31,14 +31,14 @@ class Always:
 
 
 class Once:
-    """A schedule that is due at the second look, and then in a year."""
+    """A schedule that is due at once when Config and the first pass ask, and then in a year."""
 
     def __init__(self) -> None:
-        self._is_first = True
+        self._asked = 0
 
     def next(self, after: datetime, /) -> datetime:
-        was_first, self._is_first = self._is_first, False
-        return after + (timedelta(microseconds=1) if was_first else timedelta(days=365))
+        self._asked += 1
+        return after + (timedelta(microseconds=1) if self._asked <= 2 else timedelta(days=365))
 
 
 class Never:

@@ -26,7 +26,7 @@ from riverpy._maintenance.reindexer import (
     without_postponement,
 )
 from riverpy.drivers.asyncpg import close, connect
-from riverpy.errors import FencedOutError
+from riverpy.errors import ConfigError, FencedOutError
 from tests.maintenance.office import held_office
 from tests.maintenance.reindexing import (
     SESSION,
@@ -238,6 +238,36 @@ async def test_next_time_is_by_the_servers_clock(
 def test_midnight(after: str, expected: str) -> None:
     """The default schedule is the next midnight in UTC, at midnight that of the next day."""
     assert Midnight().next(datetime.fromisoformat(after)) == datetime.fromisoformat(expected)
+
+
+class Wrong:
+    """A schedule that says this, whatever it is asked."""
+
+    def __init__(self, due: datetime | None) -> None:
+        self._due = due
+
+    def next(self, after: datetime, /) -> datetime | None:
+        del after
+        return self._due
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"reindexer_schedule": Wrong(None)}, "never comes; .* reindexer_index_names be empty"),
+        ({"reindexer_schedule": Wrong(datetime(2999, 1, 1))}, "aware datetime"),
+        ({"reindexer_schedule": Wrong(datetime(2000, 1, 1, tzinfo=UTC))}, "after the one"),
+        ({"reindexer_timeout": timedelta(0)}, "reindexer_timeout must be"),
+        ({"reindexer_index_names": KIND}, "list of names"),
+        ({"reindexer_index_names": [""]}, "list of names"),
+        ({"reindexer_index_names": ["a\0"]}, "list of names"),
+        ({"reindexer_index_names": [1]}, "list of names"),
+    ],
+)
+def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
+    """A wrong setting is refused when it is made."""
+    with pytest.raises(ConfigError, match=message):
+        Config(**settings)
 
 
 async def test_missing_index(schema: Schema, log: Log) -> None:
