@@ -80,8 +80,9 @@ MAINTENANCE_STATEMENT_LIMIT = timedelta(seconds=5)
 """The same for maintenance: a leader that is gone delays the next one by no more."""
 MAINTENANCE_LOCK_TIMEOUT = "1s"
 REINDEX_NAME = "riverpy reindex"
-MAINTENANCE_LEFT_TIMEOUT = 1.0
-"""Seconds at the end of a run for maintenance that did not end with its term."""
+MAINTENANCE_LEFT_LEAST = 1.0
+"""Seconds at the end of a run for maintenance that did not end with its term, at least: it has what
+is left of the stop's time, for a reindexer that drops what its interrupted rebuild left."""
 JOBS_SHARE_OF_HARD_STOP = 0.6
 """Of the hard stop's time jobs have this much to end; the rest is for storing results."""
 DRAIN_POLL = 0.05
@@ -366,8 +367,15 @@ class Run:
         finally:
             if self._candidacy is not None:
                 with anyio.CancelScope(shield=True):
-                    is_clear = await self._candidacy.maintenance.close(MAINTENANCE_LEFT_TIMEOUT)
+                    is_clear = await self._candidacy.maintenance.close(self._seconds_of_stop_left())
                     self._maintenance_left = not is_clear
+
+    def _seconds_of_stop_left(self) -> float:
+        if not self._stop_asked.is_set():  # a fault, or a cancellation from outside
+            return MAINTENANCE_LEFT_LEAST
+        limit = (self._config.soft_stop_timeout or timedelta(0)) + self._config.hard_stop_timeout
+        spent = time.monotonic() - self._stop_asked_at
+        return max(limit.total_seconds() - spent, MAINTENANCE_LEFT_LEAST)
 
     def _seconds_to_store(self) -> float:
         hard = self._config.hard_stop_timeout.total_seconds()

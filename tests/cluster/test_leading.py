@@ -333,7 +333,8 @@ async def test_maintenance_is_left(rig: Rig, stage: Stage, log: list[Any]) -> No
     """Maintenance that does not end is reported and left behind after its grace: the stop is not
     clean, and the lease lapses instead of being released."""
     stage.may_end.clear()
-    async with candidate(rig, "a") as a:
+    limits = {"soft_stop_timeout": timedelta(0), "hard_stop_timeout": timedelta(seconds=0.5)}
+    async with candidate(rig, "a", **limits) as a:
         await a.until(True)
         await stage.until(1)
     assert rig.report is not None

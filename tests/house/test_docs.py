@@ -114,12 +114,14 @@ def test_configuration_names_every_setting() -> None:
 
 
 WEB = """
-import asyncio, os
+import asyncio, os, sys
 
-import asyncpg
+import asyncpg, structlog
 from jobs import client
 from riverpy import EventKind
 from web import app
+
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 
 
 async def main():
