@@ -183,7 +183,7 @@ class Worker:
         ours = ("RIVERPY_", "PG", "DATABASE_URL")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         settings = msgspec.json.encode(self.settings).decode()
-        return {**kept, SETTINGS_VARIABLE: settings}
+        return {**kept, SETTINGS_VARIABLE: settings, "RIVERPY_DEBUG": "1"}  # show tracebacks
 
 
 class Fleet:
@@ -204,6 +204,11 @@ class Fleet:
         worker = Worker(name, settings, proxy, self.directory / f"{name}.log")
         self.workers.append(worker)
         return worker
+
+    def keep(self, name: str, content: bytes) -> None:
+        """Write a file into the directory, which stays with the logs."""
+        self.is_kept = True
+        (self.directory / name).write_bytes(content)
 
     async def end(self) -> None:
         """Kill what still runs and remove the server."""

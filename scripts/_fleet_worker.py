@@ -23,6 +23,7 @@ import msgspec
 
 import riverpy
 from riverpy._maintenance import base, candidacy
+from riverpy.drivers.asyncpg import DATABASE_ERRORS
 from riverpy.periodic import PeriodicJob, every
 from scripts._fleet import SETTINGS_VARIABLE, WorkerSettings
 from scripts._history import PERIOD, POLICIES, STATEMENTS, Act, Term
@@ -58,16 +59,17 @@ class Recorder:
         self,
         what: str,
         *,
+        at: datetime | None = None,
         term: Term | None = None,
         stalled_since: datetime | None = None,
         job: riverpy.JobRow | None = None,
     ) -> None:
-        """Note an act with the present time. The server reads the same clock."""
+        """Note an act, by default of now. The server reads the same clock."""
         self._number += 1
         act = Act(
             process=self._process,
             what=what,
-            at=datetime.now(UTC),
+            at=at or datetime.now(UTC),
             term=term,
             stalled_since=stalled_since,
             job_id=job and job.id,
@@ -85,7 +87,7 @@ class Recorder:
                         connection = await asyncpg.connect(self._url, timeout=5)
                     await self._store(connection, number, act)
                     self._stored = number
-                except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                except DATABASE_ERRORS:
                     if connection is not None:
                         connection.terminate()
                     connection = None
@@ -112,12 +114,19 @@ class TermWriter(base.MaintenanceService):
 
     name = "term writer"
     number = 0
+    _began_at: datetime
+
+    async def _pass(self, scope: StopScope) -> float:
+        """The time is taken before the trust in the term is asked for: the process may be frozen
+        between the two."""
+        self._began_at = datetime.now(UTC)
+        return await super()._pass(scope)
 
     async def run_once(self, scope: StopScope) -> float:
         """Say that a pass begins, and write one row."""
         mandate = self.office.mandate
         term = Term(mandate.term.elected_at, mandate.term.leader_id)
-        recorder.record("pass", term=term)
+        recorder.record("pass", term=term, at=self._began_at)
         self.number += 1
         async with mandate.transaction(self.office.connection, "a fleet's write") as connection:
             await connection.execute(

@@ -258,10 +258,20 @@ def _line(slot: Slot) -> str:
 
 # --- jobs
 
+LOST_CLAIMS = timedelta(seconds=1)
+"""How long before a crash of the server the claims may be that it forgets, unless they are durable:
+those attempts begin once more."""
+
 
 def _check_jobs(history: History) -> Iterator[Violation]:
     begun = Counter((act.job_id, act.attempt) for act in history.acts if act.what == "attempt")
     attempts = Counter(job_id for job_id, _ in begun)
+    claims_lost = Counter(
+        (act.job_id, act.attempt)
+        for act in history.acts
+        if act.what == "attempt"
+        and any(crash.began - LOST_CLAIMS <= act.at <= crash.ended for crash in history.crashes)
+    )
     for job in history.jobs:
         if job.state != "completed":
             yield Violation("every job completed", f"{job}")
@@ -270,7 +280,7 @@ def _check_jobs(history: History) -> Iterator[Violation]:
         elif not 1 <= attempts[job.id] <= job.attempt:
             yield Violation("no job without an attempt", f"{attempts[job.id]} begun of {job}")
     for (job_id, attempt), count in begun.items():
-        if count > 1:
+        if count > 1 + claims_lost[job_id, attempt]:
             yield Violation("no attempt twice", f"job {job_id} attempt {attempt}: {count} times")
     for job_id in sorted(set(history.inserted) - {job.id for job in history.jobs}):
         yield Violation("no job lost", f"job {job_id}")

@@ -17,10 +17,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
-import asyncpg
 import msgspec
 
 import riverpy
+from riverpy.drivers.asyncpg import DATABASE_ERRORS
 from scripts._fleet import Shutdown, WorkerSettings, running_fleet
 from scripts._history import POLICIES, STATEMENTS, Crash, Violation, check, read
 from scripts._proxy import Partition
@@ -42,9 +42,8 @@ CALM_LIMIT = 60.0
 """Seconds, beyond what the rescue of jobs takes, until the fleet must work again when nothing is
 broken any more."""
 EXPECTED_CODES = {0, 3, 4, -signal.SIGKILL, -signal.SIGTERM}
-"""Exit codes of workers: stopped, had no database at the start, stopped without one, killed, stopped
-while Python was starting."""
-DATABASE_ERRORS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError)
+"""Exit codes of workers: stopped, had no database at the start, stopped without one, killed,
+stopped while Python was starting."""
 
 
 # --- the plan
@@ -286,6 +285,9 @@ class Chaos:
     async def _what_is_missing(self, calm_since: datetime) -> str:
         if unfinished := await self._fetch_value("unfinished"):
             return f"{unfinished} jobs are not finished"
+        alive = await self._fetch_value("alive_since", calm_since)
+        if alive != len(self._fleet.workers):
+            return f"{alive} workers give signs of life"
         policies = await self._fetch_value("policies_since", calm_since)
         missing = sorted(set(POLICIES) - set(policies or ()))
         return f"no slot is inserted of {', '.join(missing)}" if missing else ""
@@ -333,7 +335,8 @@ async def run_chaos(
         chaos = Chaos(fleet, settings, plan)
         history = await chaos.run(workers, seconds)
         violations = [*chaos.violations, *check(history)]
-        fleet.is_kept = bool(violations)
+        if violations:
+            fleet.keep("history.json", msgspec.json.format(msgspec.json.encode(history)))
         gaps = history.gaps()
         return {
             "seed": seed,
@@ -381,7 +384,8 @@ clock and past the proxy. Afterwards everything is mended and must work again; t
   every slot as its policy says  none twice, none early; `all` has each, `one` and `skip` the newest
   every job completed            one attempt and one for each rescue, none lost, no attempt twice
 
-Exit code: 0 nothing was found, 1 violations (the workers' logs are kept), 2 wrong usage.
+Exit code: 0 nothing was found, 1 violations (the workers' logs and the history are kept), 2 wrong
+usage.
 """
 
 

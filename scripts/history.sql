@@ -71,6 +71,10 @@ select array_agg(distinct metadata ->> 'river:periodic_job_id')
 from river_job
 where metadata ? 'river:periodic_job_id' and created_at > $1;
 
+-- name: alive_since
+-- The places of the fleet whose process has given a sign of life.
+select count(distinct split_part(client_id, ':', 1)) from riverpy_client where heartbeat_at > $1;
+
 -- name: leader
 select leader_id from river_leader where name = 'default' and expires_at >= now();
 
