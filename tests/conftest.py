@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvloop
+from xdist.scheduler import LoadScopeScheduling
 
 from riverpy.embedded import EmbeddedPostgres
 from tests._database import (
@@ -34,6 +35,22 @@ if TYPE_CHECKING:
 
 URL_VARIABLE = "RIVERPY_TEST_DATABASE_URL"
 LOOP_VARIABLE = "RIVERPY_TEST_LOOP"
+ONE_WORKER = ("tests/maintenance/test_plans.py", "tests/work/test_plans.py")
+"""Files whose tests share a table that takes long to fill."""
+
+
+class _Scheduling(LoadScopeScheduling):
+    """Deals tests out one by one, but for those of `ONE_WORKER`. (The marks of xdist for this do
+    nothing under this pytest.)"""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return file if file in ONE_WORKER else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """How a parallel run deals tests out to its workers."""
+    return _Scheduling(config, log)
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

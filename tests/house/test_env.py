@@ -134,7 +134,7 @@ def test_arguments_and_directory(tmp_path: Path) -> None:
             command, cwd="/", capture_output=True, text=True, check=True
         ).stdout.strip()
 
-    assert run("test") == f"{tree}: python -m pytest -n auto --dist loadgroup -x a b"
+    assert run("test") == f"{tree}: python -m pytest -n auto -x a b"
     assert run("demo") == "/: riverpy demo -x a b"
     assert run("bench") == "/: riverpy bench -x a b"
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-pytestmark = pytest.mark.xdist_group("large history")
 
 ROWS = 1_000_000
 ENDED = "river_job_state_and_finalized_at_index"

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-pytestmark = pytest.mark.xdist_group("large table")
 
 ROWS = 1_000_000
 
