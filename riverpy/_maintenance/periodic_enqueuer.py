@@ -30,7 +30,7 @@ from riverpy._db.periodic import (
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.slots import due_slots
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe, is_refusal
-from riverpy.errors import FencedOutError, InsertError
+from riverpy.errors import FencedOutError, InsertError, TransactionError
 from riverpy.periodic import PeriodicJobsStart, next_time
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from riverpy._insert_row import InsertRow
     from riverpy._lifecycle import StopScope
     from riverpy._maintenance.base import Office
+    from riverpy.drivers.asyncpg import Connection
     from riverpy.periodic import PeriodicJob, PeriodicJobs, PeriodicJobState
 
 LOOK_INTERVAL = 5.0
@@ -360,8 +361,14 @@ class PeriodicEnqueuer(MaintenanceService):
             )
             rows = [row for firing in firings if firing.advance.id in done for row in firing.rows]
             if rows:
-                await self._inserter.insert_rows(rows, tx=connection)
+                await self._insert(rows, connection)
         return done
+
+    async def _insert(self, rows: list[InsertRow], connection: Connection) -> None:
+        try:
+            await self._inserter.insert_rows(rows, tx=connection)
+        except TransactionError as error:  # meant for whoever brings a connection: it is lost
+            raise ConnectionError(describe(error.__cause__ or error)) from error
 
     def _fired(self, firing: Firing) -> None:
         if firing.failed is not None:

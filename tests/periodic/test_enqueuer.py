@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from riverpy._maintenance import periodic_enqueuer
+from riverpy.drivers.asyncpg import DATABASE_ERRORS
 from riverpy.errors import FencedOutError
 from riverpy.insert_opts import InsertOpts, UniqueOpts
 from riverpy.job import RawArgs
@@ -418,6 +419,27 @@ async def test_lost_answer(schema: Schema) -> None:
         with pytest.raises(ConnectionError):
             await one.run()
         one.enqueuer._transact = transact
+        one.wait_out_holds()
+        await one.run()
+        assert await one.slots("ticks") == [slot]
+
+
+async def test_lost_connection(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that is lost during an insert is an outage, and the slot is inserted on another
+    one."""
+    async with enqueuing(schema, ticks()) as one:
+        insert_rows = one.enqueuer._inserter.insert_rows
+
+        async def cut(rows: list[InsertRow], *, tx: Transaction) -> object:
+            monkeypatch.undo()
+            pid = await tx.fetchval("SELECT pg_backend_pid()")
+            await schema.execute("SELECT pg_terminate_backend($1, 5000)", pid)
+            return await insert_rows(rows, tx=tx)
+
+        monkeypatch.setattr(one.enqueuer._inserter, "insert_rows", cut)
+        slot = await one.move("ticks", SECOND)
+        with pytest.raises(DATABASE_ERRORS, match="closed"):
+            await one.run()
         one.wait_out_holds()
         await one.run()
         assert await one.slots("ticks") == [slot]
