@@ -474,7 +474,8 @@ class Run:
         return await self._connect_limited("riverpy reserved", {})
 
     async def _connect_maintenance(self, name: str) -> Connection:
-        settings = {"lock_timeout": MAINTENANCE_LOCK_TIMEOUT}
+        # Its statements read little of what the planner thinks they may: no time for compiling.
+        settings = {"lock_timeout": MAINTENANCE_LOCK_TIMEOUT, "jit": "off"}
         return await self._connect_limited(name, settings, MAINTENANCE_STATEMENT_LIMIT)
 
     def _direct_connect(self) -> Callable[[], Awaitable[Connection]] | None:

@@ -86,7 +86,11 @@ class HeldOffice:
         self.lease.ended()
 
     async def _connect(self) -> Connection:
-        connection = await connect(self.schema.url, application_name=f"office {self.leader_id}")
+        connection = await connect(
+            self.schema.url,
+            application_name=f"office {self.leader_id}",
+            settings={"lock_timeout": "1s", "jit": "off"},
+        )
         with cut_on_error(connection):
             await limit_statements(connection, TRANSACTION_LIMIT)
         return connection

@@ -75,6 +75,17 @@ async def test_limits_of_the_sessions(rig: Rig, own: str | None, expected: str) 
 
 
 @pytest.mark.usefixtures("plain")
+async def test_maintenance_is_not_compiled(rig: Rig) -> None:
+    """The server compiles no statement of maintenance, which would take a hundred times as long as
+    to run it."""
+    async with rig.working() as client:
+        assert client._run is not None
+        connection = await client._run._connect_maintenance("maintenance")
+        assert await connection.fetchval("SHOW jit") == "off"
+        await connection.close()
+
+
+@pytest.mark.usefixtures("plain")
 async def test_read_only_spell_is_one_outage(rig: Rig, log: list[dict[str, Any]]) -> None:
     """A server that lets itself be connected to and read, but not written (a fail-over), is not
     said to be restored before it is."""
