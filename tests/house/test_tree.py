@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "riverpy").rglob("*.py"))
-SCRIPTS = [ROOT / "scripts" / name for name in ("_env", "bench", "check", "demo", "test")]
+NAMES = ("_env", "bench", "chaos", "check", "demo", "failover", "test")
+SCRIPTS = [ROOT / "scripts" / name for name in NAMES]
 TEXT = [
     path
     for pattern in ("*.*", "scripts/*", ".ci/*", "docs/**/*", "riverpy/**/*.py", "sql/**/*")

@@ -17,7 +17,7 @@ from riverpy._clock import SystemTimer
 from riverpy._lifecycle import ServiceGroup
 from riverpy.errors import ConfigError, NotFoundError, SchemaMissingError
 from riverpy.periodic import PeriodicJob, every
-from tests._proxy import proxied
+from scripts._proxy import proxied
 from tests.periodic.enqueuing import EPOCH, Grid, Tick, enqueuing
 
 if TYPE_CHECKING:

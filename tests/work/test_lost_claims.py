@@ -12,7 +12,7 @@ import riverpy._work.producer
 import riverpy._work.reconciler
 from riverpy import EventKind, Job
 from riverpy._db import jobs
-from tests._proxy import proxied
+from scripts._proxy import proxied
 from tests.work.rig import Task
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from riverpy._maintenance.job_rescuer import DEAD_ERROR
 from riverpy._work.reconciler import RESTART_ERROR
 from riverpy.embedded import EmbeddedPostgres
 from riverpy.migrate import migrate_all
-from tests._proxy import proxied
+from scripts._proxy import proxied
 from tests.cli.worker_process import running_worker
 from tests.work.rig import Task, errors_of, metadata_of
 
