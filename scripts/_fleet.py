@@ -49,6 +49,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     periodic_jobs: bool = True
     """Whether it brings the periodic jobs whose slots the checker counts."""
     name: str = ""
+    pool_is_exhausted: bool = False
+    """Whether it holds every connection of its own pool."""
     history_url: str = ""
     """Where it records its history: past the proxy. The fleet fills in both."""
 
@@ -151,6 +153,10 @@ class Worker:
         """SIGTERM: it stops gracefully."""
         self.thaw()
         self._signal(signal.SIGTERM)
+
+    def step_clock(self) -> None:
+        """Its wall clock goes forward by ten minutes, or back again."""
+        self._signal(signal.SIGUSR1)
 
     def freeze(self) -> None:
         """SIGSTOP: it does nothing until `thaw`; its connections stay open."""

@@ -13,7 +13,7 @@ import random
 import signal
 import sys
 import time
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,6 +22,7 @@ import asyncpg
 import msgspec
 
 import riverpy
+from riverpy._clock import SystemClock
 from riverpy._maintenance import base, candidacy
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
 from riverpy.periodic import PeriodicJob, every
@@ -43,6 +44,7 @@ HOLD_MOST = 0.1
 FLUSH_LIMIT = 3.0
 RECONNECT = 0.05
 PR_SET_PDEATHSIG = 1
+CLOCK_STEP = timedelta(minutes=10)
 
 
 class Recorder:
@@ -175,11 +177,36 @@ def _end_with_the_fleet() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+class SteppingClock:
+    """riverpy's wall clock, which a signal moves forward and back. The history goes by the true
+    one."""
+
+    def __init__(self) -> None:
+        self._offset = timedelta(0)
+        signal.signal(signal.SIGUSR1, self._step)
+        SystemClock.now = lambda _: datetime.now(UTC) + self._offset
+        true_time = time.time
+        time.time = lambda: true_time() + self._offset.total_seconds()
+
+    def _step(self, *_: object) -> None:
+        self._offset = timedelta(0) if self._offset else CLOCK_STEP
+
+
+async def _exhaust_pool(client: riverpy.Client) -> None:
+    """Take what the pool has, again and again, and give nothing back."""
+    async with AsyncExitStack() as held:
+        while True:
+            with suppress(riverpy.ClientStateError, TimeoutError):
+                await held.enter_async_context(client._acquire())  # noqa: SLF001
+            await anyio.sleep(TICK)
+
+
 settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=WorkerSettings)
 recorder = Recorder(settings.history_url, settings.name)
 usual_services = candidacy.services
 candidacy.services = _with_term_writer
 base.STAGGER = min(base.STAGGER, settings.leader_ttl / 15)  # a short term shall do something
+stepping_clock = SteppingClock()
 workers = riverpy.Workers()
 
 
@@ -220,6 +247,8 @@ async def client() -> AsyncGenerator[riverpy.Client]:
         tasks.start_soon(recorder.run)
         tasks.start_soon(_watch_leadership, watched)
         tasks.start_soon(_watch_stalls)
+        if settings.pool_is_exhausted:
+            tasks.start_soon(_exhaust_pool, watched)
         yield watched
         await recorder.flush()
         tasks.cancel_scope.cancel()

@@ -52,6 +52,7 @@ class Row:
     name: str
     what: str
     poll_only = False
+    pool_is_exhausted = False
 
     def __init__(self, fleet: Fleet, settings: WorkerSettings) -> None:
         self.fleet, self.settings = fleet, settings
@@ -72,7 +73,9 @@ class Row:
 
     async def measure(self, repeat: int) -> None:
         """Do it so often."""
-        settings = msgspec.structs.replace(self.settings, poll_only=self.poll_only)
+        settings = msgspec.structs.replace(
+            self.settings, poll_only=self.poll_only, pool_is_exhausted=self.pool_is_exhausted
+        )
         for name in ("one", "two"):
             await (await self.fleet.add(name, settings)).start()
         leading = await self.next_leading(None)
@@ -232,6 +235,52 @@ class ImmediateStop(Row):
         await self.fleet.server.come_back()
 
 
+class Steady(Row):
+    """A fault that need not end the leadership. Once it does, that is the gap; else it is zero."""
+
+    async def _once(self, old: Leading) -> Leading:
+        leader = next(worker for worker in self.fleet.workers if worker.name == old.worker)
+        await self.fault(leader)
+        fault_at = datetime.now(UTC)
+        await asyncio.sleep(1.2 * self.settings.leader_ttl)
+        new = await self.next_leading(None)
+        end, late = await self._read(old, new) if new != old else (None, 0)
+        self.late_acts += late
+        is_same = new == old
+        self.delays.append(0.0 if is_same else (new.began - fault_at).total_seconds())
+        self.gaps.append(0.0 if is_same or end is None else (new.began - end).total_seconds())
+        return new
+
+
+class ExhaustedPool(Steady):
+    """The leader's pool has no connection left."""
+
+    name, what = "exhausted_pool", "every connection of the pools is taken"
+    pool_is_exhausted = True
+
+    async def fault(self, leader: Worker) -> None:
+        """It lasts all the time."""
+
+
+class Restart(Steady):
+    """The server restarts in good order: the leader's row survives."""
+
+    name, what = "restart", "the server restarts in good order; the leader's row survives"
+
+    async def fault(self, leader: Worker) -> None:
+        await self.fleet.server.shut_down(Shutdown.FAST)
+        await self.fleet.server.come_back()
+
+
+class ClockStep(Steady):
+    """The wall clock of the leader steps by ten minutes."""
+
+    name, what = "clock_step", "the leader's wall clock steps by ten minutes, there and back"
+
+    async def fault(self, leader: Worker) -> None:
+        leader.step_clock()
+
+
 ROWS: dict[str, type[Row]] = {
     row.name: row
     for row in (
@@ -243,6 +292,9 @@ ROWS: dict[str, type[Row]] = {
         RequestsLost,
         AnswersLost,
         ImmediateStop,
+        Restart,
+        ExhaustedPool,
+        ClockStep,
     )
 }
 
