@@ -3,6 +3,8 @@ one."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +18,22 @@ from riverpy.periodic import next_time
 from riverpy.retry import DefaultRetryPolicy, ErrorHandler, RetryPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from riverpy.periodic import PeriodicJobsStartHook, PeriodicSchedule
 
 MAX_WORKERS_MAX = 10_000
+DURATION_MAX = timedelta(days=365_000)
+"""About what can be taken from the present without leaving PostgreSQL's times."""
+_SWITCHES = (
+    "candidate",
+    "durable_claims",
+    "insert_notify",
+    "pooler",
+    "poll_only",
+    "skip_job_kind_validation",
+    "skip_unknown_job_check",
+)
 JOB_TIMEOUT_DEFAULT = timedelta(minutes=1)
 SOFT_STOP_TIMEOUT_DEFAULT = timedelta(seconds=30)
 HARD_STOP_TIMEOUT_DEFAULT = timedelta(seconds=10)
@@ -186,6 +199,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             _expect_positive("job_timeout", self.job_timeout)
         if self.soft_stop_timeout is not None:
             _expect_positive("soft_stop_timeout", self.soft_stop_timeout, allow_zero=True)
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
         self._check_leading()
         self._check_maintenance()
 
@@ -217,12 +233,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         names = self.reindexer_index_names
         if names is not None and (isinstance(names, str) or not all(map(_is_name, names))):
             raise ConfigError("reindexer_index_names must be a list of names of indexes")
-        schedule = self.reindexer_schedule
-        if schedule is not None and next_time(schedule, datetime.now(UTC)) is None:
-            raise ConfigError(
-                "reindexer_schedule never comes; to rebuild nothing, let reindexer_index_names be "
-                "empty"
-            )
+        if self.reindexer_schedule is not None:
+            _check_schedule(self.reindexer_schedule)
+        hook = self.periodic_jobs_start
+        if hook is not None and not _is_async(hook):
+            raise ConfigError(f"periodic_jobs_start must be an `async def`, got {hook!r}")
 
     def __repr__(self) -> str:
         values = ((name, getattr(self, name)) for name in self.__struct_fields__)
@@ -236,9 +251,29 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 def _check_retentions(
     field: str, values: Mapping[str, JobRetention], validate: Callable[[str], None]
 ) -> None:
+    _expect_type(field, values, Mapping)
     for name, retention in values.items():
         validate(name)
         _expect_type(f"{field}[{name!r}]", retention, JobRetention)
+
+
+def _check_schedule(schedule: PeriodicSchedule) -> None:
+    try:
+        first = next_time(schedule, datetime.now(UTC))
+    except Exception as error:
+        raise ConfigError(
+            f"reindexer_schedule must be a schedule, as cron(…) and every(…) make: {error}"
+        ) from error
+    if first is None:
+        raise ConfigError(
+            "reindexer_schedule never comes; to rebuild nothing, let reindexer_index_names be empty"
+        )
+
+
+def _is_async(hook: object) -> bool:
+    return inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(
+        getattr(hook, "__call__", None)  # noqa: B004 (an object with an async __call__)
+    )
 
 
 def _is_name(value: object) -> bool:
@@ -255,3 +290,5 @@ def _expect_positive(name: str, value: timedelta, *, allow_zero: bool = False) -
     if value < timedelta(0) or (not allow_zero and value < timedelta(milliseconds=1)):
         least = "zero" if allow_zero else "one millisecond"
         raise ConfigError(f"{name} must be {least} or more, got {value}")
+    if value > DURATION_MAX:
+        raise ConfigError(f"{name} must be {DURATION_MAX.days} days or less, got {value}")

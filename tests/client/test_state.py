@@ -17,6 +17,7 @@ from riverpy import (
     ConfigError,
     EventKind,
     Job,
+    JobRetention,
     QueueConfig,
     Worker,
     Workers,
@@ -200,6 +201,44 @@ def test_id_is_made_once_and_fits() -> None:
     assert len(client.id) == 100
     assert Client(URL).id != Client(URL).id
     assert Client(URL, config=Config(id="fixed")).id == "fixed"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"candidate": "no"}, "candidate must be True or False"),
+        ({"elect_interval": timedelta(seconds=15)}, "at least 2.4 times elect_interval"),
+        ({"leader_ttl": timedelta(seconds=5)}, "at least 2.4 times elect_interval"),
+        ({"leader_ttl": timedelta.max}, "leader_ttl must be 365000 days or less"),
+        ({"dead_after": timedelta(0)}, "dead_after must be"),
+        ({"dead_after": timedelta.max}, "dead_after must be 365000 days or less"),
+        ({"dead_after": 60}, "dead_after must be timedelta"),
+        ({"rescue_after": timedelta(seconds=30)}, "at least job_timeout"),
+        ({"rescue_after": timedelta.max}, "rescue_after must be 365000 days or less"),
+        ({"retention": timedelta(1)}, "retention must be JobRetention"),
+        ({"retention_by_queue": ["mail"]}, "retention_by_queue must be Mapping"),
+        ({"retention_by_queue": {"Mail!": JobRetention()}}, "queue name"),
+        ({"retention_by_kind": {"mail": 3}}, "must be JobRetention"),
+        ({"periodic_jobs_start": lambda start: None}, "must be an `async def`"),
+        ({"reindexer_schedule": "0 0 * * *"}, "reindexer_schedule must be a schedule"),
+        ({"reindexer_timeout": timedelta(0)}, "reindexer_timeout must be"),
+        ({"reindexer_index_names": "river_job_pkey"}, "must be a list"),
+        ({"reindexer_index_names": [1]}, "must be a list"),
+    ],
+    ids=map(str, range(18)),
+)
+def test_refuses_wrong_leading(settings: Any, words: str) -> None:
+    """What leading cannot work with is refused when it is given, with what is allowed."""
+    with pytest.raises(ConfigError, match=words):
+        Config(**settings)
+
+
+@pytest.mark.parametrize("state", ["cancelled", "completed", "discarded"])
+def test_refuses_a_negative_retention(state: str) -> None:
+    """A retention may be zero, not negative."""
+    assert JobRetention(**{state: timedelta(0)})
+    with pytest.raises(ConfigError, match=f"{state} jobs must be zero or more"):
+        JobRetention(**{state: timedelta(seconds=-1)})
 
 
 def _child_id(client: Client, answer: Any) -> None:

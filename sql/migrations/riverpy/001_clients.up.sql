@@ -13,5 +13,5 @@ CREATE TABLE /* schema */ riverpy_client (
     started_at timestamptz NOT NULL DEFAULT now(),
     heartbeat_at timestamptz NOT NULL DEFAULT now(),
     CONSTRAINT client_id_length CHECK (char_length(client_id) > 0 AND char_length(client_id) < 128),
-    CONSTRAINT dead_after_positive CHECK (dead_after > interval '0')
+    CONSTRAINT dead_after_in_range CHECK (dead_after > interval '0' AND dead_after <= interval '400000 days')
 ) WITH (fillfactor = 50);
