@@ -81,14 +81,17 @@ async def leader_fence(
     leader_id: str,
     elected_at: datetime,
     bound: timedelta,
+    lock_bound: timedelta,
 ) -> bool:
-    """Tie the transaction that is open on `connection` to a term; the server ends the transaction
-    after `bound`. False: the term is over."""
+    """Tie the transaction that is open on `connection` to a term. The server ends it after `bound`,
+    and a wait for a lock in it, the fence's own too, after `lock_bound`. False: the term is
+    over."""
     statement = query("river_leader", "leader_fence", schema)
     values: dict[str, object] = {
         "leader_id": leader_id,
         "elected_at": elected_at,
         "milliseconds": round(bound.total_seconds() * 1000),
+        "lock_milliseconds": round(lock_bound.total_seconds() * 1000),
     }
     return await connection.fetchrow(statement.text, *statement.arguments(values)) is not None
 
@@ -105,7 +108,7 @@ async def leader_request_resign(connection: Transaction, schema: str | None) -> 
     await connection.execute(statement.text, *statement.arguments({"schema": schema}))
 
 
-class LeaderStore:
+class LeaderTable:
     """What an elector asks, each in a statement of its own, over one connection.
 
     An error (one of DATABASE_ERRORS) means that the answer is not known.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from riverpy._cluster.elector import Elector
 from riverpy._cluster.lease import Lease, LeaseTiming
 from riverpy._db.connection import DedicatedConnection
-from riverpy._db.leaders import LeaderStore
+from riverpy._db.leaders import LeaderTable
 from riverpy._maintenance.base import Office
 from riverpy._maintenance.job_cleaner import JobCleaner
 from riverpy._maintenance.job_rescuer import JobRescuer
@@ -79,7 +79,7 @@ class Candidacy:
         self.elector = Elector(
             leader_id=client_id,
             lease=self._lease,
-            store=LeaderStore(reserved, config.schema),
+            store=LeaderTable(reserved, config.schema),
             keeper=self.maintenance,
             timer=timer,
             changed=changed,

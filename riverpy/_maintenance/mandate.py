@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 import anyio
 
 from riverpy._db.leaders import leader_fence
-from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from riverpy.drivers.asyncpg import (
+    DATABASE_ERRORS,
+    LockNotAvailableError,
+    describe,
+    is_statement_timeout,
+)
 from riverpy.errors import FencedOutError
 
 if TYPE_CHECKING:
@@ -22,9 +27,16 @@ if TYPE_CHECKING:
 
 TRANSACTION_LIMIT = timedelta(seconds=5)
 """What one fenced transaction may take: a dead holder delays a takeover by no more than that."""
+LOCK_SHARE = 1 / 5
+"""Of that, how long a statement may wait for a row that somebody has locked."""
 ROLLBACK_LIMIT = 0.5
 """Seconds that a stopped or failed transaction may take to be rolled back; then its connection is
 cut."""
+
+
+class FenceBusyError(TimeoutError):
+    """A transaction did not begin in time: somebody has locked the leader's row, or the database
+    does not answer. What was to be written has no part in it."""
 
 
 class Mandate:
@@ -68,32 +80,51 @@ class Mandate:
 
         Raises:
             FencedOutError: the term is over; nothing was written.
+            FenceBusyError: the block was not entered in time; nothing was written.
             TimeoutError: it took longer than `TRANSACTION_LIMIT`; the text has the purpose.
             Exception: one of DATABASE_ERRORS.
         """
         self.expect_trusted()
-        async with (
-            connection.use(purpose, self._limit.total_seconds()) as open_connection,
-            _transaction(open_connection),
-        ):
-            is_held = await leader_fence(
-                open_connection,
-                self._schema,
-                leader_id=self.term.leader_id,
-                elected_at=self.term.elected_at,
-                bound=self._limit,
-            )
-            if not is_held:
-                self._fenced_out(self.term)
-                raise FencedOutError("another process leads, or may lead")
-            yield open_connection
+        is_entered = False
+        try:
+            async with (
+                connection.use(purpose, self._limit.total_seconds()) as open_connection,
+                _transaction(open_connection),
+            ):
+                await self._pass_fence(open_connection)
+                is_entered = True
+                yield open_connection
+        except DATABASE_ERRORS as error:
+            if is_entered or not _is_wait(error):
+                raise
+            raise FenceBusyError(f"{purpose}: {describe(error)}") from error
+
+    async def _pass_fence(self, connection: Connection) -> None:
+        is_held = await leader_fence(
+            connection,
+            self._schema,
+            leader_id=self.term.leader_id,
+            elected_at=self.term.elected_at,
+            bound=self._limit,
+            lock_bound=self._limit * LOCK_SHARE,
+        )
+        if not is_held:
+            self._fenced_out(self.term)
+            raise FencedOutError("another process leads, or may lead")
+
+
+def _is_wait(error: BaseException) -> bool:
+    return isinstance(error, (TimeoutError, LockNotAvailableError)) or is_statement_timeout(error)
 
 
 @asynccontextmanager
 async def _transaction(connection: Connection) -> AsyncGenerator[None]:
     """A transaction that has ended on the server, too, when its block is left: a cut connection
-    alone would let a statement go on for a while, and its locks would hold up the term's end."""
-    transaction = connection.transaction()
+    alone would let a statement go on for a while, and its locks would hold up the term's end.
+
+    Read committed, whatever the session's default: under a snapshot the fence would fail on a lease
+    that was renewed meanwhile."""
+    transaction = connection.transaction(isolation="read_committed")
     await transaction.start()
     try:
         yield

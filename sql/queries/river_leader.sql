@@ -61,8 +61,23 @@ from resigned;
 -- name: leader_fence
 -- Let the transaction around this go on only under a term that is held, and keep the term from passing to another until
 -- its end: renewals pass a key share lock, takeovers wait for it. The server ends a transaction whose client is gone.
--- No row: the term is over.
+-- The limits are the transaction's own, for a pooler passes none of a session on; they are set before the row is locked,
+-- and a shorter one of the session stays. No row: the term is over.
 select
+  set_config(
+    'statement_timeout',
+    least(
+      nullif(extract(epoch from current_setting('statement_timeout')::interval) * 1000, 0), @milliseconds::bigint
+    )::bigint::text,
+    true
+  ),
+  set_config(
+    'lock_timeout',
+    least(
+      nullif(extract(epoch from current_setting('lock_timeout')::interval) * 1000, 0), @lock_milliseconds::bigint
+    )::bigint::text,
+    true
+  ),
   set_config('idle_in_transaction_session_timeout', (@milliseconds::bigint)::text, true),
   case
     when current_setting('server_version_num')::int >= 170000

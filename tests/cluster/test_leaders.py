@@ -23,7 +23,7 @@ from riverpy._db.connection import (
     close_all,
     limit_statements,
 )
-from riverpy._db.leaders import LeaderStore, leader_get, leader_request_resign
+from riverpy._db.leaders import LeaderTable, leader_get, leader_request_resign
 from riverpy._maintenance.mandate import Mandate
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, connect
 
@@ -47,7 +47,7 @@ class Session:
         """Each connection that it ever had."""
         self.outage = Outage("a:1:b")
         self.owned = DedicatedConnection("lease", self.connect, self.outage)
-        self.store = LeaderStore(self.owned, schema.name)
+        self.store = LeaderTable(self.owned, schema.name)
 
     async def connect(self) -> Connection:
         connection = await connect(self.schema.url, application_name="session")
@@ -57,7 +57,7 @@ class Session:
 
     async def inject(self) -> None:
         """Work over a connection of somebody else's."""
-        self.store = LeaderStore(InjectedConnection(await self.connect()), self.schema.name)
+        self.store = LeaderTable(InjectedConnection(await self.connect()), self.schema.name)
 
     async def elect(self, leader_id: str, ttl: timedelta = TTL) -> Term | None:
         """The term, if the bid won."""
@@ -280,7 +280,7 @@ async def test_payload_without_schema(schema: Schema) -> None:
     """Where no schema is given the channel carries the first of the search path."""
     heard = await listen(schema)
     async with schema.connected() as connection:
-        store = LeaderStore(InjectedConnection(connection), None)
+        store = LeaderTable(InjectedConnection(connection), None)
         bid = await store.elect("a", TTL, BOUND)
         assert bid is not None
         assert await store.resign(Term("a", bid.elected_at), BOUND)

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 
+from riverpy._clock import SystemTimer
+from riverpy._cluster.lease import Lease, LeaseTiming
+from riverpy._db.connection import DedicatedConnection, Outage
+from riverpy._maintenance.mandate import FenceBusyError, Mandate
+from riverpy.drivers.asyncpg import connect
 from riverpy.errors import FencedOutError
 
 if TYPE_CHECKING:
+    from riverpy.drivers.asyncpg import Connection
     from tests._database import Schema
     from tests.maintenance.office import HeldOffice
 
@@ -43,3 +50,100 @@ async def test_doubt_sends_nothing(held: HeldOffice) -> None:
         async with office.mandate.transaction(office.connection, "a test"):
             pytest.fail("the transaction began")
     assert held.fenced_out == []
+
+
+async def test_expired_writes_nothing(held: HeldOffice, schema: Schema) -> None:
+    """A transaction of a term whose lease has expired is refused although nobody else leads yet."""
+    office = held.office
+    await schema.execute("UPDATE river_leader SET expires_at = now() - interval '1 second'")
+    with pytest.raises(FencedOutError):
+        async with office.mandate.transaction(office.connection, "a test"):
+            pytest.fail("the transaction began")
+    assert held.fenced_out == [held.term]
+
+
+def mandate_of(held: HeldOffice, ttl: float) -> Mandate:
+    """One of the same term, with a lease that lasts so many seconds."""
+    lease = Lease(LeaseTiming(ttl=ttl, interval=ttl / 3), SystemTimer())
+    lease.granted(held.term, asked_at=SystemTimer().boottime())
+    return Mandate(held.term, lease, schema=held.schema.name, fenced_out=held.fenced_out.append)
+
+
+@pytest.mark.parametrize(
+    ("ttl", "options", "limits"),
+    [
+        (30.0, {}, ("5s", "1s", "5s")),
+        (3.0, {}, ("3s", "600ms", "3s")),
+        (30.0, {"statement_timeout": "2s", "lock_timeout": "50ms"}, ("2s", "50ms", "5s")),
+        (30.0, {"statement_timeout": "1h", "lock_timeout": "1min"}, ("5s", "1s", "5s")),
+    ],
+)
+async def test_limits(
+    held: HeldOffice, ttl: float, options: dict[str, str], limits: tuple[str, ...]
+) -> None:
+    """The server itself ends a transaction that hangs, over a connection that has no limits of its
+    own, too, as behind a pooler: after 5 s or the lease's time, whichever is less. A shorter limit
+    of the session stays. After the transaction the session is as before."""
+    names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
+
+    async def read(connection: Connection) -> tuple[str, ...]:
+        return tuple([await connection.fetchval(f"SHOW {name}") for name in names])
+
+    plain = await plain_connection(held, options)
+    try:
+        async with plain.use("a test", 10.0) as connection:
+            before = await read(connection)
+        async with mandate_of(held, ttl).transaction(plain, "a test") as connection:
+            assert await read(connection) == limits
+            if int(await connection.fetchval("SHOW server_version_num")) >= 170000:
+                assert await connection.fetchval("SHOW transaction_timeout") == limits[2]
+        async with plain.use("a test", 10.0) as connection:
+            assert await read(connection) == before
+    finally:
+        await plain.close()
+
+
+async def plain_connection(held: HeldOffice, settings: dict[str, str]) -> DedicatedConnection:
+    """One with these settings alone."""
+
+    async def make() -> Connection:
+        return await connect(held.schema.url, application_name="plain", settings=settings)
+
+    return DedicatedConnection("plain", make, Outage())
+
+
+async def test_isolation(held: HeldOffice) -> None:
+    """A stricter default of the session is not taken over: under a snapshot the fence would fail on
+    a lease that is renewed meanwhile."""
+    strict = await plain_connection(held, {"default_transaction_isolation": "serializable"})
+    try:
+        async with held.office.mandate.transaction(strict, "a test") as connection:
+            assert await connection.fetchval("SHOW transaction_isolation") == "read committed"
+    finally:
+        await strict.close()
+
+
+async def time_out(mandate: Mandate, connection: DedicatedConnection) -> None:
+    """Fail in the block."""
+    async with mandate.transaction(connection, "a test"):
+        raise TimeoutError("of the block")
+
+
+async def test_locked_row_of_the_leader(held: HeldOffice, schema: Schema) -> None:
+    """A wait for the leader's row is told from one for what is to be written; without a limit of
+    the session's own it ends, too. Then the connection goes on to serve."""
+    plain = await plain_connection(held, {})
+    mandate = mandate_of(held, 3.0)
+    try:
+        async with schema.connected() as blocker, blocker.transaction():
+            await blocker.execute(f"SELECT FROM {schema.name}.river_leader FOR UPDATE")
+            with anyio.fail_after(10.0), pytest.raises(FenceBusyError, match=r"a test: .*lock"):
+                async with mandate.transaction(plain, "a test"):
+                    pytest.fail("the transaction began")
+        with pytest.raises(TimeoutError, match="of the block") as raised:
+            await time_out(mandate, plain)
+        assert not isinstance(raised.value, FenceBusyError)
+        async with mandate.transaction(plain, "a test") as connection:
+            assert await connection.fetchval("SELECT 1") == 1
+    finally:
+        await plain.close()
