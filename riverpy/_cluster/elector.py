@@ -262,8 +262,8 @@ class Elector:
     def _begin(self, tenure: _Tenure, asked_at: float) -> None:
         self._tenure = tenure
         self._lease.granted(tenure.term, asked_at=asked_at)
-        self._tell(tenure, None)
         self._log.info("leading begins", elected_at=tenure.term.elected_at.isoformat())
+        self._tell(tenure, None)
         self._keeper.begin(tenure.term)
         self.elected.emit()
 
@@ -331,16 +331,15 @@ class Elector:
         if tenure.is_over:
             return
         tenure.cause, tenure.may_hold = StopCause.LEADERSHIP_LOST, may_hold
-        say = self._log.info if is_expected else self._log.warning
-        self._disbelieve(tenure, say, why)
         tenure.scope.cancel(reason=why)
+        self._disbelieve(tenure, self._log.info if is_expected else self._log.warning, why)
 
     def _disbelieve(self, tenure: _Tenure, say: Callable[..., None], why: str) -> None:
         tenure.is_over = True
         self._tenure = None
         self._lease.ended()
-        self._tell(tenure, tenure.cause)
         say("leading ends", why=why, elected_at=tenure.term.elected_at.isoformat())
+        self._tell(tenure, tenure.cause)
 
     async def _end(self, tenure: _Tenure) -> None:
         """Let the services end, then release the lease if it may be held."""
@@ -367,9 +366,13 @@ class Elector:
             self._log.debug("the lease was not held any more")
 
     def _tell(self, tenure: _Tenure, cause: StopCause | None) -> None:
-        if self._changed is not None:
-            term = tenure.term
+        if self._changed is None:
+            return
+        term = tenure.term
+        try:
             self._changed(LeadershipChange(cause is None, term.leader_id, term.elected_at, cause))
+        except Exception:  # what it does is no reason to lead on, or not to
+            self._log.exception("a change of the leadership could not be told")
 
     # -- time
 

@@ -672,3 +672,26 @@ async def test_storm_of_starts_and_stops(row: Row, timer: VirtualTimer) -> None:
     assert len(asyncio.all_tasks()) == before
     with anyio.fail_after(1):
         await settle()
+
+
+@pytest.mark.parametrize("end", ["resign", "lost", "stop"])
+async def test_listener_that_fails(
+    leader: Candidate, row: Row, timer: VirtualTimer, log: list[Any], end: str
+) -> None:
+    """A listener that raises is logged, and hinders neither the end of a term nor the next one."""
+
+    def fail(change: LeadershipChange) -> None:
+        raise LookupError(change)
+
+    leader.elector._changed = fail
+    if end == "stop":
+        await leader.stop()
+    elif end == "resign":
+        await leader.announce("request_resign")
+    else:
+        row.seat("b", 1.0)
+    await timer.advance(20.0)
+    assert [event for _, event, _ in leader.keeper.events][:3] == ["begin", "end", "ended"]
+    assert leader.leads is (end != "stop")
+    told = [entry for entry in log if entry["event"].startswith("a change of the leadership")]
+    assert len(told) == (1 if end == "stop" else 2)
