@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from riverpy._db.clients import Registration, client_beat, client_leave
+from riverpy._db.upkeep import job_lock_limit
 from riverpy._lifecycle import TestSignal
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 
@@ -37,6 +39,9 @@ GAP_SHARE = 1 / 2
 BOUND_SHARE = 1 / 30
 BOUND_MIN = 0.25
 """Seconds that one connection has for a sign of life: a share of `dead_after`, and not less."""
+LOCK_SHARE = 1 / 2
+"""Of the bound: how long a sign of life waits for a lock. Past the bound the connection would be
+taken for broken and cut, and with it the one on which the lease is held."""
 RETRY_MOST = 1.0
 """Seconds until the next try after every connection failed, at most."""
 FIRST_TIMEOUT = 10.0
@@ -150,7 +155,11 @@ class Heartbeat:
         self._failed()
 
     async def _beat(self, connection: DedicatedConnection, bound: float) -> Beat:
-        async with connection.use("giving a sign of life", bound) as opened:
+        async with (
+            connection.use("giving a sign of life", bound) as opened,
+            opened.transaction(),
+        ):
+            await job_lock_limit(opened, timedelta(seconds=bound * LOCK_SHARE))
             return await client_beat(
                 opened,
                 self._config.schema,

@@ -44,6 +44,13 @@ class FakeConnection:
             raise TimeoutError(purpose)
         yield self
 
+    @asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[None]:
+        yield
+
+    async def execute(self, *statement: object) -> None:
+        """Sets a limit."""
+
 
 class FakeServer:
     """Keeps the moments at which signs of life arrived, and over what."""
@@ -359,3 +366,32 @@ async def test_claims_wait_for_a_sign_of_life(
         assert claimed._seen == 0
         monkeypatch.setattr("riverpy._cluster.heartbeat.client_beat", beat)
         await rig.until_state("completed", 2)
+
+
+async def test_locked_table_costs_no_connection(rig: Rig) -> None:
+    """While somebody has locked the table of clients no sign of life is given, but the connections,
+    the one of the lease too, stay as they are."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    async with rig.working(dead_after=timedelta(seconds=30)) as client:
+        heartbeat = heartbeat_of(client)
+
+        async def pids() -> list[int]:
+            found: list[int] = []
+            for dedicated in heartbeat._connections:
+                async with dedicated.use("test", 20) as connection:
+                    found.append(connection.get_server_pid())
+            return found
+
+        before = await pids()
+        async with rig.schema.connected() as connection, connection.transaction():
+            await connection.execute("LOCK TABLE riverpy_client IN ACCESS EXCLUSIVE MODE")
+            await heartbeat._beat_somewhere()
+        last = heartbeat._last
+        assert await pids() == before
+        await heartbeat._beat_somewhere()
+        assert heartbeat._last > last
+        assert await pids() == before
