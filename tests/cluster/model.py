@@ -250,10 +250,10 @@ class Connection:
 
     async def renew(self, term: Term, ttl: timedelta, bound: float) -> bool:
         """Extend a term."""
-        process = self._process
-        self._world.expect(
-            process.lease.is_trusted(term) and bound <= process.lease.trust_left,
-            f"{process.name} renews a term that it does not trust, or for longer than it does",
+        lease = self._process.lease
+        self._expect(
+            lease.is_trusted(term) and bound <= lease.trust_left,
+            "renews a term that it does not trust, or for longer than it does",
         )
         act = partial(self._world.server.renew, term, ttl)
         return await self._ask("renewal", act, bound, locks=False)
@@ -280,9 +280,12 @@ class Connection:
                 future.set_exception(ConnectionError("the connection was lost"))
 
     def _expect_idle(self, does: str) -> None:
-        process = self._process
-        is_idle = process.lease.term is None and not process.keeper.is_serving
-        self._world.expect(is_idle, f"{process.name} {does} while it leads or its services run")
+        is_idle = self._process.lease.term is None and not self._process.keeper.is_serving
+        self._expect(is_idle, f"{does} while it leads or its services run")
+
+    def _expect(self, is_right: bool, wrong: str) -> None:
+        is_alive = self._process.state != "dead"
+        self._world.expect(is_right or not is_alive, f"{self._process.name} {wrong}")
 
     async def _ask(
         self, what: str, act: Callable[[datetime], object], bound: float, *, locks: bool = True
@@ -488,7 +491,8 @@ class Process:
             await stopping.wait()
 
     def _failed(self, _loop: object, context: dict[str, Any]) -> None:
-        raise context.get("exception") or Violation(context["message"])
+        if self.world.violation is None:  # it shows at the next step: this may be any moment
+            self.world.violation = f"{self.name}: {context.get('exception') or context['message']}"
 
     def boottime(self) -> float:
         """Its clock that counts suspension."""
@@ -619,6 +623,8 @@ class Process:
                 task.cancel()
             loop.settle()
             time = max(time, loop.next_timer or time)
+        if not self.main.cancelled():
+            self.main.exception()  # it was raised, or is of no interest any more
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
 

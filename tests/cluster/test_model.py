@@ -387,6 +387,35 @@ def test_slow_answer_lengthens_no_trust(exchange: int) -> None:
         assert_passed_on(world)
 
 
+def test_services_end_before_the_lease_passes_on() -> None:
+    """P20: The services of a leader that the database does not hear are told to end so early that
+    they have ended, even if that takes most of the grace and the leader's clock is slow, when
+    another leads."""
+    with closing(World([0.95, 1.0])) as world:
+        first, _ = world.processes
+        first.keeper.lateness = TIMING.grace * 0.9
+        world.run(1.0)
+        first.cut_off(Fault(request=None))
+        world.run(TIMING.ttl)
+        assert_passed_on(world)
+        assert first.keeper.told_to_end
+        assert first.keeper.is_clear
+
+
+def test_somebody_leads_after_an_outage() -> None:
+    """When the database answers again after an hour, somebody leads within two intervals, though
+    nobody was told."""
+    with closing(World([1.0, 1.0])) as world:
+        for process in world.processes:
+            process.cut_off(Fault(request=None))
+        world.run(3600.0)
+        assert not world.leaders()
+        for process in world.processes:
+            process.heal()
+        world.run(2 * TIMING.interval)
+        assert len(world.leaders()) == 1
+
+
 def test_answer_that_comes_too_late_begins_no_term() -> None:
     """A process that was frozen from its bid until the lease that it won has passed on begins no
     term, and ends none of another."""
