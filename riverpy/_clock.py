@@ -12,7 +12,8 @@ import anyio
 if TYPE_CHECKING:
     import asyncio
 
-_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+"""Linux has it. Elsewhere the monotonic clock is the best there is."""
 
 
 class Clock(Protocol):
@@ -60,8 +61,8 @@ class SystemTimer:
     """The timer of the machine."""
 
     def boottime(self) -> float:
-        """Seconds since the machine was started, suspended ones included."""
-        return time.clock_gettime(_BOOTTIME)
+        """Seconds since the machine was started, on Linux suspended ones included."""
+        return time.monotonic() if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
 
     async def sleep(self, seconds: float) -> None:
         """Return after so many seconds."""

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import runpy
+import sys
+import time
 from datetime import UTC, timedelta
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
+import riverpy._clock
 import riverpy._lifecycle
 from riverpy._clock import Backoff, SystemClock
 from riverpy._lifecycle import ServiceGroup, StopCause, StopScope, TestSignal
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
+
+
+def test_timer_without_unix_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system has none of Unix' clocks, as Windows, time is measured by the monotonic
+    one."""
+    plain = ModuleType("time")
+    for name in ("time", "monotonic", "perf_counter", "sleep"):
+        setattr(plain, name, getattr(time, name))
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "time", plain)
+        module = runpy.run_path(riverpy._clock.__file__)
+    before = time.monotonic()
+    assert before <= module["SystemTimer"]().boottime() <= time.monotonic()
 
 
 async def test_first_cause_wins() -> None:
