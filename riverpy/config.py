@@ -41,6 +41,8 @@ FETCH_POLL_INTERVAL_DEFAULT = timedelta(seconds=1)
 POOL_SIZE_DEFAULT = 10
 ELECT_INTERVAL_DEFAULT = timedelta(seconds=5)
 LEADER_TTL_DEFAULT = timedelta(seconds=15)
+LEADING_LEAST = timedelta(milliseconds=100)
+"""Below this the way to the server and back, or a busy event loop, ends terms and runs."""
 ELECT_JITTER_SHARE = 0.2
 """A follower bids after its interval and up to this share of it more."""
 DEAD_AFTER_DEFAULT = timedelta(minutes=1)
@@ -137,13 +139,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Stand for election: one client of all that run leads, and keeps the house for the others.
     Default True."""
     elect_interval: timedelta = ELECT_INTERVAL_DEFAULT
-    """How often a leader renews its lease and a follower bids for it. Default 5 s."""
+    """How often a leader renews its lease and a follower bids for it. Default 5 s, at least
+    100 ms."""
     leader_ttl: timedelta = LEADER_TTL_DEFAULT
     """How long a lease lasts that is not renewed. Default 15 s; at least 2.4 times
     `elect_interval`."""
     dead_after: timedelta = DEAD_AFTER_DEFAULT
     """How long a client may give no sign of life until its running jobs are given to others.
-    Default one minute. A client beats six times as often."""
+    Default one minute, at least 100 ms. A client beats six times as often."""
     rescue_after: timedelta | None = None
     """How old a running job of a client that gives no signs of life (River's in Go, or one that
     works without the line `riverpy`) must be to be rescued. Default None: one hour, longer by
@@ -161,7 +164,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Another retention for the jobs of these kinds, whatever their queue. Default none."""
     periodic_jobs_start: PeriodicJobsStartHook | None = None
     """Called each time this client begins to lead, before the first periodic job is inserted; may
-    add and remove periodic jobs. Raising keeps the maintenance from starting; it is tried again.
+    add and remove periodic jobs. It has 30 s. Raising keeps the maintenance from starting; it is
+    tried again.
     Default none."""
     reindexer_schedule: PeriodicSchedule | None = None
     """When the indexes are rebuilt. Default None: daily at midnight, UTC."""
@@ -172,7 +176,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rescue_age(self) -> timedelta:
-        """The value of `rescue_after`, or what stands for it."""
+        """How old a running job must be, since its attempt began, to be rescued by age: the value
+        of `rescue_after`; without it one hour, and `job_timeout` more if that is a time other than
+        the default."""
         if self.rescue_after is not None:
             return self.rescue_after
         if self.job_timeout is None or self.job_timeout == JOB_TIMEOUT_DEFAULT:
@@ -206,8 +212,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         self._check_maintenance()
 
     def _check_leading(self) -> None:
-        _expect_positive("elect_interval", self.elect_interval)
-        _expect_positive("leader_ttl", self.leader_ttl)
+        for name in ("elect_interval", "leader_ttl", "dead_after"):
+            value: timedelta = getattr(self, name)
+            _expect_positive(name, value)
+            if value < LEADING_LEAST:
+                raise ConfigError(f"{name} must be 100 milliseconds or more, got {value}")
         least = 2 * (1 + ELECT_JITTER_SHARE) * self.elect_interval
         if self.leader_ttl < least:
             raise ConfigError(
@@ -215,7 +224,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
                 f"once: with elect_interval {self.elect_interval} at least {least}, got "
                 f"{self.leader_ttl}"
             )
-        _expect_positive("dead_after", self.dead_after)
 
     def _check_maintenance(self) -> None:
         if self.rescue_after is not None:

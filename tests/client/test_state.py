@@ -210,6 +210,19 @@ def test_id_is_made_once_and_fits() -> None:
         ({"elect_interval": timedelta(seconds=15)}, "at least 2.4 times elect_interval"),
         ({"leader_ttl": timedelta(seconds=5)}, "at least 2.4 times elect_interval"),
         ({"leader_ttl": timedelta.max}, "leader_ttl must be 365000 days or less"),
+        ({"leader_ttl": timedelta(seconds=-1)}, "leader_ttl must be one millisecond or more"),
+        (
+            {
+                "leader_ttl": timedelta(milliseconds=99),
+                "elect_interval": timedelta(milliseconds=100),
+            },
+            "leader_ttl must be 100 milliseconds or more",
+        ),
+        (
+            {"elect_interval": timedelta(milliseconds=99)},
+            "elect_interval must be 100 milliseconds or more",
+        ),
+        ({"dead_after": timedelta(milliseconds=99)}, "dead_after must be 100 milliseconds or more"),
         ({"dead_after": timedelta(0)}, "dead_after must be"),
         ({"dead_after": timedelta.max}, "dead_after must be 365000 days or less"),
         ({"dead_after": 60}, "dead_after must be timedelta"),
