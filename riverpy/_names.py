@@ -41,18 +41,18 @@ def validate_queue(name: str) -> None:
         )
 
 
-def validate_kind(kind: str) -> None:
-    """River's rule for the kind of a registered worker, which every insert keeps too; else
-    ConfigError."""
+def validate_kind(kind: str, noun: str = "a job kind") -> None:
+    """River's rule for the kind of a registered worker, which every insert keeps too, and for what
+    else `noun` names; else ConfigError."""
     if not kind:
-        raise ConfigError("a job kind may not be empty")
+        raise ConfigError(f"{noun} may not be empty")
     if len(kind) > KIND_LENGTH_MAX:
         raise ConfigError(
-            f"a job kind has at most {KIND_LENGTH_MAX} characters, got {len(kind)}: {kind[:80]!r}"
+            f"{noun} has at most {KIND_LENGTH_MAX} characters, got {len(kind)}: {kind[:80]!r}"
         )
     if not _KIND.fullmatch(kind):
         raise ConfigError(
-            "a job kind starts with a letter, digit or '_' and goes on with at least one more "
+            f"{noun} starts with a letter, digit or '_' and goes on with at least one more "
             "of these or "
             f"of '-[]<>/.\u00b7:+', all ASCII but the dot \u00b7, got {kind!r}"
         )

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import inspect
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
 from typing import Literal, Protocol, TypeAlias, cast, get_args
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, available_timezones
 
 import msgspec
 from cronsim import CronSim, CronSimError
@@ -33,6 +35,10 @@ INTERVAL_MAX = timedelta(days=365_000)
 
 _SECOND = timedelta(seconds=1)
 _DAY = timedelta(days=1)
+_ZONE_HINT = (
+    "give a name such as Europe/Berlin (the machine needs the system's time zones or the package "
+    "tzdata)"
+)
 _FIELDS = 5
 _DESCRIPTORS = {
     "@ANNUALLY": "0 0 1 1 *",
@@ -98,7 +104,7 @@ class CronSchedule:
         self._zone = _zone(timezone)
         self.expression = " ".join(_expression(expression))
         self.timezone = timezone
-        self._pattern = _pattern(self.expression)
+        self._pattern = _pattern(self.expression, expression)
         minute, hour = self.expression.split()[:2]
         self._is_fixed = not (
             minute.startswith("*") or hour.startswith("*") or len(self._pattern.hours) == 24
@@ -259,10 +265,9 @@ def _zone(timezone: object) -> ZoneInfo:
     try:
         return ZoneInfo(timezone)
     except (LookupError, ValueError, OSError):
-        raise ConfigError(
-            f"there is no time zone {timezone!r}: give a name such as Europe/Berlin (the machine "
-            "needs the system's time zones or the package tzdata)"
-        ) from None
+        near = get_close_matches(timezone[:80], available_timezones(), n=3)
+        hint = f"did you mean {', '.join(near)}?" if near else _ZONE_HINT
+        raise ConfigError(f"there is no time zone {timezone[:80]!r}: {hint}") from None
 
 
 def _expression(expression: object) -> list[str]:
@@ -278,14 +283,12 @@ def _expression(expression: object) -> list[str]:
     return fields
 
 
-def _pattern(expression: str) -> CronSim:
+def _pattern(expression: str, given: str) -> CronSim:
     try:
         return CronSim(expression, datetime(2000, 1, 1))  # noqa: DTZ001 (a reading of a clock)
     except (CronSimError, ValueError, AssertionError) as error:
         reason = str(error) or "cannot be read"
-        raise ConfigError(
-            f"cron expression {expression[:80]!r} is not allowed: {reason[:80]}"
-        ) from None
+        raise ConfigError(f"cron expression {given[:80]!r} is not allowed: {reason[:80]}") from None
 
 
 # Jobs
@@ -307,8 +310,9 @@ class PeriodicJob:
 
         Args:
             schedule: `every(…)`, `cron(…)`, or an object of your own with a method `next`.
-            constructor: the args of every job; or a plain function that is called for each run and
-                returns its args, its args and InsertOpts, or None for no job this time.
+            constructor: the args of every job; or a plain function that is called for each run,
+                without arguments, and returns its args, its args and InsertOpts, or None for no job
+                this time.
             id: names it in the database, where its state outlives processes and leaders; 2 to 127
                 letters, digits and `-[]<>/.·:+_`. Default: the kind or the function's name, and
                 eight digits made of the schedule's text. Give one to what may change its schedule.
@@ -342,6 +346,8 @@ class PeriodicJob:
         self._constructor = constructor
         self.id = id if id is not None else _default_id(constructor, self.schedule_text)
         _check_id(self.id)
+        if callable(constructor):
+            _check_constructor(self.id, constructor)
         if next_time(schedule, datetime.now(UTC)) is None:
             raise ConfigError(f"the schedule of periodic job {self.id!r} never comes")
 
@@ -349,7 +355,7 @@ class PeriodicJob:
         """The args and options of one run, made afresh; None: no job this time.
 
         Raises:
-            ConfigError: the constructor is an `async def`.
+            ConfigError: the constructor returned an awaitable.
             Exception: whatever the constructor raised.
         """
         constructor = self._constructor
@@ -361,9 +367,7 @@ class PeriodicJob:
             close = getattr(cast("object", run), "close", None)
             if close is not None:
                 close()
-            raise ConfigError(
-                f"the constructor of periodic job {self.id!r} must be a plain function"
-            )
+            raise ConfigError(_not_plain(self.id))
         if isinstance(run, tuple):
             args, opts = run
             return args, opts
@@ -379,6 +383,37 @@ def _expect_one_of(name: str, value: object, choices: object) -> None:
         raise ConfigError(f"{name} must be one of {allowed}, got {value!r}")
 
 
+_NOT_PLAIN = (
+    inspect.iscoroutinefunction,
+    inspect.isgeneratorfunction,
+    inspect.isasyncgenfunction,
+)
+
+
+def _check_constructor(job_id: str, constructor: Callable[..., object]) -> None:
+    """What would fail at each slot is refused at once."""
+    codes = (constructor, type(constructor).__call__)
+    if any(test(code) for test in _NOT_PLAIN for code in codes):
+        raise ConfigError(_not_plain(job_id))
+    try:
+        signature = inspect.signature(constructor)
+    except (TypeError, ValueError):  # it does not tell
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise ConfigError(
+            f"the constructor of periodic job {job_id!r} is called without arguments: {error}"
+        ) from None
+
+
+def _not_plain(job_id: str) -> str:
+    return (
+        f"the constructor of periodic job {job_id!r} must be a plain function that returns the "
+        "args, neither an `async def` nor a generator"
+    )
+
+
 def _storable(text: str) -> str:
     return text.replace("\0", "").encode(errors="replace").decode()
 
@@ -386,10 +421,7 @@ def _storable(text: str) -> str:
 def _check_id(job_id: object) -> None:
     if not isinstance(job_id, str):
         raise ConfigError(f"the id of a periodic job is a text, got {type(job_id).__name__}")
-    try:
-        validate_kind(job_id)
-    except ConfigError as error:
-        raise ConfigError(f"the id of a periodic job keeps the rule of a kind: {error}") from None
+    validate_kind(job_id, noun="the id of a periodic job")
 
 
 def _default_id(constructor: object, schedule: str) -> str:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -17,7 +18,7 @@ from riverpy.job import RawArgs
 from riverpy.periodic import PeriodicJob, PeriodicJobs, cron, every
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 HOURLY = every(timedelta(hours=1))
 
@@ -108,8 +109,8 @@ def test_default_id_tells_entries_apart() -> None:
     ],
 )
 def test_bad_id(job_id: Any, message: str) -> None:
-    """An id keeps River's rule."""
-    with pytest.raises(ConfigError, match=message):
+    """An id keeps River's rule of a kind, and is called an id."""
+    with pytest.raises(ConfigError, match=f"^the id of a periodic job .*{message}"):
         job(job_id)
     job("a" * 127)
 
@@ -197,7 +198,61 @@ def test_constructor() -> None:
         return Report()
 
     with pytest.raises(ConfigError, match="must be a plain function"):
-        PeriodicJob(HOURLY, cast_any(coroutine)).construct()
+        PeriodicJob(HOURLY, cast_any(lambda: coroutine()), id="an-id").construct()
+
+
+async def _coroutine() -> Report:
+    return Report()
+
+
+def _generator() -> Iterator[Report]:
+    yield Report()
+
+
+async def _async_generator() -> AsyncIterator[Report]:
+    yield Report()
+
+
+class _Callable:
+    async def __call__(self) -> Report:
+        return Report()
+
+
+def _numbered(number: int) -> Report:
+    return Report(number)
+
+
+class Needy(msgspec.Struct):
+    """Args with a field that must be given."""
+
+    kind: ClassVar[str] = "needy"
+
+    number: int
+
+
+_WRONG_CONSTRUCTORS: list[tuple[Any, str]] = [
+    (_coroutine, "must be a plain function"),
+    (_generator, "must be a plain function"),
+    (_async_generator, "must be a plain function"),
+    (_Callable(), "must be a plain function"),
+    (partial(_coroutine), "must be a plain function"),
+    (_numbered, "called without arguments: .*'number'"),
+    (Needy, "called without arguments: .*'number'"),
+]
+
+
+@pytest.mark.parametrize(("constructor", "message"), _WRONG_CONSTRUCTORS)
+def test_constructor_that_cannot_work(constructor: Any, message: str) -> None:
+    """A constructor that would fail at each slot is refused when it is registered."""
+    with pytest.raises(ConfigError, match=f"constructor of periodic job 'an-id' .*{message}"):
+        PeriodicJob(HOURLY, constructor, id="an-id")
+
+
+def test_constructor_that_does_not_tell() -> None:
+    """One whose arguments cannot be known, as of some that are written in C, and one that has only
+    arguments with defaults, are accepted."""
+    for constructor in (cast_any(dict), partial(_numbered, 3), Report):
+        PeriodicJob(HOURLY, constructor, id="an-id").construct()
 
 
 def test_first_slot_is_soon() -> None:

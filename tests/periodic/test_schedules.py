@@ -143,6 +143,19 @@ def test_unknown_zone(zone: str) -> None:
         cron("@daily", timezone=zone)
 
 
+@pytest.mark.parametrize("zone", ["europe/berlin", "Europe/Berln", "Europe_Berlin"])
+def test_zones_that_are_alike(zone: str) -> None:
+    """The error of an unknown zone names those that are alike."""
+    with pytest.raises(ConfigError, match=r"did you mean .*Europe/Berlin\b"):
+        cron("@daily", timezone=zone)
+
+
+def test_error_has_the_text_that_was_given() -> None:
+    """The error of a wrong expression shows it as it was written."""
+    with pytest.raises(ConfigError, match=r"'0 9  \* \* mon-fry' is not allowed"):
+        cron("0 9  * * mon-fry")
+
+
 @pytest.mark.parametrize(
     "interval",
     [timedelta(0), timedelta(seconds=-1), timedelta(microseconds=1500), timedelta.max],
