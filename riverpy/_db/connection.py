@@ -17,17 +17,21 @@ from riverpy.drivers.asyncpg import (
     DATABASE_ERRORS,
     PostgresError,
     close,
+    connect,
     describe,
 )
 from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping
 
     from riverpy.drivers.asyncpg import Connection, Transaction
 
 RECONNECT_FIRST = timedelta(milliseconds=50)
 RECONNECT_MOST = timedelta(seconds=2)
+MAINTENANCE_STATEMENT_LIMIT = timedelta(seconds=5)
+"""After which the server ends a statement of maintenance: a leader that is gone delays the next one
+by no more."""
 CHECK_INTERVAL = timedelta(seconds=1)
 """How often the server looks, during a statement, whether we are still there."""
 _UNUSABLE_CLASSES = {"08", "53", "57", "58", "XX"}
@@ -62,6 +66,35 @@ async def limit_statements(connection: Connection, limit: timedelta) -> None:
                 statement.text,
                 *statement.arguments({"name": name, "milliseconds": milliseconds}),
             )
+
+
+async def connect_limited(
+    url: str | None,
+    name: str,
+    *,
+    limit: timedelta,
+    pooled: bool,
+    settings: Mapping[str, str] | None = None,
+) -> Connection:
+    """Make a connection that is called `name`, on which the server ends statements after `limit`;
+    through a pooler without any settings.
+
+    Raises:
+        ConfigError, DatabaseError, or one of DATABASE_ERRORS.
+    """
+    connection = await connect(url, application_name=name, settings=settings, pooled=pooled)
+    if not pooled:
+        with cut_on_error(connection):
+            await limit_statements(connection, limit)
+    return connection
+
+
+async def connect_maintenance(url: str | None, name: str, *, pooled: bool) -> Connection:
+    """Make a connection for maintenance. How long it waits for locks is for each transaction."""
+    # Its statements read little of what the planner thinks they may: no time for compiling.
+    return await connect_limited(
+        url, name, limit=MAINTENANCE_STATEMENT_LIMIT, pooled=pooled, settings={"jit": "off"}
+    )
 
 
 class Outage:

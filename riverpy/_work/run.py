@@ -27,9 +27,12 @@ from riverpy._cluster.heartbeat import Heartbeat
 from riverpy._cluster.notifier import Notifier
 from riverpy._db.clients import Registration
 from riverpy._db.connection import (
+    MAINTENANCE_STATEMENT_LIMIT,
     DedicatedConnection,
     Outage,
     close_all,
+    connect_limited,
+    connect_maintenance,
     cut_on_error,
     limit_statements,
 )
@@ -76,9 +79,6 @@ LOCK_TIMEOUT = "100ms"
 without it."""
 STATEMENT_LIMIT = timedelta(seconds=12)
 """After which the server ends a statement of ours: a little more than any may take here."""
-MAINTENANCE_STATEMENT_LIMIT = timedelta(seconds=5)
-"""The same for maintenance: a leader that is gone delays the next one by no more."""
-MAINTENANCE_LOCK_TIMEOUT = "1s"
 REINDEX_NAME = "riverpy reindex"
 MAINTENANCE_LEFT_LEAST = 1.0
 """Seconds at the end of a run for maintenance that did not end with its term, at least: it has what
@@ -474,9 +474,7 @@ class Run:
         return await self._connect_limited("riverpy reserved", {})
 
     async def _connect_maintenance(self, name: str) -> Connection:
-        # Its statements read little of what the planner thinks they may: no time for compiling.
-        settings = {"lock_timeout": MAINTENANCE_LOCK_TIMEOUT, "jit": "off"}
-        return await self._connect_limited(name, settings, MAINTENANCE_STATEMENT_LIMIT)
+        return await connect_maintenance(self._url, name, pooled=self._config.pooler)
 
     def _direct_connect(self) -> Callable[[], Awaitable[Connection]] | None:
         """What makes a session for the reindexer: no pooler in transaction mode can carry it."""
@@ -495,14 +493,9 @@ class Run:
     async def _connect_limited(
         self, name: str, settings: dict[str, str], limit: timedelta = STATEMENT_LIMIT
     ) -> Connection:
-        pooled = self._config.pooler
-        connection = await connect(
-            self._url, application_name=name, settings=settings, pooled=pooled
+        return await connect_limited(
+            self._url, name, limit=limit, pooled=self._config.pooler, settings=settings
         )
-        if not pooled:
-            with cut_on_error(connection):
-                await limit_statements(connection, limit)
-        return connection
 
     async def _connect_listener(self) -> Connection:
         if self._config.listen_url is not None:

@@ -16,14 +16,12 @@ from riverpy._db.connection import (
     DedicatedConnection,
     Outage,
     close_all,
-    cut_on_error,
-    limit_statements,
+    connect_maintenance,
 )
 from riverpy._db.leaders import leader_elect
 from riverpy._lifecycle import StopScope
 from riverpy._maintenance.base import Office
-from riverpy._maintenance.mandate import TRANSACTION_LIMIT, Mandate
-from riverpy.drivers.asyncpg import connect
+from riverpy._maintenance.mandate import Mandate
 
 if TYPE_CHECKING:
     import asyncio
@@ -86,14 +84,7 @@ class HeldOffice:
         self.lease.ended()
 
     async def _connect(self) -> Connection:
-        connection = await connect(
-            self.schema.url,
-            application_name=f"office {self.leader_id}",
-            settings={"lock_timeout": "1s", "jit": "off"},
-        )
-        with cut_on_error(connection):
-            await limit_statements(connection, TRANSACTION_LIMIT)
-        return connection
+        return await connect_maintenance(self.schema.url, f"office {self.leader_id}", pooled=False)
 
 
 @asynccontextmanager

@@ -75,13 +75,15 @@ async def test_limits_of_the_sessions(rig: Rig, own: str | None, expected: str) 
 
 
 @pytest.mark.usefixtures("plain")
-async def test_maintenance_is_not_compiled(rig: Rig) -> None:
-    """The server compiles no statement of maintenance, which would take a hundred times as long as
-    to run it."""
+async def test_session_of_maintenance(rig: Rig) -> None:
+    """The server ends statements of maintenance after 5 s, so that a leader that is gone holds up
+    the next one no longer; it compiles none, which would take a hundred times as long as to run
+    it."""
     async with rig.working() as client:
         assert client._run is not None
         connection = await client._run._connect_maintenance("maintenance")
         assert await connection.fetchval("SHOW jit") == "off"
+        assert await connection.fetchval("SHOW statement_timeout") == "5s"
         await connection.close()
 
 
