@@ -106,12 +106,12 @@ class Postponement(NamedTuple):
             return None
 
     @classmethod
-    def after(cls, comment: str, now: datetime) -> Postponement:
-        """One timeout more than the comment says."""
+    def after(cls, comment: str, begin: datetime) -> Postponement:
+        """One timeout more than the comment says, in a run that was due at `begin`."""
         before = cls.read(comment)
         timeouts = 1 if before is None else before.timeouts + 1
         days = POSTPONED_DAYS[min(timeouts, len(POSTPONED_DAYS)) - 1]
-        return cls(timeouts, now + timedelta(days=days))
+        return cls(timeouts, begin + timedelta(days=days))
 
     def written(self, comment: str) -> str:
         """The comment with this at its end."""
@@ -148,6 +148,9 @@ class Reindexer(MaintenanceService):
         self._schedule: PeriodicSchedule = config.reindexer_schedule or Midnight()
         self._timeout = config.reindexer_timeout
         self._due: datetime | None = None
+        self._run_at: datetime
+        """When the run was due. From then rests what times out in it: a day's rest is over when the
+        next daily run begins."""
         self._pending: list[str] = []
         self._has_begun = self._is_clean = self._is_locked_out = False
         self._missing: list[str] = []
@@ -156,8 +159,9 @@ class Reindexer(MaintenanceService):
         """Rebuild what is due. The first pass of a term only drops what an earlier one left."""
         now = await self._now()
         if not self._has_begun:
-            self._has_begun, self._due = True, next_time(self._schedule, now)
+            self._has_begun, self._run_at, self._due = True, now, next_time(self._schedule, now)
         elif self._due is not None and now >= self._due:  # what was missed is not caught up
+            self._run_at = max(self._due, now - timedelta(seconds=LOOK_AGAIN))
             self._pending, self._due = list(self._names), next_time(self._schedule, now)
         if self._pending or not self._is_clean:
             if not await self._work(scope):
@@ -174,7 +178,8 @@ class Reindexer(MaintenanceService):
         async with self._session() as connection:
             if not await self._lock(connection):
                 return False
-            await self._clean(connection)
+            indexes = await self._clean(connection)
+            self._leave_out({index.name for index in indexes if not index.is_owner})
             while self._pending:
                 await self._visit(connection, self._pending.pop(0), scope)
         self._is_clean = True
@@ -215,8 +220,8 @@ class Reindexer(MaintenanceService):
 
     # -- artifacts
 
-    async def _clean(self, connection: Connection) -> None:
-        """Drop what interrupted rebuilds left, of this process or another."""
+    async def _clean(self, connection: Connection) -> list[Index]:
+        """Drop what interrupted rebuilds left, of this process or another. Returns the indexes."""
         with _answered(STATEMENT_LIMIT):
             indexes = await index_list(connection, self.office.schema, self._names)
         self._warn_of_missing({index.name for index in indexes})
@@ -225,6 +230,7 @@ class Reindexer(MaintenanceService):
                 await self._drop_artifacts(
                     connection, index.name, self.office.mandate.expect_trusted
                 )
+        return indexes
 
     def _warn_of_missing(self, found: set[str]) -> None:
         missing = [name for name in self._names if name not in found]
@@ -233,6 +239,16 @@ class Reindexer(MaintenanceService):
                 "indexes to rebuild do not exist: check reindexer_index_names", indexes=missing
             )
         self._missing = missing
+
+    def _leave_out(self, not_owned: set[str]) -> None:
+        left_out = [name for name in self._pending if name in not_owned]
+        if left_out:
+            self._pending = [name for name in self._pending if name not in not_owned]
+            self.log.warning(
+                "indexes not rebuilt: the role of this client does not own them; make it the owner "
+                "of their tables, or set reindexer_index_names=[]",
+                indexes=left_out,
+            )
 
     async def _drop_artifacts(
         self, connection: Connection, name: str, before_each: Callable[[], None]
@@ -287,13 +303,12 @@ class Reindexer(MaintenanceService):
             self.log.warning("index not rebuilt", index=name, reason=reason)
 
     async def _reason_to_skip(self, connection: Connection, index: Index) -> str | None:
-        if not index.is_owner:
-            return "the role of this client does not own it"
         if index.is_held:
             return "another session builds an index of its table"
         postponed = Postponement.read(index.comment)
         if postponed is not None and index.read_at < postponed.until:
-            return f"its rebuild timed out {postponed.timeouts} times; next after {postponed.until}"
+            times = "once" if postponed.timeouts == 1 else f"{postponed.timeouts} times"
+            return f"its rebuild timed out {times}; next after {postponed.until}"
         with _answered(STATEMENT_LIMIT):
             artifacts = await index_artifacts(connection, self.office.schema, index.name)
         if artifacts:
@@ -330,7 +345,7 @@ class Reindexer(MaintenanceService):
         if limit is None or not is_statement_timeout(error) or seconds < limit.total_seconds():
             self.log.warning("index not rebuilt", index=index.name, reason=describe(error))
             return
-        postponed = Postponement.after(index.comment, await self._now())
+        postponed = Postponement.after(index.comment, self._run_at)
         self.log.warning(
             "index not rebuilt: it took longer than reindexer_timeout",
             index=index.name,

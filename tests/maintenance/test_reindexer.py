@@ -295,14 +295,18 @@ async def test_names_are_quoted(schema: Schema, log: Log) -> None:
 
 
 async def test_not_the_owner(schema: Schema, log: Log) -> None:
-    """SE-05: a role that does not own an index goes on without rebuilding it, and says so."""
+    """SE-05: a role that does not own an index goes on without rebuilding it, and says so once a
+    run, with what to do."""
     role = f"riverpy_test_{secrets.token_hex(4)}"
     await schema.execute(f"CREATE ROLE {role}")
     try:
         await schema.execute(f"GRANT USAGE ON SCHEMA {schema.name} TO {role}")
-        async with offices(schema, KIND) as held:
+        async with offices(schema, KIND, PKEY) as held:
             await run(held, role)
-        assert reasons(log) == {KIND: "the role of this client does not own it"}
+        (warning,) = log
+        assert warning["indexes"] == [KIND, PKEY]
+        assert "does not own them" in str(warning["event"])
+        assert "reindexer_index_names=[]" in str(warning["event"])
     finally:
         await schema.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
@@ -523,7 +527,8 @@ async def test_timeout(schema: Schema, log: Log, monkeypatch: pytest.MonkeyPatch
                 ]
                 await run(held)
                 assert await artifacts(schema) == []
-                assert "timed out" in str(reasons(log)[slow])
+                times = "once" if rests[0] == 1 else f"{rests[0]} times"
+                assert f"its rebuild timed out {times};" in str(reasons(log)[slow])
                 assert said(log, "index rebuilt") == [KIND, KIND]
                 await let_rest_end(schema, slow)
             await mend(schema)
@@ -531,6 +536,32 @@ async def test_timeout(schema: Schema, log: Log, monkeypatch: pytest.MonkeyPatch
         assert said(log, "index rebuilt")[-2:] == [KIND, slow]
         assert await comment_on(schema, slow) == "ours"
     assert set(timeouts) == {"5s"}
+
+
+async def test_rest_is_counted_from_when_the_run_was_due(
+    schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A day after a timeout is over at the next midnight, however long the rebuilds before it took.
+    In a run that begins late, for a suspended machine, the rest is counted from an hour before."""
+    clock = [datetime(2026, 1, 1, 23, 59, tzinfo=UTC)]
+
+    async def now(_connection: object) -> datetime:
+        return clock[0]
+
+    monkeypatch.setattr(module, "index_now", now)
+    limit = timedelta(milliseconds=200)
+    async with (
+        slow_index(schema) as slow,
+        held_office(schema, reindexer_index_names=[slow], reindexer_timeout=limit) as held,
+    ):
+        reindexer = reindexer_of(held)
+        await held.run(reindexer)
+        clock[0] = datetime(2026, 1, 2, 0, 0, 30, tzinfo=UTC)
+        await held.run(reindexer)
+        assert await postponed(schema, slow) == (1, datetime(2026, 1, 3, tzinfo=UTC))
+        clock[0] = datetime(2026, 1, 7, 13, tzinfo=UTC)
+        await held.run(reindexer)
+        assert await postponed(schema, slow) == (2, datetime(2026, 1, 9, 12, tzinfo=UTC))
 
 
 @pytest.mark.parametrize("comment", ["", "ours", "ours\nin two lines"])
