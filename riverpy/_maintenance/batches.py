@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
+from riverpy._maintenance.mandate import FenceBusyError
 from riverpy.drivers.asyncpg import is_statement_timeout
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class Batches:
 
 
 def _is_timeout(error: Exception) -> bool:
-    """Whether the server or we ended a statement for its time. Our limit also ends waiting for a
-    server that is gone, but a term does not last long then."""
-    return isinstance(error, TimeoutError) or is_statement_timeout(error)
+    """Whether the server or we ended a statement for its time. Waiting for the fence is not the
+    batch's fault."""
+    return is_statement_timeout(error) or (
+        isinstance(error, TimeoutError) and not isinstance(error, FenceBusyError)
+    )

@@ -11,7 +11,7 @@ with picked as materialized (
   select id
   from /* schema */ river_job
   where state = @state::text::/* schema */ river_job_state
-    and finalized_at < now() - least(@retention::interval, interval '1000 years')
+    and finalized_at < now() - @retention::interval
   order by finalized_at
   limit @limit::bigint
   for update skip locked
@@ -33,7 +33,7 @@ with seen as materialized (
     (queue = any(@queues::text[])) = @only_queues::bool and (kind = any(@kinds::text[])) = @only_kinds::bool as is_meant
   from /* schema */ river_job
   where state = @state::text::/* schema */ river_job_state
-    and finalized_at < now() - least(@retention::interval, interval '1000 years')
+    and finalized_at < now() - @retention::interval
     and finalized_at >= coalesce(@after_time::timestamptz, '-infinity')
     and (finalized_at, id) > (coalesce(@after_time::timestamptz, '-infinity'), coalesce(@after_id::bigint, 0))
   order by finalized_at, id
@@ -43,7 +43,7 @@ with seen as materialized (
   from /* schema */ river_job
   where id = any(array(select id from seen where is_meant))
     and state = @state::text::/* schema */ river_job_state
-    and finalized_at < now() - least(@retention::interval, interval '1000 years')
+    and finalized_at < now() - @retention::interval
   for update skip locked
 ), gone as (
   delete from /* schema */ river_job

@@ -13,6 +13,7 @@ from riverpy._clock import SystemClock
 from riverpy._lifecycle import ServiceGroup
 from riverpy._maintenance import batches
 from riverpy._maintenance.job_cleaner import INTERVAL, SWEEP_INTERVAL, JobCleaner
+from riverpy.config import DURATION_MAX
 from riverpy.errors import FencedOutError
 from tests.maintenance.office import held_office
 from tests.maintenance.rows import (
@@ -98,7 +99,7 @@ async def test_one_state_kept(schema: Schema, state: str) -> None:
     assert await ids_of(schema) == {ids[state]}
 
 
-@pytest.mark.parametrize("retention", [timedelta(0), timedelta.max])
+@pytest.mark.parametrize("retention", [timedelta(0), DURATION_MAX])
 async def test_extremes(schema: Schema, retention: timedelta) -> None:
     """No retention at all deletes what has ended; the longest that there is, nothing."""
     old = await insert_ended(schema, "completed", "1 s")
