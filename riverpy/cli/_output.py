@@ -18,6 +18,7 @@ from riverpy._dsn import mask_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from datetime import datetime
     from typing import IO
 
 _STDERR = 2
@@ -45,6 +46,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
             for cell, width, to_right in zip(line, widths, right, strict=True)
         ]
         click.echo("  ".join(aligned).rstrip())
+
+
+def format_time(value: datetime | None) -> str | None:
+    """Whole seconds, unless it has parts of one; an offset, unless it is UTC."""
+    if value is None:
+        return None
+    spec = "milliseconds" if value.microsecond else "seconds"
+    return value.isoformat(sep=" ", timespec=spec).removesuffix("+00:00")
 
 
 def print_note(text: str) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import anyio
 import click
@@ -12,27 +11,21 @@ import msgspec
 
 from riverpy._db.clients import client_candidates
 from riverpy._db.leaders import leader_get, leader_request_resign
-from riverpy._db.schema import CLIENTS_VERSION, OWN_LINE, check_schema
+from riverpy._db.schema import CLIENTS_VERSION, OWN_LINE
 from riverpy._duration import format_duration
+from riverpy.cli._connected import bounded, connected
 from riverpy.cli._options import database_options
-from riverpy.cli._output import print_json, print_table
+from riverpy.cli._output import format_time, print_json, print_table
 from riverpy.cli._run import EXIT_FAILURE, run
 from riverpy.cli._types import DURATION
-from riverpy.drivers.asyncpg import close, connect
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
     from datetime import datetime
 
     from riverpy._db.leaders import LeaderRow
-    from riverpy._db.schema import SchemaState
     from riverpy.cli._options import DatabaseSettings
     from riverpy.drivers.asyncpg import Connection
 
-ResultT = TypeVar("ResultT")
-
-READ_TIMEOUT = 10.0
-"""Seconds that a statement may take."""
 WAIT_DEFAULT = timedelta(seconds=10)
 LOOK_INTERVAL = 0.1
 """Seconds between two looks at the row of a leader that was asked to resign."""
@@ -98,8 +91,9 @@ def leader() -> None:
 @_json_option
 @database_options
 def show(database: DatabaseSettings, *, as_json: bool) -> None:
-    """Show who leads, since when and until when, and who stands for election."""
-    found = run(_connected, database, _read_show)
+    """Show who leads, since when and until when, and who stands for election. Times are
+    UTC."""
+    found = run(_read_show, database)
     if as_json:
         print_json(found)
         return
@@ -110,16 +104,19 @@ def show(database: DatabaseSettings, *, as_json: bool) -> None:
         until = "expired, so that any candidate may take over" if row.expired else _left(row)
         print_table(
             ("LEADER", "SINCE", "LEASE"),
-            [(row.leader_id, _time(row.elected_at), until)],
+            [(row.leader_id, format_time(row.elected_at), until)],
         )
     click.echo()
     if found.candidates is None:
         click.echo("candidates are not known: run `riverpy migrate up`")
         return
+    if not found.candidates:
+        click.echo("no client of riverpy stands for election")
+        return
     print_table(
         ("CANDIDATE", "VERSION", "STARTED", "LAST SIGN OF LIFE"),
         [
-            (one.client_id, one.version, _time(one.started_at), _time(one.heartbeat_at))
+            (one.client_id, one.version, format_time(one.started_at), format_time(one.heartbeat_at))
             for one in found.candidates
         ],
     )
@@ -140,7 +137,7 @@ def resign(database: DatabaseSettings, *, wait: timedelta, as_json: bool) -> Non
 
     Exit code 1 if nobody leads, or if nobody obeyed: a leader that only polls does not hear it.
     """
-    result = run(_connected, database, partial(_resign, wait=wait.total_seconds()))
+    result = run(_resign, database, wait.total_seconds())
     if as_json:
         print_json(result)
     else:
@@ -149,34 +146,33 @@ def resign(database: DatabaseSettings, *, wait: timedelta, as_json: bool) -> Non
         raise click.exceptions.Exit(EXIT_FAILURE)
 
 
-async def _read_show(connection: Connection, schema: str | None, state: SchemaState) -> ShowOutput:
-    row = await leader_get(connection, schema)
-    candidates = None
-    if CLIENTS_VERSION in state.versions(OWN_LINE):
-        rows = await client_candidates(connection, schema)
-        candidates = [CandidateOutput(*candidate) for candidate in rows]
-    return ShowOutput(None if row is None else LeaderOutput.of(row), candidates)
+async def _read_show(database: DatabaseSettings) -> ShowOutput:
+    async with connected(database) as (connection, schema, state):
+        leader = await _read_leader(connection, schema)
+        candidates = None
+        if CLIENTS_VERSION in state.versions(OWN_LINE):
+            rows = await bounded("reading who could lead", client_candidates(connection, schema))
+            candidates = [CandidateOutput(*candidate) for candidate in rows]
+        return ShowOutput(leader, candidates)
 
 
-async def _resign(
-    connection: Connection, schema: str | None, _state: SchemaState, *, wait: float
-) -> ResignOutput:
-    before = after = await _read_leader(connection, schema)
-    if before is None or before.expired:
-        return ResignOutput(resigned=False, before=before, after=before)
-    await leader_request_resign(connection, schema)
-    with anyio.move_on_after(wait):
-        while after is None or after.is_term_of(before):
-            await anyio.sleep(LOOK_INTERVAL)
-            with anyio.CancelScope(shield=True):  # a look is not cut, and has a bound of its own
-                after = await _read_leader(connection, schema)
-    resigned = after is None or not after.is_term_of(before)
-    return ResignOutput(resigned, before, after)
+async def _resign(database: DatabaseSettings, wait: float) -> ResignOutput:
+    async with connected(database) as (connection, schema, _state):
+        before = after = await _read_leader(connection, schema)
+        if before is None or before.expired:
+            return ResignOutput(resigned=False, before=before, after=before)
+        await bounded("asking to resign", leader_request_resign(connection, schema))
+        with anyio.move_on_after(wait):
+            while after is None or after.is_term_of(before):
+                await anyio.sleep(LOOK_INTERVAL)
+                with anyio.CancelScope(shield=True):  # a look is not cut, and has its own bound
+                    after = await _read_leader(connection, schema)
+        resigned = after is None or not after.is_term_of(before)
+        return ResignOutput(resigned, before, after)
 
 
 async def _read_leader(connection: Connection, schema: str | None) -> LeaderOutput | None:
-    with anyio.fail_after(READ_TIMEOUT, reason="reading who leads"):
-        row = await leader_get(connection, schema)
+    row = await bounded("reading who leads", leader_get(connection, schema))
     return None if row is None else LeaderOutput.of(row)
 
 
@@ -200,21 +196,3 @@ def _tell(result: ResignOutput, wait: timedelta) -> str:
 
 def _left(row: LeaderOutput) -> str:
     return f"for {row.expires_in:.0f} s, unless renewed"
-
-
-def _time(value: datetime) -> str:
-    return value.isoformat(sep=" ", timespec="seconds")
-
-
-async def _connected(
-    database: DatabaseSettings,
-    act: Callable[[Connection, str | None, SchemaState], Awaitable[ResultT]],
-) -> ResultT:
-    """What `act` returns on a connection to a database that has River's tables."""
-    url = database.required_url()
-    connection = await connect(url)
-    try:
-        state = await check_schema(connection, database.schema, url=url)
-        return await act(connection, database.schema, state)
-    finally:
-        await close(connection)

@@ -6,17 +6,18 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 from zoneinfo import ZoneInfo
 
-import anyio
 import click
 import msgspec
 
 from riverpy._db import periodic as table
-from riverpy._db.schema import check_schema
+from riverpy._db.leaders import leader_get
+from riverpy._db.schema import OWN_LINE, migrate_command
+from riverpy.cli._connected import bounded, connected
 from riverpy.cli._options import database_options
-from riverpy.cli._output import print_json, print_note, print_table
+from riverpy.cli._output import format_time, print_json, print_note, print_table
 from riverpy.cli._run import run
 from riverpy.cli._types import TEXT
-from riverpy.drivers.asyncpg import close, connect
+from riverpy.errors import SchemaMissingError
 from riverpy.periodic import CronSchedule, PeriodicJobState, next_time, parse_schedule
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ ResultT = TypeVar("ResultT")
 
 COUNT_DEFAULT = 5
 COUNT_MAX = 1000
-STATEMENT_TIMEOUT = 10.0
-"""Seconds that reading or changing the table may take."""
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 _id_argument = click.argument("job_id", metavar="ID", type=TEXT)
@@ -53,6 +52,15 @@ class ChangeOutput(msgspec.Struct, frozen=True):
     action: str
 
 
+class RunOutput(msgspec.Struct, frozen=True):
+    """What was asked for, as `--json` prints it."""
+
+    id: str
+    action: str
+    leader_id: str | None
+    """Who is to insert the job. None: nobody leads now; who leads next does it."""
+
+
 @click.group
 def periodic() -> None:
     """List periodic jobs, foretell, run, pause and resume them."""
@@ -62,20 +70,24 @@ def periodic() -> None:
 @_json_option
 @database_options
 def list_(database: DatabaseSettings, *, as_json: bool) -> None:
-    """List the periodic jobs that leaders have had. Times are UTC."""
-    states = run(_connected, database, table.periodic_list)
+    """List the periodic jobs that leaders have had. Times are UTC.
+
+    RUN REQUESTED: since when a run is asked for that no leader has inserted yet.
+    """
+    states = run(_call, database, table.periodic_list)
     if as_json:
         print_json({"periodic_jobs": states})
         return
     print_table(
-        ("ID", "SCHEDULE", "NEXT", "LAST", "PAUSED SINCE"),
+        ("ID", "SCHEDULE", "NEXT", "LAST", "PAUSED SINCE", "RUN REQUESTED"),
         [
             (
                 state.id,
                 state.schedule,
-                _time(state.next_run_at),
-                _time(state.last_run_at),
-                _time(state.paused_at),
+                format_time(state.next_run_at),
+                format_time(state.last_run_at),
+                format_time(state.paused_at),
+                format_time(state.run_requested_at),
             )
             for state in states
         ],
@@ -99,7 +111,7 @@ def next_(database: DatabaseSettings, *, job_id: str, count: int, as_json: bool)
 
     Of a schedule that your own code makes only the very next one is known.
     """
-    state = run(_connected, database, partial(_get, job_id=job_id))
+    state = run(_call, database, partial(_get, job_id=job_id))
     schedule = parse_schedule(state.schedule)
     slots = [] if state.next_run_at is None else [state.next_run_at]
     while schedule is not None and slots and len(slots) < count:
@@ -114,7 +126,7 @@ def next_(database: DatabaseSettings, *, job_id: str, count: int, as_json: bool)
     columns = ("UTC",) if zone is None else ("UTC", str(zone).upper())
     print_table(
         columns,
-        [(_time(slot), _time(slot.astimezone(zone)))[: len(columns)] for slot in slots],
+        [(format_time(slot), format_time(slot.astimezone(zone)))[: len(columns)] for slot in slots],
     )
     if state.paused_at is not None:
         print_note(f"{state.id} is paused: these slots are passed over")
@@ -129,9 +141,16 @@ def next_(database: DatabaseSettings, *, job_id: str, count: int, as_json: bool)
 def run_(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
     """Ask the leader to insert one job now, beside those of the schedule.
 
-    One that listens does at once, one that polls within 5 seconds.
+    One that listens does at once, one that polls within 5 seconds, and one that has not this
+    periodic job leaves the request to the next that has it.
     """
-    _change(database, table.periodic_run, job_id, "run requested", as_json=as_json)
+    leader_id = run(_call, database, partial(_run, job_id=job_id))
+    if as_json:
+        print_json(RunOutput(job_id, "run requested", leader_id))
+    elif leader_id is None:
+        click.echo(f"{job_id}: run requested; nobody leads now: it runs when somebody does")
+    else:
+        click.echo(f"{job_id}: run requested; {leader_id} leads: it runs if that has this job")
 
 
 @periodic.command
@@ -163,34 +182,34 @@ def _change(
     async def apply(connection: Connection, schema: str | None) -> None:
         await change(connection, schema, job_id)
 
-    run(_connected, database, apply)
+    run(_call, database, apply)
     if as_json:
         print_json(ChangeOutput(job_id, action))
     else:
         click.echo(f"{job_id}: {action}")
 
 
+async def _run(connection: Connection, schema: str | None, *, job_id: str) -> str | None:
+    """Ask for a run; returns who leads."""
+    await table.periodic_run(connection, schema, job_id)
+    leader = await leader_get(connection, schema)
+    return None if leader is None or leader.remaining < 0 else leader.leader_id
+
+
 async def _get(connection: Connection, schema: str | None, *, job_id: str) -> PeriodicJobState:
     return await table.periodic_get(connection, schema, job_id)
 
 
-def _time(value: datetime | None) -> str | None:
-    """Whole seconds, unless it has parts of one; an offset, unless it is UTC."""
-    if value is None:
-        return None
-    spec = "milliseconds" if value.microsecond else "seconds"
-    return value.isoformat(sep=" ", timespec=spec).removesuffix("+00:00")
-
-
-async def _connected(
+async def _call(
     database: DatabaseSettings, act: Callable[[Connection, str | None], Awaitable[ResultT]]
 ) -> ResultT:
-    """What `act` returns on a connection to a database that has River's tables."""
-    url = database.required_url()
-    connection = await connect(url)
-    try:
-        await check_schema(connection, database.schema, url=url)
-        with anyio.fail_after(STATEMENT_TIMEOUT, reason="the table of periodic jobs"):
-            return await act(connection, database.schema)
-    finally:
-        await close(connection)
+    """What `act` returns on a connection to a database that has the table of periodic jobs."""
+    async with connected(database) as (connection, schema, _state):
+        is_there = table.periodic_is_there(connection, schema)
+        if not await bounded("looking for the table of periodic jobs", is_there):
+            command = f"riverpy migrate up --line {OWN_LINE}"
+            command = migrate_command(command, schema, database.required_url())
+            raise SchemaMissingError(
+                f"the database lacks the table of periodic jobs: run `{command}`"
+            )
+        return await bounded("the table of periodic jobs", act(connection, schema))

@@ -7,11 +7,13 @@ import json
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import anyio
+import anyio.to_thread
 import pytest
 from click.testing import CliRunner
 
 from riverpy._dsn import PG_VARIABLES
-from riverpy.cli import main
+from riverpy.cli import _connected, main
 from tests.work.rig import Rig
 
 if TYPE_CHECKING:
@@ -59,6 +61,8 @@ async def seat(schema: Schema, leader_id: str, seconds: float) -> None:
 async def test_show(command: Command, schema: Schema) -> None:
     """Who leads, since and until when, and who could: those that stand and give signs of life."""
     assert await call(command, "show") == (0, {"leader": None, "candidates": []})
+    text = (await asyncio.to_thread(command, "show")).stdout
+    assert text == "nobody leads\n\nno client of riverpy stands for election\n"
     await seat(schema, "host:1:abc", 15)
     await schema.execute(
         "INSERT INTO riverpy_client"
@@ -157,3 +161,20 @@ async def test_resigned_and_nobody_yet(command: Command, schema: Schema) -> None
 
 async def _nothing(job: Any) -> None:
     pass
+
+
+@pytest.mark.parametrize(
+    ("verb", "table"),
+    [("show", "river_leader"), ("show", "riverpy_client"), ("resign", "river_leader")],
+)
+async def test_locked_table(
+    command: Command, schema: Schema, monkeypatch: pytest.MonkeyPatch, verb: str, table: str
+) -> None:
+    """A table that somebody has locked is waited for in bounds; the text says for what."""
+    monkeypatch.setattr(_connected, "STATEMENT_TIMEOUT", 0.5)
+    async with schema.connected() as connection, connection.transaction():
+        await connection.execute(f"LOCK TABLE {schema.name}.{table} IN ACCESS EXCLUSIVE MODE")
+        with anyio.fail_after(20):
+            result = await anyio.to_thread.run_sync(command, verb, abandon_on_cancel=True)
+    assert result.exit_code != 0
+    assert "reading who" in result.stderr
