@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
+import anyio.lowlevel
 import msgspec
 
 from riverpy._clock import Backoff
@@ -34,7 +35,7 @@ from riverpy.errors import FencedOutError, InsertError, TransactionError
 from riverpy.periodic import PeriodicJobsStart, next_time
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
     from datetime import datetime
 
     from riverpy._insert import Inserter
@@ -56,6 +57,10 @@ HOOK_TIMEOUT = 30.0
 """Seconds that `Config.periodic_jobs_start` may take."""
 BATCH = 100
 """Periodic jobs whose slots are inserted in one transaction."""
+ROWS_MOST = 1000
+"""Jobs after which a transaction takes no further periodic job."""
+PLAN_TIME = 0.05
+"""Seconds of planning after which what is planned is inserted, and others have their turn."""
 KEEP_INTERVAL = 3600.0
 """Seconds between two marks on the rows that they are in use."""
 FORGET_AFTER = timedelta(days=30)
@@ -136,10 +141,12 @@ class PeriodicEnqueuer(MaintenanceService):
         if not self._registered:
             return LOOK_INTERVAL
         looks = await self._look()
-        firings = [firing for look in looks if (firing := self._plan(look)) is not None]
-        if await self._fire_all(firings):
-            return 0.0
-        return self._seconds_until_next(looks)
+        moved = 0
+        for firings in self._slices(looks):
+            moved += await self._fire_all(firings)
+            await anyio.lowlevel.checkpoint()
+        self._batch = BATCH
+        return 0.0 if moved else self._seconds_until_next(looks)
 
     # -- the table
 
@@ -235,6 +242,23 @@ class PeriodicEnqueuer(MaintenanceService):
         return min(seconds)
 
     # -- one periodic job
+
+    def _slices(self, looks: Sequence[Look]) -> Generator[list[Firing]]:
+        """What is to be done, in parts that keep neither the event loop nor a transaction long.
+        What has failed before comes last."""
+        firings: list[Firing] = []
+        began = self.office.timer.boottime()
+        for look in sorted(looks, key=lambda look: look.id in self._failures):
+            firing = self._plan(look)
+            if firing is not None:
+                firings.append(firing)
+            rows = sum(len(firing.rows) for firing in firings)
+            is_long = self.office.timer.boottime() - began >= PLAN_TIME
+            if is_long or rows >= ROWS_MOST or len(firings) >= BATCH:
+                yield firings
+                firings, began = [], self.office.timer.boottime()
+        if firings:
+            yield firings
 
     def _plan(self, look: Look) -> Firing | None:
         """What is to be done for it now, as its user's code says."""
@@ -332,7 +356,6 @@ class PeriodicEnqueuer(MaintenanceService):
                     self._hold(batch[0].advance.id, error)
                 self._batch = 1
                 raise
-        self._batch = BATCH
         return moved
 
     async def _fire(self, firings: Sequence[Firing]) -> int:
