@@ -4,6 +4,7 @@ real client."""
 from __future__ import annotations
 
 import random
+import time
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from itertools import pairwise
@@ -15,6 +16,7 @@ import pytest
 from riverpy import Client, Config, Job, QueueConfig, Workers
 from riverpy._clock import SystemTimer
 from riverpy._lifecycle import ServiceGroup
+from riverpy._maintenance.periodic_enqueuer import PLAN_TIME
 from riverpy.errors import ConfigError, NotFoundError, SchemaMissingError
 from riverpy.periodic import PeriodicJob, every
 from scripts._proxy import proxied
@@ -22,8 +24,9 @@ from tests.periodic.enqueuing import EPOCH, Grid, Tick, enqueuing
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
 
+    from riverpy._maintenance.periodic_enqueuer import Firing
     from riverpy.periodic import PeriodicJobsStart
     from tests._database import Schema
     from tests.periodic.enqueuing import Enqueuing
@@ -46,12 +49,13 @@ class WrongTimer(SystemTimer):
 
     def __init__(self, least: float, most: float) -> None:
         self.error = least, most
+        self._random = random.Random(7)
 
     async def sleep(self, seconds: float) -> None:
         await super().sleep(0)
 
     async def wait(self, event: asyncio.Event, seconds: float) -> bool:
-        wrong = random.uniform(*self.error) if random.random() < 0.5 else 0.0
+        wrong = self._random.uniform(*self.error) if self._random.random() < 0.5 else 0.0
         return await super().wait(event, min(max(seconds + wrong, 0), 0.2))
 
 
@@ -85,6 +89,33 @@ async def test_wrong_timer(schema: Schema, least: float, most: float) -> None:
         assert {(slot - EPOCH) % step for slot in slots} == {timedelta(0)}
     early = "SELECT count(*) FROM river_job WHERE created_at < scheduled_at"
     assert await schema.fetchval(early) == 0
+
+
+async def test_slow_plans_are_inserted_in_turn(
+    schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What takes long to plan is inserted before the next periodic job is planned, so that
+    many of them do not keep the event loop."""
+    order: list[str] = []
+
+    def slow() -> Tick:
+        time.sleep(PLAN_TIME)
+        order.append("planned")
+        return Tick()
+
+    jobs = [PeriodicJob(HOURLY, slow, id=f"slow-{n}") for n in range(3)]
+    async with enqueuing(schema, *jobs) as one:
+        transact = one.enqueuer._transact
+
+        async def noted(firings: Sequence[Firing]) -> set[str]:
+            order.append("inserted")
+            return await transact(firings)
+
+        monkeypatch.setattr(one.enqueuer, "_transact", noted)
+        for job in jobs:
+            await one.move(job.id, timedelta(seconds=1))
+        await one.held.run(one.enqueuer)
+    assert order == ["planned", "inserted"] * 3
 
 
 async def test_outage(schema: Schema) -> None:
@@ -142,7 +173,8 @@ async def test_client_inserts_and_works(schema: Schema) -> None:
         hooked.append(start)
 
     start = PeriodicJob(HOURLY, Tick(1), id="start", run_on_start=True)
-    async with leading(schema, start, periodic_jobs_start=hook) as client:
+    one_term = timedelta(seconds=15)
+    async with leading(schema, start, periodic_jobs_start=hook, leader_ttl=one_term) as client:
         await state(schema, "count(*) = 1 FROM river_job WHERE state = 'completed'")
         assert [one.jobs for one in hooked] == [client.periodic_jobs]
         client.periodic_jobs.add(
