@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 import anyio.lowlevel
-import msgspec
 import structlog
 
 from riverpy._clock import Backoff
 from riverpy._cluster.lease import Term
+from riverpy._cluster.notifier import decode_message
 from riverpy._lifecycle import StopCause, TestSignal
 from riverpy.config import ELECT_JITTER_SHARE
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
@@ -148,10 +148,8 @@ class Elector:
 
     def heard(self, payload: str) -> None:
         """A notification on the topic `river_leadership`."""
-        try:
-            message = msgspec.json.decode(payload, type=_Message)
-        except (msgspec.DecodeError, RecursionError):  # anybody can notify
-            self._log.warning("notification not understood", payload=payload[:100])
+        message = decode_message(payload)
+        if message is None:
             return
         match message.action:
             case "resigned" if message.leader_id != self._leader_id:
@@ -394,10 +392,3 @@ class Elector:
         """A second, then two, then four, up to the interval, at the default one."""
         interval = timedelta(seconds=self._timing.interval)
         return Backoff(interval / 5, interval)
-
-
-class _Message(msgspec.Struct):
-    """What is announced on the topic `river_leadership`."""
-
-    action: str = ""
-    leader_id: str = ""

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import msgspec
 import structlog
 
 from riverpy._clock import Backoff
@@ -209,3 +210,23 @@ class Notifier:
 
 def _nothing() -> None:
     pass
+
+
+class Message(msgspec.Struct):
+    """What a notification on one of River's topics, or ours, may carry."""
+
+    action: str = ""
+    queue: str = ""
+    job_id: int = 0
+    leader_id: str = ""
+
+
+def decode_message(payload: str) -> Message | None:
+    """What a notification says; None, with a warning, if it is not understood."""
+    try:
+        return msgspec.json.decode(payload, type=Message)
+    except (msgspec.DecodeError, RecursionError):  # not ours to judge: anybody can notify
+        structlog.get_logger("riverpy").warning(
+            "notification not understood", payload=payload[:100]
+        )
+        return None

@@ -225,7 +225,8 @@ class _Tenure:
         while True:
             self._log.warning(
                 "maintenance of an ended term goes on: a hook or a statement ignores its "
-                "cancellation. It can write nothing, and this client does not lead before it ends",
+                "cancellation. It can write nothing through riverpy's fence, and this client does "
+                "not lead before it ends",
                 seconds=round(self._timer.boottime() - since),
             )
             await self._timer.sleep(QUARANTINE_REPORT)

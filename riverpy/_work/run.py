@@ -24,7 +24,7 @@ import structlog
 
 from riverpy._clock import SystemTimer
 from riverpy._cluster.heartbeat import Heartbeat
-from riverpy._cluster.notifier import Notifier
+from riverpy._cluster.notifier import Notifier, decode_message
 from riverpy._db.clients import Registration
 from riverpy._db.connection import (
     MAINTENANCE_STATEMENT_LIMIT,
@@ -103,7 +103,7 @@ class StopReport(msgspec.Struct, frozen=True):
     this client may stay `running` that never ran."""
     maintenance_left: bool = False
     """Whether maintenance of a term that this client led goes on, for a hook that does not end. It
-    can write nothing."""
+    can write nothing through riverpy's fence; over a connection of its own it can."""
 
     @property
     def is_clean(self) -> bool:
@@ -431,12 +431,12 @@ class Run:
             self._candidacy.elector.resync()
 
     def _heard_insert(self, payload: str) -> None:
-        message = _decode(payload)
+        message = decode_message(payload)
         if message is not None and message.queue in self.producers:
             self.producers[message.queue].notify()
 
     def _heard_control(self, payload: str) -> None:
-        message = _decode(payload)
+        message = decode_message(payload)
         if message is None:
             return
         match message.action:
@@ -450,7 +450,7 @@ class Run:
                 pass
 
     def _heard_event(self, payload: str) -> None:
-        message = _decode(payload)
+        message = decode_message(payload)
         if message is not None and message.action == CHANGED_ACTION:
             self._periodic_jobs.stir()
 
@@ -507,21 +507,3 @@ class Run:
         return await connect(
             self._url, application_name="riverpy listener", pooled=self._config.pooler
         )
-
-
-class _Message(msgspec.Struct):
-    """What a notification may carry."""
-
-    queue: str = ""
-    action: str = ""
-    job_id: int = 0
-
-
-def _decode(payload: str) -> _Message | None:
-    try:
-        return msgspec.json.decode(payload, type=_Message)
-    except (msgspec.DecodeError, RecursionError):  # not ours to judge: anybody can notify
-        structlog.get_logger("riverpy").warning(
-            "notification not understood", payload=payload[:100]
-        )
-        return None
