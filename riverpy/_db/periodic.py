@@ -43,6 +43,8 @@ class Look(NamedTuple):
     next_run_at: datetime | None
     run_requested_at: datetime | None
     is_paused: bool
+    resumed_at: datetime | None
+    """Up to when its slots passed without a job."""
     looked_at: datetime
     """By the server's clock."""
     due_in: float | None

@@ -298,6 +298,8 @@ class PeriodicEnqueuer(MaintenanceService):
         rows: list[InsertRow] = []
         ran_at = None
         for slot in due.slots:
+            if look.resumed_at is not None and slot <= look.resumed_at:
+                continue
             try:
                 row = self._row(job, slot)
             except Exception as error:
@@ -321,12 +323,13 @@ class PeriodicEnqueuer(MaintenanceService):
         return failure is not None and failure.until > self.office.timer.boottime()
 
     def _hold(self, job_id: str, error: Exception) -> None:
-        """It failed: leave it alone for a while. Code of the user's has its traceback logged
-        once."""
+        """It failed: leave it alone for a while. That is said at error once, until it works again,
+        with the traceback of code of the user's."""
         is_first = job_id not in self._failures
         failure = self._failures.setdefault(job_id, _Failure())
         delay = failure.hold(self.office.timer.boottime())
-        self.log.error(
+        say = self.log.error if is_first else self.log.debug
+        say(
             "periodic job could not be inserted, trying again",
             periodic_job_id=job_id,
             error=f"{type(error).__name__}: {describe(error)}",

@@ -80,7 +80,7 @@ select id from made;
 -- name: periodic_look
 -- What there is to do for these ids, and how many seconds until each is due: below zero, it is.
 select
-  id, next_run_at, run_requested_at, paused_at is not null as is_paused, now() as looked_at,
+  id, next_run_at, run_requested_at, paused_at is not null as is_paused, resumed_at, now() as looked_at,
   extract(epoch from next_run_at - now())::float8 as due_in
 from /* schema */ riverpy_periodic
 where id = any(@id::text[]) and (next_run_at is not null or run_requested_at is not null)
@@ -150,7 +150,8 @@ returning periodic.id;
 
 
 -- name: periodic_pause
--- One row, by whoever asks.
+-- One row, by whoever asks. Safe beside periodic_advance, which leaves alone a row that is not paused, or asked for, as
+-- it was seen.
 update /* schema */ riverpy_periodic
 set paused_at = coalesce(paused_at, now()), updated_at = now()
 where id = @id
@@ -158,15 +159,18 @@ returning id;
 
 
 -- name: periodic_resume
--- One row, by whoever asks.
+-- One row, by whoever asks. Safe as periodic_pause is. Slots up to the resume of a paused one get no job.
 update /* schema */ riverpy_periodic
-set paused_at = null, updated_at = now()
+set
+  resumed_at = case when paused_at is null then resumed_at else now() end,
+  paused_at = null,
+  updated_at = now()
 where id = @id
 returning id;
 
 
 -- name: periodic_run
--- One row, by whoever asks.
+-- One row, by whoever asks. Safe as periodic_pause is: a run that is asked for is not undone by an advance.
 update /* schema */ riverpy_periodic
 set run_requested_at = coalesce(run_requested_at, now()), updated_at = now()
 where id = @id

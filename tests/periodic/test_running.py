@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from riverpy._maintenance.periodic_enqueuer import Firing
-    from riverpy.periodic import PeriodicJobsStart
+    from riverpy.periodic import Missed, PeriodicJobsStart
     from tests._database import Schema
     from tests.periodic.enqueuing import Enqueuing
 
@@ -211,6 +211,27 @@ async def test_verbs(schema: Schema) -> None:
                 await verb("tick")
             with pytest.raises(NotFoundError, match="no periodic job 'zz': a leader registers"):
                 await verb("zz")
+
+
+@pytest.mark.parametrize("missed", ["all", "one", "skip"])
+async def test_resume_drops_what_passed(schema: Schema, missed: Missed) -> None:
+    """Slots that passed while a periodic job was paused get no job after it is resumed, though
+    nobody led meanwhile; later ones do."""
+    job = PeriodicJob(every(timedelta(minutes=1)), Tick(), id="ticks", missed=missed)
+    async with enqueuing(schema, job) as one:
+        async with Client(schema.url, config=Config(schema=schema.name)) as client:
+            await client.periodic_pause("ticks")
+            await one.move("ticks", timedelta(minutes=5))
+            await client.periodic_resume("ticks")
+            await one.run()
+            assert await one.slots("ticks") == []
+            await schema.execute(
+                "UPDATE riverpy_periodic SET resumed_at = now() - '1 hour'::interval"
+            )
+            await client.periodic_resume("ticks")  # it is not paused: nothing changes
+            slot = await one.move("ticks", timedelta(seconds=1))
+            await one.run()
+            assert await one.slots("ticks") == [slot]
 
 
 async def test_verbs_without_table(schema: Schema) -> None:

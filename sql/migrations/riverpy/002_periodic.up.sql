@@ -8,6 +8,7 @@ CREATE TABLE /* schema */ riverpy_periodic (
     next_run_at timestamptz,
     last_run_at timestamptz,
     paused_at timestamptz,
+    resumed_at timestamptz,
     run_requested_at timestamptz,
     updated_at timestamptz NOT NULL DEFAULT now(),
     CONSTRAINT id_length CHECK (char_length(id) > 1 AND char_length(id) < 128)
