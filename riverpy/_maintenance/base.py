@@ -113,7 +113,7 @@ class MaintenanceService(ABC):
             return self._backoff.next()
         if self._failing is not None:
             self._failing = None
-            self.log.info("maintenance works again")
+            self.log.info("maintenance pass works again")
         self._backoff.reset()
         self.ran.emit()
         return delay
@@ -124,8 +124,8 @@ class MaintenanceService(ABC):
         kind = "outage" if is_outage else type(error).__name__
         is_new, self._failing = kind != self._failing, kind
         if not is_new:
-            self.log.debug("maintenance failed again", error=describe(error))
+            self.log.debug("maintenance pass failed again", error=describe(error))
         elif is_outage:
-            self.log.warning("maintenance failed, trying again", error=describe(error))
+            self.log.warning("maintenance pass failed, trying again", error=describe(error))
         else:
-            self.log.error("maintenance failed, trying again", exc_info=error)
+            self.log.error("maintenance pass failed, trying again", exc_info=error)

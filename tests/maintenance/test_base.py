@@ -153,9 +153,9 @@ async def test_failing_passes(shop: Shop, log: list[dict[str, object]]) -> None:
     await shop.advance(100)
     events = [(entry["log_level"], entry["event"]) for entry in log]
     assert [event for event in events if event[0] != "debug"] == [
-        ("warning", "maintenance failed, trying again"),
-        ("info", "maintenance works again"),
-        ("warning", "maintenance failed, trying again"),
+        ("warning", "maintenance pass failed, trying again"),
+        ("info", "maintenance pass works again"),
+        ("warning", "maintenance pass failed, trying again"),
     ]
 
 
