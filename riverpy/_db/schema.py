@@ -232,7 +232,7 @@ async def check_schema(
             if state.has_jobs
             else "does not have River's tables"
         )
-        command = _migrate_command("riverpy migrate up", schema, url)
+        command = migrate_command("riverpy migrate up", schema, url)
         raise SchemaMissingError(f"schema {state.schema!r} {found}: run `{command}`")
     if unknown := state.unknown(MAIN_LINE):
         _log.warning(
@@ -250,10 +250,11 @@ def warn_of_missing_features(state: SchemaState, schema: str | None, *, url: str
             "the database lacks tables of riverpy's own, so some features are off",
             schema=state.schema,
             off=[FEATURES[version] for version in missing if version in FEATURES],
-            command=_migrate_command(f"riverpy migrate up --line {OWN_LINE}", schema, url),
+            command=migrate_command(f"riverpy migrate up --line {OWN_LINE}", schema, url),
         )
 
 
-def _migrate_command(command: str, schema: str | None, url: str | None) -> str:
+def migrate_command(command: str, schema: str | None, url: str | None) -> str:
+    """`command` with the database and the schema, for the text of a message."""
     command += f" --database-url {quote(mask_url(url)) if url else 'URL'}"
     return command if schema is None else f"{command} --schema {schema}"

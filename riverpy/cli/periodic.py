@@ -150,7 +150,7 @@ def run_(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
     elif leader_id is None:
         click.echo(f"{job_id}: run requested; nobody leads now: it runs when somebody does")
     else:
-        click.echo(f"{job_id}: run requested; {leader_id} leads: it runs if that has this job")
+        click.echo(f"{job_id}: run requested; {leader_id} leads and inserts it if it has this job")
 
 
 @periodic.command

@@ -34,20 +34,24 @@ async def command(schema: Schema, *args: str) -> Result:
 async def test_list(schema: Schema) -> None:
     """Each row is a line, or an object."""
     await schema.execute(ROWS)
+    await schema.execute(
+        "UPDATE riverpy_periodic SET run_requested_at = '2026-03-02Z' WHERE id = 'ended'"
+    )
     result = await command(schema, "list")
     assert result.exit_code == 0
     assert [re.split(" {2,}", line) for line in result.stdout.splitlines()] == [
-        ["ID", "SCHEDULE", "NEXT", "LAST", "PAUSED SINCE"],
+        ["ID", "SCHEDULE", "NEXT", "LAST", "PAUSED SINCE", "RUN REQUESTED"],
         [
             "daily-report",
             "cron 30 9 * * * Europe/Berlin",
             "2026-03-28 08:30:00",
             "2026-03-27 08:30:00",
             "-",
+            "-",
         ],
-        ["ended", "Own", "-", "-", "-"],
-        ["hourly", "every 1h30m", "2026-03-28 08:30:00.500", "-", "-"],
-        ["own", "Own", "2026-04-01 00:00:00", "-", "2026-03-01 00:00:00"],
+        ["ended", "Own", "-", "-", "-", "2026-03-02 00:00:00"],
+        ["hourly", "every 1h30m", "2026-03-28 08:30:00.500", "-", "-", "-"],
+        ["own", "Own", "2026-04-01 00:00:00", "-", "2026-03-01 00:00:00", "-"],
     ]
     rows = json.loads((await command(schema, "list", "--json")).stdout)["periodic_jobs"]
     assert rows[0] == {
@@ -91,7 +95,7 @@ async def test_next(schema: Schema) -> None:
 
 
 async def test_changes(schema: Schema) -> None:
-    """A run, a pause and its end are written, and the leader is told of each."""
+    """A run, a pause and its end are written, and whoever leads is told of each."""
     await schema.execute(ROWS)
     async with schema.connected() as listener:
         heard: list[object] = []
@@ -99,7 +103,11 @@ async def test_changes(schema: Schema) -> None:
             f"{schema.name}.riverpy_event", lambda *message: heard.append(message[3])
         )
         for verb, said, column in (
-            ("run", "run requested", "run_requested_at IS NOT NULL"),
+            (
+                "run",
+                "run requested; nobody leads now: it runs when somebody does",
+                "run_requested_at IS NOT NULL",
+            ),
             ("pause", "paused", "paused_at IS NOT NULL"),
             ("resume", "resumed", "paused_at IS NULL"),
         ):
@@ -109,10 +117,38 @@ async def test_changes(schema: Schema) -> None:
                 f"SELECT {column} FROM riverpy_periodic WHERE id = 'hourly'"
             )
             result = await command(schema, verb, "hourly", "--json")
-            assert json.loads(result.stdout) == {"id": "hourly", "action": said}
+            printed = json.loads(result.stdout)
+            assert (printed["id"], printed["action"]) == ("hourly", said.partition(";")[0])
         await listener.execute("SELECT 1")
         message = '{"action" : "periodic_changed", "periodic_job_id" : "hourly"}'
         assert heard == [message] * 6
+
+
+@pytest.mark.parametrize(
+    ("seconds", "leader_id", "said"),
+    [
+        (60, "somebody", "somebody leads and inserts it if it has this job"),
+        (-1, None, "nobody leads now: it runs when somebody does"),
+    ],
+)
+async def test_run_says_who_leads(
+    schema: Schema, seconds: float, leader_id: str | None, said: str
+) -> None:
+    """Who leads is named, who is to insert the job; a lease that has expired is nobody's."""
+    await schema.execute(ROWS)
+    await schema.execute(
+        "INSERT INTO river_leader (leader_id, elected_at, expires_at)"
+        " VALUES ('somebody', now(), now() + make_interval(secs => $1))",
+        seconds,
+    )
+    result = await command(schema, "run", "hourly")
+    assert (result.exit_code, result.stdout) == (0, f"hourly: run requested; {said}\n")
+    result = await command(schema, "run", "hourly", "--json")
+    assert json.loads(result.stdout) == {
+        "id": "hourly",
+        "action": "run requested",
+        "leader_id": leader_id,
+    }
 
 
 @pytest.mark.parametrize("verb", ["next", "run", "pause", "resume"])
@@ -127,12 +163,13 @@ async def test_unknown_id(schema: Schema, verb: str) -> None:
 
 
 async def test_missing_table(schema: Schema) -> None:
-    """Without the table each command names the one that makes it."""
+    """Without the table each command names the one that makes it, with the database and schema."""
     await schema.execute("ALTER TABLE riverpy_periodic RENAME TO elsewhere")
     try:
         for args in (["list"], ["next", "a"], ["run", "a"], ["pause", "a"], ["resume", "a"]):
             result = await command(schema, *args)
             assert result.exit_code == 1
-            assert "run `riverpy migrate up --line riverpy`" in result.stderr
+            assert "run `riverpy migrate up --line riverpy --database-url " in result.stderr
+            assert f" --schema {schema.name}`" in result.stderr
     finally:
         await schema.execute("ALTER TABLE elsewhere RENAME TO riverpy_periodic")
