@@ -218,20 +218,20 @@ async def test_resume_drops_what_passed(schema: Schema, missed: Missed) -> None:
     """Slots that passed while a periodic job was paused get no job after it is resumed, though
     nobody led meanwhile; later ones do."""
     job = PeriodicJob(every(timedelta(minutes=1)), Tick(), id="ticks", missed=missed)
-    async with enqueuing(schema, job) as one:
-        async with Client(schema.url, config=Config(schema=schema.name)) as client:
-            await client.periodic_pause("ticks")
-            await one.move("ticks", timedelta(minutes=5))
-            await client.periodic_resume("ticks")
-            await one.run()
-            assert await one.slots("ticks") == []
-            await schema.execute(
-                "UPDATE riverpy_periodic SET resumed_at = now() - '1 hour'::interval"
-            )
-            await client.periodic_resume("ticks")  # it is not paused: nothing changes
-            slot = await one.move("ticks", timedelta(seconds=1))
-            await one.run()
-            assert await one.slots("ticks") == [slot]
+    async with (
+        enqueuing(schema, job) as one,
+        Client(schema.url, config=Config(schema=schema.name)) as client,
+    ):
+        await client.periodic_pause("ticks")
+        await one.move("ticks", timedelta(minutes=5))
+        await client.periodic_resume("ticks")
+        await one.run()
+        assert await one.slots("ticks") == []
+        await schema.execute("UPDATE riverpy_periodic SET resumed_at = now() - '1 hour'::interval")
+        await client.periodic_resume("ticks")  # it is not paused: nothing changes
+        slot = await one.move("ticks", timedelta(seconds=1))
+        await one.run()
+        assert await one.slots("ticks") == [slot]
 
 
 async def test_verbs_without_table(schema: Schema) -> None:
