@@ -219,7 +219,13 @@ async def touch(job: riverpy.Job[Touch]) -> None:
 
 @workers.job
 async def tick(_job: riverpy.Job[Tick]) -> None:
-    """Do nothing."""
+    """It is never worked."""
+
+
+def make_tick() -> tuple[Tick, riverpy.InsertOpts]:
+    """Into a queue that nobody works: a job that is rescued, or put back, is due anew, and does not
+    tell its slot any more."""
+    return Tick(), riverpy.InsertOpts(queue="slots")
 
 
 def make_client() -> riverpy.Client:
@@ -228,7 +234,9 @@ def make_client() -> riverpy.Client:
     return riverpy.Client(
         workers=workers,
         queues={"default": riverpy.QueueConfig(max_workers=settings.slots)},
-        periodic_jobs=[PeriodicJob(every(PERIOD), Tick(), id=name, missed=name) for name in names],
+        periodic_jobs=[
+            PeriodicJob(every(PERIOD), make_tick, id=name, missed=name) for name in names
+        ],
         config=riverpy.Config(
             poll_only=settings.poll_only,
             elect_interval=timedelta(seconds=settings.elect_interval),
