@@ -82,6 +82,8 @@ class Server:
     def __init__(self, world: World) -> None:
         self._world = world
         self._offset = timedelta()
+        self.set_back = 0.0
+        """Seconds that its clock was set back in all: a lease lasts longer by them."""
         self.row: Row | None = None
         self.terms: list[Term] = []
         """All there were, in order."""
@@ -100,6 +102,7 @@ class Server:
         """Set the clock forward or back."""
         self._world.say(f"db: its clock is set by {by.total_seconds():g} s")
         self._offset += by
+        self.set_back -= min(by.total_seconds(), 0.0)
 
     def serve(
         self, act: Callable[[datetime], object], answer: Callable[[object], None], *, locks: bool
@@ -760,9 +763,9 @@ class World:
         """Let nothing be wrong any more, and see that somebody leads and goes on leading."""
         for process in self.processes:
             process.recover()
-        since = self.now
+        until = self.now + CALM + self.server.set_back
         self.run(TIMING.interval)
-        while (self.rival.term or not self.leaders()) and self.now < since + CALM:
+        while (self.rival.term or not self.leaders()) and self.now < until:
             self.run(TIMING.interval)
         leaders = self.leaders()
         self.expect(bool(leaders), "nobody leads though nothing is wrong")
