@@ -162,6 +162,17 @@ class ServiceGroup:
         return await self._tasks.__aexit__(exc_type, exc, tb)
 
 
+@contextmanager
+def only_exceptions(name: str) -> Generator[None]:
+    """Code of the user's, which may not end the process, nor seem to be cancelled."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"{name} raised {type(error).__name__}") from error
+
+
 def only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The error inside nested groups where there is but one: nobody handles a group of one with
     pleasure."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import inspect
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from typing import Literal, Protocol, TypeAlias, cast, get_args
@@ -20,6 +19,7 @@ import msgspec
 from cronsim import CronSim, CronSimError
 
 from riverpy._duration import format_duration, parse_duration
+from riverpy._lifecycle import only_exceptions
 from riverpy._names import validate_kind
 from riverpy.errors import ConfigError
 from riverpy.insert_opts import InsertOpts
@@ -234,7 +234,7 @@ def next_time(schedule: PeriodicSchedule, after: datetime) -> datetime | None:
         ConfigError: it returns no aware time, or one that is not after `after`.
         Exception: the schedule failed.
     """
-    with _only_exceptions(schedule_text(schedule)):
+    with only_exceptions(schedule_text(schedule)):
         due = cast("object", schedule.next(after))
     if due is None:
         return None
@@ -246,17 +246,6 @@ def next_time(schedule: PeriodicSchedule, after: datetime) -> datetime | None:
             f"{due.isoformat()} after {after.isoformat()}"
         )
     return due.astimezone(UTC)
-
-
-@contextmanager
-def _only_exceptions(name: str) -> Generator[None]:
-    """Code of the user's, which may not end the process, nor seem to be cancelled."""
-    try:
-        yield
-    except Exception:
-        raise
-    except BaseException as error:
-        raise RuntimeError(f"{name} raised {type(error).__name__}") from error
 
 
 def _zone(timezone: object) -> ZoneInfo:
@@ -359,7 +348,7 @@ class PeriodicJob:
             Exception: whatever the constructor raised.
         """
         constructor = self._constructor
-        with _only_exceptions(f"the constructor of periodic job {self.id!r}"):
+        with only_exceptions(f"the constructor of periodic job {self.id!r}"):
             run = constructor() if callable(constructor) else constructor
         if run is None:
             return None

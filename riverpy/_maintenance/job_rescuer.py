@@ -11,7 +11,9 @@ from msgspec import UNSET
 from riverpy._db.clients import client_lock_dead, client_reap, client_registered, client_silent
 from riverpy._db.jobs import Stamp
 from riverpy._db.rescue import Rescue, job_rescue, job_running_of, job_stuck
+from riverpy._lifecycle import only_exceptions
 from riverpy._maintenance.base import MaintenanceService
+from riverpy._maintenance.mandate import FenceBusyError
 from riverpy.drivers.asyncpg import (
     LockNotAvailableError,
     PostgresError,
@@ -71,6 +73,14 @@ class _StuckJob(Job[Any]):
     def client_id(self) -> str | None:
         """Who claimed it."""
         return next(reversed(self.attempted_by), None)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether somebody asked to cancel it."""
+        try:
+            return "cancel_attempted_at" in self.metadata
+        except (ValueError, RecursionError):  # SQL stores what Python cannot read
+            return False
 
     def decode(self, unit: WorkUnit) -> None:
         """Decode the args."""
@@ -217,15 +227,16 @@ class JobRescuer(MaintenanceService):
 
     def _verdict(self, job: _StuckJob, unknown: Counter[str]) -> timedelta | None:
         """The delay until it runs again, if it may; None: leave it alone."""
-        if "cancel_attempted_at" in job.metadata:
+        if job.is_cancelled:
             return timedelta(0)
         unit = self.office.workers.get(job.kind)
         if unit is None:
             unknown[job.kind] += 1
             return None
         try:
-            job.decode(unit)
-            timeout = UNSET if unit.job_timeout is None else unit.job_timeout(job)
+            with only_exceptions(f"code of the worker of {job.kind!r}"):
+                job.decode(unit)
+                timeout = UNSET if unit.job_timeout is None else unit.job_timeout(job)
         except Exception as error:  # args of another age, or code of the user's
             self.log.debug("stuck job not understood", job_id=job.id, error=describe(error))
             return self._retry_delay(job, None)
@@ -237,7 +248,8 @@ class JobRescuer(MaintenanceService):
 
     def _retry_delay(self, job: _StuckJob, unit: WorkUnit | None) -> timedelta:
         try:
-            return retry_delay(job, unit and unit.next_retry, self._config.retry_policy)
+            with only_exceptions(f"the retry policy for {job.kind!r}"):
+                return retry_delay(job, unit and unit.next_retry, self._config.retry_policy)
         except Exception as error:
             self.log.warning(
                 "retry policy failed, using the default",
@@ -326,6 +338,8 @@ async def in_parts(
 def _may_be_a_row(error: Exception) -> bool:
     """Whether one row may be the cause, as by a trigger, that refuses, waits or takes its time. Our
     own limit also ends waiting for a server that is gone, but a term does not last long then."""
+    if isinstance(error, FenceBusyError):
+        return False
     return (
         isinstance(error, (TimeoutError, LockNotAvailableError))
         or is_refusal(error)

@@ -11,7 +11,7 @@ with found as materialized (
   select id, attempt, attempted_at, attempted_by[array_upper(attempted_by, 1)] as client_id
   from /* schema */ river_job
   where state = 'running' and id > @after::bigint
-    and attempted_by[array_upper(attempted_by, 1)] = any(@client_id::text[])
+    and attempted_at is not null and attempted_by[array_upper(attempted_by, 1)] = any(@client_id::text[])
 )
 select id, attempt, timestamptz_send(attempted_at), client_id
 from found
@@ -25,7 +25,7 @@ with found as materialized (
   select id, attempt, attempted_at, attempted_by[array_upper(attempted_by, 1)] as client_id
   from /* schema */ river_job
   where state = 'running' and id > @after::bigint and queue = any(@queues::text[])
-    and attempted_by[array_upper(attempted_by, 1)] = any(@client_id::text[])
+    and attempted_at is not null and attempted_by[array_upper(attempted_by, 1)] = any(@client_id::text[])
 )
 select id, attempt, timestamptz_send(attempted_at), client_id
 from found

@@ -18,6 +18,7 @@ from riverpy._db import clients, rescue, upkeep
 from riverpy._db.jobs import Settlement, Stamp, job_complete, job_settle
 from riverpy._maintenance import job_rescuer
 from riverpy._maintenance.job_rescuer import JobRescuer
+from riverpy._maintenance.mandate import FenceBusyError
 from riverpy.drivers.asyncpg import use_raw_timestamps
 from riverpy.errors import FencedOutError
 from tests.maintenance.office import held_office
@@ -310,6 +311,40 @@ async def test_malformed_metadata(quick: HeldOffice, metadata: str) -> None:
     rows = await schema.jobs()
     assert [row["state"] for row in rows] == ["available"] * 3
     assert json.loads(rows[0]["metadata"]) in (json.loads(metadata), {"river:rescue_count": 1})
+
+
+async def test_odd_rows(quick: HeldOffice) -> None:
+    """A row that says nothing of its claim, or whose metadata is nested too deeply to be read,
+    keeps no other from being rescued."""
+    schema = quick.schema
+    await register(schema, "dead", silent="5 seconds")
+    odd = await insert(schema)
+    await schema.execute("UPDATE river_job SET attempted_at = NULL WHERE id = $1", odd)
+    await insert(schema)
+    nested = '{"a": ' + "[" * 3000 + "]" * 3000 + "}"
+    await insert(schema, metadata=nested, by="unknown", age=OLD)
+    await insert(schema, by="unknown", age=OLD)
+    await quick.run(JobRescuer(quick.office, in_contact))
+    assert [row["state"] for row in await schema.jobs()] == ["running"] + ["available"] * 3
+
+
+async def test_busy_fence_is_no_fault_of_a_job(
+    schema: Schema, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs are not blamed for a leader's row that somebody has locked."""
+    monkeypatch.setattr("riverpy._maintenance.mandate.TRANSACTION_LIMIT", SECOND / 4)
+    await register(schema, "dead", silent="5 seconds")
+    for _ in range(8):
+        await insert(schema)
+    async with held_office(schema, dead_after=SECOND) as held, schema.connected() as other:
+        rescuer = JobRescuer(held.office, in_contact)
+        async with other.transaction():
+            await other.execute("SELECT FROM river_leader FOR UPDATE")
+            with pytest.raises(FenceBusyError):
+                await held.run(rescuer)
+        await held.run(rescuer)
+    assert {row["state"] for row in await schema.jobs()} == {"available"}
+    assert "job cannot be rescued" not in [entry["event"] for entry in log]
 
 
 @pytest.mark.parametrize("how", ["RAISE EXCEPTION 'no'", "PERFORM pg_sleep(60)"])
