@@ -25,7 +25,8 @@ from hypothesis.stateful import (
 from structlog.testing import capture_logs
 
 from riverpy._cluster.lease import LeaseTiming
-from tests.cluster.model import LATENCY, TIMING, Fault, Process, Server, Violation, World
+from tests.cluster.model import LATENCY, Fault, Process, Violation, World
+from tests.cluster.model_database import TIMING, Server
 
 if TYPE_CHECKING:
     from collections.abc import Generator
