@@ -16,6 +16,8 @@ from scripts._proxy import proxied
 from tests.work.rig import Task
 
 if TYPE_CHECKING:
+    from riverpy import Client
+    from scripts._proxy import Proxy
     from tests.work.rig import Rig
 
 CLAIMS = "riverpy claims"
@@ -27,6 +29,16 @@ def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (riverpy._work.producer, riverpy._work.reconciler):
         monkeypatch.setattr(module, "CLAIM_TIMEOUT", 0.5)
     monkeypatch.setattr(riverpy._work.reconciler, "SWEEP_MARGIN", 0.05)
+
+
+async def hold_claims(client: Client, proxy: Proxy) -> None:
+    """Hold the answers of claims back, from the next claim that has a reason."""
+    run = client._run
+    assert run is not None
+    while run.producers["default"]._echoes:  # claims that find nothing
+        await asyncio.sleep(0.01)
+    async with run._claims.use("holding", 5.0):
+        proxy.hold(CLAIMS)
 
 
 @pytest.mark.parametrize("how", ["cut", "frozen"])
@@ -41,7 +53,7 @@ async def test_answer_of_a_claim_is_lost(rig: Rig, log: list[dict[str, Any]], ho
 
     async with proxied(rig.url) as proxy, rig.working(url=proxy.url) as client:
         await rig.work(client, Task())
-        proxy.hold(CLAIMS)
+        await hold_claims(client, proxy)
         await rig.insert_rows(5)
         await client.insert(Task())
         await rig.until_state("running", 6)
@@ -73,7 +85,7 @@ async def test_answer_is_lost_at_the_end(rig: Rig, monkeypatch: pytest.MonkeyPat
     async with proxied(rig.url) as proxy:
         async with rig.working(url=proxy.url) as client:
             await rig.work(client, Task())
-            proxy.hold(CLAIMS)
+            await hold_claims(client, proxy)
             await client.insert(Task())
             await rig.until_state("running", 1)
             assert proxy.cut(CLAIMS) == 1
