@@ -48,9 +48,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     poll_only: bool = False
     periodic_jobs: bool = True
     """Whether it brings the periodic jobs whose slots the checker counts."""
-    name: str = ""
     pool_is_exhausted: bool = False
     """Whether it holds every connection of its own pool."""
+    name: str = ""
     history_url: str = ""
     """Where it records its history: past the proxy. The fleet fills in both."""
 
