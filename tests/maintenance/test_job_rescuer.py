@@ -65,6 +65,13 @@ async def register(schema: Schema, client_id: str, *, silent: str, dead_after: s
     )
 
 
+@pytest.fixture(autouse=True)
+async def server_is_up_for_long(schema: Schema) -> None:
+    """Nobody is dead to a server that has just been started."""
+    while await schema.fetchval("SELECT now() - pg_postmaster_start_time() < '6 seconds'"):
+        await asyncio.sleep(0.1)
+
+
 async def insert(
     schema: Schema, *, by: str | None = "dead", age: str = "1 second", **columns: object
 ) -> int:
