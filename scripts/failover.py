@@ -53,6 +53,8 @@ class Row:
     what: str
     poll_only = False
     pool_is_exhausted = False
+    ends_at_fault = False
+    """Whether the old leadership is over at the fault, and cannot say so itself."""
 
     def __init__(self, fleet: Fleet, settings: WorkerSettings) -> None:
         self.fleet, self.settings = fleet, settings
@@ -66,10 +68,6 @@ class Row:
 
     async def mend(self, leader: Worker) -> None:
         """Undo it, after the next leadership began."""
-
-    def has_ended(self, old: Leading, fault_at: datetime, end: datetime | None) -> datetime | None:
-        """When the old leadership was over: as it says itself, unless the fault ended it."""
-        return end
 
     async def measure(self, repeat: int) -> None:
         """Do it so often."""
@@ -102,7 +100,7 @@ class Row:
         await self.mend(leader)
         await asyncio.sleep(self.settings.elect_interval / 2)  # let what is late be recorded
         end, late = await self._read(old, new)
-        ended = self.has_ended(old, fault_at, end)
+        ended = fault_at if self.ends_at_fault else end
         if ended is not None:
             self.gaps.append((new.began - ended).total_seconds())
         self.delays.append((new.began - fault_at).total_seconds())
@@ -170,6 +168,7 @@ class Killed(Row):
     """SIGKILL."""
 
     name, what = "killed", "SIGKILL of the leader"
+    ends_at_fault = True
 
     async def fault(self, leader: Worker) -> None:
         leader.kill()
@@ -177,9 +176,6 @@ class Killed(Row):
 
     async def mend(self, leader: Worker) -> None:
         await leader.start()
-
-    def has_ended(self, old: Leading, fault_at: datetime, end: datetime | None) -> datetime | None:
-        return fault_at
 
 
 class KilledPollOnly(Killed):
@@ -193,15 +189,13 @@ class Frozen(Row):
     """SIGSTOP, longer than the trust."""
 
     name, what = "frozen", "SIGSTOP of the leader until the next leads, then SIGCONT"
+    ends_at_fault = True
 
     async def fault(self, leader: Worker) -> None:
         leader.freeze()
 
     async def mend(self, leader: Worker) -> None:
         leader.thaw()
-
-    def has_ended(self, old: Leading, fault_at: datetime, end: datetime | None) -> datetime | None:
-        return fault_at
 
 
 class RequestsLost(Row):

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from riverpy._stream import Stream, Streams
 from riverpy.errors import ConfigError
 from riverpy.events import Event, EventKind, JobStatistics
 from riverpy.job import JobColumn, JobRow, JobState, raw_timestamp, timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from types import TracebackType
 
     from riverpy._work.attempt import Attempt
 
@@ -23,7 +21,7 @@ SUBSCRIPTION_SIZE_DEFAULT = 10_000
 """Events that wait for a subscriber; more than one flush of the completer brings."""
 
 
-class Subscription:
+class Subscription(Stream[Event]):
     """An async iterator over events of the kinds asked for: `async with` opens it, `async for`
     reads it.
 
@@ -32,61 +30,22 @@ class Subscription:
     """
 
     def __init__(self, owner: Subscriptions, kinds: frozenset[EventKind], size: int) -> None:
-        self._owner = owner
-        self._size = size
-        self._events: deque[Event] = deque()
-        self._ready = asyncio.Event()
-        self._closed = False
-        self._log: Any = structlog.get_logger("riverpy").bind()
+        super().__init__(owner, size)
         self.kinds = kinds
-        self.dropped = 0
-        """How many events did not fit."""
-
-    async def __aenter__(self) -> Self:
-        self._owner.add(self)
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self._owner.remove(self)
-        self.close()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Event:
-        while not self._events:
-            if self._closed:
-                raise StopAsyncIteration
-            self._ready.clear()
-            await self._ready.wait()
-        return self._events.popleft()
 
     def put(self, event: Event) -> None:
         """Take an event, or drop it where there is no room."""
-        if len(self._events) < self._size:
-            self._events.append(event)
-            self._ready.set()
-            return
-        if self.dropped == 0:
-            self._log.warning("subscriber is full; events are dropped", size=self._size)
-        self.dropped += 1
-
-    def close(self) -> None:
-        """End the iteration after the events that wait."""
-        self._closed = True
-        self._ready.set()
+        if self._is_full:
+            self._drop("subscriber is full; events are dropped")
+        else:
+            self._append(event)
 
 
-class Subscriptions:
+class Subscriptions(Streams[Subscription]):
     """Who is subscribed to the events of a client."""
 
     def __init__(self) -> None:
-        self._open: list[Subscription] = []
+        super().__init__()
         self._log: Any = structlog.get_logger("riverpy").bind()
 
     def subscribe(self, kinds: Iterable[EventKind | str], size: int) -> Subscription:
@@ -105,21 +64,6 @@ class Subscriptions:
         if size < 1:
             raise ConfigError(f"the size of a subscription is 1 or more, got {size}")
         return Subscription(self, wanted, size)
-
-    def add(self, subscription: Subscription) -> None:
-        """Open a subscription."""
-        self._open.append(subscription)
-
-    def remove(self, subscription: Subscription) -> None:
-        """Forget it."""
-        if subscription in self._open:
-            self._open.remove(subscription)
-
-    def close(self) -> None:
-        """End them all: the client stopped."""
-        for subscription in self._open:
-            subscription.close()
-        self._open = []
 
     def publish_attempts(self, attempts: list[Attempt]) -> None:
         """Tell of attempts whose results were stored. Without a subscriber it costs nothing a
