@@ -14,14 +14,22 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import click
 
-from riverpy.cli._run import CommandError, describe, show_traceback
+from riverpy.cli._run import (
+    EXIT_FAILURE,
+    EXIT_USAGE,
+    CommandError,
+    describe,
+    show_traceback,
+)
 from riverpy.client import Client
+from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from types import ModuleType
 
 
+_RIVERPY = Path(__file__).resolve().parent.parent
 ATTRIBUTES_DEFAULT = ("client", "app", "riverpy")
 """What is looked for in MODULE when no :ATTR is given."""
 
@@ -139,16 +147,23 @@ def _attribute(module: ModuleType, path: str) -> object:
 
 
 def _failed(what: str, error: BaseException) -> NoReturn:
-    """Say where in the user's code the error arose; the traceback is for `--debug`."""
+    """Say where in the user's code the error arose; the traceback is for `--debug`. What riverpy
+    refuses there is a wrong setting."""
     show_traceback(error)
     place = ""
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not Path(frame.filename).is_relative_to(_RIVERPY)
+    ]
     if isinstance(error, SyntaxError):
         place = f" ({error.filename}, line {error.lineno})"
     elif frames:
         place = f" ({os.path.relpath(frames[-1].filename)}, line {frames[-1].lineno})"
     name = f"{type(error).__name__}: " if isinstance(error, OSError) and error.args else ""
-    raise CommandError(f"{what} failed: {name}{describe(error)}{place}") from error
+    text = f"{what} failed: {name}{describe(error)}{place}"
+    code = EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILURE
+    raise CommandError(text, exit_code=code) from error
 
 
 def _offer(module: ModuleType) -> str:

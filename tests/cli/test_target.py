@@ -86,6 +86,15 @@ def test_near_names(module: Callable[[str], str]) -> None:
         load(name)
 
 
+def test_wrong_setting_inside_the_module(module: Callable[[str], str]) -> None:
+    """What riverpy refuses in the user's code is a wrong setting, at the user's own line."""
+    name = module("import riverpy\n\nriverpy.Config(max_attempts=0)\n")
+    with pytest.raises(CommandError) as caught:
+        load(name)
+    assert caught.value.message.endswith(f"({name}.py, line 3)")
+    assert caught.value.exit_code == 2
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
