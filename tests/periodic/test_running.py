@@ -118,12 +118,11 @@ async def test_slow_plans_are_inserted_in_turn(
     assert order == ["planned", "inserted"] * 3
 
 
-async def test_outage(schema: Schema) -> None:
+async def test_outage(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """LM-09: after an outage slots are inserted again, and go on to be; there is no limit of
     attempts."""
-    url = schema.url
-    async with proxied(url) as proxy:
-        schema.url = proxy.url
+    async with proxied(schema.url) as proxy:
+        monkeypatch.setattr(schema, "url", proxy.url)
         job = PeriodicJob(Grid(timedelta(milliseconds=100)), Tick(), id="ticks")
         async with enqueuing(schema, job, timer=WrongTimer(0, 0)) as one:
             one.held.office.mandate._limit = timedelta(seconds=0.3)
@@ -139,7 +138,6 @@ async def test_outage(schema: Schema) -> None:
                 await until(one, "ticks", before + 10)
             slots = await one.slots("ticks")
             assert len(slots) == len(set(slots))
-        schema.url = url
 
 
 @asynccontextmanager
