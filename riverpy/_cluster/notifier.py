@@ -106,7 +106,8 @@ class Notifier:
 
     async def _open(self) -> None:
         self._lost.clear()
-        with anyio.fail_after(LISTEN_TIMEOUT, reason="listening for notifications"):
+        reason = f"listening for notifications took longer than {LISTEN_TIMEOUT:g} s"
+        with anyio.fail_after(LISTEN_TIMEOUT, reason=reason):
             self._connection = connection = await self._connect()
             schema = await connection.fetchval(
                 query("river_notification", "schema_of_channels", None).text, self._schema

@@ -173,7 +173,7 @@ class DedicatedConnection:
             Exception: one of DATABASE_ERRORS.
         """
         try:
-            with anyio.fail_after(bound, reason=purpose):
+            with anyio.fail_after(bound, reason=f"{purpose} took longer than {bound:g} s"):
                 async with self._lock:
                     connection = self._connection
                     if connection is None or connection.is_closed():
@@ -246,7 +246,7 @@ class InjectedConnection:
             TimeoutError: the bound is over; the text has the purpose.
             Exception: one of DATABASE_ERRORS.
         """
-        with anyio.fail_after(bound, reason=purpose):
+        with anyio.fail_after(bound, reason=f"{purpose} took longer than {bound:g} s"):
             async with self._lock:
                 yield self._connection
 

@@ -127,7 +127,8 @@ class PeriodicEnqueuer(MaintenanceService):
         hook = self.office.config.periodic_jobs_start
         if hook is not None:
             states = await self._states() if self._is_there else {}
-            with anyio.fail_after(HOOK_TIMEOUT, reason="the hook periodic_jobs_start"):
+            reason = f"the hook periodic_jobs_start took longer than {HOOK_TIMEOUT:g} s"
+            with anyio.fail_after(HOOK_TIMEOUT, reason=reason):
                 await hook(PeriodicJobsStart(jobs=self._jobs, states=states))
         if self._is_there:
             await self._register()

@@ -55,5 +55,6 @@ async def bounded(purpose: str, answer: Awaitable[ResultT]) -> ResultT:
     Raises:
         TimeoutError: there was none in time; the text has the purpose.
     """
-    with anyio.fail_after(STATEMENT_TIMEOUT, reason=purpose):
+    reason = f"{purpose} took longer than {STATEMENT_TIMEOUT:g} s"
+    with anyio.fail_after(STATEMENT_TIMEOUT, reason=reason):
         return await answer

@@ -113,7 +113,8 @@ async def _read(
     connection = await connect(url)
     try:
         await check_schema(connection, database.schema, url=url)
-        with anyio.fail_after(READ_TIMEOUT, reason="reading jobs"):
+        reason = f"reading jobs took longer than {READ_TIMEOUT:g} s"
+        with anyio.fail_after(READ_TIMEOUT, reason=reason):
             return await read(connection)
     finally:
         await close(connection)
