@@ -214,9 +214,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     def _check_leading(self) -> None:
         for name in ("elect_interval", "leader_ttl", "dead_after"):
             value: timedelta = getattr(self, name)
-            _expect_positive(name, value)
+            _expect_type(name, value, timedelta)
             if value < LEADING_LEAST:
                 raise ConfigError(f"{name} must be 100 milliseconds or more, got {value}")
+            _expect_positive(name, value)
         least = 2 * (1 + ELECT_JITTER_SHARE) * self.elect_interval
         if self.leader_ttl < least:
             raise ConfigError(

@@ -182,7 +182,12 @@ class Elector:
     def fenced_out(self, term: Term) -> None:
         """The server refused a write of this term: it is over."""
         if (tenure := self._held(term)) is not None:
-            self._close(tenure, "the database says that the term is over", may_hold=False)
+            self._close(
+                tenure,
+                "the database says that the term is over",
+                may_hold=False,
+                is_expected=False,
+            )
 
     def _held(self, term: Term) -> _Tenure | None:
         tenure = self._tenure

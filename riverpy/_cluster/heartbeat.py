@@ -14,10 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from riverpy._db.clients import Registration, client_beat, client_leave
+from riverpy._db.clients import (
+    Registration,
+    client_beat,
+    client_can_be_led,
+    client_leave,
+)
 from riverpy._db.upkeep import job_lock_limit
 from riverpy._lifecycle import TestSignal
-from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
+from riverpy.drivers.asyncpg import DATABASE_ERRORS, UndefinedTableError, describe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +30,6 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from riverpy._clock import Timer
-    from riverpy._db.clients import Beat
     from riverpy._db.connection import DedicatedConnection
     from riverpy._lifecycle import StopScope
     from riverpy.config import Config
@@ -114,13 +118,17 @@ class Heartbeat:
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Register, then beat until stopped."""
         began = self._timer.boottime()
-        self._succeeded(began, await self._beat(self._connections[0], FIRST_TIMEOUT))
+        try:
+            self._succeeded(began, await self._beat(self._connections[0], FIRST_TIMEOUT))
+        except UndefinedTableError as error:
+            self._unregister(error)
         task_status.started()
         while True:
             delay = self._interval if self._last >= began else min(self._interval, RETRY_MOST)
             await self._timer.sleep(delay)
             began = self._timer.boottime()
             await self._beat_somewhere()
+            await self._look_for_leaders()
 
     async def leave(self) -> None:
         """Take the registration back: the run has ended and left nothing behind."""
@@ -139,22 +147,27 @@ class Heartbeat:
 
     async def _beat_somewhere(self) -> None:
         """One sign of life, over the first connection that answers."""
+        error: Exception | None = None
         for connection in self._connections:
             began = self._timer.boottime()
             try:
-                beat = await self._beat(connection, self._bound)
-            except DATABASE_ERRORS as error:
+                registered_at = await self._beat(connection, self._bound)
+            except UndefinedTableError as missing:
+                self._unregister(missing)
+                return
+            except DATABASE_ERRORS as raised:
+                error = raised
                 self._log.debug(
                     "no sign of life on this connection",
                     connection=connection.name,
                     error=describe(error),
                 )
             else:
-                self._succeeded(began, beat)
+                self._succeeded(began, registered_at)
                 return
-        self._failed()
+        self._failed(error)
 
-    async def _beat(self, connection: DedicatedConnection, bound: float) -> Beat:
+    async def _beat(self, connection: DedicatedConnection, bound: float) -> int:
         async with (
             connection.use("giving a sign of life", bound) as opened,
             opened.transaction(),
@@ -167,21 +180,34 @@ class Heartbeat:
                 registered_at=self.registered_at,
             )
 
-    def _succeeded(self, began: float, beat: Beat) -> None:
+    def _succeeded(self, began: float, registered_at: int) -> None:
         now = self._timer.boottime()
         if began - self._last > self._dead_after * GAP_SHARE:
             self._contact_since = now
         self._last = began
-        self.registered_at = beat.registered_at
+        self.registered_at = registered_at
         self._claims_end = began + self._dead_after * CLAIM_SHARE
         self._beaten.set()
         if self._is_warned:
             self._is_warned = False
             self._log.info("the client gives signs of life again")
-        self._look_for_candidates(now, can_be_led=beat.can_be_led)
         self.beaten.emit()
 
-    def _failed(self) -> None:
+    def _unregister(self, error: Exception) -> None:
+        """The table is gone. Nobody can be taken for dead then, so claiming goes on, as in a
+        database that never had it."""
+        self._claims_end = math.inf
+        self._beaten.set()
+        if not self._is_warned:
+            self._is_warned = True
+            self._log.error(
+                "signs of life are off, and with them the rescue of dead clients' jobs: the table "
+                "was dropped after it was migrated",
+                error=describe(error),
+            )
+        self.failed.emit()
+
+    def _failed(self, error: Exception | None) -> None:
         age = self._timer.boottime() - self._last
         if age > self._dead_after * GAP_SHARE and not self._is_warned:
             self._is_warned = True
@@ -190,13 +216,23 @@ class Heartbeat:
                 "given to others",
                 seconds_since_last=round(age, 3),
                 dead_after=self._dead_after,
+                error=error and describe(error),
             )
         self.failed.emit()
 
-    def _look_for_candidates(self, now: float, *, can_be_led: bool) -> None:
-        """Say once that nobody can lead: somebody who never leads notices it, since it is always
+    async def _look_for_leaders(self) -> None:
+        """Say once that nobody can lead: a client that never leads notices it, since it is always
         there to see it."""
-        if can_be_led or self._config.candidate:
+        if self._config.candidate:
+            return
+        try:
+            async with self._connections[0].use("looking for a leader", LEAVE_TIMEOUT) as opened:
+                can_be_led = await client_can_be_led(opened, self._config.schema)
+        except DATABASE_ERRORS as error:
+            self._log.debug("could not look for a leader", error=describe(error))
+            return
+        now = self._timer.boottime()
+        if can_be_led:
             self._unled_since, self._is_unled_told = None, False
             return
         if self._unled_since is None:

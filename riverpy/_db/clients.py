@@ -26,15 +26,6 @@ class Registration(NamedTuple):
     dead_after: timedelta
 
 
-class Beat(NamedTuple):
-    """What the server answers to a sign of life."""
-
-    registered_at: int
-    """When this run was registered: raw, as the `attempted_at` of a stamp."""
-    can_be_led: bool
-    """Whether anybody leads, or gives signs of life and is a candidate."""
-
-
 class Candidate(NamedTuple):
     """A client that stands for election."""
 
@@ -50,14 +41,20 @@ async def client_beat(
     registration: Registration,
     *,
     registered_at: int | None,
-) -> Beat:
-    """Give a sign of life. `registered_at` is None at the first of a run."""
+) -> int:
+    """Give a sign of life. `registered_at` is None at the first of a run.
+
+    Returns:
+        When this run was registered: raw, as the `attempted_at` of a stamp.
+    """
     statement = query("riverpy_client", "client_beat", schema)
     values: dict[str, object] = {**registration._asdict(), "registered_at": registered_at}
-    ((registered, can_be_led),) = await connection.fetch(
-        statement.text, *statement.arguments(values)
-    )
-    return Beat(wire_timestamp(registered), can_be_led)
+    return wire_timestamp(await connection.fetchval(statement.text, *statement.arguments(values)))
+
+
+async def client_can_be_led(connection: Transaction, schema: str | None) -> bool:
+    """Whether anybody leads, or gives signs of life and is a candidate."""
+    return await connection.fetchval(query("riverpy_client", "client_can_be_led", schema).text)
 
 
 async def client_leave(

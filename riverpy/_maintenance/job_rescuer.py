@@ -17,6 +17,7 @@ from riverpy._maintenance.mandate import FenceBusyError
 from riverpy.drivers.asyncpg import (
     LockNotAvailableError,
     PostgresError,
+    UndefinedTableError,
     describe,
     is_refusal,
     is_statement_timeout,
@@ -175,7 +176,7 @@ class JobRescuer(MaintenanceService):
     async def _reap(self) -> None:
         """Forget clients that are dead for long."""
         now = self.office.timer.boottime()
-        if self._contact is None or now < self._reap_at:
+        if self._contact is None or not self._contact() or now < self._reap_at:
             return
         async with self._writing("forgetting dead clients") as connection:
             reaped = await client_reap(
@@ -219,10 +220,13 @@ class JobRescuer(MaintenanceService):
         ids = {job.client_id for job in jobs}
         if self._contact is None or not ids:
             return jobs
-        async with self._reading() as connection:
-            registered = await client_registered(
-                connection, self.office.schema, client_ids=[one for one in ids if one]
-            )
+        try:
+            async with self._reading() as connection:
+                registered = await client_registered(
+                    connection, self.office.schema, client_ids=[one for one in ids if one]
+                )
+        except UndefinedTableError:  # it was dropped: nobody is registered
+            return jobs
         return [job for job in jobs if job.client_id not in registered]
 
     def _verdict(self, job: _StuckJob, unknown: Counter[str]) -> timedelta | None:

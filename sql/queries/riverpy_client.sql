@@ -5,36 +5,36 @@
 
 
 -- name: client_beat
--- Give a sign of life; the first of a run registers it. Safe beside a leader: it changes the client's own row alone.
--- Answers when the run was registered, and whether anybody leads or could.
-with beat as (
-  insert into /* schema */ riverpy_client as client (
-    client_id, queues, kinds, candidate, poll_only, version, dead_after, started_at
-  )
-  values (
-    @client_id::text, @queues::text[], @kinds::text[], @candidate::boolean, @poll_only::boolean, @version::text,
-    @dead_after::interval,
-    coalesce(timestamptz '2000-01-01 00:00:00+00' + @registered_at::bigint * interval '1 microsecond', now())
-  )
-  on conflict (client_id) do update set
-    queues = excluded.queues,
-    kinds = excluded.kinds,
-    candidate = excluded.candidate,
-    poll_only = excluded.poll_only,
-    version = excluded.version,
-    dead_after = excluded.dead_after,
-    started_at = excluded.started_at,
-    heartbeat_at = clock_timestamp()
-  returning started_at
+-- Give a sign of life; the first of a run registers it, and when that was is the answer. Safe beside a leader: it
+-- changes the client's own row alone. It touches no other table, or a lock there would keep the client from living.
+insert into /* schema */ riverpy_client as client (
+  client_id, queues, kinds, candidate, poll_only, version, dead_after, started_at
 )
+values (
+  @client_id::text, @queues::text[], @kinds::text[], @candidate::boolean, @poll_only::boolean, @version::text,
+  @dead_after::interval,
+  coalesce(timestamptz '2000-01-01 00:00:00+00' + @registered_at::bigint * interval '1 microsecond', now())
+)
+on conflict (client_id) do update set
+  queues = excluded.queues,
+  kinds = excluded.kinds,
+  candidate = excluded.candidate,
+  poll_only = excluded.poll_only,
+  version = excluded.version,
+  dead_after = excluded.dead_after,
+  started_at = excluded.started_at,
+  heartbeat_at = clock_timestamp()
+returning timestamptz_send(started_at);
+
+
+-- name: client_can_be_led
+-- Whether anybody leads, or stands for election and gives signs of life.
 select
-  timestamptz_send(beat.started_at) as registered_at,
   exists (
     select from /* schema */ river_leader where name = 'default' and expires_at >= now()
   ) or exists (
     select from /* schema */ riverpy_client where candidate and heartbeat_at >= now() - dead_after
-  ) as can_be_led
-from beat;
+  );
 
 
 -- name: client_leave

@@ -210,7 +210,7 @@ def test_id_is_made_once_and_fits() -> None:
         ({"elect_interval": timedelta(seconds=15)}, "at least 2.4 times elect_interval"),
         ({"leader_ttl": timedelta(seconds=5)}, "at least 2.4 times elect_interval"),
         ({"leader_ttl": timedelta.max}, "leader_ttl must be 365000 days or less"),
-        ({"leader_ttl": timedelta(seconds=-1)}, "leader_ttl must be one millisecond or more"),
+        ({"leader_ttl": timedelta(seconds=-1)}, "leader_ttl must be 100 milliseconds or more"),
         (
             {
                 "leader_ttl": timedelta(milliseconds=99),
