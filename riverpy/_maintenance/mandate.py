@@ -97,7 +97,10 @@ class Mandate:
         except DATABASE_ERRORS as error:
             if is_entered or not _is_wait(error):
                 raise
-            raise FenceBusyError(f"{purpose}: {describe(error)}") from error
+            text = describe(error)
+            raise FenceBusyError(
+                text if text.startswith(purpose) else f"{purpose}: {text}"
+            ) from error
 
     async def _pass_fence(self, connection: Connection) -> None:
         is_held = await leader_fence(
