@@ -97,8 +97,9 @@ async def test_answer_is_lost_at_the_end(rig: Rig, monkeypatch: pytest.MonkeyPat
 
 
 async def test_running_jobs_are_not_put_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that are worked, that wait to be stored, or that another client claimed stay running
-    however often this client looks for lost claims."""
+    """Rows that are worked, that wait to be stored, or that another client claimed (not so long ago
+    that a leader rescues them by their age) stay running however often this client looks for lost
+    claims."""
     monkeypatch.setattr(riverpy._work.reconciler, "INTERVAL", 0.02)
     monkeypatch.setattr(riverpy._work.reconciler, "CLAIM_TIMEOUT", 0.0)
     release, storing, go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -119,7 +120,7 @@ async def test_running_jobs_are_not_put_back(rig: Rig, monkeypatch: pytest.Monke
     await rig.insert_rows(3)
     await rig.schema.execute(
         "UPDATE river_job SET state = 'running', attempt = 1, attempted_by = array['someone:1'],"
-        " attempted_at = now() - interval '1 hour' WHERE id = 3"
+        " attempted_at = now() - interval '30 minutes' WHERE id = 3"
     )
     async with rig.working(id="me") as client:
         await storing.wait()
@@ -129,7 +130,7 @@ async def test_running_jobs_are_not_put_back(rig: Rig, monkeypatch: pytest.Monke
         await rig.schema.execute(
             "INSERT INTO river_job (kind, max_attempts, args, state, attempt, attempted_by,"
             " attempted_at) VALUES ('lost', 5, '{}', 'running', 3, array['someone:1', 'me'],"
-            " now() - interval '1 hour')"
+            " now() - interval '30 minutes')"
         )
         for _ in range(2):
             await rig.until("SELECT state::text FROM river_job WHERE kind = 'lost'", "available")
@@ -164,7 +165,7 @@ async def test_lost_claim_with_a_cancel(rig: Rig, monkeypatch: pytest.MonkeyPatc
     await rig.schema.execute(
         "UPDATE river_job SET state = 'running', attempt = 1, attempted_by = array['me'],"
         """ metadata = '{"cancel_attempted_at": "2026-01-01T00:00:00Z"}',"""
-        " attempted_at = now() - interval '1 hour'"
+        " attempted_at = now() - interval '30 minutes'"
     )
     async with rig.working(id="me"):
         await rig.until_state("cancelled")
