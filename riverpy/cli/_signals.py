@@ -116,6 +116,7 @@ class StopSignals:
         self._plan = plan
         self._loop = loop
         self._numbers = itertools.count(1)  # next() is atomic: a handler may come in between
+        self._handled = itertools.count(1)
         self._deadline = math.inf
         self._exit_code: int | None = None
         """The code to leave with at the deadline; None: the last resort comes first."""
@@ -164,8 +165,11 @@ class StopSignals:
         if current != ours:
             signal.set_wakeup_fd(current)
             self._send(number)
-        # C code as that of `re` lets handlers run, but no other thread.
+        # C code as that of `re` lets handlers run, but no other thread: what that thread had read
+        # when it began is not acted on, so handlers are counted too.
         self._take_all()
+        if next(self._handled) > len(STOP_SIGNALS):
+            os._exit(128 + number)
         self._send(_WAKE)
 
     def _send(self, number: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from contextlib import asynccontextmanager, suppress
@@ -241,6 +242,16 @@ class WorkerProcess:
     def send(self, number: signal.Signals) -> None:
         """Send a signal."""
         self._process.send_signal(number)
+
+    async def until_taken(self, number: signal.Signals) -> None:
+        """Wait until a signal that was sent does not wait in the kernel any more, or the end."""
+        status = Path(f"/proc/{self._process.pid}/status")
+        async with asyncio.timeout(SIGNAL_TIMEOUT):
+            while self._process.returncode is None and status.exists():
+                masks = re.findall(r"^(?:Sig|Shd)Pnd:\s*(\w+)", status.read_text(), re.MULTILINE)
+                if not any(int(mask, 16) >> (number - 1) & 1 for mask in masks):
+                    return
+                await asyncio.sleep(0.01)
 
     def send_to_group(self, number: signal.Signals) -> None:
         """Send a signal to it and its children, as a terminal does."""
