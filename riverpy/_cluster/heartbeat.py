@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -17,12 +16,15 @@ import structlog
 from riverpy._db.clients import (
     Registration,
     client_beat,
-    client_can_be_led,
     client_leave,
 )
-from riverpy._db.upkeep import job_lock_limit
 from riverpy._lifecycle import TestSignal
-from riverpy.drivers.asyncpg import DATABASE_ERRORS, UndefinedTableError, describe
+from riverpy.drivers.asyncpg import (
+    DATABASE_ERRORS,
+    LockNotAvailableError,
+    UndefinedTableError,
+    describe,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,9 +45,6 @@ GAP_SHARE = 1 / 2
 BOUND_SHARE = 1 / 30
 BOUND_MIN = 0.25
 """Seconds that one connection has for a sign of life: a share of `dead_after`, and not less."""
-LOCK_SHARE = 1 / 2
-"""Of the bound: how long a sign of life waits for a lock. Past the bound the connection would be
-taken for broken and cut, and with it the one on which the lease is held."""
 RETRY_MOST = 1.0
 """Seconds until the next try after every connection failed, at most."""
 FIRST_TIMEOUT = 10.0
@@ -74,7 +73,9 @@ class Heartbeat:
         Args:
             registration: what others may know of the client.
             config: the client's.
-            connections: the one to beat on, and those to try when it does not answer.
+            connections: the one to beat on, whose session should give up locks before a sign of
+                life must be given, or a locked table would have it cut; and those to try when it
+                does not answer, the last of which is the one to register on.
             timer: what time is measured by, suspended time included.
         """
         self._registration, self._config = registration, config
@@ -88,8 +89,6 @@ class Heartbeat:
         self._contact_since = 0.0
         self._claims_end = math.inf
         self._is_warned = False
-        self._unled_since: float | None = None
-        self._is_unled_told = False
         self.registered_at: int | None = None
         """When the server registered this run, raw; None while it has not."""
         self._log: Any = structlog.get_logger("riverpy").bind()
@@ -119,7 +118,7 @@ class Heartbeat:
         """Register, then beat until stopped."""
         began = self._timer.boottime()
         try:
-            self._succeeded(began, await self._beat(self._connections[0], FIRST_TIMEOUT))
+            self._succeeded(began, await self._beat(self._connections[-1], FIRST_TIMEOUT))
         except UndefinedTableError as error:
             self._unregister(error)
         task_status.started()
@@ -128,7 +127,6 @@ class Heartbeat:
             await self._timer.sleep(delay)
             began = self._timer.boottime()
             await self._beat_somewhere()
-            await self._look_for_leaders()
 
     async def leave(self) -> None:
         """Take the registration back: the run has ended and left nothing behind."""
@@ -155,6 +153,9 @@ class Heartbeat:
             except UndefinedTableError as missing:
                 self._unregister(missing)
                 return
+            except LockNotAvailableError as locked:  # and so it is for every connection
+                error = locked
+                break
             except DATABASE_ERRORS as raised:
                 error = raised
                 self._log.debug(
@@ -168,11 +169,7 @@ class Heartbeat:
         self._failed(error)
 
     async def _beat(self, connection: DedicatedConnection, bound: float) -> int:
-        async with (
-            connection.use("giving a sign of life", bound) as opened,
-            opened.transaction(),
-        ):
-            await job_lock_limit(opened, timedelta(seconds=bound * LOCK_SHARE))
+        async with connection.use("giving a sign of life", bound) as opened:
             return await client_beat(
                 opened,
                 self._config.schema,
@@ -219,28 +216,3 @@ class Heartbeat:
                 error=error and describe(error),
             )
         self.failed.emit()
-
-    async def _look_for_leaders(self) -> None:
-        """Say once that nobody can lead: a client that never leads notices it, since it is always
-        there to see it."""
-        if self._config.candidate:
-            return
-        try:
-            async with self._connections[0].use("looking for a leader", LEAVE_TIMEOUT) as opened:
-                can_be_led = await client_can_be_led(opened, self._config.schema)
-        except DATABASE_ERRORS as error:
-            self._log.debug("could not look for a leader", error=describe(error))
-            return
-        now = self._timer.boottime()
-        if can_be_led:
-            self._unled_since, self._is_unled_told = None, False
-            return
-        if self._unled_since is None:
-            self._unled_since = now
-        is_long = now - self._unled_since > self._config.leader_ttl.total_seconds()
-        if is_long and not self._is_unled_told:
-            self._is_unled_told = True
-            self._log.warning(
-                "no client can lead: jobs are not scheduled, retried, rescued or cleaned; run one "
-                "with candidate=True"
-            )

@@ -26,6 +26,27 @@ class Registration(NamedTuple):
     dead_after: timedelta
 
 
+class LeaderLook(NamedTuple):
+    """Who leads, and who else could."""
+
+    leader_id: str | None
+    """None: nobody."""
+    elected_at: datetime | None
+    is_registered: bool
+    """Whether the leader is a client of riverpy's."""
+    has_candidate: bool
+    """Whether a client of riverpy's stands for election and gives signs of life."""
+
+
+class Silence(NamedTuple):
+    """Who gives no signs of life."""
+
+    client_ids: list[str]
+    next_in: float | None
+    """Seconds until the next of the others is one of them, if it gives none; None: there are no
+    others."""
+
+
 class Candidate(NamedTuple):
     """A client that stands for election."""
 
@@ -52,15 +73,17 @@ async def client_beat(
     return wire_timestamp(await connection.fetchval(statement.text, *statement.arguments(values)))
 
 
-async def client_can_be_led(connection: Transaction, schema: str | None) -> bool:
-    """Whether anybody leads, or gives signs of life and is a candidate."""
-    return await connection.fetchval(query("riverpy_client", "client_can_be_led", schema).text)
+async def leader_look(connection: Transaction, schema: str | None) -> LeaderLook:
+    """Who leads, as far as a client wants to know."""
+    row = await connection.fetchrow(query("riverpy_client", "leader_look", schema).text)
+    assert row is not None  # noqa: S101 (there is always one)
+    return LeaderLook(*row)
 
 
 async def client_leave(
     connection: Transaction, schema: str | None, *, client_id: str, registered_at: int
 ) -> None:
-    """Take the registration of a run back."""
+    """Take the registration of a run back, if it holds the lease no more."""
     statement = query("riverpy_client", "client_leave", schema)
     values: dict[str, object] = {"client_id": client_id, "registered_at": registered_at}
     await connection.execute(statement.text, *statement.arguments(values))
@@ -74,11 +97,13 @@ async def client_candidates(connection: Transaction, schema: str | None) -> list
 
 async def client_silent(
     connection: Transaction, schema: str | None, *, dead_after: timedelta
-) -> list[str]:
+) -> Silence:
     """Who gives no signs of life. Whether they are dead is for `client_lock_dead` to say."""
     statement = query("riverpy_client", "client_silent", schema)
-    rows = await connection.fetch(statement.text, *statement.arguments({"dead_after": dead_after}))
-    return [row[0] for row in rows]
+    row = await connection.fetchrow(
+        statement.text, *statement.arguments({"dead_after": dead_after})
+    )
+    return Silence([], None) if row is None else Silence(*row)
 
 
 async def client_lock_dead(

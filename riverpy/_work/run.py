@@ -24,6 +24,7 @@ import structlog
 
 from riverpy._clock import SystemTimer
 from riverpy._cluster.heartbeat import Heartbeat
+from riverpy._cluster.leader_watch import LeaderWatch
 from riverpy._cluster.notifier import Notifier, decode_message
 from riverpy._db.clients import Registration
 from riverpy._db.connection import (
@@ -158,8 +159,15 @@ class Run:
                 dead_after=config.dead_after,
             ),
             config,
-            [self._reserved, self._claims, self._results],
+            [self._results, self._claims, self._reserved],
             SystemTimer(),
+        )
+        self._leader_watch = LeaderWatch(
+            self._reserved,
+            config,
+            kinds=list(workers),
+            periodic_jobs=periodic_jobs,
+            timer=SystemTimer(),
         )
         self._completer = Completer(
             self._results,
@@ -294,6 +302,7 @@ class Run:
     async def _start_services(self, services: ServiceGroup) -> None:
         if self._keeps_clients:
             await services.start(self._heartbeat)
+            await services.start(self._leader_watch)
         await services.start(self._reconciler)
         if not self._config.poll_only:
             await services.start(self._make_notifier())

@@ -27,29 +27,42 @@ on conflict (client_id) do update set
 returning timestamptz_send(started_at);
 
 
--- name: client_can_be_led
--- Whether anybody leads, or stands for election and gives signs of life.
+-- name: leader_look
+-- Who leads, whether that is a client of ours, and whether one of ours stands for election and gives signs of life.
 select
+  leader.leader_id,
+  leader.elected_at,
+  exists (select from /* schema */ riverpy_client where client_id = leader.leader_id) as is_registered,
   exists (
-    select from /* schema */ river_leader where name = 'default' and expires_at >= now()
-  ) or exists (
     select from /* schema */ riverpy_client where candidate and heartbeat_at >= now() - dead_after
-  );
+  ) as has_candidate
+from (select) as always
+left join /* schema */ river_leader as leader on leader.name = 'default' and leader.expires_at >= now();
 
 
 -- name: client_leave
 -- Take back the registration of a run that left nothing behind. Safe beside a leader: it is the client's own row, and
--- a row of a later run under the same id stays.
-delete from /* schema */ riverpy_client
+-- a row of a later run under the same id stays; so does that of a run whose lease was not released, or it would be taken
+-- for a leader of another language.
+delete from /* schema */ riverpy_client as client
 where client_id = @client_id
-  and started_at = timestamptz '2000-01-01 00:00:00+00' + @registered_at::bigint * interval '1 microsecond';
+  and started_at = timestamptz '2000-01-01 00:00:00+00' + @registered_at::bigint * interval '1 microsecond'
+  and not exists (
+    select from /* schema */ river_leader where leader_id = client.client_id and expires_at >= now()
+  );
 
 
 -- name: client_silent
--- Which clients give no signs of life.
-select client_id
-from /* schema */ riverpy_client
-where heartbeat_at < now() - greatest(dead_after, @dead_after::interval);
+-- Which clients give no signs of life, and in how many seconds the next of the others may be one of them: null, if
+-- there are no others.
+with clients as (
+  select client_id, extract(epoch from heartbeat_at + greatest(dead_after, @dead_after::interval) - now()) as silent_in
+  from /* schema */ riverpy_client
+)
+select
+  coalesce(array_agg(client_id) filter (where silent_in < 0), '{}'),
+  min(silent_in) filter (where silent_in >= 0)::float8
+from clients;
 
 
 -- name: client_lock_dead

@@ -63,14 +63,10 @@ class FakeServer:
             FakeConnection(name, self) for name in ("reserved", "claims", "results")
         ]
         self.beats: list[tuple[float, str]] = []
-        self.can_be_led = True
 
     async def beat(self, connection: FakeConnection, *_: Any, registered_at: int | None) -> int:
         self.beats.append((self.timer.boottime(), connection.name))
         return registered_at or 7
-
-    async def look(self, *_: Any) -> bool:
-        return self.can_be_led
 
     def break_all(self, *, broken: bool = True) -> None:
         for connection in self.connections:
@@ -91,7 +87,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
     """A server that answers signs of life."""
     server = FakeServer()
     monkeypatch.setattr("riverpy._cluster.heartbeat.client_beat", server.beat)
-    monkeypatch.setattr("riverpy._cluster.heartbeat.client_can_be_led", server.look)
     return server
 
 
@@ -207,30 +202,6 @@ async def test_time_that_was_missed(server: FakeServer, how: str) -> None:
             await server.timer.stall(0)
         assert heartbeat.may_claim
         assert heartbeat.contact() < 20
-
-
-async def test_nobody_can_lead(server: FakeServer, log: list[dict[str, Any]]) -> None:
-    """A client that is no candidate says once that nobody leads or could for longer than a lease,
-    and once more when that happens again."""
-
-    def told() -> int:
-        return len([entry for entry in log if "no client can lead" in entry["event"]])
-
-    async with server.beating(candidate=False):
-        server.can_be_led = False
-        await server.timer.advance(21)
-        assert told() == 0
-        await server.timer.advance(200)
-        assert told() == 1
-        server.can_be_led = True
-        await server.timer.advance(20)
-        server.can_be_led = False
-        await server.timer.advance(60)
-        assert told() == 2
-    server.can_be_led = False
-    async with server.beating(candidate=True):
-        await server.timer.advance(100)
-        assert told() == 2
 
 
 async def test_before_it_runs(server: FakeServer) -> None:

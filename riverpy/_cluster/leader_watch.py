@@ -1,0 +1,124 @@
+"""LeaderWatch: what a client sees of who leads, and has to say of it.
+
+It warns where nobody can lead, and where a client leads that is not riverpy's, as River's in Go:
+that one does not do for this client what a leader of riverpy does.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from riverpy._db.clients import leader_look
+from riverpy._db.upkeep import job_lock_limit
+from riverpy._lifecycle import TestSignal
+from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anyio.abc import TaskStatus
+
+    from riverpy._clock import Timer
+    from riverpy._db.clients import LeaderLook
+    from riverpy._db.connection import DedicatedConnection
+    from riverpy._lifecycle import StopScope
+    from riverpy.config import Config
+    from riverpy.periodic import PeriodicJobs
+
+LOOKS = 3
+"""Looks within `dead_after`."""
+STATEMENT_TIMEOUT = 2.0
+LOCK_LIMIT = timedelta(milliseconds=500)
+"""How long a look waits for a lock: past its own limit the connection would be cut, on which signs
+of life are given and the lease is held."""
+
+
+class LeaderWatch:
+    """Looks now and then who leads, while a client runs. Needs the table of clients."""
+
+    name = "leader watch"
+
+    def __init__(
+        self,
+        connection: DedicatedConnection,
+        config: Config,
+        *,
+        kinds: Sequence[str],
+        periodic_jobs: PeriodicJobs,
+        timer: Timer,
+    ) -> None:
+        """Make it.
+
+        Args:
+            connection: the one to look over.
+            config, kinds, periodic_jobs: the client's.
+            timer: by which it measures and waits.
+        """
+        self._connection, self._config, self._timer = connection, config, timer
+        self._kinds, self._periodic_jobs = kinds, periodic_jobs
+        self._interval = config.dead_after.total_seconds() / LOOKS
+        self._foreign: LeaderLook | None = None
+        """The last one that was told of."""
+        self._unled_since: float | None = None
+        self._is_unled_told = False
+        self._log: Any = structlog.get_logger("riverpy").bind()
+        self.looked = TestSignal("LeaderWatch.looked")
+
+    async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
+        """Look until stopped, at once for the first time."""
+        task_status.started()
+        while True:
+            await self._look()
+            await self._timer.sleep(self._interval)
+
+    async def _look(self) -> None:
+        try:
+            async with (
+                self._connection.use("looking for a leader", STATEMENT_TIMEOUT) as opened,
+                opened.transaction(),
+            ):
+                await job_lock_limit(opened, LOCK_LIMIT)
+                look = await leader_look(opened, self._config.schema)
+        except DATABASE_ERRORS as error:
+            self._log.debug("could not look for a leader", error=describe(error))
+            return
+        self._say_foreign(look)
+        if not self._config.candidate:
+            self._say_unled(look)
+        self.looked.emit()
+
+    def _say_foreign(self, look: LeaderLook) -> None:
+        """Once for each term."""
+        if look.elected_at is None or look.is_registered or look == self._foreign:
+            return
+        self._foreign = look
+        self._log.warning(
+            "the leader is no client of riverpy's, as one of River's in Go: while it leads, it "
+            "inserts none of these periodic jobs, leaves the jobs of dead clients for an hour, and "
+            "discards stuck jobs of kinds that it has no worker for; register workers for these "
+            "kinds there too, or let riverpy lead",
+            leader_id=look.leader_id,
+            elected_at=look.elected_at.isoformat(),
+            periodic_job_ids=[job.id for job in self._periodic_jobs],
+            kinds=list(self._kinds),
+        )
+
+    def _say_unled(self, look: LeaderLook) -> None:
+        """Once an outage. A client that never leads notices it, since it is always there to see
+        it."""
+        now = self._timer.boottime()
+        if look.elected_at is not None or look.has_candidate:
+            self._unled_since, self._is_unled_told = None, False
+            return
+        if self._unled_since is None:
+            self._unled_since = now
+        is_long = now - self._unled_since > self._config.leader_ttl.total_seconds()
+        if is_long and not self._is_unled_told:
+            self._is_unled_told = True
+            self._log.warning(
+                "no client can lead: jobs are not scheduled, retried, rescued or cleaned; run one "
+                "with candidate=True"
+            )

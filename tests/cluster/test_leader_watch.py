@@ -1,0 +1,187 @@
+"""What a client says of who leads."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from riverpy import Config, Job
+from riverpy._cluster.leader_watch import LeaderWatch
+from riverpy._db.clients import LeaderLook
+from riverpy._lifecycle import ServiceGroup
+from riverpy.periodic import PeriodicJob, PeriodicJobs, every
+from tests._time import VirtualTimer
+from tests.work.rig import Rig, Task
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+
+    from riverpy._db.connection import DedicatedConnection
+    from tests._database import Schema
+
+FOREIGN = "the leader is no client of riverpy's"
+SHORT = {"elect_interval": timedelta(seconds=0.2), "leader_ttl": timedelta(seconds=1)}
+
+
+class FakeServer:
+    """Answers who leads, and stands in for the connection."""
+
+    def __init__(self) -> None:
+        self.timer = VirtualTimer()
+        self.answer = LeaderLook(None, None, False, True)
+        self.is_broken = False
+
+    @asynccontextmanager
+    async def use(self, purpose: str, bound: float) -> AsyncGenerator[FakeServer]:
+        if self.is_broken:
+            await self.timer.sleep(bound)
+            raise TimeoutError(purpose)
+        yield self
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[None]:
+        yield
+
+    async def execute(self, *statement: object) -> None:
+        """Sets a limit."""
+
+    async def look(self, *_: Any) -> LeaderLook:
+        return self.answer
+
+    @asynccontextmanager
+    async def watching(self, **settings: Any) -> AsyncGenerator[None]:
+        """A watch at work."""
+        connection: Any = self
+        watch = LeaderWatch(
+            connection,
+            Config(**settings),
+            kinds=["task"],
+            periodic_jobs=PeriodicJobs([PeriodicJob(every(timedelta(hours=1)), Task, id="hourly")]),
+            timer=self.timer,
+        )
+        async with ServiceGroup() as group:
+            await group.start(watch)
+            await self.timer.advance(0)
+            yield
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
+    """A server that says who leads."""
+    server = FakeServer()
+    monkeypatch.setattr("riverpy._cluster.leader_watch.leader_look", server.look)
+    return server
+
+
+@pytest.fixture
+def log() -> Generator[list[Any]]:
+    """What is logged."""
+    with capture_logs() as entries:
+        yield entries
+
+
+async def test_nobody_can_lead(server: FakeServer, log: list[Any]) -> None:
+    """A client that is no candidate says once that nobody leads or could for longer than a lease,
+    and once more when that happens again."""
+
+    def told() -> int:
+        return len([entry for entry in log if "no client can lead" in entry["event"]])
+
+    nobody, somebody = (LeaderLook(None, None, False, could) for could in (False, True))
+    server.answer = nobody
+    async with server.watching(candidate=False):
+        await server.timer.advance(15)
+        assert told() == 0
+        await server.timer.advance(200)
+        assert told() == 1
+        server.answer = somebody
+        await server.timer.advance(20)
+        server.answer = nobody
+        await server.timer.advance(60)
+        assert told() == 2
+    async with server.watching(candidate=True):
+        await server.timer.advance(100)
+        assert told() == 2
+
+
+async def test_foreign_leader(server: FakeServer, log: list[Any]) -> None:
+    """A leader that is not riverpy's is warned of at once, and once a term, by what it will not do
+    for this client; one of riverpy's is not."""
+
+    def told() -> list[Any]:
+        return [entry for entry in log if FOREIGN in entry["event"]]
+
+    first, second = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)
+    server.answer = LeaderLook("go", first, False, True)
+    async with server.watching():
+        (entry,) = told()
+        assert entry["log_level"] == "warning"
+        assert (entry["leader_id"], entry["elected_at"]) == ("go", first.isoformat())
+        assert (entry["periodic_job_ids"], entry["kinds"]) == (["hourly"], ["task"])
+        await server.timer.advance(100)
+        server.answer = LeaderLook("me", second, True, True)
+        await server.timer.advance(30)
+        assert len(told()) == 1
+        server.is_broken = True
+        await server.timer.advance(30)
+        server.is_broken, server.answer = False, LeaderLook("go", second, False, False)
+        await server.timer.advance(30)
+        assert len(told()) == 2
+
+
+async def test_leaders_on_a_server(schema: Schema, log: list[Any]) -> None:
+    """Who is registered is riverpy's: its own leader is not warned of, a row of another is, and
+    what leads no more is not."""
+    rig = Rig(schema)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    async def looks(client: Any) -> None:
+        watch: LeaderWatch = client._run._leader_watch
+        watch.looked.init()
+        await watch.looked.wait()
+
+    async with rig.working(**SHORT) as client:
+        await rig.until("SELECT leader_id FROM river_leader", client.id)
+    insert = """
+        INSERT INTO river_leader (leader_id, elected_at, expires_at)
+        VALUES ($1, now(), now() + $2::interval)
+    """
+    await schema.execute(insert, "gone", timedelta(seconds=-1))
+    async with rig.working(candidate=False, dead_after=timedelta(seconds=0.3)) as client:
+        await looks(client)
+        assert not [entry for entry in log if FOREIGN in entry["event"]]
+        await schema.execute("DELETE FROM river_leader")
+        await schema.execute(insert, "go", timedelta(minutes=1))
+        await looks(client)
+        await looks(client)
+    (entry,) = [entry for entry in log if FOREIGN in entry["event"]]
+    assert (entry["leader_id"], entry["kinds"]) == ("go", ["task"])
+
+
+async def test_unreleased_lease(schema: Schema) -> None:
+    """A client that ends while its lease cannot be released stays registered, so that nobody takes
+    the lease for one of another language's."""
+    rig = Rig(schema)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    async with rig.working(**SHORT) as client:
+        await rig.until("SELECT leader_id FROM river_leader", client.id)
+        elector: Any = client._run._candidacy.elector
+        connection: DedicatedConnection = elector._store._connection
+
+        async def fails(*_: Any) -> bool:
+            raise TimeoutError(connection.name)
+
+        elector._store.resign = fails
+    assert await schema.fetchval("SELECT leader_id FROM river_leader") == client.id
+    assert await schema.fetchval("SELECT client_id FROM riverpy_client") == client.id
