@@ -6,13 +6,11 @@ that one does not do for this client what a leader of riverpy does.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from riverpy._db.clients import leader_look
-from riverpy._db.upkeep import job_lock_limit
 from riverpy._lifecycle import TestSignal
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 
@@ -31,9 +29,6 @@ if TYPE_CHECKING:
 LOOKS = 3
 """Looks within `dead_after`."""
 STATEMENT_TIMEOUT = 2.0
-LOCK_LIMIT = timedelta(milliseconds=500)
-"""How long a look waits for a lock: past its own limit the connection would be cut, on which signs
-of life are given and the lease is held."""
 
 
 class LeaderWatch:
@@ -53,7 +48,8 @@ class LeaderWatch:
         """Make it.
 
         Args:
-            connection: the one to look over.
+            connection: the one to look over. Its session should give up locks soon, or a locked
+                table would have it cut.
             config, kinds, periodic_jobs: the client's.
             timer: by which it measures and waits.
         """
@@ -76,11 +72,7 @@ class LeaderWatch:
 
     async def _look(self) -> None:
         try:
-            async with (
-                self._connection.use("looking for a leader", STATEMENT_TIMEOUT) as opened,
-                opened.transaction(),
-            ):
-                await job_lock_limit(opened, LOCK_LIMIT)
+            async with self._connection.use("looking for a leader", STATEMENT_TIMEOUT) as opened:
                 look = await leader_look(opened, self._config.schema)
         except DATABASE_ERRORS as error:
             self._log.debug("could not look for a leader", error=describe(error))
@@ -92,7 +84,7 @@ class LeaderWatch:
 
     def _say_foreign(self, look: LeaderLook) -> None:
         """Once for each term."""
-        if look.elected_at is None or look.is_registered or look == self._foreign:
+        if look.leader_id is None or look.is_registered or look == self._foreign:
             return
         self._foreign = look
         self._log.warning(
@@ -101,7 +93,7 @@ class LeaderWatch:
             "discards stuck jobs of kinds that it has no worker for; register workers for these "
             "kinds there too, or let riverpy lead",
             leader_id=look.leader_id,
-            elected_at=look.elected_at.isoformat(),
+            elected_at=look.elected_at,
             periodic_job_ids=[job.id for job in self._periodic_jobs],
             kinds=list(self._kinds),
         )
@@ -110,7 +102,7 @@ class LeaderWatch:
         """Once an outage. A client that never leads notices it, since it is always there to see
         it."""
         now = self._timer.boottime()
-        if look.elected_at is not None or look.has_candidate:
+        if look.leader_id is not None or look.has_candidate:
             self._unled_since, self._is_unled_told = None, False
             return
         if self._unled_since is None:

@@ -31,7 +31,8 @@ class LeaderLook(NamedTuple):
 
     leader_id: str | None
     """None: nobody."""
-    elected_at: datetime | None
+    elected_at: str | None
+    """In RFC 3339."""
     is_registered: bool
     """Whether the leader is a client of riverpy's."""
     has_candidate: bool

@@ -163,7 +163,7 @@ class Run:
             SystemTimer(),
         )
         self._leader_watch = LeaderWatch(
-            self._reserved,
+            self._results,
             config,
             kinds=list(workers),
             periodic_jobs=periodic_jobs,

@@ -31,7 +31,7 @@ returning timestamptz_send(started_at);
 -- Who leads, whether that is a client of ours, and whether one of ours stands for election and gives signs of life.
 select
   leader.leader_id,
-  leader.elected_at,
+  to_char(leader.elected_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as elected_at,
   exists (select from /* schema */ riverpy_client where client_id = leader.leader_id) as is_registered,
   exists (
     select from /* schema */ riverpy_client where candidate and heartbeat_at >= now() - dead_after

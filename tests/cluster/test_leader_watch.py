@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -41,13 +41,6 @@ class FakeServer:
             await self.timer.sleep(bound)
             raise TimeoutError(purpose)
         yield self
-
-    @asynccontextmanager
-    async def transaction(self) -> AsyncGenerator[None]:
-        yield
-
-    async def execute(self, *statement: object) -> None:
-        """Sets a limit."""
 
     async def look(self, *_: Any) -> LeaderLook:
         return self.answer
@@ -115,12 +108,12 @@ async def test_foreign_leader(server: FakeServer, log: list[Any]) -> None:
     def told() -> list[Any]:
         return [entry for entry in log if FOREIGN in entry["event"]]
 
-    first, second = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)
+    first, second = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
     server.answer = LeaderLook("go", first, False, True)
     async with server.watching():
         (entry,) = told()
         assert entry["log_level"] == "warning"
-        assert (entry["leader_id"], entry["elected_at"]) == ("go", first.isoformat())
+        assert (entry["leader_id"], entry["elected_at"]) == ("go", first)
         assert (entry["periodic_job_ids"], entry["kinds"]) == (["hourly"], ["task"])
         await server.timer.advance(100)
         server.answer = LeaderLook("me", second, True, True)
