@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PROBE_TOPIC = "riverpy_probe"
 PROBE_TIMEOUT = 2.0
 """Seconds within which a probe must come back."""
-PROBE_INTERVAL = 5.0
+PROBE_INTERVAL = 10.0
 """Seconds between two probes."""
 DEAF_RETRY = 60.0
 """Seconds until a connection that hears nothing is tried again."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from riverpy._sql import query
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime, timedelta
 
     from riverpy.drivers.asyncpg import Transaction
@@ -50,6 +50,19 @@ class Scheduled(NamedTuple):
     """For another job that has their unique key."""
     left: list[int]
     """Ids of those that stay as they are: locked, changed meanwhile, or unable to give up a key."""
+
+
+async def job_states_to_clean(
+    connection: Transaction, schema: str | None, retentions: Mapping[str, timedelta]
+) -> set[str]:
+    """In which of these states there is a job that ended longer ago than the retention."""
+    statement = query(_FILE, "job_states_to_clean", schema)
+    values: dict[str, object] = {
+        "states": list(retentions),
+        "retentions": list(retentions.values()),
+    }
+    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    return {row[0] for row in rows}
 
 
 async def job_delete_ended(

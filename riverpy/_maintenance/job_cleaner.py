@@ -6,7 +6,13 @@ from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from riverpy._db.upkeep import JobScope, SweepMark, job_delete_ended, job_delete_ended_scoped
+from riverpy._db.upkeep import (
+    JobScope,
+    SweepMark,
+    job_delete_ended,
+    job_delete_ended_scoped,
+    job_states_to_clean,
+)
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batches import Batches
 from riverpy.job import JobState
@@ -25,6 +31,7 @@ SWEEP_INTERVAL = 3600.0
 """Seconds after which jobs are looked at again that were kept or locked."""
 _STATES = (JobState.CANCELLED, JobState.COMPLETED, JobState.DISCARDED)
 _PURPOSE = "deleting ended jobs"
+_LOOK_TIMEOUT = 5.0
 
 
 class Rule(NamedTuple):
@@ -97,6 +104,11 @@ class JobCleaner(MaintenanceService):
         """
         super().__init__(office)
         self._rules = rules_of(office.config, queues)
+        self._shortest: dict[str, timedelta] = {}
+        """The shortest retention of each state."""
+        for rule in self._rules:
+            known = self._shortest.get(rule.state.value, rule.retention)
+            self._shortest[rule.state.value] = min(known, rule.retention)
         self._batches = Batches(office.timer, self.log)
         self._marks: dict[Rule, SweepMark | None] = {}
         self._swept_at = office.timer.boottime()
@@ -112,9 +124,21 @@ class JobCleaner(MaintenanceService):
         if now - self._swept_at >= SWEEP_INTERVAL:
             self._marks.clear()
             self._swept_at = now
+        states = await self._states()
         for rule in self._rules:
-            await self._apply(rule)
+            if rule.state.value in states:
+                await self._apply(rule)
         return INTERVAL
+
+    async def _states(self) -> set[str]:
+        """The states that there may be something to delete in: mostly none, and then one look is
+        the whole pass."""
+        if not self._shortest:
+            return set()
+        async with self.office.connection.use(
+            "looking for jobs to delete", _LOOK_TIMEOUT
+        ) as connection:
+            return await job_states_to_clean(connection, self.office.schema, self._shortest)
 
     async def _apply(self, rule: Rule) -> None:
         deleted = 0

@@ -41,7 +41,16 @@ if TYPE_CHECKING:
 
 INTERVAL_MOST = 5.0
 INTERVAL_SHARE = 1 / 12
-"""Seconds between two passes: a share of `dead_after`, and not more."""
+"""Seconds between two passes while a client is silent: a share of `dead_after`, and not more."""
+QUIET_MOST = 30.0
+QUIET_SHARE = 1 / 2
+"""The same while none is: until one may be, but no longer than this share of `dead_after`, within
+which no client can appear and be dead."""
+QUIET_MARGIN = 0.01
+"""Seconds that a timer may be early."""
+STUCK_INTERVAL = 30.0
+"""Seconds between two looks for jobs that run for too long, or the same share of that time as for
+silent clients; River's."""
 PAGE = 1_000
 """Jobs that are read, and rescued, at a time."""
 STATEMENT_TIMEOUT = 5.0
@@ -115,6 +124,10 @@ class JobRescuer(MaintenanceService):
         self._config = office.config
         dead_after = self._config.dead_after.total_seconds()
         self._interval = min(INTERVAL_MOST, dead_after * INTERVAL_SHARE)
+        self._quiet_most = min(QUIET_MOST, dead_after * QUIET_SHARE)
+        rescue_age = self._config.rescue_age.total_seconds()
+        self._stuck_interval = min(STUCK_INTERVAL, rescue_age * INTERVAL_SHARE)
+        self._stuck_at = 0.0
         self._reap_at = 0.0
         self._refused: set[Stamp] = set()
         """Attempts that could not be ended."""
@@ -124,23 +137,36 @@ class JobRescuer(MaintenanceService):
 
     async def run_once(self, scope: StopScope) -> float:
         """One pass; returns the seconds until the next."""
-        await self._rescue_dead()
-        await self._rescue_stuck()
-        await self._reap()
-        return self._interval
+        now = self.office.timer.boottime()
+        quiet = await self._rescue_dead()
+        if now >= self._stuck_at:
+            await self._rescue_stuck()
+            self._stuck_at = now + self._stuck_interval
+        return min(quiet, self._stuck_at - now)
 
     # -- by liveness
 
-    async def _rescue_dead(self) -> None:
-        """Give back what dead clients were working, whatever kinds this client knows."""
-        if self._contact is None or self._contact() < self._config.dead_after.total_seconds():
-            return
+    async def _rescue_dead(self) -> float:
+        """Give back what dead clients were working, whatever kinds this client knows. Returns the
+        seconds until there may be more of them."""
+        if self._contact is None:
+            return QUIET_MOST
+        if self._contact() < self._config.dead_after.total_seconds():
+            return self._interval
         async with self._reading() as connection:
             silent = await client_silent(
                 connection, self.office.schema, dead_after=self._config.dead_after
             )
+        if not silent.client_ids:
+            next_in = self._quiet_most if silent.next_in is None else silent.next_in
+            return min(next_in + QUIET_MARGIN, self._quiet_most)
+        await self._rescue_from(silent.client_ids)
+        await self._reap()
+        return self._interval
+
+    async def _rescue_from(self, silent: list[str]) -> None:
         after = 0
-        while silent:
+        while True:
             async with self._reading() as connection:
                 claims = await job_running_of(
                     connection,
@@ -176,7 +202,7 @@ class JobRescuer(MaintenanceService):
     async def _reap(self) -> None:
         """Forget clients that are dead for long."""
         now = self.office.timer.boottime()
-        if self._contact is None or not self._contact() or now < self._reap_at:
+        if now < self._reap_at:
             return
         async with self._writing("forgetting dead clients") as connection:
             reaped = await client_reap(

@@ -4,6 +4,19 @@
 -- statement of its own.
 
 
+-- name: job_states_to_clean
+-- In which of the states there is a job that ended longer ago than the retention: the first in the index says it.
+select given.state
+from unnest(@states::text[], @retentions::interval[]) as given (state, retention)
+where (
+  select job.finalized_at
+  from /* schema */ river_job as job
+  where job.state = given.state::/* schema */ river_job_state and job.finalized_at is not null
+  order by job.finalized_at
+  limit 1
+) < now() - given.retention;
+
+
 -- name: job_delete_ended
 -- Delete the oldest of the jobs that ended in one state longer ago than @retention. Safe when two leaders run it at
 -- once: rows that are locked are passed over.

@@ -21,7 +21,7 @@ from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.mandate import FenceBusyError
 from riverpy.drivers.asyncpg import use_raw_timestamps
 from riverpy.errors import FencedOutError
-from tests.maintenance.office import held_office
+from tests.maintenance.office import QuickTimer, held_office
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -487,8 +487,10 @@ async def test_unknown_kind(schema: Schema, log: list[dict[str, Any]]) -> None:
         for kind in ("go_job", "sleep", "go_job"):
             await insert(schema, by="unknown", age=OLD, kind=kind)
         rescuer = JobRescuer(held.office, in_contact)
+        assert isinstance(held.timer, QuickTimer)
         for _ in range(2):
             await held.run(rescuer)
+            held.timer.skipped += job_rescuer.STUCK_INTERVAL
         assert rescuer.unknown == {"go_job": 2}
         await schema.execute("UPDATE river_job SET state = 'available' WHERE state = 'running'")
         await held.run(rescuer)
