@@ -23,7 +23,7 @@ from scripts._history import STATEMENTS
 from scripts._proxy import Proxy
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
 RIVERPY = Path(sys.executable).with_name("riverpy")
@@ -107,16 +107,30 @@ class Server:
         await asyncio.to_thread(self._postgres.remove)
 
 
-class Worker:
-    """One place of the fleet: `riverpy worker` behind a proxy, started again and again."""
+class WorkerProcess:
+    """One place of the fleet: `riverpy worker`, started again and again.
 
-    def __init__(self, name: str, settings: WorkerSettings, proxy: Proxy, log: Path) -> None:
+    Args:
+        url: the database as the worker reaches it.
+        enter: a command that runs the one after it, as `nsenter` does.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: WorkerSettings,
+        url: str,
+        log: Path,
+        *,
+        enter: Sequence[str] = (),
+    ) -> None:
         self.name = name
         self.settings = settings
-        self.proxy = proxy
         self.log = log
         """What its processes say, one after the other."""
         self.is_frozen = False
+        self._url = url
+        self._enter = enter
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -135,8 +149,9 @@ class Worker:
         assert not self.is_running
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
+                *self._enter,
                 *(RIVERPY, "worker", "scripts._fleet_worker:client"),
-                *("--database-url", self.proxy.url, "--name", self.name, "--log", "json"),
+                *("--database-url", self._url, "--name", self.name, "--log", "json"),
                 cwd=ROOT,
                 env=self._environment(),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -180,6 +195,12 @@ class Worker:
         self.is_frozen = False
         return code
 
+    async def close(self) -> None:
+        """Have it ended, killed if it runs."""
+        self.kill()
+        if self.is_running:
+            await self.ended()
+
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):  # it may have ended by itself
@@ -192,14 +213,27 @@ class Worker:
         return {**kept, SETTINGS_VARIABLE: settings, "RIVERPY_DEBUG": "1"}  # show tracebacks
 
 
+class Worker(WorkerProcess):
+    """A place of the fleet behind a proxy of its own."""
+
+    def __init__(self, name: str, settings: WorkerSettings, proxy: Proxy, log: Path) -> None:
+        super().__init__(name, settings, proxy.url, log)
+        self.proxy = proxy
+
+    async def close(self) -> None:
+        """End it and its proxy."""
+        await super().close()
+        await self.proxy.close()
+
+
 class Fleet:
     """One server and its workers."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, server: Server) -> None:
         self.directory = directory
         """Holds the logs of the workers; kept after the end if `is_kept`."""
         self.is_kept = False
-        self.server = Server(directory)
+        self.server = server
         self.workers: list[Worker] = []
 
     async def add(self, name: str, settings: WorkerSettings) -> Worker:
@@ -221,18 +255,17 @@ class Fleet:
         for worker in self.workers:
             worker.kill()
         for worker in self.workers:
-            if worker.is_running:
-                await worker.ended()
-            await worker.proxy.close()
+            await worker.close()
         await self.server.remove()
         if not self.is_kept:
             shutil.rmtree(self.directory)
 
 
 @asynccontextmanager
-async def running_fleet() -> AsyncGenerator[Fleet]:
+async def running_fleet(make_server: Callable[[Path], Server] = Server) -> AsyncGenerator[Fleet]:
     """A fleet without workers; its server runs and is migrated."""
-    fleet = Fleet(_new_directory())
+    directory = _new_directory()
+    fleet = Fleet(directory, make_server(directory))
     try:
         await fleet.server.start()
         yield fleet

@@ -1,0 +1,1 @@
+"""riverpy on a network that breaks, and behind a pooler."""

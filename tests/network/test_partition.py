@@ -1,0 +1,146 @@
+"""A worker host that is cut off the network, and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+import riverpy
+from scripts._fleet import WorkerProcess, running_fleet
+from scripts._history import STATEMENTS, check, read
+from scripts.chaos import SHORT
+from tests.network.hosts import HostServer, connected_hosts, server_url
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import asyncpg
+
+SETTINGS = msgspec.structs.replace(SHORT, slots=50)
+LIMIT = 60.0
+INSERT_INTERVAL = 0.05
+SECONDS = (0.1, 2.0)
+"""What jobs take, in turns. The long ones outlast a cut, and end before their host is given up."""
+
+NOTE_FINISHES = """
+create table history.finish (job_id bigint, attempt int, attempted_by text, address inet);
+create function history.note_finish() returns trigger language plpgsql as $$
+begin
+  insert into history.finish
+  values (new.id, new.attempt, new.attempted_by[cardinality(new.attempted_by)], inet_client_addr());
+  return null;
+end $$;
+create trigger note_finish after update on river_job
+for each row when (new.state = 'completed') execute function history.note_finish();
+"""
+FINISHES = "select job_id, split_part(attempted_by, ':', 1), host(address) from history.finish"
+RUNNING = """
+select array_agg(id) from river_job
+where state = 'running' and attempted_by[cardinality(attempted_by)] like $1 || ':%'
+"""
+TAKEN_OVER = """
+select count(*) from river_job
+where id = any($1) and attempted_by[cardinality(attempted_by)] like $2 || ':%'
+"""
+ATTEMPTS_SINCE = """
+select count(*) from history.act where what = 'attempt' and process like $1 || ':%' and at > $2
+"""
+
+
+class Site:
+    """What is known on the database host."""
+
+    def __init__(self, connection: asyncpg.Connection[Any]) -> None:
+        self.connection = connection
+        self.inserted: list[int] = []
+
+    async def fetch_until(self, holds: Callable[[Any], bool], sql: str, *values: object) -> Any:
+        """Ask until the answer is as it shall be; return it."""
+        async with asyncio.timeout(LIMIT):
+            while not holds(value := await self.connection.fetchval(sql, *values)):
+                await asyncio.sleep(0.02)
+        return value
+
+    async def leader(self, among: set[str]) -> str:
+        """Wait until one of these hosts leads."""
+
+        def leads(leader_id: str | None) -> bool:
+            return leader_id is not None and leader_id.split(":")[0] in among
+
+        leader_id = await self.fetch_until(leads, STATEMENTS["leader"])
+        return leader_id.split(":")[0]
+
+    async def insert_jobs(self, client: riverpy.Client) -> None:
+        """Insert jobs until cancelled."""
+        while True:
+            args = {"seconds": SECONDS[len(self.inserted) % 2]}
+            result = await client.insert(riverpy.RawArgs("touch", json.dumps(args)))
+            self.inserted.append(result.job.id)
+            await asyncio.sleep(INSERT_INTERVAL)
+
+
+def refused_jobs(worker: WorkerProcess) -> set[int]:
+    """The jobs whose late results this worker was refused, as its log has it."""
+    lines = [line for line in worker.log.read_text().splitlines() if "job result refused" in line]
+    return {json.loads(line)["job_id"] for line in lines}
+
+
+@pytest.mark.timeout(240)
+async def test_host_is_cut_off_and_healed() -> None:
+    """NR-03, LD-07: the host that leads loses its network, silently. The other leads, runs its jobs
+    again and all new ones; what it ended meanwhile is refused when it is back, and it works again.
+    No job is lost, and each is finished once, from the host whose attempt it is."""
+    async with AsyncExitStack() as stack:
+        hosts = stack.enter_context(connected_hosts(3))
+        places = dict(zip(("east", "west"), hosts[1:], strict=True))
+        fleet = await stack.enter_async_context(running_fleet(partial(HostServer, host=hosts[0])))
+        connection = await stack.enter_async_context(fleet.server.connected())
+        await connection.execute(NOTE_FINISHES)
+        site = Site(connection)
+        workers: dict[str, WorkerProcess] = {}
+        for name, host in places.items():
+            settings = msgspec.structs.replace(SETTINGS, name=name, history_url=fleet.server.url)
+            log = fleet.directory / f"{name}.log"
+            url = server_url(hosts[0])
+            workers[name] = WorkerProcess(name, settings, url, log, enter=host.enter)
+            stack.push_async_callback(workers[name].close)
+            await workers[name].start()
+
+        client = await stack.enter_async_context(riverpy.Client(fleet.server.url))
+        inserting = asyncio.create_task(site.insert_jobs(client))
+        stack.callback(inserting.cancel)
+        cut = await site.leader(set(places))
+        (other,) = set(places) - {cut}
+        for name in places:
+            await site.fetch_until(lambda ids: ids and len(ids) > 3, RUNNING, name)
+
+        places[cut].cut()
+        await site.leader({other})
+        held = await connection.fetchval(RUNNING, cut)
+        await site.fetch_until(lambda count: count == len(held), TAKEN_OVER, held, other)
+
+        places[cut].heal()
+        healed_at = await connection.fetchval("select now()")
+        await site.fetch_until(bool, ATTEMPTS_SINCE, cut, healed_at)
+        inserting.cancel()
+        await site.fetch_until(lambda count: count == 0, STATEMENTS["unfinished"])
+        for worker in workers.values():
+            worker.terminate()
+        assert [await worker.ended() for worker in workers.values()] == [0, 0]
+
+        history = await read(connection)
+        history.inserted = site.inserted
+        history.trust = timedelta(seconds=SETTINGS.leader_ttl)
+        assert check(history) == []
+        assert {job.id for job in history.jobs if job.rescues} >= set(held)
+        assert refused_jobs(workers[cut]) & set(held)
+        finishes = await connection.fetch(FINISHES)
+        assert sorted(job_id for job_id, _, _ in finishes) == [job.id for job in history.jobs]
+        assert [row for row in finishes if row[2] != places[row[1]].address] == []
