@@ -1,0 +1,220 @@
+"""River in Go: its program, built from `go/` once, and its processes."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterable
+
+SOURCES = Path(__file__).parent / "go"
+BUILD_TIMEOUT = 600
+"""Seconds: the first build fetches the modules and compiles them."""
+PATIENCE = 30.0
+"""Seconds after which waiting for a process fails."""
+BUFFER = 2**26
+"""Bytes of output that may wait unread before the process has to."""
+
+Row = dict[str, Any]
+
+
+def build() -> Path | None:
+    """The program, built unless this or another run has done so; None where it cannot be.
+
+    That is where Go is missing or its modules cannot be fetched. Raises CalledProcessError if the
+    sources do not compile.
+    """
+    files = sorted([*SOURCES.glob("*.go"), *SOURCES.glob("go.*")])
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "riverpy"
+    binary = cache / f"interop-{digest}"
+    if binary.exists():
+        return binary
+    if shutil.which("go") is None:
+        return None
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "interop.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not binary.exists() and not _build(binary):
+            return None
+    return binary
+
+
+def _build(binary: Path) -> bool:
+    """Whether the modules could be fetched; the program is then there, and older ones are not."""
+    fetched = subprocess.run(
+        ["go", "mod", "download"],
+        cwd=SOURCES,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        timeout=BUILD_TIMEOUT,
+        check=False,
+    )
+    if fetched.returncode:
+        return False
+    unfinished = binary.with_name("interop.unfinished")
+    subprocess.run(
+        ["go", "build", "-o", unfinished, "."], cwd=SOURCES, timeout=BUILD_TIMEOUT, check=True
+    )
+    for old in binary.parent.glob("interop-*"):
+        old.unlink()
+    unfinished.rename(binary)
+    return True
+
+
+class RiverGoError(Exception):
+    """A verb failed; the text is what it printed on standard error."""
+
+
+class GoProcess:
+    """A running verb. Lines of its output wait here until somebody takes them."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._waiting: list[Row] = []
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def line(self) -> Row:
+        """The next line. Raises RiverGoError if the process ended instead."""
+        assert self._process.stdout is not None
+        with anyio.fail_after(PATIENCE):
+            text = await self._process.stdout.readline()
+        if not text:
+            raise RiverGoError(f"the process ended: {await self._errors()}")
+        return json.loads(text)
+
+    async def until(self, event: str, **fields: object) -> Row:
+        """Wait for an event with these fields, and take it; those before it stay for later."""
+
+        def wanted(line: Row) -> bool:
+            return line.items() >= {"event": event, **fields}.items()
+
+        for index, line in enumerate(self._waiting):
+            if wanted(line):
+                return self._waiting.pop(index)
+        with anyio.fail_after(PATIENCE):
+            while not wanted(line := await self.line()):
+                self._waiting.append(line)
+        return line
+
+    async def insert(self, *requests: Row) -> list[Row]:
+        """Send these to an inserter one by one; returns the row, or the error, of each."""
+        assert self._process.stdin is not None
+        rows: list[Row] = []
+        for request in requests:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            rows.append(await self.line())
+        return rows
+
+    def terminate(self) -> None:
+        """SIGTERM: a worker lets its jobs end, at the second one it cancels them."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._process.kill()
+
+    def freeze(self) -> None:
+        """SIGSTOP."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        self._process.send_signal(signal.SIGCONT)
+
+    async def wait(self) -> int:
+        """The exit code, once it has ended."""
+        with anyio.fail_after(PATIENCE):
+            return await self._process.wait()
+
+    async def close(self) -> None:
+        """End it if it still runs: by the end of its input and SIGTERM, then by SIGKILL."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        if self._process.returncode is None:
+            self.thaw()
+            self.terminate()
+        with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(5):
+                await self._process.wait()
+            if self._process.returncode is None:
+                self.kill()
+                await self._process.wait()
+
+    async def _errors(self) -> str:
+        assert self._process.stderr is not None
+        return (await self._process.stderr.read()).decode()
+
+
+class RiverGo:
+    """River in Go on one schema."""
+
+    def __init__(self, binary: Path, url: str, schema: str) -> None:
+        self._binary = binary
+        self._url = url
+        self._schema = schema
+
+    async def run(
+        self, verb: str, *args: object, requests: Iterable[Row] | None = None
+    ) -> list[Row]:
+        """Run a verb with these flags, then arguments, until it ends; returns the lines printed.
+
+        `requests` are the lines of its input. Raises RiverGoError if it fails.
+        """
+        lines = "".join(json.dumps(request) + "\n" for request in requests or ())
+        process = await self._start(verb, *args)
+        try:
+            with anyio.fail_after(PATIENCE):
+                out, err = await process.communicate(lines.encode())
+        finally:
+            if process.returncode is None:
+                process.kill()
+        if process.returncode:
+            raise RiverGoError(err.decode())
+        return [json.loads(line) for line in out.splitlines()]
+
+    @asynccontextmanager
+    async def worker(self, *flags: object) -> AsyncGenerator[GoProcess]:
+        """A worker that has started."""
+        async with self.process("work", *flags) as process:
+            await process.until("started")
+            yield process
+
+    @asynccontextmanager
+    async def process(self, verb: str, *args: object) -> AsyncGenerator[GoProcess]:
+        """A verb that goes on until the end of the block."""
+        process = GoProcess(await self._start(verb, *args))
+        try:
+            yield process
+        finally:
+            await process.close()
+
+    async def _start(self, verb: str, *args: object) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            self._binary,
+            verb,
+            "--schema",
+            self._schema,
+            *map(str, args),
+            # Go prints the periods of unique keys in its own zone.
+            env={**os.environ, "DATABASE_URL": self._url, "TZ": "UTC"},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=BUFFER,
+        )
