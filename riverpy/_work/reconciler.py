@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 INTERVAL = 30.0
 """Seconds between two looks."""
-INTERVAL_POLL_ONLY = 2.0
-"""Seconds between two looks at pauses and cancels where nothing is notified; River's."""
+INTERVAL_DEAF = 2.0
+"""Seconds between two looks at pauses and cancels while nothing is notified; River's."""
 TOUCH_INTERVAL = 600.0
 """Seconds after which the rows of the queues are renewed; River's."""
 STATEMENT_TIMEOUT = 10.0
@@ -71,7 +71,7 @@ class Reconciler:
         work: WorkGroup,
         completer: Completer,
         heartbeat: Heartbeat,
-        poll_only: bool,
+        is_notified: Callable[[], bool],
         abandoned: frozenset[Stamp],
     ) -> None:
         """Make it.
@@ -80,14 +80,14 @@ class Reconciler:
             schema, client_id, work, completer, heartbeat: of the run.
             reserved: for what may wait.
             claims: the connection that claims.
-            poll_only: nothing is notified, so look more often.
+            is_notified: whether notifications arrive; look more often while they do not.
             abandoned: attempts of earlier runs in this process: in our name, and not to be put
                 back.
         """
         self._schema, self._client_id = schema, client_id
         self._reserved, self._claims = reserved, claims
         self._work, self._completer, self._heartbeat = work, completer, heartbeat
-        self._interval = INTERVAL_POLL_ONLY if poll_only else INTERVAL
+        self._is_notified = is_notified
         self._abandoned = abandoned
         self._producers: Mapping[str, Producer] = {}
         self._wake = asyncio.Event()
@@ -131,7 +131,7 @@ class Reconciler:
         task_status.started()
         is_done = True
         while True:
-            interval = self._interval if is_done else RETRY
+            interval = RETRY if not is_done else INTERVAL if self._is_notified() else INTERVAL_DEAF
             wait = min(interval, max(self._sweep_at - time.monotonic(), 0.0))
             with anyio.move_on_after(wait):
                 await self._wake.wait()

@@ -177,6 +177,7 @@ class Run:
             stored=self._stored,
         )
         self._executor = Executor(workers, config, slots=slots)
+        self._notifier: Notifier | None = None
         self.work = WorkGroup(self._executor, self._completer.add)
         self._reconciler = Reconciler(
             schema=config.schema,
@@ -186,7 +187,7 @@ class Run:
             work=self.work,
             completer=self._completer,
             heartbeat=self._heartbeat,
-            poll_only=config.poll_only,
+            is_notified=self._is_notified,
             abandoned=abandoned,
         )
         self.producers = {
@@ -305,7 +306,8 @@ class Run:
             await services.start(self._leader_watch)
         await services.start(self._reconciler)
         if not self._config.poll_only:
-            await services.start(self._make_notifier())
+            self._notifier = self._make_notifier()
+            await services.start(self._notifier)
 
     @contextmanager
     def until_stop_asked(self) -> Generator[None]:
@@ -417,6 +419,9 @@ class Run:
         for attempt in attempts:
             if attempt.outcome is not None and attempt.state_stored == JobState.AVAILABLE:
                 attempt.producer.expect(attempt.outcome.delay)
+
+    def _is_notified(self) -> bool:
+        return self._notifier is not None and self._notifier.proven
 
     def _make_notifier(self) -> Notifier:
         notifier = Notifier(

@@ -102,7 +102,7 @@ async def test_poll_only(
 ) -> None:
     """NR-13: without LISTEN a running job is cancelled too, and queues pause and resume; no
     connection ever listens."""
-    monkeypatch.setattr(riverpy._work.reconciler, "INTERVAL_POLL_ONLY", 0.05)
+    monkeypatch.setattr(riverpy._work.reconciler, "INTERVAL_DEAF", 0.05)
     soon = timedelta(milliseconds=50)
     async with rig.working(poll_only=True, fetch_poll_interval=soon) as client:
         inserted = await client.insert(Task())
