@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable
@@ -117,7 +118,7 @@ class GoProcess:
         assert self._process.stdin is not None
         rows: list[Row] = []
         for request in requests:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.write(msgspec.json.encode(request) + b"\n")
             rows.append(await self.line())
         return rows
 
@@ -176,11 +177,11 @@ class RiverGo:
 
         `requests` are the lines of its input. Raises RiverGoError if it fails.
         """
-        lines = "".join(json.dumps(request) + "\n" for request in requests or ())
+        lines = b"".join(msgspec.json.encode(request) + b"\n" for request in requests or ())
         process = await self._start(verb, *args)
         try:
             with anyio.fail_after(PATIENCE):
-                out, err = await process.communicate(lines.encode())
+                out, err = await process.communicate(lines)
         finally:
             if process.returncode is None:
                 process.kill()

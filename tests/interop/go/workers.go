@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -18,7 +19,7 @@ type task struct {
 
 	Msg       string          `json:"msg"`        // text of a failure, panic or cancellation
 	Ms        int             `json:"ms"`         // milliseconds to sleep or snooze
-	IgnoreCtx bool            `json:"ignore_ctx"` // sleep on when cancelled
+	IgnoreCtx bool            `json:"ignore_ctx"` // go on as if the sleep had ended when cancelled
 	Then      string          `json:"then"`       // what to do after the sleep
 	Output    json.RawMessage `json:"output"`     // what to record
 }
@@ -43,15 +44,31 @@ func (w *worker) Work(ctx context.Context, job *river.Job[task]) error {
 	return w.work(ctx, job)
 }
 
-// NextRetry is at once until the attempt that the metadata name as "until".
+// wishes are what a job's metadata may ask of its worker.
+type wishes struct {
+	RetryMs   int `json:"retry_ms"`   // the pause after a failed attempt
+	TimeoutMs int `json:"timeout_ms"` // the job's timeout
+	Until     int `json:"until"`      // the attempt before which a retry is at once
+}
+
+func wishesOf(job *river.Job[task]) (w wishes) {
+	_ = json.Unmarshal(job.Metadata, &w) // metadata of another shape ask nothing
+	return w
+}
+
 func (w *worker) NextRetry(job *river.Job[task]) time.Time {
-	var metadata struct {
-		Until int `json:"until"`
-	}
-	if json.Unmarshal(job.Metadata, &metadata) == nil && job.Attempt < metadata.Until {
+	wishes := wishesOf(job)
+	switch {
+	case job.Attempt < wishes.Until:
 		return time.Now()
+	case wishes.RetryMs > 0:
+		return time.Now().Add(time.Duration(wishes.RetryMs) * time.Millisecond)
 	}
 	return time.Now().Add(w.retryAfter)
+}
+
+func (w *worker) Timeout(job *river.Job[task]) time.Duration {
+	return time.Duration(wishesOf(job).TimeoutMs) * time.Millisecond
 }
 
 // workersOf registers all kinds; those with "rig_" are the kinds of the recorded scenarios.
@@ -111,17 +128,13 @@ func snooze(_ context.Context, job *river.Job[task]) error {
 	return river.JobSnooze(time.Duration(job.Args.Ms) * time.Millisecond)
 }
 
-// sleep ends early with its context, unless its args say otherwise.
+// sleep ends early with its context, as a failure unless its args say otherwise.
 func sleep(ctx context.Context, job *river.Job[task]) error {
-	done := ctx.Done()
-	if job.Args.IgnoreCtx {
-		done = nil
-	}
 	select {
 	case <-time.After(time.Duration(job.Args.Ms) * time.Millisecond):
-	case <-done:
+	case <-ctx.Done():
 		if !job.Args.IgnoreCtx {
-			return ctx.Err()
+			return fmt.Errorf("ctx: %w (cause: %w)", ctx.Err(), context.Cause(ctx))
 		}
 	}
 	switch job.Args.Then {

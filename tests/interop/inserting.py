@@ -1,0 +1,112 @@
+"""Insert requests that both languages understand, and who carries them out."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from riverpy import InsertManyParams, InsertOpts, JobState, RawArgs, UniqueOpts
+from tests.insert.vector_args import STRUCTS
+
+if TYPE_CHECKING:
+    from riverpy import Client
+    from tests.interop.river_go import GoProcess, RiverGo
+
+Request = dict[str, Any]
+"""As `go/insert.go` reads it; `args` is JSON text."""
+
+
+def request(
+    args: str, *, kind: str = "vec_kind", struct: str | None = None, **opts: Any
+) -> Request:
+    """A request with these options; a `struct` stands for args of that class, "any" for a map."""
+    return {"kind": kind, "args": msgspec.Raw(args.encode()), "struct": struct, "opts": opts}
+
+
+class MapArgs(dict[str, Any]):
+    """A Go map."""
+
+    kind = "vec_kind"
+
+
+def args_of(request: Request) -> Any:
+    """The args of a request as a Python program gives them."""
+    text, struct = bytes(request["args"]).decode(), request["struct"]
+    if struct is None:
+        return RawArgs(request["kind"], text)
+    if struct == "any":
+        return MapArgs(json.loads(text, parse_int=float))
+    return msgspec.json.decode(text, type=STRUCTS[struct])
+
+
+def params_of(request: Request) -> InsertManyParams:
+    """A request as a Python program makes it."""
+    opts = dict(request["opts"])
+    unique = dict(opts.pop("unique", {}))
+    period, states = unique.pop("by_period_s", None), unique.pop("by_state", None)
+    at = opts.pop("scheduled_at", None)
+    unique_opts = UniqueOpts(
+        by_period=None if period is None else timedelta(seconds=period),
+        by_state=None if states is None else [JobState(state) for state in states],
+        **unique,
+    )
+    given = InsertOpts(
+        scheduled_at=None if at is None else datetime.fromisoformat(at),
+        unique_opts=unique_opts,
+        **opts,
+    )
+    return InsertManyParams(args_of(request), given)
+
+
+class Side(Protocol):
+    """One language, as somebody who inserts and controls jobs."""
+
+    async def insert(self, request: Request) -> int: ...
+    async def insert_fast(self, request: Request) -> None: ...
+    async def cancel(self, job_id: int) -> None: ...
+    async def retry(self, job_id: int) -> None: ...
+
+
+class PythonSide:
+    """Python, with a client of its own."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def insert(self, request: Request) -> int:
+        params = params_of(request)
+        return (await self._client.insert(params.args, params.opts)).job.id
+
+    async def insert_fast(self, request: Request) -> None:
+        await self._client.insert_many_fast([params_of(request)])
+
+    async def cancel(self, job_id: int) -> None:
+        await self._client.job_cancel(job_id)
+
+    async def retry(self, job_id: int) -> None:
+        await self._client.job_retry(job_id)
+
+
+class GoSide:
+    """Go, with a process that inserts and one for each other verb."""
+
+    def __init__(self, go: RiverGo, inserter: GoProcess) -> None:
+        self._go = go
+        self._inserter = inserter
+
+    async def insert(self, request: Request) -> int:
+        (row,) = await self._inserter.insert(request)
+        assert "error" not in row, row["error"]
+        return row["id"]
+
+    async def insert_fast(self, request: Request) -> None:
+        await self._go.run("insert", "--fast", requests=[request])
+
+    async def cancel(self, job_id: int) -> None:
+        await self._go.run("cancel", job_id)
+
+    async def retry(self, job_id: int) -> None:
+        await self._go.run("retry", job_id)

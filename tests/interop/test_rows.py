@@ -1,0 +1,333 @@
+"""Each recorded scenario with both languages: one inserts and controls, the other works."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from riverpy import DefaultRetryPolicy, QueueConfig
+from tests.interop.inserting import GoSide, PythonSide, request
+from tests.work.test_rows import (
+    INTERRUPTED,
+    OURS,
+    REMOTE,
+    SCENARIOS,
+    comparable,
+    entries_of,
+    register,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+
+    from tests.interop.inserting import Request, Side
+    from tests.interop.river_go import RiverGo
+    from tests.work.rig import Rig
+
+    Recorded = dict[str, str | None]
+    Play = Callable[["Stage", Recorded], Awaitable[int]]
+
+HOUR = timedelta(hours=1)
+WISHES = ("until", "retry_ms", "timeout_ms")
+"""Keys of metadata by which these tests tell a worker when to retry and time out."""
+REQUIRED = ["available", "pending", "running", "scheduled"]
+ENDED = "state::text = $2 AND cardinality(coalesce(attempted_by, '{}')) = $3"
+MARK = {"cancel_attempted_at": "2026-11-27T21:24:34.050881469Z"}
+
+
+class Stage:
+    """A scenario's surroundings: who inserts, and a look at the table."""
+
+    def __init__(self, rig: Rig, side: Side) -> None:
+        self.rig = rig
+        self.side = side
+
+    async def until(self, job_id: int, condition: str, *args: object) -> None:
+        """Wait until a job's row is like this."""
+        await self.rig.until(
+            f"SELECT {condition} FROM river_job WHERE id = $1", True, job_id, *args
+        )
+
+    async def until_runs(self, job_id: int) -> None:
+        await self.until(job_id, "state = 'running'")
+
+    async def until_ended(self, job_id: int, row: Recorded) -> None:
+        """Wait until the job is in the state, after as many attempts, as the row."""
+        await self.until(job_id, ENDED, row["state"], len(attempts_of(row)))
+
+    async def update(self, job_id: int, assignments: str, *args: object) -> None:
+        await self.rig.schema.execute(
+            f"UPDATE river_job SET {assignments} WHERE id = $1", job_id, *args
+        )
+
+
+def attempts_of(row: Recorded) -> list[str]:
+    """The clients that worked the recorded job."""
+    clients = (row["attempted_by"] or "{}").strip("{}")
+    return clients.split(",") if clients else []
+
+
+def request_of(row: Recorded, *, args: str | None = None, **more: Any) -> Request:
+    """The request by which the recorded job was inserted."""
+    tags = (row["tags"] or "{}").strip("{}")
+    metadata = json.loads(row["metadata"] or "{}")
+    for key in ("snoozes", "output", "cancel_attempted_at"):
+        metadata.pop(key, None)
+    assert row["kind"] is not None
+    assert row["args"] is not None
+    return request(
+        args or row["args"],
+        kind=row["kind"],
+        max_attempts=int(row["max_attempts"] or 0),
+        priority=int(row["priority"] or 0),
+        queue=row["queue"],
+        tags=tags.split(",") if tags else [],
+        metadata=metadata | more.pop("metadata", {}),
+        **more,
+    )
+
+
+def inserting(**more: Any) -> Play:
+    """Insert with more options; no worker takes it."""
+
+    async def play(stage: Stage, row: Recorded) -> int:
+        return await stage.side.insert(request_of(row, **more))
+
+    return play
+
+
+def working(**more: Any) -> Play:
+    """Insert with more options, and wait for the last attempt's end."""
+
+    async def play(stage: Stage, row: Recorded) -> int:
+        job_id = await stage.side.insert(request_of(row, **more))
+        await stage.until_ended(job_id, row)
+        return job_id
+
+    return play
+
+
+async def work_unknown(stage: Stage, row: Recorded) -> int:
+    """Insert, and make each retry due at once."""
+    job_id = await stage.side.insert(request_of(row))
+    for number in range(1, len(attempts_of(row))):
+        await stage.until(job_id, "cardinality(errors) = $2", number)
+        await stage.update(
+            job_id, "scheduled_at = now(), state = 'available', attempt = $2", number
+        )
+    await stage.until_ended(job_id, row)
+    return job_id
+
+
+async def run(stage: Stage, row: Recorded) -> int:
+    """Insert, and look while it runs."""
+    job_id = await stage.side.insert(request_of(row))
+    await stage.until_runs(job_id)
+    return job_id
+
+
+async def cancel_running(stage: Stage, row: Recorded) -> int:
+    """Insert, and cancel while it runs."""
+    job_id = await run(stage, row)
+    await stage.side.cancel(job_id)
+    await stage.until_ended(job_id, row)
+    return job_id
+
+
+async def work_marked(stage: Stage, row: Recorded) -> int:
+    """Insert with the mark of a cancel that no client was told of."""
+    assert row["args"] is not None
+    quick = row["args"].replace("5000", "1")
+    job_id = await stage.side.insert(request_of(row, args=quick, metadata=MARK))
+    await stage.until_ended(job_id, row)
+    await stage.update(job_id, "args = $2::text::jsonb", row["args"])
+    return job_id
+
+
+async def unique_cancelled(stage: Stage, row: Recorded) -> int:
+    """Insert as unique, and cancel before it runs."""
+    job_id = await stage.side.insert(request_of(row, unique={"by_args": True}))
+    await stage.side.cancel(job_id)
+    return job_id
+
+
+async def unique_after_cancel(stage: Stage, row: Recorded) -> int:
+    """Insert once more after such a one was cancelled."""
+    return await stage.side.insert(request_of(row, unique={"by_args": True}))
+
+
+async def work_again(stage: Stage, row: Recorded) -> int:
+    """Insert, work, retry by hand, work again."""
+    job_id = await stage.side.insert(request_of(row))
+    await stage.until(job_id, ENDED, "completed", 1)
+    await stage.side.retry(job_id)
+    await stage.until_ended(job_id, row)
+    return job_id
+
+
+async def insert_fast(stage: Stage, row: Recorded) -> int:
+    """Insert by COPY."""
+    await stage.side.insert_fast(request_of(row))
+    return await stage.rig.schema.fetchval("SELECT max(id) FROM river_job")
+
+
+async def cancel_retryable(stage: Stage, row: Recorded) -> int:
+    """Cancel a job that waits for its retry."""
+    job_id = await stage.side.insert(request_of(row))
+    await stage.update(
+        job_id, "state = 'retryable', attempt = 1, scheduled_at = now() + interval '1 hour'"
+    )
+    await stage.side.cancel(job_id)
+    return job_id
+
+
+async def find_scheduled(stage: Stage, row: Recorded) -> int:
+    """Find the job that was inserted before there was a leader."""
+    job_id: int = await stage.rig.schema.fetchval(
+        "SELECT min(id) FROM river_job WHERE args = $1::text::jsonb AND queue = 'nowhere'",
+        row["args"],
+    )
+    await stage.until_ended(job_id, row)
+    return job_id
+
+
+PAST = "scheduled in the past (-1h), queue without a worker (snapshot after scheduler ran)"
+CONFLICT = "unique (required states only), same key as the conflict job"
+PLAYS: dict[str, Play] = {
+    PAST: find_scheduled,
+    CONFLICT: find_scheduled,
+    "completed": working(),
+    "completed, tags+metadata+priority+queue+max_attempts": working(),
+    "errored, repeatedly retried (snapshot after a few attempts)": working(metadata={"until": 3}),
+    "errored once with max_attempts=1 -> discarded": working(),
+    "panicked -> retryable": working(metadata={"until": 3}),
+    "snoozed 1h": working(),
+    "snoozed 1h, with metadata": working(),
+    "cancelled by worker (JobCancel error)": working(),
+    "output recorded (default)": working(),
+    "output recorded, with metadata": working(),
+    "kind not registered at the worker": work_unknown,
+    "cancelled remotely while running (worker returns ctx error)": cancel_running,
+    "scheduled (+1h)": inserting(scheduled_at=(datetime.now(UTC) + HOUR).isoformat()),
+    "unique by args, completed": working(unique={"by_args": True}),
+    "unique by args+queue, available in a queue without worker": inserting(
+        unique={"by_args": True, "by_queue": True}
+    ),
+    "unique, then cancelled (unique_key kept?)": unique_cancelled,
+    "unique, inserted after same-key job was cancelled": unique_after_cancel,
+    "running past JobTimeout default 1m / long runner": run,
+    "completed, then JobRetry -> worked again": work_again,
+    "inserted with InsertManyFast (COPY), queue without a worker": insert_fast,
+    f"{REMOTE}fail": work_marked,
+    f"{REMOTE}snooze": work_marked,
+    f"{REMOTE}panic": work_marked,
+    f"{REMOTE}cancel": work_marked,
+    "remote cancel while running; worker ignores ctx and returns nil": cancel_running,
+    "remote cancel while running; worker ignores ctx and snoozes 1h": cancel_running,
+    "cancelled while retryable": cancel_retryable,
+    "job timeout (JobTimeout=1s)": working(metadata={"until": 2, "timeout_ms": 50}),
+    "snoozed 4s (< scheduler interval), snapshot ~1s after": working(),
+    "running (snapshot)": run,
+}
+"""Every scenario but that of a job interrupted by a stop, which is the last of each test."""
+AGAIN_IN_A_SECOND = {f"{REMOTE}fail", f"{REMOTE}panic"}
+"""Go leaves these to be worked again at once, so there is no row to look at."""
+
+
+async def insert_scheduled(side: Side) -> None:
+    """Insert what the scheduler of the first leader moves on."""
+    past = (datetime.now(UTC) - HOUR).isoformat()
+    await side.insert(request_of(SCENARIOS[PAST], scheduled_at=past))
+    unique = {"by_args": True, "by_state": REQUIRED}
+    await side.insert(request_of(SCENARIOS[CONFLICT], scheduled_at=past, unique=unique))
+
+
+async def difference(stage: Stage, job_id: int, expected: Recorded) -> list[Any]:
+    """What differs between a job's row and the recorded one."""
+    names = ", ".join(f"{name}::text AS {name}" for name in expected)
+    found = await stage.rig.schema.fetchrow(f"SELECT {names} FROM river_job WHERE id = $1", job_id)
+    assert found is not None
+    left, right = comparable(dict(found)), comparable(expected)
+    for side in (left, right):
+        side["errors"] = entries_of(side["errors"])
+        side["attempted_by"] = len(attempts_of(side))
+    for key in WISHES:
+        left["metadata"].pop(key, None)
+    return [(name, left[name], right[name]) for name in left if left[name] != right[name]]
+
+
+async def play_all(stage: Stage, expected: dict[str, Recorded]) -> dict[str, list[Any]]:
+    """The scenarios in which the row came out differently, and how."""
+    wrong: dict[str, list[Any]] = {}
+    for scenario, row in expected.items():
+        job_id = await PLAYS[scenario](stage, row)
+        if differs := await difference(stage, job_id, row):
+            wrong[scenario] = differs
+    return wrong
+
+
+def test_every_scenario_is_played() -> None:
+    """No scenario of the recording is forgotten."""
+    assert set(PLAYS) | {INTERRUPTED} == set(SCENARIOS)
+
+
+async def test_go_works_what_python_inserts(go: RiverGo, rig: Rig) -> None:
+    """Python inserts, cancels and retries, Go works: the rows are those that Go left alone."""
+    expected = {name: SCENARIOS[name] for name in PLAYS if name not in AGAIN_IN_A_SECOND}
+    flags = ("--fetch-cooldown", "1ms", "--fetch-poll-interval", "20ms", "--no-stagger")
+    async with rig.client() as client:
+        stage = Stage(rig, PythonSide(client))
+        await insert_scheduled(stage.side)
+        async with go.worker(
+            "--queues",
+            "default:10,q2:10,sq:10,pq:10,tq:10",
+            "--soft-stop-timeout",
+            "1ms",
+            *flags,
+        ) as worker:
+            assert await play_all(stage, expected) == {}
+            interrupted = SCENARIOS[INTERRUPTED]
+            soon = request_of(interrupted, metadata={"retry_ms": 4000})
+            job_id = await stage.side.insert(soon)
+            await stage.until_runs(job_id)
+            worker.terminate()
+            await worker.until("stopped")
+        assert await difference(stage, job_id, interrupted) == []
+
+
+@asynccontextmanager
+async def python_workers(rig: Rig) -> AsyncGenerator[None]:
+    """Two clients: jobs of the queue `tq` have a short timeout."""
+    register(rig)
+    settings: dict[str, Any] = {
+        "fetch_poll_interval": timedelta(milliseconds=20),
+        "soft_stop_timeout": timedelta(0),
+        "retry_policy": DefaultRetryPolicy(),
+    }
+    queues = {name: QueueConfig(max_workers=10) for name in ("default", "q2", "sq", "pq")}
+    async with (
+        rig.working(queues=queues, job_timeout=timedelta(minutes=1), **settings),
+        rig.working(
+            queues={"tq": QueueConfig(max_workers=10)},
+            job_timeout=timedelta(milliseconds=50),
+            **settings,
+        ),
+    ):
+        yield
+
+
+async def test_python_works_what_go_inserts(go: RiverGo, rig: Rig) -> None:
+    """Go inserts, cancels and retries, Python works: the rows are those that Go left alone, but
+    that a job that somebody asked to cancel is not retried, and an interrupted one has no error."""
+    expected = {name: SCENARIOS[name] | OURS.get(name, {}) for name in PLAYS}
+    async with go.process("insert") as inserter:
+        stage = Stage(rig, GoSide(go, inserter))
+        await insert_scheduled(stage.side)
+        async with python_workers(rig):
+            assert await play_all(stage, expected) == {}
+            interrupted = SCENARIOS[INTERRUPTED]
+            job_id = await stage.side.insert(request_of(interrupted))
+            await stage.until_runs(job_id)
+        assert await difference(stage, job_id, interrupted | OURS[INTERRUPTED]) == []
