@@ -1,0 +1,273 @@
+"""What one language's client asks of jobs and queues reaches the other's by notification: nobody
+polls within the time that a test waits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from riverpy import Client, Config, EventKind, InsertOpts, Job, QueueConfig, RawArgs
+from tests.work.rig import metadata_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.interop.river_go import GoProcess, RiverGo
+    from tests.work.rig import Rig
+
+GO_FLAGS = ("--queues", "go:5", "--fetch-poll-interval", "1h")
+"""A worker in Go that hears, or does nothing."""
+QUEUES = {"python": QueueConfig(max_workers=5)}
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """A job that waits to be cancelled, or for the test to let it end."""
+
+    kind: ClassVar[str] = "wait"
+    reports_progress: bool = False
+
+
+class Waiting:
+    """Jobs that wait."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.may_end = asyncio.Event()
+        self.cancelled_at = 0.0
+        """Wall clock, in seconds."""
+
+        @rig.job(args=Wait)
+        async def wait(job: Job[Wait]) -> None:
+            if job.args.reports_progress:
+                job.set_metadata("progress", 0.5)
+            try:
+                await self.may_end.wait()
+            except asyncio.CancelledError:
+                self.cancelled_at = time.time()
+                raise
+
+
+@pytest.fixture
+def waiting(rig: Rig) -> Waiting:
+    """Jobs of this test that wait."""
+    return Waiting(rig)
+
+
+@pytest.fixture
+def reached(record_property: Callable[[str, object], None]) -> Callable[[str, float], None]:
+    """Note how long after the request the effect was there, in milliseconds."""
+
+    def note(what: str, seconds: float) -> None:
+        record_property(what, round(seconds * 1000, 1))
+        print(f"{what}: {seconds * 1000:.1f} ms")
+
+    return note
+
+
+def inserter(rig: Rig) -> Client:
+    """A client in Python that works nothing."""
+    return Client(rig.url, config=Config(schema=rig.schema.name))
+
+
+def for_go(**args: object) -> tuple[RawArgs, InsertOpts]:
+    """A job that a worker in Go works."""
+    return RawArgs("sleep", json.dumps(args)), InsertOpts(queue="go")
+
+
+# -- cancel
+
+
+async def test_go_cancels_what_python_runs(
+    rig: Rig, go: RiverGo, waiting: Waiting, reached: Callable[[str, float], None]
+) -> None:
+    """A job that runs in Python is cancelled at once when Go says so."""
+    async with rig.working(queues=QUEUES) as client:
+        job = (await client.insert(Wait(), InsertOpts(queue="python"))).job
+        await rig.until_state("running")
+        (row,) = await go.run("cancel", job.id)
+        assert row["state"] == "running"
+        event = await rig.event()
+        assert event.kind == EventKind.JOB_CANCELLED
+    asked_at = datetime.fromisoformat(metadata_of(await rig.row(job.id))["cancel_attempted_at"])
+    reached("Go cancels in Python", waiting.cancelled_at - asked_at.timestamp())
+    (row,) = await go.run("list")
+    assert (row["state"], row["attempt"]) == ("cancelled", 1)
+
+
+async def test_python_cancels_what_go_runs(
+    rig: Rig, go: RiverGo, reached: Callable[[str, float], None]
+) -> None:
+    """A job that runs in Go is cancelled at once when Python says so. When Python has it tried
+    again, it runs as any other: its next failure is one, and no late cancellation."""
+    async with go.worker(*GO_FLAGS) as worker, inserter(rig) as client:
+        args, opts = for_go(ms=60_000)
+        job = (await client.insert(args, opts)).job
+        await worker.until("job_started", id=job.id)
+        began = time.monotonic()
+        assert (await client.job_cancel(job.id)).state == "running"
+        line = await worker.until("job_cancelled", id=job.id)
+        reached("Python cancels in Go", time.monotonic() - began)
+        assert line["state"] == "cancelled"
+
+        await rig.schema.execute(
+            """UPDATE river_job SET args = '{"msg": "no"}', kind = 'fail' WHERE id = $1""", job.id
+        )
+        retried = await client.job_retry(job.id)
+        assert "cancel_attempted_at" not in retried.metadata
+        await client.insert(*for_go())  # River tells nobody of a retry
+        line = await worker.until("job_failed", id=job.id)
+        assert (line["state"], line["attempt"]) == ("retryable", 2)
+
+
+async def test_cancel_before_the_start(rig: Rig, go: RiverGo) -> None:
+    """What does not run is cancelled as it is, by whichever language, also when it waits for a
+    retry."""
+    async with inserter(rig) as client:
+        ids = [
+            (await client.insert(Wait(), InsertOpts(queue="nobody", pending=pending))).job.id
+            for pending in (False, True, False, True)
+        ]
+        for job_id in ids[:2]:
+            (row,) = await go.run("cancel", job_id)
+            assert row["state"] == "cancelled"
+        for job_id in ids[2:]:
+            assert (await client.job_cancel(job_id)).state == "cancelled"
+    assert {row["state"] for row in await go.run("list")} == {"cancelled"}
+
+
+# -- pause and resume
+
+
+@pytest.mark.parametrize("name", ["python", "*"])
+async def test_go_pauses_what_python_works(
+    rig: Rig, go: RiverGo, waiting: Waiting, name: str, reached: Callable[[str, float], None]
+) -> None:
+    """A queue that Python works stands still from Go's pause on until Go resumes it."""
+    waiting.may_end.set()
+    async with rig.working(queues=QUEUES) as client:
+        await go.run("pause", name)
+        assert (await rig.event()).kind == EventKind.QUEUE_PAUSED
+        await noted_pause(rig, "python", reached, "Go pauses in Python")
+        job = (await client.insert(Wait(), InsertOpts(queue="python"))).job
+        await go.run("resume", name)
+        assert (await rig.event()).kind == EventKind.QUEUE_RESUMED
+        assert (await rig.event()).kind == EventKind.JOB_COMPLETED
+    await claimed_after_resume(rig, job.id, "python")
+
+
+@pytest.mark.parametrize("name", ["go", "*"])
+async def test_python_pauses_what_go_works(
+    rig: Rig, go: RiverGo, name: str, reached: Callable[[str, float], None]
+) -> None:
+    """A queue that Go works stands still from Python's pause on until Python resumes it."""
+    async with go.worker(*GO_FLAGS) as worker, inserter(rig) as client:
+        await client.queue_pause(name)
+        await worker.until("queue_paused")
+        await noted_pause(rig, "go", reached, "Python pauses in Go")
+        job = (await client.insert(*for_go())).job
+        await client.queue_resume(name)
+        await worker.until("queue_resumed")
+        await worker.until("job_completed", id=job.id)
+    await claimed_after_resume(rig, job.id, "go")
+
+
+async def noted_pause(
+    rig: Rig, queue: str, reached: Callable[[str, float], None], what: str
+) -> None:
+    age = await rig.schema.fetchval(
+        "SELECT extract(epoch FROM now() - paused_at)::float8 FROM river_queue WHERE name = $1",
+        queue,
+    )
+    reached(what, age)
+
+
+async def claimed_after_resume(rig: Rig, job_id: int, queue: str) -> None:
+    assert await rig.schema.fetchval(
+        "SELECT attempted_at >= updated_at FROM river_job, river_queue WHERE id = $1 AND name = $2",
+        job_id,
+        queue,
+    )
+
+
+async def test_pause_before_the_start(rig: Rig, go: RiverGo, waiting: Waiting) -> None:
+    """A worker that starts finds the pause that the other language has left."""
+    waiting.may_end.set()
+    async with rig.working(queues=QUEUES):
+        pass
+    await go.run("pause", "python")
+    async with rig.working(queues=QUEUES) as client:
+        assert (await rig.event()).kind == EventKind.QUEUE_PAUSED
+        await client.queue_resume("python")
+        assert (await rig.event()).kind == EventKind.QUEUE_RESUMED
+        async with go.worker(*GO_FLAGS):
+            pass
+        await client.queue_pause("go")
+        async with go.worker(*GO_FLAGS) as worker:
+            job = (await client.insert(*for_go())).job
+            await go.run("resume", "go")
+            await worker.until("job_completed", id=job.id)
+    await claimed_after_resume(rig, job.id, "go")
+
+
+# -- metadata
+
+
+async def test_metadata_of_a_queue(rig: Rig, go: RiverGo, waiting: Waiting) -> None:
+    """What Go writes to the metadata of a queue is kept by Python's workers, who go on and have
+    nothing to say of it."""
+    waiting.may_end.set()
+    with capture_logs() as log:
+        async with rig.working(queues=QUEUES) as client:
+            await go.run("queue-metadata", "python", '{"owner": {"name": "é"}, "limit": 5}')
+            await client.insert(Wait(), InsertOpts(queue="python"))
+            assert (await rig.event()).kind == EventKind.JOB_COMPLETED
+        async with rig.working(queues=QUEUES):
+            pass
+    (queue,) = [one for one in await go.run("queues") if one["name"] == "python"]
+    assert json.loads(queue["metadata"]) == {"owner": {"name": "é"}, "limit": 5}
+    assert [entry for entry in log if entry["log_level"] in {"warning", "error"}] == []
+
+
+async def test_output_that_go_writes(rig: Rig, go: RiverGo, waiting: Waiting) -> None:
+    """An output that Go writes while the job runs in Python is there at once for a reader in
+    Python, and stays when the job ends, beside what the job has recorded."""
+    async with rig.working(queues=QUEUES) as client:
+        args = Wait(reports_progress=True)
+        job = (await client.insert(args, InsertOpts(queue="python"))).job
+        await rig.until_state("running")
+        await go.run("job-output", job.id, '{"from": "go"}')
+        assert (await client.job_get(job.id)).output == {"from": "go"}
+        waiting.may_end.set()
+        assert (await rig.event()).kind == EventKind.JOB_COMPLETED
+    (row,) = await go.run("list")
+    metadata: Any = row["metadata"]
+    metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
+    assert metadata == {"output": {"from": "go"}, "progress": 0.5}
+
+
+async def test_notified_of_inserts(
+    rig: Rig, go: RiverGo, waiting: Waiting, reached: Callable[[str, float], None]
+) -> None:
+    """An idle worker of one language hears of what the other inserts."""
+    waiting.may_end.set()
+    async with go.worker(*GO_FLAGS) as worker, rig.working(queues=QUEUES) as client:
+        await insert_there_and_back(rig, go, worker, client)
+    rows = await rig.schema.fetch(
+        "SELECT queue, extract(epoch FROM attempted_at - scheduled_at)::float8 AS waited"
+        " FROM river_job"
+    )
+    for row in rows:
+        reached(f"insert reaches {row['queue']}", row["waited"])
+
+
+async def insert_there_and_back(rig: Rig, go: RiverGo, worker: GoProcess, client: Client) -> None:
+    job = (await client.insert(*for_go())).job
+    await worker.until("job_completed", id=job.id)
+    await go.run("insert", requests=[{"kind": "wait", "args": {}, "opts": {"queue": "python"}}])
+    assert (await rig.event()).kind == EventKind.JOB_COMPLETED
