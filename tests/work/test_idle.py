@@ -1,0 +1,187 @@
+"""A client with nothing to do: how little it sends, and that it keeps no transaction open."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from riverpy import Client, Config, Job, PeriodicJobs, QueueConfig
+from riverpy._cluster import leader_watch, notifier
+from riverpy._cluster.heartbeat import BEATS
+from riverpy._db.connection import close_all
+from riverpy._lifecycle import ServiceGroup, StopScope
+from riverpy._maintenance.candidacy import services
+from riverpy._work import reconciler
+from riverpy._work.producer import CLAIM_TIMEOUT, ECHOES
+from tests._statements import record_statements
+from tests.maintenance.office import held_office
+from tests.work.rig import PATIENCE, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    import pytest
+
+    from riverpy._insert import Inserter
+    from tests._database import Schema
+    from tests._statements import Sent
+    from tests.work.rig import Rig
+
+POLL = 1.05
+"""A poll waits up to a tenth longer than its interval, half of that on average."""
+
+
+async def statements_of(sent: list[Sent], step: Callable[[], Awaitable[Any]]) -> int:
+    """How many a step sends when it is repeated, over connections that are open."""
+    await step()
+    before = len(sent)
+    await step()
+    return len(sent) - before
+
+
+async def rate_beside_polls(rig: Rig, sent: list[Sent]) -> float:
+    """Statements a second of a client that follows, but for the polls of its queues. (One that
+    leads renews its lease where this one bids.)"""
+    config = Config(schema=rig.schema.name)
+    queues = {"default": QueueConfig(max_workers=10)}
+    run: Any = Client(rig.url, workers=rig.workers, queues=queues, config=config)._new_run()
+    run._reconciler._touch_at = float("inf")
+    elector, listening = run._candidacy.elector, run._make_notifier()
+    dead_after = config.dead_after.total_seconds()
+    lost_claims = run._reconciler._put_back_lost_claims
+    steps: list[tuple[Callable[[], Awaitable[Any]], float]] = [
+        (run._heartbeat._beat_somewhere, dead_after / BEATS),
+        (run._leader_watch._look, dead_after / leader_watch.LOOKS),
+        (lambda: elector._bid(StopScope()), config.elect_interval.total_seconds()),
+        (run._reconciler._read_pauses, reconciler.INTERVAL),
+        (lambda: lost_claims(age=CLAIM_TIMEOUT), reconciler.INTERVAL),
+        (lambda: listening._prove(first=False), notifier.PROBE_INTERVAL),
+    ]
+    async with ServiceGroup() as group:
+        await group.start(listening)
+        counts = [await statements_of(sent, step) for step, _ in steps]
+    await close_all([run._claims, run._results, run._reserved])
+    assert counts == [1] * len(steps)
+    return sum(1 / interval for _, interval in steps)
+
+
+async def rate_of_maintenance(schema: Schema, sent: list[Sent], inserter: Inserter) -> float:
+    """Statements a second of the services of a term."""
+
+    class InContact:
+        registered_at = 1
+
+        def contact(self) -> float:
+            return 3600.0
+
+    rate = 0.0
+    heartbeat: Any = InContact()
+    async with held_office(schema, reindexer_index_names=[]) as held:
+        for service in services(held.office, heartbeat, PeriodicJobs(), inserter):
+            await service.prepare()
+            await service.run_once(StopScope())
+            before = len(sent)
+            held.timer.skipped += 60.0  # type: ignore[attr-defined]
+            interval = await service.run_once(StopScope())
+            rate += (len(sent) - before) / interval
+    return rate
+
+
+async def test_statements_while_idle(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PF-04: at default settings an idle client sends less than two statements a second, though it
+    leads; with 35 queues that are polled each 5 s, 35/5 and a half."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    sent = record_statements(monkeypatch, "")
+    inserter: Any = None
+    beside_polls = await rate_beside_polls(rig, sent)
+    await rig.schema.execute("TRUNCATE river_leader")
+    maintenance = await rate_of_maintenance(rig.schema, sent, inserter)
+    poll = Config().fetch_poll_interval.total_seconds() * POLL
+    assert beside_polls <= 0.5 + 0.05
+    assert maintenance <= 0.32
+    assert 1 / poll + beside_polls + maintenance < 1.85
+    assert 35 / (5.0 * POLL) + beside_polls + maintenance <= 35 / 5 + 0.5
+
+
+def claims_of(sent: list[Sent]) -> int:
+    """How many claims were sent."""
+    return sum("skip locked" in one.text for one in sent if one.connection == "riverpy claims")
+
+
+async def first_claim(sent: list[Sent]) -> None:
+    """Wait until the queue was found empty."""
+    with anyio.fail_after(PATIENCE):
+        while not claims_of(sent):
+            await asyncio.sleep(0.005)
+
+
+async def test_claims_of_single_jobs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PF-05: one look at the queue is one claim, whatever it brings: only one that fills all it
+    asked for is followed by another, and the end of a job by none."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        await asyncio.sleep(0)
+
+    sent = record_statements(monkeypatch)
+    async with rig.working(slots=100, candidate=False, poll_only=True) as client:
+        producer: Any = client._run.producers["default"]  # type: ignore[union-attr]
+        await first_claim(sent)
+        for _ in range(20):
+            await rig.insert_rows(1)
+            producer.wake()
+            await rig.event()
+        await rig.insert_rows(150)
+        producer.wake()
+        await rig.take(150)
+    assert claims_of(sent) <= 1 + 20 + 3
+
+
+async def test_claims_of_a_notification(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PF-05: a notification is followed by one claim, and one for each time at which a sender that
+    notifies rarely may have inserted more; none for the jobs that it brought."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        await asyncio.sleep(0)
+
+    sent = record_statements(monkeypatch)
+    async with rig.working(slots=100, candidate=False) as client:
+        producer: Any = client._run.producers["default"]  # type: ignore[union-attr]
+        await first_claim(sent)
+        await rig.insert_rows(1)
+        producer.notify()
+        await rig.event()
+        while producer._echoes:
+            producer.claimed.init()
+            await producer.claimed.wait()
+    assert claims_of(sent) <= 1 + 1 + 2 * len(ECHOES)  # a timer may be early, and is set again
+
+
+async def test_no_transaction_during_a_job(rig: Rig) -> None:
+    """PF-03: while jobs run, none of riverpy's connections has a transaction open, or a snapshot
+    that keeps dead rows from being removed."""
+    go_on = asyncio.Event()
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        await go_on.wait()
+
+    async with rig.working(slots=20, candidate=False) as client:
+        for _ in range(10):
+            await client.insert(Task())
+        await rig.until_state("running", 10)
+        await rig.until(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND application_name ~ '^riverpy'"
+            " AND (state ~ '^idle in transaction' OR backend_xmin IS NOT NULL)",
+            0,
+        )
+        go_on.set()
+        await rig.take(10)
