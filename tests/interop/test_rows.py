@@ -114,8 +114,11 @@ async def work_unknown(stage: Stage, row: Recorded) -> int:
     job_id = await stage.side.insert(request_of(row))
     for number in range(1, len(attempts_of(row))):
         await stage.until(job_id, "cardinality(errors) = $2", number)
-        await stage.update(
-            job_id, "scheduled_at = now(), state = 'available', attempt = $2", number
+        await stage.rig.schema.execute(
+            "UPDATE river_job SET scheduled_at = now(), state = 'available'"
+            " WHERE id = $1 AND attempt = $2 AND state <> 'running'",
+            job_id,
+            number,
         )
     await stage.until_ended(job_id, row)
     return job_id

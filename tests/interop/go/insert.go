@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,7 +13,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 )
 
-// request is one line of the verb's standard input.
+// request is one object of the verb's standard input.
 type request struct {
 	Struct string          `json:"struct"`
 	Kind   string          `json:"kind"`
@@ -69,26 +68,18 @@ func (r *request) params() (river.InsertManyParams, error) {
 	}}, nil
 }
 
-// requests calls `each` for every line of standard input as it comes.
+// requests calls `each` for every object of standard input as it comes.
 func requests(each func(params river.InsertManyParams, err error) error) error {
-	reader := bufio.NewReader(os.Stdin)
+	decoder := json.NewDecoder(os.Stdin)
 	for {
-		line, err := reader.ReadBytes('\n')
-		if len(line) > 1 {
-			var read request
-			parseErr := json.Unmarshal(line, &read)
-			var params river.InsertManyParams
-			if parseErr == nil {
-				params, parseErr = read.params()
-			}
-			if err := each(params, parseErr); err != nil {
-				return err
-			}
-		}
-		if errors.Is(err, io.EOF) {
+		var read request
+		switch err := decoder.Decode(&read); {
+		case errors.Is(err, io.EOF):
 			return nil
+		case err != nil:
+			return err
 		}
-		if err != nil {
+		if err := each(read.params()); err != nil {
 			return err
 		}
 	}
