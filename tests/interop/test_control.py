@@ -7,7 +7,7 @@ import asyncio
 import json
 import time
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 import pytest
@@ -246,9 +246,7 @@ async def test_output_that_go_writes(rig: Rig, go: RiverGo, waiting: Waiting) ->
         waiting.may_end.set()
         assert (await rig.event()).kind == EventKind.JOB_COMPLETED
     (row,) = await go.run("list")
-    metadata: Any = row["metadata"]
-    metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
-    assert metadata == {"output": {"from": "go"}, "progress": 0.5}
+    assert json.loads(row["metadata"]) == {"output": {"from": "go"}, "progress": 0.5}
 
 
 async def test_notified_of_inserts(

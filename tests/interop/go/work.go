@@ -26,7 +26,8 @@ var eventKinds = []river.EventKind{
 // workVerb works queues until SIGTERM or SIGINT, that stop softly, and a second one, that cancels.
 func workVerb(flags *flag.FlagSet) func(context.Context, *base) error {
 	queues := flags.String("queues", "default:10", "NAME:SLOTS[,NAME:SLOTS...]")
-	periodic := flags.String("periodic", "", "KIND:SECONDS[,KIND:SECONDS...]")
+	periodic := flags.String("periodic", "", "KIND:SECONDS[,KIND:SECONDS...], unique by period")
+	stubs := flags.String("stubs", "", "KIND[,KIND...] that others work")
 	retryAfter := flags.Duration("retry-after", time.Minute, "pause after a failed attempt")
 	config := &river.Config{}
 	flags.StringVar(&config.ID, "client-id", "", "id of the client")
@@ -48,6 +49,7 @@ func workVerb(flags *flag.FlagSet) func(context.Context, *base) error {
 			return err
 		}
 		config.Workers = workersOf(base, *retryAfter)
+		addStubs(config.Workers, *stubs)
 		return work(ctx, base, config)
 	}
 }
@@ -128,10 +130,12 @@ func queuesOf(text string) (map[string]river.QueueConfig, error) {
 func periodicJobsOf(text string) ([]*river.PeriodicJob, error) {
 	var jobs []*river.PeriodicJob
 	err := pairs(text, func(kind string, seconds int) {
+		period := time.Duration(seconds) * time.Second
 		jobs = append(jobs, river.NewPeriodicJob(
-			river.PeriodicInterval(time.Duration(seconds)*time.Second),
+			river.PeriodicInterval(period),
 			func() (river.JobArgs, *river.InsertOpts) {
-				return rawArgs{kind: kind, text: []byte(`{"by":"go"}`)}, nil
+				return rawArgs{kind: kind, text: []byte(`{"by":"go"}`)},
+					&river.InsertOpts{UniqueOpts: river.UniqueOpts{ByPeriod: period}}
 			},
 			&river.PeriodicJobOpts{RunOnStart: true},
 		))

@@ -1,0 +1,306 @@
+"""What a leader and workers of one language do to the jobs of the other, and what guards them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import anyio
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from riverpy import EventKind, InsertOpts, Job, QueueConfig, RawArgs, UniqueOpts
+from riverpy._maintenance.job_rescuer import STUCK_ERROR
+from riverpy.periodic import PeriodicJob, every
+from tests.work.rig import PATIENCE, errors_of, metadata_of
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from tests.interop.river_go import RiverGo
+    from tests.work.rig import Rig
+
+GO_LEADER = ("--queues", "go:5", "--client-id", "go", "--no-stagger")
+QUEUES = {"python": QueueConfig(max_workers=5)}
+LEADING: dict[str, Any] = {
+    "elect_interval": timedelta(milliseconds=200),
+    "leader_ttl": timedelta(seconds=2),
+}
+PERIOD = timedelta(days=365)
+SECONDS = int(PERIOD.total_seconds())
+FOREIGN = "the leader is no client of riverpy's"
+LEFT = "stuck jobs are left"
+REFUSED = "job result refused"
+GO_RESCUES_AFTER = timedelta(seconds=1)
+"""The age at which a leader in Go rescues, here."""
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """A job that waits for the test to let it end."""
+
+    kind: ClassVar[str] = "wait"
+
+
+class Guarded(msgspec.Struct, frozen=True):
+    """The same; Go has a stub for its kind."""
+
+    kind: ClassVar[str] = "guarded"
+
+
+class Nothing(msgspec.Struct, frozen=True):
+    """A job that does nothing."""
+
+    kind: ClassVar[str] = "nothing"
+
+
+class Report(msgspec.Struct, frozen=True):
+    """A periodic job of both languages."""
+
+    kind: ClassVar[str] = "report"
+    by: str = "python"
+
+
+@pytest.fixture
+def may_end(rig: Rig) -> asyncio.Event:
+    """Lets the waiting jobs of the rig end."""
+    event = asyncio.Event()
+
+    async def wait(job: Job[Any]) -> None:
+        await event.wait()
+
+    async def nothing(job: Job[Any]) -> None:
+        pass
+
+    rig.job(wait, args=Wait, timeout=None)
+    rig.job(copy_of(wait), args=Guarded, timeout=None)
+    rig.job(nothing, args=Nothing)
+    return event
+
+
+def copy_of(function: Any) -> Any:
+    """A function of its own, for another kind."""
+
+    async def copy(job: Job[Any]) -> None:
+        await function(job)
+
+    return copy
+
+
+@contextmanager
+def logged() -> Generator[list[Any]]:
+    """What is logged meanwhile."""
+    with capture_logs() as entries:
+        yield entries
+
+
+async def until_logged(log: list[Any], event: str) -> dict[str, Any]:
+    """Wait for a log entry that begins so."""
+    with anyio.fail_after(PATIENCE, reason=f"{event!r} was not logged: {log}"):
+        while not (found := said(log, event)):
+            await asyncio.sleep(0.01)
+    return found[0]
+
+
+def said(log: list[Any], event: str) -> list[dict[str, Any]]:
+    """The log entries that begin so."""
+    return [entry for entry in log if entry["event"].startswith(event)]
+
+
+async def until_led_by(rig: Rig, leader_id: str) -> None:
+    await rig.until("SELECT leader_id FROM river_leader", leader_id)
+
+
+# -- a leader in Go
+
+
+async def test_go_leads_periodic_jobs(rig: Rig, go: RiverGo, may_end: asyncio.Event) -> None:
+    """A leader in Go inserts its own periodic jobs and none of Python's, of which Python warns,
+    once. One that both have, under one unique key, is inserted once, whoever leads and however
+    often that changes."""
+    both = PeriodicJob(
+        every(PERIOD),
+        lambda: (
+            Report(),
+            InsertOpts(queue="nobody", unique_opts=UniqueOpts(by_period=PERIOD)),
+        ),
+        id="both",
+        run_on_start="each_term",
+    )
+    python_only = PeriodicJob(every(PERIOD), Nothing, id="python_only", run_on_start="each_term")
+    of_kind = "SELECT count(*) FROM river_job WHERE kind = $1"
+    with logged() as log:
+        async with go.worker(*GO_LEADER, "--periodic", f"report:{SECONDS}") as first:
+            await rig.until(of_kind, 1, "report")
+            client = rig.client(
+                id="python", queues=QUEUES, dead_after=timedelta(seconds=0.3), **LEADING
+            )
+            client.periodic_jobs.add_many([both, python_only])
+            async with rig.running(client):
+                entry = await until_logged(log, FOREIGN)
+                assert entry["periodic_job_ids"] == ["both", "python_only"]
+                assert entry["leader_id"] == "go"
+                assert await rig.schema.fetchval(of_kind, "nothing") == 0
+                first.terminate()
+                await until_led_by(rig, "python")
+                await rig.until(of_kind, 1, "nothing")
+    assert len(said(log, FOREIGN)) == 1
+    async with go.worker(*GO_LEADER, "--periodic", f"report:{SECONDS},other:{SECONDS}"):
+        await rig.until(of_kind, 1, "other")
+    (report,) = await rig.schema.fetch("SELECT * FROM river_job WHERE kind = 'report'")
+    assert json.loads(report["args"]) == {"by": "go"}
+
+
+async def test_go_leads_long_jobs(rig: Rig, go: RiverGo, may_end: asyncio.Event) -> None:
+    """A leader in Go discards what runs in Python for longer than its own limit if it has no worker
+    for the kind: the result is then refused, and the log says so. A stub in Go, without a timeout,
+    keeps it from that, and leaves the jobs of dead workers to a leader in Python. One that riverpy
+    has marked to be cancelled is cancelled."""
+    with logged() as log:
+        async with rig.working(id="python", queues=QUEUES, candidate=False) as client:
+            opts = InsertOpts(queue="python")
+            discarded = (await client.insert(Wait(), opts)).job.id
+            kept = (await client.insert(Guarded(), opts)).job.id
+            await rig.until_state("running", 2)
+            (dead,) = await stuck_jobs(rig, "guarded", "dead")
+            (cancelled,) = await stuck_jobs(rig, "wait", "dead")
+            await client.job_cancel(cancelled)
+            await rig.until(
+                "SELECT bool_and(now() - attempted_at > $1) FROM river_job",
+                True,
+                GO_RESCUES_AFTER,
+            )
+            flags = ("--rescue-after", "1s", "--job-timeout", "1s", "--stubs", "guarded")
+            async with go.worker(*GO_LEADER, *flags) as worker:
+                await rig.until_state("discarded")
+                may_end.set()
+                event = await rig.event()
+                assert (event.kind, event.job.id) == (EventKind.JOB_COMPLETED, kept)
+                await until_logged(log, REFUSED)
+                worker.terminate()
+                await worker.wait()
+    states = {row["id"]: row["state"] for row in await go.run("list")}
+    assert states == {
+        discarded: "discarded",
+        kept: "completed",
+        dead: "running",
+        cancelled: "cancelled",
+    }
+    async with rig.working(queues=QUEUES, dead_after=timedelta(seconds=0.5), **LEADING):
+        await rig.until("SELECT state::text FROM river_job WHERE id = $1", "completed", dead)
+
+
+async def stuck_jobs(rig: Rig, kind: str, client_id: str) -> list[int]:
+    """Insert a job that has been running for long, of a client of riverpy's that is dead."""
+    await rig.schema.execute(
+        """
+        INSERT INTO riverpy_client (
+            client_id, queues, kinds, candidate, poll_only, version, dead_after, heartbeat_at
+        )
+        VALUES ($1, '{python}', '{wait}', true, false, '1', '1s', now() - interval '2 hours')
+        ON CONFLICT DO NOTHING
+        """,
+        client_id,
+    )
+    rows = await rig.schema.fetch(
+        """
+        INSERT INTO river_job (
+            kind, queue, args, max_attempts, state, attempt, attempted_at, attempted_by
+        )
+        VALUES ($1, 'python', '{}', 5, 'running', 1, now() - interval '2 hours', ARRAY[$2])
+        RETURNING id
+        """,
+        kind,
+        client_id,
+    )
+    return [row["id"] for row in rows]
+
+
+async def test_go_schedules_for_python(rig: Rig, go: RiverGo, may_end: asyncio.Event) -> None:
+    """A leader in Go makes jobs available up to five seconds early; Python does not start them
+    before their time."""
+    settings = {"candidate": False, "fetch_poll_interval": timedelta(seconds=0.05)}
+    async with rig.working(queues=QUEUES, **settings) as client:
+        soon = await rig.schema.fetchval("SELECT now() + interval '2 seconds'")
+        await client.insert(Nothing(), InsertOpts(queue="python", scheduled_at=soon))
+        async with go.worker(*GO_LEADER):
+            assert (await rig.event()).kind == EventKind.JOB_COMPLETED
+    assert await rig.schema.fetchval("SELECT attempted_at >= scheduled_at FROM river_job")
+
+
+# -- a leader in Python
+
+
+async def test_python_leads_jobs_of_go(rig: Rig, go: RiverGo) -> None:
+    """A leader in Python rescues the jobs of a killed worker in Go by their age, as River does, if
+    it knows their kind. Others are left as they are, and the log says which and how many."""
+
+    @rig.job(args=RawArgs, kind="sleep")
+    async def stub(job: Job[RawArgs]) -> None:
+        raise NotImplementedError("worked in Go")
+
+    def request(kind: str) -> dict[str, Any]:
+        return {"kind": kind, "args": {"ms": 600_000}, "opts": {"queue": "go"}}
+
+    with logged() as log:
+        async with rig.working(
+            queues=QUEUES,
+            job_timeout=timedelta(milliseconds=500),
+            rescue_after=timedelta(seconds=1),
+            **LEADING,
+        ) as client:
+            await until_led_by(rig, client.id)
+            async with go.worker(*GO_LEADER) as worker:
+                requests = [request("sleep"), request("rig_sleep"), request("rig_sleep")]
+                rows = await go.run("insert", requests=requests)
+                known, *unknown = [row["id"] for row in rows]
+                await rig.until_state("running", 3)
+                worker.kill()
+                await worker.wait()
+            await rig.until_state("available")
+            entry = await until_logged(log, LEFT)
+    assert (entry["kind"], entry["count"]) == ("rig_sleep", 2)
+    row = await rig.row(known)
+    assert [error["error"] for error in errors_of(row)] == [STUCK_ERROR]
+    assert metadata_of(row)["river:rescue_count"] == 1
+    for job_id in unknown:
+        assert (await rig.row(job_id))["state"] == "running"
+    assert len(await go.run("list")) == 3
+
+
+async def test_python_leads_periodic_jobs_of_go(
+    rig: Rig, go: RiverGo, may_end: asyncio.Event
+) -> None:
+    """While Python leads, no periodic job of Go's is inserted; Go's are when Go leads."""
+    of_kind = "SELECT count(*) FROM river_job WHERE kind = 'report'"
+    client = rig.client(queues=QUEUES, **LEADING)
+    async with rig.running(client):
+        await until_led_by(rig, client.id)
+        async with go.worker(*GO_LEADER, "--periodic", "report:3600") as worker:
+            job = (await client.insert(RawArgs("noop", "{}"), InsertOpts(queue="go"))).job
+            await worker.until("job_completed", id=job.id)
+            assert await rig.schema.fetchval(of_kind) == 0
+            client.stop()
+            await rig.until(of_kind, 1)
+
+
+# -- one queue for both
+
+
+async def test_shared_queue(rig: Rig, go: RiverGo, may_end: asyncio.Event) -> None:
+    """A worker of either language takes whatever its queue holds, and fails the kinds it does not
+    know: an attempt each."""
+    queue = InsertOpts(queue="shared")
+    async with go.worker("--queues", "shared:5") as worker, rig.client() as client:
+        unknown_to_go = (await client.insert(Nothing(), queue)).job.id
+        assert (await worker.until("job_failed", id=unknown_to_go))["attempt"] == 1
+    await rig.schema.execute("UPDATE river_job SET queue = 'nobody'")
+    async with rig.working(queues={"shared": QueueConfig()}) as client:
+        unknown_to_python = (await client.insert(RawArgs("noop", "{}"), queue)).job.id
+        event = await rig.event()
+        assert (event.kind, event.job.id) == (EventKind.JOB_FAILED, unknown_to_python)
+    errors = {row["id"]: row["errors"] for row in await go.run("list")}
+    assert [len(errors[job_id]) for job_id in (unknown_to_go, unknown_to_python)] == [1, 1]
