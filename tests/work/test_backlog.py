@@ -1,0 +1,103 @@
+"""The backlog of results: bounded, while the database takes them slower than jobs end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from riverpy._work import completer
+from tests.work.rig import PATIENCE, Task
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from riverpy import Job
+    from tests.work.rig import Rig
+
+SLOTS = 20
+BOUND = 200
+JOBS = 1_500
+
+
+@pytest.fixture
+def bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results that may wait are few."""
+    monkeypatch.setattr(completer, "BACKLOG_MAX", BOUND)
+    monkeypatch.setattr(completer, "BATCH_MAX", 50)
+
+
+class SlowDatabase:
+    """Takes a statement of results when it is told to."""
+
+    def __init__(self, client: Any) -> None:
+        self._results = client._run._results
+        self._use = self._results.use
+        self._turns = anyio.Semaphore(0)
+        self.is_slow = True
+        self.waits = False
+        """Whether all turns are used."""
+        self._results.use = self.use
+
+    @asynccontextmanager
+    async def use(self, purpose: str, bound: float) -> AsyncGenerator[Any]:
+        if self.is_slow and purpose == "storing job results":
+            self.waits = not self._turns.value
+            await self._turns.acquire()
+            self.waits = False
+        async with self._use(purpose, bound) as connection:
+            yield connection
+
+    def take(self, turns: int) -> None:
+        self.waits = False
+        for _ in range(turns):
+            self._turns.release()
+
+    def take_all(self) -> None:
+        self.is_slow = False
+        self._turns.release()
+
+
+@pytest.mark.usefixtures("bound")
+async def test_slow_completion(rig: Rig, log: list[dict[str, Any]]) -> None:
+    """PF-11: while results are stored slower than jobs end, those that wait are bounded, so claims
+    stop and go on with what is stored; nothing is logged about it, and nothing is lost."""
+    runs: Counter[int] = Counter()
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        runs[job.id] += 1
+
+    async with rig.working(slots=SLOTS, candidate=False) as client:
+        run: Any = client._run
+        slow = SlowDatabase(client)
+        await rig.insert_rows(JOBS)
+        run.producers["default"].wake()
+
+        async def until_full() -> tuple[int, int]:
+            """Wait until claims have stopped. Returns how many jobs were claimed and stored."""
+            with anyio.fail_after(PATIENCE, reason="claims did not stop"):
+                while not slow.waits or len(run._completer._backlog) <= BOUND or run.work:
+                    await asyncio.sleep(0.005)
+            states = await rig.states()
+            return JOBS - states["available"], states.get("completed", 0)
+
+        most = BOUND + 50 + 2 * SLOTS
+        claimed, stored = await until_full()
+        assert stored == 0
+        assert BOUND < claimed <= most
+        assert len(run._completer.unstored) == claimed
+        slow.take(5)
+        claimed, stored = await until_full()
+        assert stored > 4 * SLOTS
+        assert stored + BOUND < claimed <= stored + most
+        assert len(log) <= 1
+        slow.take_all()
+        await rig.take(JOBS)
+    assert await rig.states() == {"completed": JOBS}
+    assert set(runs.values()) == {1}
+    assert len(runs) == JOBS
