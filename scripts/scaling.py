@@ -1,0 +1,525 @@
+"""Measures what one PostgreSQL carries, and what helps to go beyond it.
+
+Each measurement compares some variants in turns, on one embedded server with default durability:
+the machine's other load moves them alike, so the ratios count more than the rates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import re
+import statistics
+import sys
+import time
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import asyncpg
+
+import riverpy
+from riverpy import InsertManyParams
+from riverpy.cli._process import ServerProcesses
+from riverpy.embedded import EmbeddedPostgres
+from riverpy.migrate import migrate_all
+from scripts._pgbouncer import is_installed, pooled
+from scripts._scaling_worker import LISTEN_URL_VARIABLE, Noop
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+
+ROOT = Path(__file__).resolve().parents[1]
+RIVERPY = Path(sys.executable).with_name("riverpy")
+STATEMENTS = dict(
+    re.findall(
+        r"^-- name: (\w+)\n(.*?;)\n*(?=^-- name|\Z)",
+        Path(__file__).with_suffix(".sql").read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
+)
+SCHEMAS = ("scaling_one", "scaling_two")
+INSERTERS = 20
+"""Connections that insert at a time."""
+POLLED_QUEUES = 20
+SETTLING = 3.0
+"""Seconds in which workers open what they need."""
+LIMIT = 120.0
+
+
+class Size(NamedTuple):
+    """How much is measured."""
+
+    rounds: int
+    jobs: int
+    """Jobs that are worked in one turn."""
+    seconds: float
+    """Of inserting in one turn."""
+    pickups: int
+    """Single inserts into each of the idle queues."""
+
+
+FULL = Size(rounds=5, jobs=50_000, seconds=2.0, pickups=10)
+QUICK = Size(rounds=3, jobs=20_000, seconds=1.0, pickups=3)
+
+
+class Site:
+    """The server, and its schemas with River's tables."""
+
+    def __init__(self, url: str, size: Size) -> None:
+        self.url = url
+        self.size = size
+        self.connections: dict[str, asyncpg.Connection] = {}
+        """One for each schema, which is its search path."""
+        self.server: ServerProcesses | None = None
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncGenerator[Site]:
+        """Make the schemas if need be, and connect."""
+        async with AsyncExitStack() as stack:
+            for schema in SCHEMAS:
+                connection = await asyncpg.connect(
+                    self.url, server_settings={"search_path": schema}, timeout=20
+                )
+                stack.callback(connection.terminate)
+                await connection.execute(f'create schema if not exists "{schema}"')
+                await migrate_all(connection, schema=schema)
+                self.connections[schema] = connection
+            pid, _ = await self.fetchrow("server")
+            self.server = ServerProcesses.of_backend(pid)
+            yield self
+
+    async def fetchval(self, name: str, *values: object, schema: str = SCHEMAS[0]) -> Any:
+        """Ask in one schema."""
+        return await self.connections[schema].fetchval(STATEMENTS[name], *values)
+
+    async def fetchrow(self, name: str, *values: object, schema: str = SCHEMAS[0]) -> Any:
+        """The same for a row."""
+        return await self.connections[schema].fetchrow(STATEMENTS[name], *values)
+
+    async def execute(self, name: str, *, schema: str = SCHEMAS[0]) -> None:
+        """Do something in one schema."""
+        await self.connections[schema].execute(STATEMENTS[name])
+
+    async def until(self, holds: Callable[[], Awaitable[bool]]) -> None:
+        """Look until it holds."""
+        async with asyncio.timeout(LIMIT):
+            while not await holds():  # noqa: ASYNC110 (nothing tells)
+                await asyncio.sleep(0.02)
+
+    def client(self, schema: str = SCHEMAS[0], **config: Any) -> riverpy.Client:
+        """A client that only inserts and pauses."""
+        return riverpy.Client(self.url, config=riverpy.Config(schema=schema, **config))
+
+    def server_cpu(self) -> float:
+        """Seconds of processor time of the server until now."""
+        assert self.server is not None, "the server's processes are not to be seen"
+        return self.server.cpu_seconds()
+
+
+Measurement = dict[str, Any]
+
+
+def in_turns(rounds: int, names: Sequence[str]) -> list[str]:
+    """The names, once a round; who comes first changes."""
+    return [
+        name
+        for number in range(rounds)
+        for name in [*names[number % len(names) :], *names[: number % len(names)]]
+    ]
+
+
+def compared(found: dict[str, list[float]], base: str) -> Measurement:
+    """Medians, and the median and range of the ratios to `base`, taken round by round."""
+    result: Measurement = {}
+    for name, values in found.items():
+        ratios = [value / other for value, other in zip(values, found[base], strict=True)]
+        result[name] = {
+            "per_s": round(statistics.median(values)),
+            "ratio": round(statistics.median(ratios), 2),
+            "ratio_min": round(min(ratios), 2),
+            "ratio_max": round(max(ratios), 2),
+        }
+    return result
+
+
+# --- inserting
+
+
+async def measure_notify(site: Site) -> Measurement:
+    """Single inserts from 20 connections at a time: what the notifications cost."""
+    variants: dict[str, tuple[bool, bool]] = {
+        "tx, no notification": (True, False),
+        "tx, one notification each": (True, True),
+        "own pool, no notification": (False, False),
+        "own pool, as by default": (False, True),
+    }
+    found: dict[str, list[float]] = {name: [] for name in variants}
+    for name in in_turns(site.size.rounds, list(variants)):
+        in_tx, notifies = variants[name]
+        await site.execute("empty")
+        async with site.client(insert_notify=notifies, pool_size=INSERTERS) as client:
+            found[name].append(await _insert_rate(site, client, in_tx=in_tx))
+    return {
+        **compared({name: found[name] for name in list(variants)[:2]}, "tx, no notification"),
+        **compared({name: found[name] for name in list(variants)[2:]}, "own pool, no notification"),
+    }
+
+
+async def _insert_rate(site: Site, client: riverpy.Client, *, in_tx: bool) -> float:
+    count, ends_at = 0, time.perf_counter() + site.size.seconds
+
+    async def insert_in_tx() -> None:
+        nonlocal count
+        connection = await asyncpg.connect(site.url, timeout=20)
+        try:
+            while time.perf_counter() < ends_at:
+                async with connection.transaction():
+                    await client.insert(Noop(), tx=connection)
+                count += 1
+        finally:
+            connection.terminate()
+
+    async def insert() -> None:
+        nonlocal count
+        while time.perf_counter() < ends_at:
+            await client.insert(Noop())
+            count += 1
+
+    began = time.perf_counter()
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(INSERTERS):
+            tasks.create_task(insert_in_tx() if in_tx else insert())
+    return count / (time.perf_counter() - began)
+
+
+# --- the log
+
+
+async def measure_wal(site: Site) -> Measurement:
+    """Bytes of WAL for each job, by what is done to it."""
+    found: dict[str, list[float]] = {}
+    for _ in range(site.size.rounds):
+        for name, value in (await _wal_of_one_round(site)).items():
+            found.setdefault(name, []).append(value)
+    result = {name: round(statistics.median(values)) for name, values in found.items()}
+    index_ratio = await site.fetchval("index_bytes")
+    return {
+        **result,
+        "in all": result["insert_many"] + result["claim"] + result["complete"],
+        "index bytes to table bytes": round(index_ratio, 2),
+    }
+
+
+async def _wal_of_one_round(site: Site) -> dict[str, float]:
+    count = 5_000
+    params = [InsertManyParams(Noop()) for _ in range(count)]
+    found: dict[str, float] = {}
+    last = 0
+
+    async def note(name: str, jobs: int) -> None:
+        nonlocal last
+        now = await site.fetchval("wal_bytes")
+        found[name] = (now - last) / jobs
+        last = now
+
+    workers = riverpy.Workers()
+    may_end = asyncio.Event()
+
+    async def wait(_job: riverpy.Job[Noop]) -> None:
+        await may_end.wait()
+
+    workers.job(timeout=None)(wait)
+    await site.execute("empty")
+    await site.execute("settle")
+    async with site.client() as inserting:
+        last = await site.fetchval("wal_bytes")
+        for _ in range(500):
+            await inserting.insert(Noop())
+        await note("insert", 500)
+        await inserting.insert_many_fast(params)
+        await note("insert_many_fast", count)
+        await site.execute("empty")
+        last = await site.fetchval("wal_bytes")
+        await inserting.insert_many(params)
+        await note("insert_many", count)
+    await site.execute("settle")
+    client = riverpy.Client(
+        site.url,
+        workers=workers,
+        queues={"default": riverpy.QueueConfig(max_workers=count)},
+        config=riverpy.Config(schema=SCHEMAS[0], candidate=False),
+    )
+    async with client:
+        last = await site.fetchval("wal_bytes")
+        async with client.working():
+            await site.until(lambda: _is(site, "running", count))
+            await note("claim", count)
+            may_end.set()
+            await site.until(lambda: _is(site, "completed", count))
+            await note("complete", count)
+    return found
+
+
+async def _is(site: Site, name: str, value: int) -> bool:
+    return await site.fetchval(name) == value
+
+
+# --- worker processes
+
+
+class Crew:
+    """Worker processes, the same number for each of the schemas."""
+
+    def __init__(
+        self, site: Site, count: int, schemas: Sequence[str], *, pooler_url: str | None = None
+    ) -> None:
+        self._site, self._count, self.schemas = site, count, schemas
+        self._url = pooler_url or site.url
+        self._environment = dict(os.environ)
+        if pooler_url is not None:
+            self._environment[LISTEN_URL_VARIABLE] = site.url
+        self._processes: list[asyncio.subprocess.Process] = []
+
+    @asynccontextmanager
+    async def working(self) -> AsyncGenerator[Crew]:
+        """Start them; they wait for jobs."""
+        began = datetime.now(UTC)
+        try:
+            for schema in self.schemas:
+                for _ in range(self._count):
+                    self._processes.append(await self._start(schema))
+            for schema in self.schemas:
+                await self._site.until(lambda schema=schema: self._are_up(schema, began))
+            yield self
+        finally:
+            for process in self._processes:
+                if process.returncode is None:
+                    process.terminate()
+            for process in self._processes:
+                await process.wait()
+
+    async def _start(self, schema: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *(RIVERPY, "worker", "scripts._scaling_worker:client"),
+            *("--database-url", self._url, "--schema", schema, "--log-level", "error"),
+            cwd=ROOT,
+            env=self._environment,
+            stdin=asyncio.subprocess.DEVNULL,
+        )
+
+    async def _are_up(self, schema: str, since: datetime) -> bool:
+        return await self._site.fetchval("alive", since, schema=schema) == self._count
+
+    async def drain(self) -> tuple[float, float]:
+        """Jobs a second, from the first claim to the last stored result, and microseconds of the
+        server's processor time for each."""
+        site, jobs = self._site, self._site.size.jobs
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(site.client(one)) for one in self.schemas]
+            for client in clients:
+                await client.queue_pause("default")
+            params = [InsertManyParams(Noop()) for _ in range(jobs // len(clients))]
+            for schema, client in zip(self.schemas, clients, strict=True):
+                await site.execute("empty", schema=schema)
+                await client.insert_many_fast(params)
+                await site.execute("settle", schema=schema)
+            cpu = site.server_cpu()
+            for client in clients:
+                await client.queue_resume("default")
+            await site.until(self._is_idle)
+            cpu = site.server_cpu() - cpu
+        spans = [await site.fetchrow("span", schema=schema) for schema in self.schemas]
+        assert sum(span[2] for span in spans) == len(params) * len(spans)
+        seconds = max(span[1] for span in spans) - min(span[0] for span in spans)
+        return jobs / seconds.total_seconds(), cpu / jobs * 1e6
+
+    async def _is_idle(self) -> bool:
+        await asyncio.sleep(0.1)
+        for schema in self.schemas:
+            if await self._site.fetchval("unfinished", schema=schema):
+                return False
+        return True
+
+
+async def _compare_crews(site: Site, crews: dict[str, Callable[[], Crew]]) -> Measurement:
+    """The first is what the others are compared with."""
+    rates: dict[str, list[float]] = {name: [] for name in crews}
+    cpu: dict[str, list[float]] = {name: [] for name in crews}
+    for name in in_turns(site.size.rounds, list(crews)):
+        async with crews[name]().working() as crew:
+            rate, microseconds = await crew.drain()
+        rates[name].append(rate)
+        cpu[name].append(microseconds)
+    result = compared(rates, next(iter(crews)))
+    for name, one in result.items():
+        one["server_cpu_us_per_job"] = round(statistics.median(cpu[name]), 1)
+    return result
+
+
+async def measure_processes(site: Site) -> Measurement:
+    """Worker processes on one schema."""
+    return await _compare_crews(
+        site,
+        {
+            f"{count} worker process{'es' * (count > 1)}": lambda count=count: Crew(
+                site, count, SCHEMAS[:1]
+            )
+            for count in (1, 2, 3)
+        },
+    )
+
+
+async def measure_schemas(site: Site) -> Measurement:
+    """Two worker processes on one schema, and on a schema each."""
+    return await _compare_crews(
+        site,
+        {
+            "2 processes, 1 schema": lambda: Crew(site, 2, SCHEMAS[:1]),
+            "2 processes, a schema each": lambda: Crew(site, 1, SCHEMAS),
+        },
+    )
+
+
+async def measure_pooler(site: Site) -> Measurement:
+    """One worker process, directly and through PgBouncer in transaction mode."""
+    if not is_installed():
+        return {}
+    with pooled(site.url) as url:
+        return await _compare_crews(
+            site,
+            {
+                "directly": lambda: Crew(site, 1, SCHEMAS[:1]),
+                "through PgBouncer": lambda: Crew(site, 1, SCHEMAS[:1], pooler_url=url),
+            },
+        )
+
+
+async def measure_connections(site: Site) -> Measurement:
+    """Connections of two idle worker processes, one of which leads."""
+    async with Crew(site, 2, SCHEMAS[:1]).working():
+        await asyncio.sleep(SETTLING)
+        rows = await site.connections[SCHEMAS[0]].fetch(STATEMENTS["connections"])
+    return dict(rows)
+
+
+# --- pickup
+
+
+async def measure_pickup(site: Site) -> Measurement:
+    """Milliseconds from the insert to the claim of single jobs in idle queues, by the server's
+    clock."""
+    return {
+        "LISTEN": await _pick_up(site),
+        "polling each second": await _pick_up(site, poll_only=True),
+        "polling each 100 ms": await _pick_up(
+            site, poll_only=True, fetch_poll_interval=timedelta(milliseconds=100)
+        ),
+    }
+
+
+async def _pick_up(site: Site, **config: Any) -> Measurement:
+    workers = riverpy.Workers()
+
+    async def noop(_job: riverpy.Job[Noop]) -> None:
+        pass
+
+    workers.job(noop)
+    names = [f"q{number}" for number in range(POLLED_QUEUES)]
+    client = riverpy.Client(
+        site.url,
+        workers=workers,
+        queues={name: riverpy.QueueConfig(max_workers=10) for name in names},
+        config=riverpy.Config(schema=SCHEMAS[0], candidate=False, **config),
+    )
+    await site.execute("empty")
+    async with client, client.working():
+        for _ in range(site.size.pickups):
+            for name in random.sample(names, len(names)):
+                await asyncio.sleep(random.uniform(0.03, 0.1))
+                await client.insert(Noop(), riverpy.InsertOpts(queue=name))
+        total = site.size.pickups * len(names)
+        await site.until(lambda: _is(site, "completed", total))
+    rows = await site.connections[SCHEMAS[0]].fetch(STATEMENTS["waits"])
+    waits = sorted(float(row[0]) * 1e3 for row in rows)
+    return {
+        "p50_ms": round(statistics.median(waits), 1),
+        "p99_ms": round(waits[int(len(waits) * 0.99)], 1),
+        "max_ms": round(waits[-1], 1),
+    }
+
+
+# --- the command
+
+MEASUREMENTS: dict[str, Callable[[Site], Awaitable[Measurement]]] = {
+    "notify": measure_notify,
+    "wal": measure_wal,
+    "processes": measure_processes,
+    "schemas": measure_schemas,
+    "pooler": measure_pooler,
+    "connections": measure_connections,
+    "pickup": measure_pickup,
+}
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="scripts/scaling", description=__doc__)
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(MEASUREMENTS)} (all)"
+    )
+    parser.add_argument("--quick", action="store_true", help="smaller and in fewer rounds")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.names) - set(MEASUREMENTS):
+        parser.error(f"no measurement {', '.join(sorted(unknown))}: {', '.join(MEASUREMENTS)}")
+    return arguments
+
+
+async def measure(url: str, arguments: argparse.Namespace) -> Measurement:
+    """All that was asked for."""
+    async with Site(url, QUICK if arguments.quick else FULL).opened() as site:
+        _, version = await site.fetchrow("server")
+        found: Measurement = {
+            "machine": f"{os.cpu_count()} cores, {platform.system()}",
+            "python": platform.python_version(),
+            "postgres": version.split()[0],
+            "load": os.getloadavg()[0],
+        }
+        for name in arguments.names or MEASUREMENTS:
+            print(f"measuring {name}", file=sys.stderr)
+            found[name] = await MEASUREMENTS[name](site)
+        return found
+
+
+def show(found: Measurement) -> None:
+    """As rows of a table."""
+    for name, value in found.items():
+        if not isinstance(value, dict):
+            print(f"{name}: {value}")
+            continue
+        print(f"\nscripts/scaling {name}")
+        for variant, figures in value.items():
+            shown = (
+                ", ".join(f"{key} {figure:,}" for key, figure in figures.items())
+                if isinstance(figures, dict)
+                else f"{figures:,}"
+            )
+            print(f"| {variant} | {shown} |")
+
+
+def main() -> None:
+    """Measure and print."""
+    arguments = parse_arguments()
+    with EmbeddedPostgres("scaling") as url:
+        found = asyncio.run(measure(url, arguments))
+    print(json.dumps(found)) if arguments.json else show(found)
+
+
+if __name__ == "__main__":
+    main()
