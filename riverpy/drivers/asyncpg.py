@@ -28,7 +28,7 @@ from riverpy.errors import ConfigError, ServerVersionError
 from riverpy.job import raw_timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
     from typing import TypeAlias
 
@@ -97,6 +97,65 @@ def describe(error: BaseException) -> str:
     return mask_url(text)
 
 
+class _ArrayType(NamedTuple):
+    """An array type of PostgreSQL's own: oids that never change."""
+
+    oid: int
+    element_oid: int
+    element: str
+
+    def row(self) -> dict[str, object]:
+        """What asyncpg reads of a type."""
+        nothing = ("attrtypoids", "attrnames", "basetype", "range_subtype")
+        return {
+            "oid": self.oid,
+            "ns": "pg_catalog",
+            "name": f"_{self.element}",
+            "kind": b"b",
+            "elemtype": self.element_oid,
+            "elemtype_name": self.element,
+            "elemdelim": ",",
+            **dict.fromkeys(nothing),
+        }
+
+
+_ARRAY_TYPES = {
+    array.oid: array.row()
+    for array in (
+        _ArrayType(1000, 16, "bool"),
+        _ArrayType(1001, 17, "bytea"),
+        _ArrayType(1005, 21, "int2"),
+        _ArrayType(1007, 23, "int4"),
+        _ArrayType(1015, 1043, "varchar"),
+        _ArrayType(1016, 20, "int8"),
+        _ArrayType(1022, 701, "float8"),
+        _ArrayType(1185, 1184, "timestamptz"),
+        _ArrayType(1187, 1186, "interval"),
+        _ArrayType(3807, 3802, "jsonb"),
+    )
+}
+
+
+class _NothingSent(NamedTuple):
+    """In place of the statement that would have asked."""
+
+    name: str = "none"
+
+
+class _Connection(asyncpg.Connection):
+    """Knows the array types that riverpy uses. asyncpg asks the server about each in every session,
+    which takes longer than the statement that needs them."""
+
+    async def _introspect_types(
+        self, typeoids: Iterable[int], timeout: float | None
+    ) -> tuple[Sequence[Mapping[str, object]], object]:
+        oids = set(typeoids)
+        if oids <= _ARRAY_TYPES.keys():
+            return [_ARRAY_TYPES[oid] for oid in oids], _NothingSent()
+        parent: Any = super()
+        return await parent._introspect_types(oids, timeout)  # noqa: SLF001 (no other way in)
+
+
 class _Target(NamedTuple):
     """Where a URL leads, in asyncpg's terms and in words."""
 
@@ -145,6 +204,7 @@ async def connect(
             connection: Connection = await asyncpg.connect(
                 target.url,
                 timeout=timeout,
+                connection_class=_Connection,
                 statement_cache_size=0 if pooled else 512,
                 server_settings=None
                 if pooled
@@ -223,7 +283,7 @@ async def close(connection: Connection) -> None:
     connection.terminate()
 
 
-class _UnresetConnection(asyncpg.Connection):
+class _UnresetConnection(_Connection):
     """A pooled connection that is not reset at release: nothing of ours changes a session, and a
     reset is a round trip."""
 

@@ -1,0 +1,107 @@
+"""What asyncpg asks the server about types."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from riverpy import InsertManyParams, Job, JobCancel, PeriodicJob, PeriodicJobs, every
+from riverpy._lifecycle import StopScope
+from riverpy._maintenance.candidacy import services
+from riverpy.drivers.asyncpg import close, connect
+from tests.maintenance.office import held_office
+from tests.periodic.enqueuing import enqueuing
+from tests.work.rig import Task
+
+if TYPE_CHECKING:
+    from tests.work.rig import Rig
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
+    """The types that the server is asked about."""
+    asked: list[set[int]] = []
+    introspect = asyncpg.Connection._introspect_types  # type: ignore[attr-defined]
+
+    async def record(self: Any, oids: Any, timeout: float | None) -> Any:
+        asked.append(set(oids))
+        return await introspect(self, oids, timeout)
+
+    monkeypatch.setattr(asyncpg.Connection, "_introspect_types", record)
+    return asked
+
+
+async def test_working(rig: Rig, asked: list[set[int]]) -> None:
+    """PF-10: inserting in each way, working to each end, cancelling and pausing asks about none."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        if job.args.n == 1:
+            raise ValueError("fails")
+        if job.args.n == 2:
+            raise JobCancel("no")
+
+    async with rig.working(slots=10) as client:
+        ids = [(await client.insert(Task(n=n))).job.id for n in range(3)]
+        await client.insert_many([InsertManyParams(Task(n=n)) for n in range(3, 6)])
+        await client.insert_many_fast([InsertManyParams(Task(n=n)) for n in range(6, 9)])
+        await rig.take(9)
+        await client.job_cancel(ids[1])
+        await client.queue_pause("default")
+        run: Any = client._run
+        await run._reconciler._read_pauses()
+        await run._reconciler._put_back_lost_claims(age=0.0)
+    assert asked == []
+
+
+async def test_maintenance(rig: Rig, asked: list[set[int]]) -> None:
+    """PF-10: neither does maintenance, with something to do for each service."""
+
+    class InContact:
+        registered_at = 1
+
+        def contact(self) -> float:
+            return 3600.0
+
+    heartbeat: Any = InContact()
+    no_inserter: Any = None
+    await rig.schema.execute(
+        "INSERT INTO river_job (kind, max_attempts, args, state, attempt, attempted_at,"
+        " attempted_by, finalized_at, scheduled_at)"
+        " SELECT 'task', 25, '{}', state::river_job_state, 1, now() - interval '1 year', '{me}',"
+        " CASE WHEN state = 'completed' THEN now() - interval '1 year' END,"
+        " now() - interval '1 year'"
+        " FROM unnest(array['completed', 'running', 'retryable']) AS given (state)"
+    )
+    async with held_office(rig.schema, reindexer_index_names=[]) as held:
+        for service in services(held.office, heartbeat, PeriodicJobs(), no_inserter):
+            await service.prepare()
+            await service.run_once(StopScope())
+    await rig.schema.execute("DELETE FROM river_leader")
+    async with enqueuing(
+        rig.schema, PeriodicJob(every(timedelta(hours=1)), Task, id="hourly")
+    ) as one:
+        await one.move("hourly", timedelta(minutes=1))
+        await one.run()
+        assert len(await one.slots("hourly")) == 1
+    assert asked == []
+
+
+async def test_what_is_not_known(database_url: str, asked: list[set[int]]) -> None:
+    """Types that riverpy does not use are still asked about, and its own arrays cross right."""
+    connection = await connect(database_url)
+    values = [[True, False], [b"a"], [1], [2], ["x"], [3], [1.5], [timedelta(1)], ['{"a": 1}']]
+    row = await connection.fetchrow(
+        "SELECT $1::bool[], $2::bytea[], $3::int2[], $4::int4[], $5::varchar[], $6::int8[],"
+        " $7::float8[], $8::interval[], $9::jsonb[], '{2026-01-01Z}'::timestamptz[]",
+        *values,
+    )
+    assert row is not None
+    assert list(row)[:-1] == values
+    assert asked == []
+    assert await connection.fetchval("SELECT '{1.2.3.4}'::inet[]")
+    assert len(asked) == 1
+    await close(connection)
