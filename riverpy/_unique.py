@@ -33,7 +33,7 @@ PERIOD_MIN = timedelta(seconds=1)
 _PERIOD_EPOCH = datetime(1, 1, 1, tzinfo=UTC)
 _NOT_VERBATIM = re.compile(r"[^ !#-\[\]-\x7f]")
 _MANGLED = re.compile(
-    r"[.|#@*?\\]|^[:\[{]|^![-+\[{\"0-9]|^!(?:true|false|null|nan|inf)$", re.IGNORECASE
+    r"[.|#@*?\\]|^:|^[\[{][\s\S]|^![-+\[{\"0-9]|^!(?:true|false|null|nan|inf)$", re.IGNORECASE
 )
 _MANGLED_PATH = re.compile(r"[|#@*?\\:\[{!]|^\.|\.$|\.\.")
 _WILDCARD = re.compile(r"[|#@*?]")
@@ -251,7 +251,7 @@ def _mangled_args(kind: str, members: dict[str, str]) -> str:
         if not _WILDCARD.search(key):
             path = [(part.removeprefix(":"), part.startswith(":")) for part in _split(key)]
             _put(document, path, _value(kind, key, members))
-        elif _matches_any(key, document):
+        elif "\\" in key or _matches_any(key, document):
             raise _unpredictable(kind, key)
     return _render(document)
 
