@@ -72,7 +72,7 @@ set
   end,
   scheduled_at = case
     when done.finalize is null and not job.metadata ? 'cancel_attempted_at'
-    then now() + done.delay * interval '1 second'
+    then coalesce(now() + done.delay * interval '1 second', job.scheduled_at)
     else job.scheduled_at
   end,
   errors = case
@@ -143,12 +143,19 @@ where job.id = any(@id::bigint[]) and job.state = 'running' and job.metadata ? '
 
 -- name: job_any_available
 -- Whether a queue holds a job that is due now or within moments: a retry is available when it is due in 5 seconds.
--- Jobs in @skipped do not count.
+-- Jobs in @skipped do not count. Each queue is looked at in the order of its index: without an order a long backlog
+-- makes a scan of the whole table look cheap, though all that ended may stand before it.
 select exists (
   select 1
-  from /* schema */ river_job
-  where state = 'available' and queue = any(@queue::text[]) and scheduled_at <= now() + interval '6 seconds'
-    and id <> all(@skipped::bigint[])
+  from unnest(@queue::text[]) as given (queue)
+  cross join lateral (
+    select job.id
+    from /* schema */ river_job as job
+    where job.state = 'available' and job.queue = given.queue and job.scheduled_at <= now() + interval '6 seconds'
+      and job.id <> all(@skipped::bigint[])
+    order by job.priority, job.scheduled_at, job.id
+    limit 1
+  ) as waiting
 );
 
 

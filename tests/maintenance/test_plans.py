@@ -185,6 +185,42 @@ async def test_job_cleaner_scoped(
     assert (plan.scans, plan.walks) == ({ENDED, PRIMARY}, set())
 
 
+async def test_nothing_to_clean(large: asyncpg.Connection[Any]) -> None:
+    """PF-01: whether there are jobs to delete is seen at one end of the index of those that
+    ended."""
+    plan = await plan_of(
+        large,
+        "river_job_upkeep",
+        "job_states_to_clean",
+        states="'{cancelled,completed,discarded}'",
+        retentions="'{1 year,1 year,1 year}'",
+    )
+    assert plan.scans == {ENDED}
+    assert plan.bounds == [{"state"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("job_due", "'-30 min', '{}', 10000"),
+        ("job_due", "'5 s', '{}', 10000"),
+        ("job_states_to_clean", "'{cancelled,completed,discarded}', '{1 y,1 y,1 y}'"),
+    ],
+    ids=["nothing due", "a thousand due", "nothing to clean"],
+)
+async def test_cost_of_a_pass(large: asyncpg.Connection[Any], name: str, arguments: str) -> None:
+    """PF-01: a pass of the scheduler or the cleaner reads what it moves, and a million jobs of
+    history cost nothing."""
+    statement = query("river_job_upkeep", name, None)
+    await large.execute(f"PREPARE planned AS {statement.text}")
+    text = await large.fetchval(
+        f"EXPLAIN (ANALYZE, BUFFERS, FORMAT json) EXECUTE planned({arguments})"
+    )
+    await large.execute("DEALLOCATE planned")
+    root = json.loads(text)[0]["Plan"]
+    assert root["Shared Hit Blocks"] + root["Shared Read Blocks"] < 500
+
+
 @pytest.mark.parametrize("skipped", ["{}", "{1,2,3}"])
 async def test_job_due(large: asyncpg.Connection[Any], skipped: str) -> None:
     """Due jobs are found in the index that claims read, in ranges that hold no others: jobs

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 ROWS = 1_000_000
+BACKLOG = 100_000
 
 
 async def fill(url: str) -> None:
@@ -50,6 +51,12 @@ async def fill(url: str) -> None:
             "INSERT INTO river_job (kind, max_attempts, args, state, queue, priority)"
             " SELECT 'k1', 25, '{}', 'available', 'q' || i % 5, 1 + i % 4"
             " FROM generate_series(1, 20000) AS i"
+        )
+        await connection.execute(
+            "INSERT INTO river_job (kind, max_attempts, args, state, queue, priority)"
+            " SELECT 'k1', 25, '{}', 'available',"
+            f" CASE WHEN i % ({BACKLOG} / 10) = 0 THEN 'small' ELSE 'backlog' END, 1 + i % 4"
+            f" FROM generate_series(1, {BACKLOG}) AS i"
         )
         await connection.execute(
             "INSERT INTO river_job (kind, max_attempts, args, state, queue, attempt, attempted_at,"
@@ -129,6 +136,26 @@ async def test_job_claim(large: asyncpg.Connection[Any], limit: str) -> None:
     nodes = await plan_of(large, "job_claim", "'q1'", "'{}'", limit, "'client'")
     assert scans_of(nodes) == {FETCH, "river_job_pkey"}
     assert not any(node["Node Type"] in {"Sort", "Hash Join"} for node in nodes)
+
+
+@pytest.mark.parametrize(("queue", "limit"), [("backlog", 100), ("backlog", 1000), ("small", 1000)])
+async def test_cost_of_a_claim(large: asyncpg.Connection[Any], queue: str, limit: int) -> None:
+    """PF-01, PF-02: what a claim reads follows from what it brings: neither a million jobs of
+    history, nor those that wait here or in another queue, make it more."""
+    statement = query("river_job", "job_claim", None)
+    await large.execute(f"PREPARE planned AS {statement.text}")
+    transaction = large.transaction()
+    await transaction.start()
+    text = await large.fetchval(
+        "EXPLAIN (ANALYZE, BUFFERS, FORMAT json)"
+        f" EXECUTE planned('{queue}', '{{}}', {limit}, 'client')"
+    )
+    await transaction.rollback()
+    await large.execute("DEALLOCATE planned")
+    root = json.loads(text)[0]["Plan"]
+    found = root["Actual Rows"]
+    assert found == (10 if queue == "small" else limit)
+    assert root["Shared Hit Blocks"] + root["Shared Read Blocks"] < 100 + 25 * found
 
 
 async def test_job_complete(large: asyncpg.Connection[Any]) -> None:
