@@ -14,6 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from riverpy import Client, Config, EventKind, InsertOpts, Job, QueueConfig, RawArgs
+from riverpy._work.reconciler import Reconciler
 from tests.work.rig import metadata_of
 
 if TYPE_CHECKING:
@@ -57,6 +58,17 @@ class Waiting:
 def waiting(rig: Rig) -> Waiting:
     """Jobs of this test that wait."""
     return Waiting(rig)
+
+
+@pytest.fixture(autouse=True)
+def nobody_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python learns of pauses and cancels by notification, or never."""
+
+    async def nothing(_: Reconciler) -> None:
+        pass
+
+    monkeypatch.setattr(Reconciler, "_read_pauses", nothing)
+    monkeypatch.setattr(Reconciler, "_read_cancels", nothing)
 
 
 @pytest.fixture
