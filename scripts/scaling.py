@@ -47,6 +47,8 @@ SCHEMAS = ("scaling_one", "scaling_two")
 INSERTERS = 20
 """Connections that insert at a time."""
 POLLED_QUEUES = 20
+WAL_JOBS = 5_000
+"""At most: they are all claimed before the first is completed."""
 SETTLING = 3.0
 """Seconds in which workers open what they need."""
 LIMIT = 120.0
@@ -172,29 +174,33 @@ async def measure_notify(site: Site) -> Measurement:
 
 
 async def _insert_rate(site: Site, client: riverpy.Client, *, in_tx: bool) -> float:
-    count, ends_at = 0, time.perf_counter() + site.size.seconds
+    count, began = 0, time.perf_counter()
 
-    async def insert_in_tx() -> None:
+    async def insert_on(connection: asyncpg.Connection | None) -> None:
         nonlocal count
-        connection = await asyncpg.connect(site.url, timeout=20)
-        try:
-            while time.perf_counter() < ends_at:
+        while True:
+            if connection is None:
+                await client.insert(Noop())
+            else:
                 async with connection.transaction():
                     await client.insert(Noop(), tx=connection)
-                count += 1
+            count += 1
+            if time.perf_counter() - began > site.size.seconds:
+                return
+
+    async def insert() -> None:
+        if not in_tx:
+            await insert_on(None)
+            return
+        connection = await asyncpg.connect(site.url, timeout=20)
+        try:
+            await insert_on(connection)
         finally:
             connection.terminate()
 
-    async def insert() -> None:
-        nonlocal count
-        while time.perf_counter() < ends_at:
-            await client.insert(Noop())
-            count += 1
-
-    began = time.perf_counter()
     async with asyncio.TaskGroup() as tasks:
         for _ in range(INSERTERS):
-            tasks.create_task(insert_in_tx() if in_tx else insert())
+            tasks.create_task(insert())
     return count / (time.perf_counter() - began)
 
 
@@ -217,7 +223,8 @@ async def measure_wal(site: Site) -> Measurement:
 
 
 async def _wal_of_one_round(site: Site) -> dict[str, float]:
-    count = 5_000
+    count = min(site.size.jobs, WAL_JOBS)
+    single_count = count // 10
     params = [InsertManyParams(Noop()) for _ in range(count)]
     found: dict[str, float] = {}
     last = 0
@@ -239,9 +246,9 @@ async def _wal_of_one_round(site: Site) -> dict[str, float]:
     await site.execute("settle")
     async with site.client() as inserting:
         last = await site.fetchval("wal_bytes")
-        for _ in range(500):
+        for _ in range(single_count):
             await inserting.insert(Noop())
-        await note("insert", 500)
+        await note("insert", single_count)
         await inserting.insert_many_fast(params)
         await note("insert_many_fast", count)
         await site.execute("empty")

@@ -1,0 +1,49 @@
+"""scripts/scaling measures what it says."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from scripts.scaling import (
+    Site,
+    Size,
+    compared,
+    in_turns,
+    measure_notify,
+    measure_wal,
+    parse_arguments,
+)
+
+TINY = Size(rounds=1, jobs=200, seconds=0.05, pickups=1)
+
+
+def test_turns_and_ratios() -> None:
+    """Each variant comes first in turn, and ratios are those of single rounds."""
+    assert in_turns(3, ["a", "b"]) == ["a", "b", "b", "a", "a", "b"]
+    found = compared({"a": [10.0, 20.0, 40.0], "b": [5.0, 40.0, 40.0]}, "a")
+    assert found["a"] == {"per_s": 20, "ratio": 1.0, "ratio_min": 1.0, "ratio_max": 1.0}
+    assert found["b"] == {"per_s": 40, "ratio": 1.0, "ratio_min": 0.5, "ratio_max": 2.0}
+
+
+def test_unknown_measurement(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that is not known is refused with exit code 2, and those that are are told."""
+    monkeypatch.setattr(sys, "argv", ["scaling", "speed"])
+    with pytest.raises(SystemExit) as raised:
+        parse_arguments()
+    assert raised.value.code == 2
+    assert "notify, wal" in capsys.readouterr().err
+
+
+async def test_measuring(fresh_database_url: str) -> None:
+    """What is inserted and worked is counted: every rate and every number of bytes is there."""
+    async with Site(fresh_database_url, TINY).opened() as site:
+        rates = await measure_notify(site)
+        sizes = await measure_wal(site)
+    assert len(rates) == 4
+    assert all(rate["per_s"] > 0 for rate in rates.values())
+    assert all(size > 0 for size in sizes.values())
+    assert sizes["in all"] == sizes["insert_many"] + sizes["claim"] + sizes["complete"]
