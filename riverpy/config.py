@@ -61,9 +61,16 @@ class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The least time between two claims. Default none: claiming adapts to the load by itself."""
     fetch_poll_interval: timedelta | None = None
     """How often an idle queue is looked at without a notification. Default: the client's."""
+    prefetch: bool = False
+    """Claim a few jobs ahead of free slots, while jobs are so short that the way to the database
+    and back would leave slots empty. Default False. A job claimed ahead is `running` in the
+    database, beyond `max_workers`, while it waits here, for 50 ms at most; then, and at a stop or
+    pause, it is given back and the attempt does not count. `attempted_at` is the time of the
+    claim; the timeout counts from the start."""
 
     def __post_init__(self) -> None:
         _expect_type("max_workers", self.max_workers, int)
+        _expect_switch("prefetch", self.prefetch)
         if not 1 <= self.max_workers <= MAX_WORKERS_MAX:
             raise ConfigError(
                 f"max_workers must be between 1 and {MAX_WORKERS_MAX}, got {self.max_workers}"
@@ -206,8 +213,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         if self.soft_stop_timeout is not None:
             _expect_positive("soft_stop_timeout", self.soft_stop_timeout, allow_zero=True)
         for name in _SWITCHES:
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
+            _expect_switch(name, getattr(self, name))
         self._check_leading()
         self._check_maintenance()
 
@@ -292,6 +298,11 @@ def _is_name(value: object) -> bool:
 def _expect_type(name: str, value: object, expected: type[Any]) -> None:
     if not isinstance(value, expected) or isinstance(value, bool):
         raise ConfigError(f"{name} must be {expected.__name__}, got {type(value).__name__}")
+
+
+def _expect_switch(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False, got {value!r}")
 
 
 def _expect_positive(name: str, value: timedelta, *, allow_zero: bool = False) -> None:

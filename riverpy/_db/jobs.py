@@ -84,7 +84,8 @@ class Settlement(NamedTuple):
     finalize: bool | None
     age: float
     new_attempt: int
-    delay: float
+    delay: float | None
+    """Until it is due again; None: its time stays."""
     error: str | None
     updates: str | None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from riverpy._lifecycle import StopCause
+    from riverpy._work.executor import Plan
     from riverpy._work.producer import Producer
-    from riverpy.worker import WorkUnit
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -27,8 +28,8 @@ class Outcome(msgspec.Struct, frozen=True):
     attempt: int
     """The attempt number to store."""
     final: bool
-    delay: float = 0.0
-    """Seconds until the job is due again; not for a final one."""
+    delay: float | None = 0.0
+    """Seconds until the job is due again, not for a final one; None: it is as due as it was."""
     error: str | None = None
     """The entry for the job's errors, as JSON."""
 
@@ -53,20 +54,24 @@ class Attempt(Job[Any]):
         "unit",
     )
 
-    def __init__(
-        self, row: Sequence[Any], unit: WorkUnit | None, producer: Producer, deadline: float
-    ) -> None:
+    def __init__(self, row: Sequence[Any], plan: Plan | None, producer: Producer) -> None:
         self._row = row
         self._updates = None
-        self.unit = unit
+        if plan is None:
+            self.unit, self.timeout, self.timeout_is_default = None, math.inf, False
+        else:
+            self.unit = plan.unit
+            self.timeout = plan.timeout
+            self.timeout_is_default = plan.timeout_is_default
         self.producer = producer
-        self.deadline = deadline
-        """Monotonic seconds; infinity for none."""
+        self.deadline = math.inf
+        """Monotonic seconds; infinity for none, and before it begins."""
         self.cause: StopCause | None = None
         self.task: asyncio.Task[None] | None = None
         self.outcome: Outcome | None = None
         """None while it runs, and for an attempt that completed."""
         self.started = self.ended = self.stored = 0.0
+        """Monotonic seconds; 0 before."""
         self.state_stored: str | None = None
         self.is_held = self.is_replaced = False
 
@@ -124,7 +129,7 @@ class Attempt(Job[Any]):
         """What the general statement stores."""
         row, outcome = self._row, self.outcome
         if outcome is None:
-            attempt, final, delay, error = row[JobColumn.ATTEMPT], True, 0.0, None
+            attempt, final, delay, error = row[JobColumn.ATTEMPT], True, None, None
         else:
             attempt, final = outcome.attempt, outcome.final
             delay, error = outcome.delay, outcome.error

@@ -253,7 +253,7 @@ class Completer:
             delay=UNSTORABLE_RETRY_DELAY,
             error=error_entry(
                 attempt=attempt.attempt,
-                seconds_ago=time.monotonic() - attempt.started,
+                seconds_ago=time.monotonic() - (attempt.started or attempt.ended),
                 error="the result of this attempt could not be stored",
                 trace="",
             ),

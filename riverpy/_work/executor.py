@@ -42,6 +42,7 @@ SOON = timedelta(seconds=5)
 """River's scheduler interval: what is due sooner goes straight back to available."""
 ERROR_HANDLER_TIMEOUT = 10.0
 """Seconds."""
+REMOTE_CANCEL = "job cancelled remotely"
 
 
 class Plan:
@@ -104,6 +105,15 @@ class Executor:
             attempt.ended = time.monotonic()
             group.finish(attempt)
 
+    def give_back(self, attempt: Attempt) -> None:
+        """Set the outcome of an attempt that does not begin."""
+        attempt.ended = time.monotonic()
+        if attempt.cause is StopCause.JOB_CANCELLED:
+            attempt.started = attempt.ended
+            attempt.outcome = self._cancelled(attempt, REMOTE_CANCEL)
+        else:
+            attempt.outcome = self._interrupted(attempt, delay=None)
+
     def _set_timeout(
         self, attempt: Attempt, timeout: timedelta | UnsetType | None, group: WorkGroup
     ) -> None:
@@ -128,7 +138,7 @@ class Executor:
 
     def _classify(self, attempt: Attempt, error: BaseException) -> Outcome:
         if attempt.cause is StopCause.JOB_CANCELLED:
-            return self._cancelled(attempt, "job cancelled remotely")
+            return self._cancelled(attempt, REMOTE_CANCEL)
         if (snooze := find(error, JobSnooze)) is not None:
             return self._snoozed(attempt, snooze.delay)
         if (cancel := find(error, JobCancel)) is not None:
@@ -172,12 +182,13 @@ class Executor:
             delay=min(delay, RETRY_DELAY_MAX).total_seconds(),
         )
 
-    def _interrupted(self, attempt: Attempt) -> Outcome:
+    def _interrupted(self, attempt: Attempt, *, delay: float | None = 0.0) -> Outcome:
         return Outcome(
             event=EventKind.JOB_INTERRUPTED,
             state=JobState.AVAILABLE,
             attempt=max(attempt.attempt - 1, 0),
             final=False,
+            delay=delay,
         )
 
     def _cancelled(self, attempt: Attempt, text: str) -> Outcome:

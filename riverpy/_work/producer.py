@@ -16,6 +16,7 @@ import structlog
 from riverpy._clock import Backoff
 from riverpy._db.jobs import job_claim, job_next
 from riverpy._lifecycle import TestSignal
+from riverpy._work.prefetch import Prefetch
 from riverpy._work.refusals import Refusals
 from riverpy.drivers.asyncpg import (
     DATABASE_ERRORS,
@@ -86,6 +87,7 @@ class Producer:
         self._subscriptions, self._heartbeat = subscriptions, heartbeat
         self._claim_failed = claim_failed
         self._free = config.max_workers
+        self._prefetch = Prefetch(config.max_workers, work.give_back) if config.prefetch else None
         self._chunk = max(CLAIM_MIN, config.max_workers // 2)
         self._cooldown = (config.fetch_cooldown or timedelta(0)).total_seconds()
         poll_interval = config.fetch_poll_interval or poll_interval
@@ -138,6 +140,17 @@ class Producer:
         """One slot came free."""
         self._free += 1
         self._slot_free.set()
+        if self._prefetch is not None:
+            self._prefetch.ended()
+            self._begin_next(self._prefetch)
+
+    def _begin_next(self, prefetch: Prefetch) -> None:
+        """Fill a slot with what is claimed already."""
+        if not self._heartbeat.may_claim:  # others may have been given it
+            prefetch.clear()
+        elif attempt := prefetch.take():
+            self._free -= 1
+            self._work.begin([attempt])
 
     def set_paused(self, paused: bool) -> None:
         """Stop or go on claiming. Running jobs are not touched; a repetition does nothing."""
@@ -145,6 +158,7 @@ class Producer:
             return
         if paused:
             self._resumed.clear()
+            self._give_back_prefetched()
         else:
             self._resumed.set()
             self.wake()
@@ -156,6 +170,12 @@ class Producer:
         """Claim until stopped. A claim in flight is finished, so that no claimed row is left
         behind."""
         task_status.started()
+        try:
+            await self._claim_until_stopped(scope)
+        finally:
+            self._give_back_prefetched()
+
+    async def _claim_until_stopped(self, scope: StopScope) -> None:
         while True:
             await self._resumed.wait()
             await self._slot()
@@ -184,9 +204,19 @@ class Producer:
                 await asyncio.sleep(0)  # noqa: TID251 (a turn for the launched jobs, no delay)
 
     async def _slot(self) -> None:
-        while not self._free:
+        while not self._wanted():
             self._slot_free.clear()
             await self._slot_free.wait()
+
+    def _wanted(self) -> int:
+        """How many jobs there is room for."""
+        if self._prefetch is None:
+            return self._free
+        return max(self._free + self._prefetch.room(), 0)
+
+    def _give_back_prefetched(self) -> None:
+        if self._prefetch is not None:
+            self._prefetch.clear()
 
     def _failed(self, error: Exception) -> None:
         """A claim failed. What the server itself refused took nothing; that the connection is lost
@@ -200,7 +230,8 @@ class Producer:
 
     async def _claim(self, scope: StopScope) -> bool:
         """Claim and launch. Returns whether the queue had fewer jobs than asked for."""
-        limit = self._refusals.limit(min(self._free, self._chunk))
+        # There was room a moment ago; what there is no room for now waits, or is given back.
+        limit = self._refusals.limit(min(max(self._wanted(), 1), self._chunk))
         with scope.shielded(CLAIM_TIMEOUT, after_stop=CLAIM_TIMEOUT_STOPPING):
             async with self._claims.use("claiming jobs", CLAIM_TIMEOUT) as connection:
                 if self.paused:  # while it waited for the connection
@@ -210,11 +241,18 @@ class Producer:
                 rows = await self._take(connection, limit)
                 if rows is None:
                     return False
-                self._free -= len(rows)
-                self._work.launch(rows, self)
+                self._launch(rows)
         self._refusals.claimed(len(rows), limit)
         self.claimed.emit()
         return len(rows) < limit
+
+    def _launch(self, rows: list[Record]) -> None:
+        waiting = self._work.launch(rows, self, self._free)
+        self._free -= len(rows) - len(waiting)
+        if self._prefetch is not None:
+            self._prefetch.keep(waiting)
+            if self.paused:
+                self._prefetch.clear()
 
     async def _take(self, connection: Connection, limit: int) -> list[Record] | None:
         """Claim up to `limit` jobs; None if one of them cannot be, and others may.

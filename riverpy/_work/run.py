@@ -413,12 +413,14 @@ class Run:
 
     def _stored(self, attempts: list[Attempt]) -> None:
         """Results were stored, all plain or none."""
-        self._subscriptions.publish_attempts(attempts)
         if not attempts or attempts[0].is_plain:
+            self._subscriptions.publish_attempts(attempts)
             return
+        begun = [attempt for attempt in attempts if attempt.started]  # not: given back
+        self._subscriptions.publish_attempts(begun)
         for attempt in attempts:
             if attempt.outcome is not None and attempt.state_stored == JobState.AVAILABLE:
-                attempt.producer.expect(attempt.outcome.delay)
+                attempt.producer.expect(attempt.outcome.delay or 0.0)
 
     def _is_notified(self) -> bool:
         return self._notifier is not None and self._notifier.proven

@@ -121,5 +121,6 @@ def _store_outcome(row: list[Any], attempt: Attempt) -> None:
             row[JobColumn.ERRORS] = [*(row[JobColumn.ERRORS] or ()), outcome.error]
         if not outcome.final and state == outcome.state:
             row[JobColumn.ATTEMPT] = outcome.attempt
-            row[JobColumn.SCHEDULED_AT] = ended + int(outcome.delay * 1e6)
+            if outcome.delay is not None:
+                row[JobColumn.SCHEDULED_AT] = ended + int(outcome.delay * 1e6)
     row[JobColumn.METADATA] = attempt.merged_metadata()

@@ -57,24 +57,39 @@ class WorkGroup:
         """The stamps of the attempts that run now."""
         return {attempt.stamp for attempt in list(self._attempts)}
 
-    def launch(self, rows: Sequence[Any], producer: Producer) -> None:
-        """Start an attempt for each claimed row, in the order of their turn."""
-        loop, now, first = asyncio.get_running_loop(), time.monotonic(), math.inf
-        plans, attempts, work = self._executor.plans, self._attempts, self._executor.work
-        for row in sorted(rows, key=_start_order):
-            plan = plans.get(row[JobColumn.KIND])
-            if plan is None:
-                attempt = Attempt(row, None, producer, math.inf)
-            else:
-                attempt = Attempt(row, plan.unit, producer, now + plan.timeout)
-                attempt.timeout = plan.timeout
-                attempt.timeout_is_default = plan.timeout_is_default
-                first = min(first, attempt.deadline)
-            attempts.add(attempt)
-            attempt.task = loop.create_task(work(attempt, self))
+    def launch(self, rows: Sequence[Any], producer: Producer, slots: int) -> list[Attempt]:
+        """Start an attempt for each claimed row, in the order of their turn, as far as there are
+        slots. Returns the attempts that have to wait for one: they are of the group already."""
+        plans = self._executor.plans
+        attempts = [
+            Attempt(row, plans.get(row[JobColumn.KIND]), producer)
+            for row in sorted(rows, key=_start_order)
+        ]
+        self._attempts.update(attempts)
         if attempts:
             self._idle.clear()
+        self.begin(attempts[:slots])
+        return attempts[slots:]
+
+    def begin(self, attempts: Sequence[Attempt]) -> None:
+        """Start attempts, each in its slot. Their time limits count from now."""
+        loop, now, first = asyncio.get_running_loop(), time.monotonic(), math.inf
+        work = self._executor.work
+        for attempt in attempts:
+            deadline = attempt.deadline = now + attempt.timeout
+            first = min(first, deadline)
+            attempt.task = loop.create_task(work(attempt, self))
         self.watch(first)
+
+    def give_back(self, attempts: list[Attempt]) -> None:
+        """Let attempts go that have not begun: they do not count, and keep their place in the
+        queue."""
+        for attempt in attempts:
+            self._executor.give_back(attempt)
+            self._attempts.discard(attempt)
+            self._finished(attempt)
+        if not self._attempts:
+            self._idle.set()
 
     def finish(self, attempt: Attempt) -> None:
         """Take an attempt that ended out of the group."""

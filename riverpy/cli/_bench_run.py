@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import statistics
 import time
 from contextlib import asynccontextmanager
@@ -54,6 +56,10 @@ class Measurement(msgspec.Struct, frozen=True):
     """Of this process while it worked."""
     server_cpu_us_per_job: float | None
     """Of all processes of the server meanwhile; None if they are not on this machine."""
+    occupancy: float | None
+    """The share of the slots' time that was spent in jobs, from when as many jobs as there are
+    slots had ended until only that many were left to begin; None where jobs do not sleep, or are
+    too few for that."""
     pickup_p50_ms: float
     """From before the call that inserts to the first line of the job, in an idle worker."""
     pickup_p99_ms: float
@@ -72,21 +78,84 @@ class _Pickup(msgspec.Struct, frozen=True):
     number: int
 
 
+class _Sleep(msgspec.Struct, frozen=True):
+    kind: ClassVar[str] = "riverpy_bench_sleep"
+    seconds: float
+
+
 class _Stopwatch:
     """Starts when the client starts to claim."""
 
-    def __init__(self) -> None:
-        self._began = self._began_cpu = 0.0
-        self.seconds = self.cpu_seconds = 0.0
+    def __init__(self, server: ServerProcesses | None) -> None:
+        self._server = server
+        self._began = self._began_cpu = self._began_server = 0.0
+        self.seconds = self.cpu_seconds = self.server_cpu_seconds = 0.0
 
     def started(self, value: None = None) -> None:
         """The client claims."""
+        if self._server is not None:
+            self._began_server = self._server.cpu_seconds()
         self._began, self._began_cpu = time.perf_counter(), time.process_time()
 
     def stop(self) -> None:
-        """Keep the times."""
+        """Keep the times, before the client's connections end."""
         self.seconds = time.perf_counter() - self._began
         self.cpu_seconds = time.process_time() - self._began_cpu
+        if self._server is not None:
+            self.server_cpu_seconds = self._server.cpu_seconds() - self._began_server
+
+
+class _Occupancy:
+    """How many of the slots are in jobs, summed over the time in which there is work for all."""
+
+    def __init__(self, jobs: int, slots: int) -> None:
+        self._slots = slots
+        self._last_begun = jobs - slots
+        self._begun = self._ended = 0
+        self._busy_seconds = 0.0
+        self._since: float | None = None
+        self._until: float | None = None
+        self._changed_at = 0.0
+
+    def begin(self) -> None:
+        """A job begins."""
+        now = self._count()
+        self._begun += 1
+        if self._begun == self._last_begun:
+            self._until = now
+
+    def end(self) -> None:
+        """A job ends."""
+        now = self._count()
+        self._ended += 1
+        if self._ended == self._slots:
+            self._since = now
+
+    def _count(self) -> float:
+        now = time.perf_counter()
+        if self._since is not None and self._until is None:
+            self._busy_seconds += (now - self._changed_at) * (self._begun - self._ended)
+        self._changed_at = now
+        return now
+
+    def share(self) -> float | None:
+        """The share, once all jobs have ended."""
+        if self._since is None or self._until is None or self._until <= self._since:
+            return None
+        return self._busy_seconds / (self._until - self._since) / self._slots
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What is measured."""
+
+    jobs: int
+    """How many to insert and work."""
+    slots: int
+    """How many may run at once."""
+    sleep: float = 0.0
+    """Seconds that a job sleeps, and up to half of it more or less; 0 for jobs that do nothing."""
+    prefetch: bool = False
+    """Whether to claim ahead of free slots."""
 
 
 class Bench:
@@ -95,13 +164,13 @@ class Bench:
     Args:
         url: the database; River's tables must be there.
         schema: where they are; None for the search path.
-        jobs: how many to insert and work.
-        slots: how many may run at once.
+        load: what is measured.
     """
 
-    def __init__(self, url: str, schema: str | None, *, jobs: int, slots: int) -> None:
+    def __init__(self, url: str, schema: str | None, load: Load) -> None:
         self._url, self._schema = url, schema
-        self._jobs, self._slots = jobs, slots
+        self._jobs, self._slots, self._sleep_seconds = load.jobs, load.slots, load.sleep
+        self._occupancy = _Occupancy(load.jobs, load.slots)
         self._opts = InsertOpts(queue=QUEUE)
         self._worked = 0
         self._last_id = 0
@@ -110,18 +179,28 @@ class Bench:
         self._all_picked_up = anyio.Event()
         workers = Workers()
         workers.job(self._noop)
+        workers.job(self._sleep)
         workers.job(self._pickup)
         self._client = Client(
             url,
             workers=workers,
-            queues={QUEUE: QueueConfig(max_workers=slots)},
+            queues={QUEUE: QueueConfig(max_workers=load.slots, prefetch=load.prefetch)},
             config=Config(schema=schema),
         )
 
     async def _noop(self, job: Job[_Noop]) -> None:
+        self._ended(job.id)
+
+    async def _sleep(self, job: Job[_Sleep]) -> None:
+        self._occupancy.begin()
+        await asyncio.sleep(job.args.seconds)  # noqa: TID251 (what most jobs wait by, and cheaper)
+        self._occupancy.end()
+        self._ended(job.id)
+
+    def _ended(self, job_id: int) -> None:
         self._worked += 1
         if self._worked == self._jobs:
-            self._last_id = job.id
+            self._last_id = job_id
             self._all_worked.set()
 
     async def _pickup(self, job: Job[_Pickup]) -> None:
@@ -179,21 +258,19 @@ class Bench:
             with anyio.fail_after(STATEMENT_TIMEOUT):
                 await sql.bench_settle(connection, self._schema)
             settle_collector()
-            server_cpu = processes.cpu_seconds() if processes else 0.0
-            work = await self._work()
-            if processes:
-                server_cpu = processes.cpu_seconds() - server_cpu
+            work = await self._work(processes)
             rss = memory_mib()
             await self._check(connection)
             pickups = statistics.quantiles(await self._pick_up(), n=100, method="inclusive")
-        micro = 1e6 / self._jobs
+        micro, occupancy = 1e6 / self._jobs, self._occupancy.share()
         return Measurement(
             jobs=self._jobs,
             slots=self._slots,
             insert_per_s=round(self._jobs / insert_seconds, 1),
             work_per_s=round(self._jobs / work.seconds, 1),
             client_cpu_us_per_job=round(work.cpu_seconds * micro, 2),
-            server_cpu_us_per_job=round(server_cpu * micro, 2) if processes else None,
+            server_cpu_us_per_job=round(work.server_cpu_seconds * micro, 2) if processes else None,
+            occupancy=None if occupancy is None else round(occupancy, 4),
             pickup_p50_ms=round(pickups[49] * 1e3, 3),
             pickup_p99_ms=round(pickups[98] * 1e3, 3),
             rss_mib=None if rss is None else round(rss, 1),
@@ -207,18 +284,23 @@ class Bench:
         for start in range(0, self._jobs, BATCH):
             count = min(BATCH, self._jobs - start)
             await self._client.insert_many_fast(
-                [InsertManyParams(_Noop(), self._opts) for _ in range(count)]
+                [InsertManyParams(self._args(), self._opts) for _ in range(count)]
             )
         return time.perf_counter() - began
 
-    async def _work(self) -> _Stopwatch:
+    def _args(self) -> _Noop | _Sleep:
+        if not self._sleep_seconds:
+            return _Noop()
+        return _Sleep(self._sleep_seconds * random.uniform(0.5, 1.5))  # noqa: S311 (no secret)
+
+    async def _work(self, server: ServerProcesses | None) -> _Stopwatch:
         """Work the jobs; returns how long it took.
 
         The job that ran last is stored with the last batch, so the time of its event is that of the
         last completion. Its subscription opens when all have run: events that nobody waits for cost
         nothing, as in a worker without subscribers.
         """
-        watch = _Stopwatch()
+        watch = _Stopwatch(server)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._run_client, watch)
             await self._until_all_worked()

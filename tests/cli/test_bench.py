@@ -14,7 +14,7 @@ import pytest
 
 from riverpy._db.bench import bench_server
 from riverpy.cli import _bench_run
-from riverpy.cli._bench_run import QUEUE, Bench
+from riverpy.cli._bench_run import QUEUE, Bench, Load, _Occupancy
 from riverpy.cli._process import ServerProcesses, memory_mib
 from riverpy.cli._run import CommandError
 from riverpy.errors import SchemaMissingError
@@ -50,9 +50,9 @@ def bench(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-async def measure(schema: Schema, *, jobs: int = 300, slots: int = 20) -> Measurement:
+async def measure(schema: Schema, *, jobs: int = 300, slots: int = 20, **load: Any) -> Measurement:
     """A measurement in this process, on an empty table."""
-    measured = Bench(schema.url, schema.name, jobs=jobs, slots=slots)
+    measured = Bench(schema.url, schema.name, Load(jobs=jobs, slots=slots, **load))
     assert await measured.empty(force=False) == 0
     return await measured.measure()
 
@@ -63,7 +63,7 @@ def test_object(embedded_directory: Path) -> None:
     With --embedded the database is a PostgreSQL that is started for it.
     """
     done = bench(
-        *("--embedded", "-n", "300", "--slots", "20", "--json"),
+        *("--embedded", "-n", "300", "--slots", "20", "--sleep-ms", "1", "--prefetch", "--json"),
         RIVERPY_EMBEDDED_DIR=str(embedded_directory),
     )
     assert done.returncode == 0, done.stderr
@@ -76,6 +76,7 @@ def test_object(embedded_directory: Path) -> None:
         "work_per_s",
         "client_cpu_us_per_job",
         "server_cpu_us_per_job",
+        "occupancy",
         "pickup_p50_ms",
         "pickup_p99_ms",
         "rss_mib",
@@ -85,6 +86,7 @@ def test_object(embedded_directory: Path) -> None:
     assert (found["jobs"], found["slots"]) == (300, 20)
     assert all(value for name, value in found.items() if name != "server_cpu_us_per_job")
     assert found["pickup_p50_ms"] <= found["pickup_p99_ms"]
+    assert 0 < found["occupancy"] <= 1
 
 
 async def test_jobs(schema: Schema) -> None:
@@ -96,6 +98,16 @@ async def test_jobs(schema: Schema) -> None:
         " FROM river_job GROUP BY 1, 2, 3, 4"
     )
     assert [tuple(row) for row in rows] == [(QUEUE, "completed", 1, 1, found.jobs + 5)]
+
+
+async def test_occupancy(schema: Schema) -> None:
+    """The slots' share is that of the time in which there is work for all of them; without sleeps,
+    or with too few jobs to tell, there is none."""
+    occupancy = _Occupancy(4, 2)
+    for step in ("begin", "begin", "end", "end", "begin", "begin", "end", "end"):
+        getattr(occupancy, step)()
+    assert occupancy.share() is None
+    assert (await measure(schema, jobs=50, slots=20)).occupancy is None
 
 
 async def test_jobs_there(schema: Schema) -> None:
@@ -117,7 +129,7 @@ async def test_jobs_there(schema: Schema) -> None:
     assert "mine" not in {job["kind"] for job in await schema.jobs()}
     lines = forced.stdout.splitlines()
     assert lines[0].endswith("100 jobs, 100 slots")
-    measures = ["insert", "work", "CPU", "CPU", "pickup", "pickup", "memory"]
+    measures = ["insert", "work", "CPU", "CPU", "occupancy", "pickup", "pickup", "memory"]
     assert [line.split()[0] for line in lines[3:]] == measures
 
 
@@ -143,7 +155,7 @@ def test_wrong_usage(args: list[str], message: str) -> None:
 async def test_no_tables(fresh_database_url: str) -> None:
     """Without River's tables it says which command makes them."""
     with pytest.raises(SchemaMissingError, match="riverpy migrate up"):
-        await Bench(fresh_database_url, None, jobs=1, slots=1).empty(force=False)
+        await Bench(fresh_database_url, None, Load(jobs=1, slots=1)).empty(force=False)
 
 
 async def test_one_job(schema: Schema) -> None:

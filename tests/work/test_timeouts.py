@@ -268,10 +268,11 @@ async def test_cancel_before_the_first_step(rig: Rig) -> None:
         await rig.event()
         launch = run.work.launch
 
-        def launch_and_cancel(rows: Any, producer: Any) -> None:
-            launch(rows, producer)
+        def launch_and_cancel(rows: Any, producer: Any, slots: int) -> list[Any]:
+            waiting = launch(rows, producer, slots)
             for attempt in run.work.attempts:
                 run.work.cancel(attempt.id)
+            return waiting
 
         run.work.launch = launch_and_cancel  # type: ignore[method-assign]
         inserted = await client.insert(Task(n=5))
