@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import asyncpg
 
 
+pytestmark = pytest.mark.timeout(180)  # to fill the table takes a busy machine a while
 ROWS = 1_000_000
 ENDED = "river_job_state_and_finalized_at_index"
 FETCH = "river_job_prioritized_fetching_index"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import asyncpg
 
 
+pytestmark = pytest.mark.timeout(180)  # to fill the table takes a busy machine a while
 ROWS = 1_000_000
 BACKLOG = 100_000
 
