@@ -168,7 +168,7 @@ class RiverGo:
     def __init__(self, binary: Path, url: str, schema: str) -> None:
         self._binary = binary
         self._url = url
-        self._schema = schema
+        self.schema = schema
 
     async def run(
         self, verb: str, *args: object, requests: Iterable[Row] | None = None
@@ -210,7 +210,7 @@ class RiverGo:
             self._binary,
             verb,
             "--schema",
-            self._schema,
+            self.schema,
             *map(str, args),
             # Go prints the periods of unique keys in its own zone.
             env={**os.environ, "DATABASE_URL": self._url, "TZ": "UTC"},
