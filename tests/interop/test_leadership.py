@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import pytest
 
 from riverpy._db.leaders import leader_request_resign
 from riverpy.migrate import migrate_all
@@ -172,7 +171,6 @@ def in_turn(expected: list[str], found: list[str]) -> bool:
     return all(name in rest for name in expected)
 
 
-@pytest.mark.timeout(600)
 async def test_handovers(go_binary: Path, fresh_database_url: str, tmp_path: Path) -> None:
     """The lead passes from Go to Python and back by a request to resign, by SIGTERM and by SIGKILL.
     Under each leader due jobs become available and old ones are deleted, by its own language's
