@@ -49,8 +49,8 @@ async def current(connection: asyncpg.Connection[Any], schema: str) -> dict[str,
 async def test_go_accepts_what_python_migrated(
     go_there: RiverGo, connection: asyncpg.Connection[Any]
 ) -> None:
-    """Go finds nothing to do, goes down and up again, and we find nothing to do. Below version 5
-    there are no lines: it refuses to go there while ours is recorded."""
+    """MG-07: Go finds nothing to do, goes down and up again, and we find nothing to do.
+    Below version 5 there are no lines: it refuses to go there while ours is recorded."""
     schema = go_there.schema
     await migrate_all(connection, schema=schema)
     assert await go_there.run("migrate", "validate") == VALID
@@ -68,7 +68,7 @@ async def test_go_accepts_what_python_migrated(
 async def test_python_accepts_what_go_migrated(
     go_there: RiverGo, connection: asyncpg.Connection[Any]
 ) -> None:
-    """We add our tables alone, go down and up again, and Go finds nothing to do."""
+    """MG-07: we add our tables alone, go down and up again, and Go finds nothing to do."""
     schema = go_there.schema
     migrator = Migrator(connection, schema=schema)
     assert await versions(go_there, "up") == VERSIONS
@@ -86,8 +86,8 @@ async def test_python_accepts_what_go_migrated(
 async def test_each_takes_over_half_way(
     go_binary: Path, fresh_database_url: str, connection: asyncpg.Connection[Any]
 ) -> None:
-    """Half-way up by one language, on to the top and down again by the other: the catalog is the
-    recorded one."""
+    """MG-07: half-way up by one language, on to the top and down again by the other: the catalog
+    is the recorded one."""
     schema = SCHEMAS[1]
     go = RiverGo(go_binary, fresh_database_url, schema)
     migrator = Migrator(connection, schema=schema)

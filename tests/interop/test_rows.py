@@ -277,7 +277,8 @@ def test_every_scenario_is_played() -> None:
 
 
 async def test_go_works_what_python_inserts(go: RiverGo, rig: Rig) -> None:
-    """Python inserts, cancels and retries, Go works: the rows are those that Go left alone."""
+    """MG-07: Python inserts, cancels and retries, Go works: the rows are those that
+    Go left alone."""
     expected = {name: SCENARIOS[name] for name in PLAYS if name not in AGAIN_IN_A_SECOND}
     flags = ("--fetch-cooldown", "1ms", "--fetch-poll-interval", "20ms", "--no-stagger")
     async with rig.client() as client:
@@ -322,8 +323,9 @@ async def python_workers(rig: Rig) -> AsyncGenerator[None]:
 
 
 async def test_python_works_what_go_inserts(go: RiverGo, rig: Rig) -> None:
-    """Go inserts, cancels and retries, Python works: the rows are those that Go left alone, but
-    that a job that somebody asked to cancel is not retried, and an interrupted one has no error."""
+    """MG-07: Go inserts, cancels and retries, Python works: the rows are those that Go
+    left alone, but that a job that somebody asked to cancel is not retried, and an
+    interrupted one has no error."""
     expected = {name: SCENARIOS[name] | OURS.get(name, {}) for name in PLAYS}
     async with go.process("insert") as inserter:
         stage = Stage(rig, GoSide(go, inserter))
