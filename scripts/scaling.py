@@ -505,19 +505,27 @@ async def measure(url: str, arguments: argparse.Namespace) -> Measurement:
 
 
 def show(found: Measurement) -> None:
-    """As rows of a table."""
+    """As the rows of the two tables in docs/scaling.md."""
+    rates, others = [], []
     for name, value in found.items():
         if not isinstance(value, dict):
             print(f"{name}: {value}")
             continue
-        print(f"\nscripts/scaling {name}")
         for variant, figures in value.items():
-            shown = (
-                ", ".join(f"{key} {figure:,}" for key, figure in figures.items())
-                if isinstance(figures, dict)
-                else f"{figures:,}"
-            )
-            print(f"| {variant} | {shown} |")
+            if not isinstance(figures, dict):
+                others.append(f"| `{name}` | {variant} | {figures:,} |")
+            elif "ratio" in figures:
+                rates.append(f"| `{name}` | {variant} | {_rate_cells(figures)} |")
+            else:
+                cells = ", ".join(f"{key} {figure:,}" for key, figure in figures.items())
+                others.append(f"| `{name}` | {variant} | {cells} |")
+    print("", *rates, "", *others, sep="\n")
+
+
+def _rate_cells(figures: Measurement) -> str:
+    ratio = f"{figures['ratio']:.2f} ({figures['ratio_min']:.2f} to {figures['ratio_max']:.2f})"
+    cpu = figures.get("server_cpu_us_per_job")
+    return f"{figures['per_s']:,}/s | {ratio} | {'' if cpu is None else f'{cpu} µs'}"
 
 
 def main() -> None:
