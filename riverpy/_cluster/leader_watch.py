@@ -56,8 +56,8 @@ class LeaderWatch:
         self._connection, self._config, self._timer = connection, config, timer
         self._kinds, self._periodic_jobs = kinds, periodic_jobs
         self._interval = config.dead_after.total_seconds() / LOOKS
-        self._foreign: LeaderLook | None = None
-        """The last one that was told of."""
+        self._told_of: str | None = None
+        """When the leader was elected that was told of last."""
         self._unled_since: float | None = None
         self._is_unled_told = False
         self._log: Any = structlog.get_logger("riverpy").bind()
@@ -84,9 +84,9 @@ class LeaderWatch:
 
     def _say_foreign(self, look: LeaderLook) -> None:
         """Once for each term."""
-        if look.leader_id is None or look.is_registered or look == self._foreign:
+        if look.leader_id is None or look.is_registered or look.elected_at == self._told_of:
             return
-        self._foreign = look
+        self._told_of = look.elected_at
         self._log.warning(
             "the leader is no client of riverpy's, as one of River's in Go: while it leads, it "
             "inserts none of these periodic jobs, leaves the jobs of dead clients for an hour, and "

@@ -115,6 +115,7 @@ async def test_foreign_leader(server: FakeServer, log: list[Any]) -> None:
         assert entry["log_level"] == "warning"
         assert (entry["leader_id"], entry["elected_at"]) == ("go", first)
         assert (entry["periodic_job_ids"], entry["kinds"]) == (["hourly"], ["task"])
+        server.answer = LeaderLook("go", first, False, False)  # still the same term
         await server.timer.advance(100)
         server.answer = LeaderLook("me", second, True, True)
         await server.timer.advance(30)
