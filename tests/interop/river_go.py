@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 SOURCES = Path(__file__).parent / "go"
 BUILD_TIMEOUT = 600
 """Seconds: the first build fetches the modules and compiles them."""
+UNUSED_AGE = 7 * 86400
+"""Seconds after which the program of other sources is dropped, if nobody has used it."""
 PATIENCE = 30.0
 """Seconds after which waiting for a process fails."""
 BUFFER = 2**26
@@ -42,6 +45,7 @@ def build() -> Path | None:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "riverpy"
     binary = cache / f"interop-{digest}"
     if binary.exists():
+        binary.touch()
         return binary
     if shutil.which("go") is None:
         return None
@@ -54,7 +58,7 @@ def build() -> Path | None:
 
 
 def _build(binary: Path) -> bool:
-    """Whether the modules could be fetched; the program is then there, and older ones are not."""
+    """Whether the modules could be fetched; the program is then there, and unused ones are not."""
     fetched = subprocess.run(
         ["go", "mod", "download"],
         cwd=SOURCES,
@@ -69,8 +73,9 @@ def _build(binary: Path) -> bool:
     subprocess.run(
         ["go", "build", "-o", unfinished, "."], cwd=SOURCES, timeout=BUILD_TIMEOUT, check=True
     )
-    for old in binary.parent.glob("interop-*"):
-        old.unlink()
+    for other in binary.parent.glob("interop-*"):
+        if time.time() - other.stat().st_mtime > UNUSED_AGE:
+            other.unlink()
     unfinished.rename(binary)
     return True
 
