@@ -37,6 +37,8 @@ _MANGLED = re.compile(
 )
 _MANGLED_PATH = re.compile(r"[|#@*?\\:\[{!]|^\.|\.$|\.\.")
 _WILDCARD = re.compile(r"[|#@*?]")
+_TANGLED = re.compile(r"\\:|[.|][\[{]|^[\[{].*[|#@*?]|\\.*[|#@*?]|[|#@*?].*\\", re.DOTALL)
+"""Meanings that change each other."""
 _SELECTOR = re.compile(r"(?:\[\w+\]|\{\w+\})", re.ASCII)
 _ARRAY_INDEX_MAX = 1000
 _WARNINGS_MAX = 1000
@@ -247,11 +249,13 @@ def _mangled_args(kind: str, members: dict[str, str]) -> str:
         if not _MANGLED.search(key):
             document[key] = members[key]
             continue
+        if _TANGLED.search(key):
+            raise _unpredictable(kind, key)
         _warn(kind, key)
         if not _WILDCARD.search(key):
             path = [(part.removeprefix(":"), part.startswith(":")) for part in _split(key)]
             _put(document, path, _value(kind, key, members))
-        elif "\\" in key or _matches_any(key, document):
+        elif _matches_any(key, document):
             raise _unpredictable(kind, key)
     return _render(document)
 

@@ -195,6 +195,16 @@ async def test_keys_agree(
         assert (first == second) == expected, show(one)
 
 
+async def test_keys_that_are_paths(inserter: GoProcess) -> None:
+    """A key by which River reads a path gives Go's unique key, or is refused."""
+    parts = ["", "a", *PATH, "{}", "[]", "1"]
+    for key in (first + second for first in parts for second in parts):
+        one = request(json.dumps({key: 0, "z": 1}), unique={"by_args": True})
+        if row := prepared(one, datetime.now(UTC)):
+            (found,) = await inserter.insert(one)
+            assert found.get("unique_key") == row.unique_key, (key, found)
+
+
 async def test_vectors_agree(inserter: GoProcess) -> None:
     """The structs of the Go program are those that the vectors were made from."""
     for vector in VECTORS:
