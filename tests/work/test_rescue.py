@@ -170,8 +170,8 @@ async def test_same_id_keeps_its_own(rig: Rig) -> None:
     client = rig.client(
         id="me", soft_stop_timeout=timedelta(0), hard_stop_timeout=timedelta(milliseconds=50)
     )
+    await rig.insert_rows(1)  # n = 1
     async with rig.running(client):
-        await rig.insert_rows(1)  # n = 1
         await rig.until_state("running")
     assert rig.report is not None
     assert rig.report.abandoned
