@@ -4,9 +4,13 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"os"
+	"os/signal"
 	"slices"
+	"syscall"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 )
 
@@ -22,6 +26,7 @@ const (
 func benchVerb(flags *flag.FlagSet) func(context.Context, *base) error {
 	jobs := flags.Int("jobs", 0, "jobs to insert beforehand and work")
 	slots := flags.Int("slots", 2_000, "most jobs at once")
+	serve := flags.Int("serve", 0, "most jobs at once of a client that works until SIGTERM")
 	pickups := flags.Int("pickup", 0, "inserts, each 20 ms, into an idle client")
 	one := flags.Int("insert-one", 0, "jobs to insert one at a time")
 	many := flags.Int("insert-many", 0, "jobs to insert by InsertMany")
@@ -37,6 +42,7 @@ func benchVerb(flags *flag.FlagSet) func(context.Context, *base) error {
 			{*fast, bench.insertFast},
 			{*jobs, func(ctx context.Context, jobs int) error { return bench.work(ctx, jobs, *slots) }},
 			{*pickups, bench.pickup},
+			{*serve, bench.serve},
 		}
 		for _, step := range steps {
 			if step.count == 0 {
@@ -74,6 +80,15 @@ func (w *benchWorker) Work(context.Context, *river.Job[benchArgs]) error {
 	}
 	return nil
 }
+
+// noopArgs are of jobs that somebody else has inserted.
+type noopArgs struct{}
+
+func (noopArgs) Kind() string { return "noop" }
+
+type noopWorker struct{ river.WorkerDefaults[noopArgs] }
+
+func (*noopWorker) Work(context.Context, *river.Job[noopArgs]) error { return nil }
 
 func benchParams(first, count int, queue string) []river.InsertManyParams {
 	params := make([]river.InsertManyParams, count)
@@ -143,14 +158,7 @@ func (b *bench) work(ctx context.Context, jobs, slots int) error {
 			return err
 		}
 	}
-	workers := river.NewWorkers()
-	river.AddWorker(workers, &benchWorker{})
-	client, err := b.base.client(&river.Config{
-		FetchCooldown:     2 * time.Millisecond,
-		FetchPollInterval: 20 * time.Millisecond,
-		Queues:            map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: slots}},
-		Workers:           workers,
-	})
+	client, err := b.fastClient(slots)
 	if err != nil {
 		return err
 	}
@@ -166,6 +174,34 @@ func (b *bench) work(ctx context.Context, jobs, slots int) error {
 		<-events
 	}
 	b.rate("work_per_s", jobs, began)
+	return client.Stop(ctx)
+}
+
+// fastClient works any no-op job at the settings of River's own benchmark.
+func (b *bench) fastClient(slots int) (*river.Client[pgx.Tx], error) {
+	workers := river.NewWorkers()
+	river.AddWorker(workers, &benchWorker{})
+	river.AddWorker(workers, &noopWorker{})
+	return b.base.client(&river.Config{
+		FetchCooldown:     2 * time.Millisecond,
+		FetchPollInterval: 20 * time.Millisecond,
+		Queues:            map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: slots}},
+		Workers:           workers,
+	})
+}
+
+// serve works what is there until SIGTERM.
+func (b *bench) serve(ctx context.Context, slots int) error {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGTERM)
+	client, err := b.fastClient(slots)
+	if err != nil {
+		return err
+	}
+	if err := client.Start(ctx); err != nil {
+		return err
+	}
+	<-signals
 	return client.Stop(ctx)
 }
 

@@ -1,0 +1,261 @@
+"""Who is measured, and how each is asked for a figure.
+
+A figure that a competitor has no way to give is None; one that it fails to give raises Unavailable.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from scripts._bench.process import Output, Unavailable, program, run_json
+
+if TYPE_CHECKING:
+    from scripts._bench.server import Database, Server
+
+LIMIT = 600.0
+"""Seconds that one program may take."""
+PEER_LIMIT = 30.0
+"""The same for a peer's: one that hangs must not hold up the run."""
+NAMES = ("riverpy", "river_go", "bare", "pgqueuer", "procrastinate", "oban", "chancy")
+
+
+class Work(NamedTuple):
+    """A run of the worker."""
+
+    per_s: float
+    rss_mib: float | None = None
+    pickup_p50_ms: float | None = None
+    pickup_p99_ms: float | None = None
+    occupancy: float | None = None
+
+
+class Competitor:
+    """One of those that are compared, with a database of its own."""
+
+    name = ""
+    share = 1.0
+    """Of the jobs of a run: a slow one gets fewer, as only the rate counts."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    async def database(self) -> Database:
+        """Its own."""
+        return await self._server.river(self.name)
+
+    async def prepare(self) -> str:
+        """See that it can be measured; its version.
+
+        Raises:
+            Unavailable: it cannot.
+        """
+        raise NotImplementedError
+
+    async def work(self, jobs: int, slots: int) -> Work:
+        """Work so many no-op jobs."""
+        raise NotImplementedError
+
+    async def pickup(self, jobs: int) -> tuple[float, float] | None:
+        """p50 and p99 in milliseconds, one insert each 20 ms; None if it has no such program."""
+        return None
+
+    async def insert(self, how: str, jobs: int) -> float | None:
+        """Jobs a second: `one` at a time, `many` in a call, or `fast`."""
+        return None
+
+    def serve(self, database: Database, slots: int) -> list[str]:
+        """The command of a worker of queue `default` that runs until SIGTERM."""
+        raise NotImplementedError
+
+
+class Riverpy(Competitor):
+    """riverpy: `riverpy bench`, `riverpy worker`, and inserts by its client."""
+
+    name = "riverpy"
+
+    async def prepare(self) -> str:
+        return version("riverpy")
+
+    async def work(self, jobs: int, slots: int) -> Work:
+        return await self.bench(jobs, slots)
+
+    async def bench(self, jobs: int, slots: int, *options: object) -> Work:
+        """`riverpy bench` with more options."""
+        database = await self.database()
+        command = [
+            *(sys.executable, "-m", "riverpy", "bench", "--database-url", database.url),
+            *("-n", str(jobs), "--slots", str(slots), "--force", "--json"),
+            *map(str, options),
+        ]
+        found = (await run_json(command, LIMIT)).found
+        return Work(
+            found["work_per_s"],
+            found.get("rss_mib"),
+            found.get("pickup_p50_ms"),
+            found.get("pickup_p99_ms"),
+            found.get("occupancy"),
+        )
+
+    async def insert(self, how: str, jobs: int) -> float | None:
+        database = await self.database()
+        await database.empty()
+        return (await run_json(program("riverpy_insert", how, database.url, jobs), LIMIT)).found[
+            "per_s"
+        ]
+
+    def serve(self, database: Database, slots: int) -> list[str]:
+        return [
+            *(sys.executable, "-m", "riverpy", "worker", "scripts._bench.riverpy_jobs:client"),
+            *("--database-url", database.url, "--queues", f"default:{slots}"),
+            *("--log-level", "warning"),
+        ]
+
+
+class Bare(Competitor):
+    """asyncpg alone."""
+
+    name = "bare"
+
+    async def prepare(self) -> str:
+        return f"asyncpg {version('asyncpg')}"
+
+    async def work(self, jobs: int, slots: int) -> Work:
+        database = await self.database()
+        script = Path(__file__).parents[1] / "bare_loop.py"
+        command = [sys.executable, str(script), database.url, str(jobs), str(slots)]
+        out = await run_json(command, LIMIT)
+        if out.found["left"]:
+            raise Unavailable(f"the bare loop left {out.found['left']} jobs")
+        return Work(out.found["work_per_s"], out.rss_mib)
+
+    async def pickup(self, jobs: int) -> tuple[float, float] | None:
+        database = await self.database()
+        found = (await run_json(program("bare_program", "pickup", database.url, jobs), LIMIT)).found
+        return found["p50_ms"], found["p99_ms"]
+
+    async def insert(self, how: str, jobs: int) -> float | None:
+        database = await self.database()
+        await database.empty()
+        command = program("bare_program", "insert", database.url, how, jobs)
+        return (await run_json(command, LIMIT)).found["per_s"]
+
+    def serve(self, database: Database, slots: int) -> list[str]:
+        return program("bare_program", "serve", database.url, slots)
+
+
+class RiverGo(Competitor):
+    """River in Go, by its own client at the settings of its own benchmark."""
+
+    name = "river_go"
+    _binary = ""
+
+    async def prepare(self) -> str:
+        if not shutil.which("go"):
+            raise Unavailable("Go is not installed")
+        from tests.interop import river_go
+
+        binary = river_go.build()
+        if binary is None:
+            raise Unavailable("the Go module cannot be built here")
+        self._binary = str(binary)
+        module = Path(__file__).parents[2] / "tests/interop/go/go.mod"
+        line = next(line for line in module.read_text().splitlines() if "riverqueue/river " in line)
+        return line.split()[-1].removeprefix("v")
+
+    async def _bench(self, database: Database, *flags: object) -> Output:
+        command = [self._binary, "bench", "--database-url", database.url, *map(str, flags)]
+        return await run_json(command, LIMIT)
+
+    async def work(self, jobs: int, slots: int) -> Work:
+        database = await self.database()
+        await database.empty()
+        out = await self._bench(database, "--jobs", jobs, "--slots", slots)
+        return Work(out.found["work_per_s"], out.rss_mib)
+
+    async def pickup(self, jobs: int) -> tuple[float, float] | None:
+        found = (await self._bench(await self.database(), "--pickup", jobs)).found
+        return found["pickup_p50_ms"], found["pickup_p99_ms"]
+
+    async def insert(self, how: str, jobs: int) -> float | None:
+        database = await self.database()
+        await database.empty()
+        return (await self._bench(database, f"--insert-{how}", jobs)).found[f"insert_{how}"]
+
+    def serve(self, database: Database, slots: int) -> list[str]:
+        return [self._binary, "bench", "--database-url", database.url, "--serve", str(slots)]
+
+
+class Peer(Competitor):
+    """A peer of Python's package index; `peers` has a program for each."""
+
+    share = 0.25
+
+    async def database(self) -> Database:
+        return await self._server.database(self.name)
+
+    async def prepare(self) -> str:
+        if find_spec(self.name) is None:
+            needs = " (it needs Python 3.12)" if self.name == "oban" else ""
+            raise Unavailable(f"{self.name} is not installed{needs}")
+        await self._run("install")
+        try:
+            return version(self.name)
+        except PackageNotFoundError:
+            return "unknown"
+
+    async def _run(self, verb: str, *rest: object) -> Output:
+        database = await self.database()
+        return await run_json(program(f"peers.{self.name}", verb, database.url, *rest), PEER_LIMIT)
+
+    async def work(self, jobs: int, slots: int) -> Work:
+        await self._run("insert", "many", jobs)
+        await (await self.database()).settle()
+        out = await self._run("work", jobs, slots)
+        return Work(out.found["work_per_s"], out.rss_mib)
+
+    async def insert(self, how: str, jobs: int) -> float | None:
+        """The jobs stay and would be worked: they are inserted into a database of their own."""
+        if how == "fast":
+            return None
+        database = await self._server.database(f"{self.name}_insert")
+        module = f"peers.{self.name}"
+        if not await database.value("table_count"):
+            await run_json(program(module, "install", database.url), PEER_LIMIT)
+        found: dict[str, Any] = (
+            await run_json(program(module, "insert", database.url, how, jobs), PEER_LIMIT)
+        ).found
+        return found["per_s"]
+
+
+class PgQueuer(Peer):
+    """PgQueuer."""
+
+    name = "pgqueuer"
+
+
+class Procrastinate(Peer):
+    """Procrastinate."""
+
+    name = "procrastinate"
+    share = 0.1
+
+
+class Oban(Peer):
+    """oban-py."""
+
+    name = "oban"
+
+
+class Chancy(Peer):
+    """Chancy."""
+
+    name = "chancy"
+    share = 0.05
+
+
+ALL: tuple[type[Competitor], ...] = (Riverpy, RiverGo, Bare, PgQueuer, Procrastinate, Oban, Chancy)

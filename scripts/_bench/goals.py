@@ -1,0 +1,86 @@
+"""The goals, and whether a run met them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from scripts._bench.samples import Samples
+
+
+class Goal(NamedTuple):
+    """A bound on a figure of riverpy's, or on its ratio to a competitor's."""
+
+    measure: str
+    bound: float
+    against: str | None = None
+    """Whose figure it is divided by; None: it stands by itself."""
+    is_least: bool = True
+    """Whether the bound is the least that is allowed, not the most."""
+
+    @property
+    def text(self) -> str:
+        """As in `at least 1.8 x river_go`."""
+        least = "at least" if self.is_least else "at most"
+        return f"{least} {self.bound:g}" + (f" x {self.against}" if self.against else "")
+
+    def verdict(self, samples: Samples) -> Verdict:
+        """What the run says of it."""
+        if self.against is None:
+            value = samples.median(self.measure, "riverpy")
+        else:
+            value = samples.ratio(self.measure, self.against)
+        if value is None:
+            return Verdict(self, None, None)
+        return Verdict(self, value, value >= self.bound if self.is_least else value <= self.bound)
+
+
+class Verdict(NamedTuple):
+    """A goal beside what was found."""
+
+    goal: Goal
+    value: float | None
+    met: bool | None
+    """None: it was not measured."""
+
+    @property
+    def text(self) -> str:
+        """As in `at least 1 x bare: 1.02, met`."""
+        if self.value is None:
+            reason = f"no {self.goal.against}" if self.goal.against else "not measured"
+            return f"{self.goal.text}: {reason}"
+        return f"{self.goal.text}: {self.value:.2f}, {'met' if self.met else 'MISSED'}"
+
+
+GOALS = (
+    Goal("work_1000", 1.8, "river_go"),
+    Goal("work_1000", 1.15, "bare"),
+    Goal("work_100", 1.9, "river_go"),
+    Goal("work_100", 1.0, "bare"),
+    Goal("work_100", 2.0, "pgqueuer"),
+    Goal("occupancy_5ms", 0.90),
+    Goal("occupancy_50ms", 0.97),
+    Goal("two_processes", 0.85, "bare"),
+    Goal("over_claimed", 0, is_least=False),
+    Goal("repeated", 0, is_least=False),
+    Goal("pickup_p50_ms", 2.0, "bare", is_least=False),
+    Goal("pickup_p99_ms", 3.0, "bare", is_least=False),
+    Goal("insert_one", 0.9, "bare"),
+    Goal("insert_many", 0.8, "bare"),
+    Goal("insert_fast", 0.9, "bare"),
+    Goal("sustained_backlog_growth", 0.01, is_least=False),
+    Goal("sustained_p99_to_p50", 20.0, is_least=False),
+    Goal("old_rows", 0.9),
+    Goal("backlog", 0.9),
+    Goal("claim_cost", 1.2, is_least=False),
+    Goal("open_snapshot", 1.0, "river_go"),
+    Goal("rss_mib", 1.5, "bare", is_least=False),
+    Goal("rss_growth", 1.1, is_least=False),
+    Goal("idle_statements_per_s", 2.0, is_least=False),
+    Goal("idle_cpu", 0.01, is_least=False),
+)
+
+
+def verdicts(samples: Samples) -> list[Verdict]:
+    """All goals beside what was found."""
+    return [goal.verdict(samples) for goal in GOALS]

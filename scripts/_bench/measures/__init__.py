@@ -1,0 +1,3 @@
+"""The measures, each a coroutine that takes a `Run` and adds to its samples."""
+
+from __future__ import annotations

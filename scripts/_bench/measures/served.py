@@ -1,0 +1,66 @@
+"""Workers that run by themselves on River's tables, watched through the table."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, NamedTuple
+
+from scripts._bench.process import Unavailable, memory_mib, running
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from scripts._bench.competitors import Competitor
+    from scripts._bench.server import Database
+
+LOOK_INTERVAL = 0.25
+STALL_LIMIT = 60.0
+
+
+class Served(NamedTuple):
+    """What workers did with jobs."""
+
+    since: datetime
+    per_s: float
+    most_running: int
+    rss_mib: float
+    """Of the first one, when all was done."""
+    rss_early_mib: float
+    """The same when a tenth was done."""
+
+
+async def serve(
+    one: Competitor, database: Database, jobs: int, *, slots: int, processes: int = 1
+) -> Served:
+    """Let workers finish at least so many of the jobs that are there.
+
+    The rate is that from the first claim to the last end that the table knows of.
+
+    Raises:
+        Unavailable: a worker ended, or none finished a job for a minute.
+    """
+    since: datetime = await database.value("now")
+    async with AsyncExitStack() as workers, database.connected() as connection:
+        started = [
+            await workers.enter_async_context(running(one.serve(database, slots)))
+            for _ in range(processes)
+        ]
+        progress = await connection.prepare(database.statement("progress"))
+        done, most_running, early = -1, 0, 0.0
+        stalled_at = time.monotonic() + STALL_LIMIT
+        while done < jobs:
+            await asyncio.sleep(LOOK_INTERVAL)
+            (found,) = await progress.fetch(since)
+            if found["jobs"] > done:
+                stalled_at = time.monotonic() + STALL_LIMIT
+            elif time.monotonic() > stalled_at:
+                raise Unavailable(f"{one.name} finished {done} of {jobs} jobs and then none")
+            if any(process.returncode is not None for process in started):
+                raise Unavailable(f"a worker of {one.name} ended by itself")
+            done, most_running = found["jobs"], max(most_running, found["running"])
+            if not early and done >= jobs / 10:
+                early = memory_mib(started[0].pid)
+        rss = memory_mib(started[0].pid)
+    return Served(since, done / found["seconds"], most_running, rss, early)

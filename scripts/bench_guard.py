@@ -1,0 +1,63 @@
+"""Compares riverpy with the bare loop in turns, before a merge: exit code 1 below a tolerance.
+
+It takes two to three minutes. The ratios are medians of those of single rounds; the tolerances
+leave room for the noise of a small machine, so what falls below them has become slower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+
+from scripts._bench.goals import Goal, Verdict
+from scripts._bench.measures.rounds import rounds
+from scripts._bench.run import Run
+from scripts._bench.server import server
+from scripts.bench_compare import parse_arguments
+
+TOLERANCES = (
+    Goal("work_100", 0.9, "bare"),
+    Goal("work_1000", 0.9, "bare"),
+    Goal("insert_one", 0.8, "bare"),
+    Goal("insert_many", 0.7, "bare"),
+    Goal("insert_fast", 0.8, "bare"),
+    Goal("pickup_p50_ms", 2.4, "bare", is_least=False),
+)
+
+
+async def guard(jobs: int, rounds_count: int) -> list[Verdict]:
+    """Measure, and what each tolerance makes of it."""
+    options = parse_arguments(
+        ["--quick", "-n", str(jobs), "--rounds", str(rounds_count), "--competitors", "riverpy,bare"]
+    )
+    async with server() as postgres:
+        run = Run(postgres, options)
+        await run.prepare()
+        await rounds(run)
+    return [one.verdict(run.samples) for one in TOLERANCES]
+
+
+def main() -> int:
+    """Measure and print; 1 if a tolerance is not met, or could not be measured."""
+    parser = argparse.ArgumentParser(prog="scripts/bench guard", description=__doc__)
+    parser.add_argument("-n", "--jobs", type=int, default=50_000, help="jobs a run (50000)")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each (5)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    given = parser.parse_args()
+    if given.jobs < 1 or given.rounds < 1:
+        parser.error("--jobs and --rounds are 1 or more")
+    found = asyncio.run(guard(given.jobs, given.rounds))
+    is_ok = all(one.met for one in found)
+    if given.json:
+        ratios = {one.goal.measure: one.value for one in found}
+        print(json.dumps({"ok": is_ok, "ratios": ratios}))
+    else:
+        for one in found:
+            print(f"{one.goal.measure:<14} {one.text}")
+    return 0 if is_ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
