@@ -40,6 +40,7 @@ from riverpy.periodic import (
     cron,
     every,
 )
+from riverpy.queue import Queue
 from riverpy.retry import DefaultRetryPolicy, ErrorHandler, RetryPolicy
 from riverpy.worker import Worker, Workers
 
@@ -78,6 +79,7 @@ __all__ = [
     "PeriodicJobs",
     "PeriodicJobsStart",
     "PeriodicSchedule",
+    "Queue",
     "QueueConfig",
     "RawArgs",
     "RetryPolicy",

@@ -106,7 +106,7 @@ def prepare(
     return InsertRow(
         kind=kind,
         args=text,
-        metadata=_metadata_text(call.metadata),
+        metadata=encode_metadata(call.metadata),
         queue=queue,
         priority=_in_range("priority", priority, PRIORITY_MAX),
         max_attempts=_in_range("max_attempts", max_attempts, MAX_ATTEMPTS_MAX),
@@ -183,7 +183,8 @@ def _args_text(args: JobArgs | RawArgs) -> str:
     return text
 
 
-def _metadata_text(metadata: object) -> str:
+def encode_metadata(metadata: object) -> str:
+    """Metadata as JSON text; None stands for none. ArgsError if it is no JSON object."""
     if metadata is None:
         return "{}"
     if not isinstance(metadata, Mapping):

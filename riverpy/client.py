@@ -17,23 +17,22 @@ from msgspec import UNSET, UnsetType
 
 from riverpy._clock import SystemClock
 from riverpy._cluster.leadership import Leadership, LeadershipSubscription
-from riverpy._db import jobs, periodic, queues
 from riverpy._dsn import validate_url
 from riverpy._insert import Inserter
 from riverpy._insert_row import InsertRules
 from riverpy._lifecycle import only_error
 from riverpy._names import CLIENT_ID_LENGTH_MAX, validate_queue
+from riverpy._verbs import Verbs
 from riverpy._work.put_back import put_back
 from riverpy._work.run import Run, StopReport
 from riverpy._work.subscriptions import SUBSCRIPTION_SIZE_DEFAULT, Subscription, Subscriptions
 from riverpy.config import Config, QueueConfig
-from riverpy.drivers.asyncpg import UniqueViolationError, close_pool, create_pool, is_pool
-from riverpy.errors import ClientStateError, ConfigError, NotFoundError, UniqueConflictError
-from riverpy.job import JobRow
+from riverpy.drivers.asyncpg import close_pool, create_pool, is_pool
+from riverpy.errors import ClientStateError, ConfigError
 from riverpy.periodic import PeriodicJobs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
     from datetime import timedelta
     from types import TracebackType
@@ -54,7 +53,7 @@ STATEMENT_TIMEOUT = 30.0
 """Seconds for one statement on the client's own pool."""
 
 
-class Client:
+class Client(Verbs):
     """River's client: `async with client:` opens its pool, `client.working()` works jobs beside
     other code.
 
@@ -337,113 +336,7 @@ class Client:
         """
         return await self._inserter.insert_many_fast(params, tx=tx)
 
-    # -- jobs and queues
-
-    async def job_get(self, job_id: int, *, tx: Transaction | None = None) -> JobRow:
-        """One job.
-
-        Raises:
-            NotFoundError: there is none with this id.
-        """
-        return await self._one_job(jobs.job_get, job_id, tx)
-
-    async def job_cancel(self, job_id: int, *, tx: Transaction | None = None) -> JobRow:
-        """Cancel a job; a running one is told to stop, and is cancelled when it has.
-
-        A completed, cancelled or discarded job stays as it is.
-
-        Raises:
-            NotFoundError: there is none with this id.
-        """
-        return await self._one_job(jobs.job_cancel, job_id, tx)
-
-    async def job_retry(self, job_id: int, *, tx: Transaction | None = None) -> JobRow:
-        """Make a job available now, with one more attempt if it has none left. A running one stays
-        as it is.
-
-        Raises:
-            NotFoundError: there is none with this id.
-            UniqueConflictError: another job holds its unique key now.
-        """
-        try:
-            return await self._one_job(jobs.job_retry, job_id, tx)
-        except UniqueViolationError:
-            raise UniqueConflictError(
-                f"job {job_id} cannot be retried: another job holds its unique key"
-            ) from None
-
-    async def _one_job(
-        self,
-        call: Callable[[Transaction, str | None, int], Awaitable[Any]],
-        job_id: int,
-        tx: Transaction | None,
-    ) -> JobRow:
-        async with self._transaction(tx) as connection:
-            row = await call(connection, self._config.schema, job_id)
-        if row is None:
-            raise NotFoundError(f"there is no job {job_id}")
-        return JobRow(row)
-
-    async def queue_pause(self, name: str, *, tx: Transaction | None = None) -> None:
-        """Stop claiming from a queue, or with `*` from all, in every client. Running jobs go on.
-
-        Raises:
-            NotFoundError: no client ever worked a queue of this name.
-        """
-        await self._control(queues.queue_pause, "pause", name, tx)
-
-    async def queue_resume(self, name: str, *, tx: Transaction | None = None) -> None:
-        """Undo `queue_pause`.
-
-        Raises:
-            NotFoundError: no client ever worked a queue of this name.
-        """
-        await self._control(queues.queue_resume, "resume", name, tx)
-
-    async def _control(
-        self,
-        call: Callable[[Transaction, str | None, str], Awaitable[list[str]]],
-        action: str,
-        name: str,
-        tx: Transaction | None,
-    ) -> None:
-        async with self._transaction(tx) as connection:
-            found = await call(connection, self._config.schema, name)
-            if not found and name != "*":
-                raise NotFoundError(f"there is no queue {name!r}")
-            payload = msgspec.json.encode({"action": action, "queue": name}).decode()
-            await queues.control_notify(connection, self._config.schema, payload)
-
-    # -- periodic jobs
-
-    async def periodic_pause(self, job_id: str, *, tx: Transaction | None = None) -> None:
-        """Insert no job of this id, in whatever client leads, until it is resumed.
-
-        Raises:
-            NotFoundError: no leader has had a periodic job of this id.
-            SchemaMissingError: the database lacks version 2 of line `riverpy`.
-        """
-        async with self._transaction(tx) as connection:
-            await periodic.periodic_pause(connection, self._config.schema, job_id)
-
-    async def periodic_resume(self, job_id: str, *, tx: Transaction | None = None) -> None:
-        """Undo `periodic_pause`. Slots that passed meanwhile are not caught up with.
-
-        Raises:
-            NotFoundError, SchemaMissingError: as `periodic_pause`.
-        """
-        async with self._transaction(tx) as connection:
-            await periodic.periodic_resume(connection, self._config.schema, job_id)
-
-    async def periodic_run(self, job_id: str, *, tx: Transaction | None = None) -> None:
-        """Ask the leader to insert one job of this id now, paused or not, beside those of its
-        schedule.
-
-        Raises:
-            NotFoundError, SchemaMissingError: as `periodic_pause`.
-        """
-        async with self._transaction(tx) as connection:
-            await periodic.periodic_run(connection, self._config.schema, job_id)
+    # -- telling
 
     def subscribe(self, *kinds: EventKind, size: int = SUBSCRIPTION_SIZE_DEFAULT) -> Subscription:
         """Events of this client's own jobs and queues: `async with client.subscribe(…) as events:

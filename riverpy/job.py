@@ -287,16 +287,25 @@ class Job(JobRow, Generic[ArgsT_co]):
         self._record(key, value)
 
     def _record(self, key: str, value: object) -> None:
-        text = _json.encode(value)
-        size = len(text.encode())
-        if size > OUTPUT_SIZE_MAX:
-            raise ArgsError(
-                f"an output or a metadata value has at most {OUTPUT_SIZE_MAX} bytes when encoded, "
-                f"got {size}"
-            )
-        self._merge(key, text)
+        self._merge(key, encode_metadata_value(value))
 
     def _merge(self, key: str, text: str) -> None:
         if self._updates is None:
             self._updates = {}
         self._updates[key] = text
+
+
+def encode_metadata_value(value: object) -> str:
+    """An output or another value of the metadata as JSON text.
+
+    Raises:
+        ArgsError: it is not JSON, or larger than 32 MiB when encoded.
+    """
+    text = _json.encode(value)
+    size = len(text.encode())
+    if size > OUTPUT_SIZE_MAX:
+        raise ArgsError(
+            f"an output or a metadata value has at most {OUTPUT_SIZE_MAX} bytes when encoded, "
+            f"got {size}"
+        )
+    return text

@@ -201,5 +201,13 @@ async def job_retry(connection: Transaction, schema: str | None, job_id: int) ->
     return _one(await _fetch(connection, "job_retry", schema, {"id": job_id}))
 
 
+async def job_update(
+    connection: Transaction, schema: str | None, job_id: int, *, updates: str
+) -> Record | None:
+    """Merge an object, given as JSON text, into the metadata of a job."""
+    values = {"id": job_id, "updates": updates}
+    return _one(await _fetch(connection, "job_update", schema, values))
+
+
 def _one(rows: list[Record]) -> Record | None:
     return rows[0] if rows else None

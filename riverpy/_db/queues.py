@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from riverpy._sql import query
+from riverpy.job import timestamp
+from riverpy.queue import Queue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import timedelta
+    from datetime import datetime, timedelta
+
+    from asyncpg import Record
 
     from riverpy.drivers.asyncpg import Transaction
 
@@ -60,9 +66,53 @@ async def queue_forget(
     return [row[0] for row in rows]
 
 
+async def queue_get(connection: Transaction, schema: str | None, name: str) -> Queue | None:
+    """One queue."""
+    row = await connection.fetchrow(query("river_queue", "queue_get", schema).text, name)
+    return None if row is None else _queue(row)
+
+
+async def queue_list(connection: Transaction, schema: str | None, limit: int) -> list[Queue]:
+    """Up to `limit` queues, by name."""
+    rows = await connection.fetch(query("river_queue", "queue_list", schema).text, limit)
+    return [_queue(row) for row in rows]
+
+
+async def queue_update(
+    connection: Transaction, schema: str | None, name: str, metadata: str
+) -> Queue | None:
+    """Replace the metadata, given as JSON text, of a queue."""
+    statement = query("river_queue", "queue_update", schema)
+    row = await connection.fetchrow(
+        statement.text, *statement.arguments({"name": name, "metadata": metadata})
+    )
+    return None if row is None else _queue(row)
+
+
 async def control_notify(connection: Transaction, schema: str | None, payload: str) -> None:
     """Send a control message to every client of the schema, at commit."""
     statement = query("river_queue", "control_notify", schema)
     await connection.execute(
         statement.text, *statement.arguments({"schema": schema, "payload": payload})
     )
+
+
+def _queue(row: Record) -> Queue:
+    name, created_at, metadata, paused_at, updated_at = row
+    try:
+        members = msgspec.json.decode(metadata, type=dict[str, Any])
+    except msgspec.ValidationError:  # no object: somebody wrote it by SQL
+        members = {}
+    return Queue(
+        name=name,
+        created_at=_time(created_at),
+        metadata=members,
+        paused_at=timestamp(paused_at),
+        updated_at=_time(updated_at),
+    )
+
+
+def _time(raw: bytes) -> datetime:
+    moment = timestamp(raw)
+    assert moment is not None  # noqa: S101 (the column is not null)
+    return moment

@@ -253,3 +253,17 @@ select
   timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,
   timestamptz_send(scheduled_at), tags::text[], unique_key, unique_states::int
 from result;
+
+
+-- name: job_update
+-- Merge into the metadata of a job, whatever its state.
+update /* schema */ river_job as job
+set metadata = case
+  when jsonb_typeof(job.metadata) = 'object' then job.metadata || @updates::text::jsonb
+  else @updates::text::jsonb
+end
+where id = @id
+returning
+  id, args::text, attempt, timestamptz_send(attempted_at), attempted_by, timestamptz_send(created_at), errors::text[],
+  timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,
+  timestamptz_send(scheduled_at), tags::text[], unique_key, unique_states::int;

@@ -38,6 +38,28 @@ where name = @name or @name = '*'
 returning name;
 
 
+-- name: queue_get
+select name, timestamptz_send(created_at), metadata::text, timestamptz_send(paused_at), timestamptz_send(updated_at)
+from /* schema */ river_queue
+where name = @name;
+
+
+-- name: queue_list
+select name, timestamptz_send(created_at), metadata::text, timestamptz_send(paused_at), timestamptz_send(updated_at)
+from /* schema */ river_queue
+order by name
+limit @limit::bigint;
+
+
+-- name: queue_update
+-- Replace what the row says beside its state.
+update /* schema */ river_queue
+set metadata = @metadata::text::jsonb, updated_at = now()
+where name = @name
+returning
+  name, timestamptz_send(created_at), metadata::text, timestamptz_send(paused_at), timestamptz_send(updated_at);
+
+
 -- name: queue_forget
 -- Delete queues that nobody has worked, paused or changed for @age, but for those whose row says something. Safe when
 -- two leaders run it at once: rows that are locked are passed over.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import anyio
@@ -13,13 +13,16 @@ import msgspec
 import pytest
 
 from riverpy import (
+    ArgsError,
     Client,
     Config,
+    ConfigError,
     EventKind,
     InsertOpts,
     Job,
     JobState,
     NotFoundError,
+    Queue,
     QueueConfig,
     UniqueConflictError,
     UniqueOpts,
@@ -268,3 +271,87 @@ async def test_pause_reaches_a_working_client(schema: Schema) -> None:
             event = await anext(events)
             assert event.job is not None
             assert event.job.id == waiting
+
+
+# -- queues and what their rows say
+
+
+async def test_queues_are_told(schema: Schema, client: Client) -> None:
+    """A queue is there from when a client works it, with all that its row says."""
+    with pytest.raises(NotFoundError, match="there is no queue 'mail'"):
+        await client.queue_get("mail")
+    assert await client.queue_list() == []
+    await schema.execute(
+        f"insert into {schema.name}.river_queue (name, created_at, metadata, paused_at, updated_at)"
+        " values ('mail', '2026-01-01Z', '{\"a\": 1}', '2026-01-02Z', '2026-01-03Z'),"
+        " ('a', now(), '[1]', null, now()), ('zoo', now(), '{}', null, now())"
+    )
+    mail = await client.queue_get("mail")
+    assert mail == Queue(
+        name="mail",
+        created_at=datetime(2026, 1, 1, tzinfo=UTC),
+        metadata={"a": 1},
+        paused_at=datetime(2026, 1, 2, tzinfo=UTC),
+        updated_at=datetime(2026, 1, 3, tzinfo=UTC),
+    )
+    assert [queue.name for queue in await client.queue_list()] == ["a", "mail", "zoo"]
+    assert [queue.name for queue in await client.queue_list(limit=2)] == ["a", "mail"]
+    assert (await client.queue_get("a")).metadata == {}
+    with pytest.raises(ConfigError, match="limit must be 1 or more"):
+        await client.queue_list(limit=0)
+
+
+async def test_metadata_of_a_queue(schema: Schema, client: Client) -> None:
+    """They are replaced as a whole, and every client is told at commit, as River tells it."""
+    await schema.execute(
+        f"insert into {schema.name}.river_queue (name, metadata, updated_at)"
+        " values ('mail', '{\"old\": 1}', '2026-01-01Z')"
+    )
+    async with heard(schema, "river_control") as payload:
+        queue = await client.queue_update("mail", metadata={"k": "v", "é": [None]})
+        assert await payload() == (
+            '{"action":"metadata_changed","metadata":{"k":"v","é":[null]},"queue":"mail"}'
+        )
+        assert queue == await client.queue_get("mail")
+        assert queue.metadata == {"k": "v", "é": [None]}
+        assert queue.updated_at.year > 2026 or queue.updated_at.month > 1
+        with pytest.raises(NotFoundError, match="there is no queue 'other'"):
+            await client.queue_update("other", metadata={})
+        for wrong in ([1], "text", {"a": {1, 2}}):
+            with pytest.raises(ArgsError):
+                await client.queue_update("mail", metadata=wrong)  # type: ignore[arg-type]
+        with pytest.raises(ArgsError, match="one notification, which holds 7,999"):
+            await client.queue_update("mail", metadata={"a": "é" * 4000})
+        async with schema.connected() as connection:
+            transaction = connection.transaction()
+            await transaction.start()
+            await client.queue_update("mail", metadata={"lost": True}, tx=connection)
+            await transaction.rollback()
+    assert (await client.queue_get("mail")).metadata == {"k": "v", "é": [None]}
+
+
+async def test_output_of_a_job(schema: Schema, client: Client) -> None:
+    """It is merged into the metadata of a job in any state; nothing else of the row changes."""
+    inserted = (await client.insert(Task(), InsertOpts(metadata={"a": 1, "output": 0}))).job
+    job = await client.job_update(inserted.id, output={"sum": [1, 2.5, "ü"]})
+    assert job.output == {"sum": [1, 2.5, "ü"]}
+    assert job.metadata == {"a": 1, "output": {"sum": [1, 2.5, "ü"]}}
+    assert (job.state, job.attempt, job.scheduled_at) == (
+        inserted.state,
+        inserted.attempt,
+        inserted.scheduled_at,
+    )
+    await client.job_cancel(inserted.id)
+    assert (await client.job_update(inserted.id, output=None)).metadata["output"] is None
+    with pytest.raises(NotFoundError):
+        await client.job_update(10**12, output=1)
+    with pytest.raises(ArgsError):
+        await client.job_update(inserted.id, output=float("nan"))
+    with pytest.raises(ArgsError, match="at most 33554432 bytes"):
+        await client.job_update(inserted.id, output="x" * 33554432)
+    async with schema.connected() as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        await client.job_update(inserted.id, output="lost", tx=connection)
+        await transaction.rollback()
+    assert (await client.job_get(inserted.id)).output is None

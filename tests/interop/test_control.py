@@ -261,6 +261,22 @@ async def test_output_that_go_writes(rig: Rig, go: RiverGo, waiting: Waiting) ->
     assert json.loads(row["metadata"]) == {"output": {"from": "go"}, "progress": 0.5}
 
 
+async def test_go_reads_what_python_changes(rig: Rig, go: RiverGo) -> None:
+    """Metadata that Python gives to a queue, and an output that it gives to a job, are there for
+    Go, whose worker hears of the first and goes on."""
+    async with go.worker(*GO_FLAGS) as worker, inserter(rig) as client:
+        job = (await client.insert(*for_go(ms=60_000))).job
+        await worker.until("job_started", id=job.id)
+        await client.queue_update("go", metadata={"owner": {"name": "é"}, "limit": 5})
+        await client.job_update(job.id, output={"from": ["python", None]})
+        (queue,) = [one for one in await go.run("queues") if one["name"] == "go"]
+        (row,) = await go.run("list")
+        assert json.loads(queue["metadata"]) == {"owner": {"name": "é"}, "limit": 5}
+        assert json.loads(row["metadata"]) == {"output": {"from": ["python", None]}}
+        await client.job_cancel(job.id)
+        await worker.until("job_cancelled", id=job.id)
+
+
 async def test_notified_of_inserts(
     rig: Rig, go: RiverGo, waiting: Waiting, reached: Callable[[str, float], None]
 ) -> None:
