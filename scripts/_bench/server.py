@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -89,6 +90,7 @@ class Server:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self._prefix = f"bench_{os.getpid()}_"
         self._databases: dict[str, Database] = {}
         self._making = asyncio.Lock()
 
@@ -112,17 +114,29 @@ class Server:
         return (await Database(self.url).value("version")).split()[0]
 
     async def _create(self, name: str) -> Database:
-        full = f"bench_{name}"
+        full = f"{self._prefix}{name}"
         async with Database(self.url).connected() as connection:
             await connection.execute(f'drop database if exists "{full}" with (force)')
             await connection.execute(f'create database "{full}"')
         return Database(urlunsplit(urlsplit(self.url)._replace(path=f"/{full}")))
 
     async def drop(self) -> None:
-        """Drop what was made."""
+        """Drop what this run made, and what runs made that were killed."""
         async with Database(self.url).connected() as connection:
-            for name in self._databases:
-                await connection.execute(f'drop database if exists "bench_{name}" with (force)')
+            for row in await connection.fetch(_STATEMENTS["databases"]):
+                pid = int(row["pid"])
+                if pid == os.getpid() or not _is_alive(pid):
+                    await connection.execute(f'drop database "{row["name"]}" with (force)')
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 @asynccontextmanager

@@ -95,3 +95,9 @@ limit 1
 
 -- name: table_count
 select count(*) from pg_tables where schemaname = 'public'
+
+-- name: databases
+-- Those of all runs, with the process that made them.
+select datname as name, split_part(datname, '_', 2) as pid
+from pg_database
+where datname ~ '^bench_[0-9]+_'

@@ -1,0 +1,91 @@
+"""scripts/bench compare: what it makes of figures, and a small run of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts._bench.competitors import NAMES
+from scripts._bench.goals import GOALS, Goal
+from scripts._bench.samples import Samples
+from scripts._bench.table import KEYS, TITLES, as_json, as_text
+from scripts.bench_compare import parse_arguments
+
+ROOT = Path(__file__).parents[2]
+ABOUT = {"machine": {"cores": "2"}, "versions": {}, "rounds": 3, "jobs": 100, "notes": ["short"]}
+
+
+def samples() -> Samples:
+    """Three rounds in which the machine is slower each time, and Go is not there."""
+    found = Samples()
+    for number, speed in enumerate((4.0, 2.0, 1.0)):
+        found.add("work_100", "riverpy", number, 1.1 * speed)
+        found.add("work_100", "bare", number, speed)
+        found.add("pickup_p50_ms", "riverpy", number, 5 / speed)
+        found.add("pickup_p50_ms", "bare", number, 2 / speed)
+    return found
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    """A slower machine changes the rates, not the ratio; a round without a partner is left out."""
+    found = samples()
+    assert found.ratio("work_100", "bare") == pytest.approx(1.1)
+    assert found.spread("work_100", "bare") == [1.0, 4.0]
+    found.add("work_100", "river_go", 2, 0.5)
+    assert found.ratio("work_100", "river_go") == pytest.approx(2.2)
+    assert found.ratio("work_1000", "bare") is None
+
+
+def test_goals() -> None:
+    """Met, missed, and not to be told."""
+    found = samples()
+    assert Goal("work_100", 1.0, "bare").verdict(found).met is True
+    assert Goal("work_100", 1.2, "bare").verdict(found).met is False
+    assert Goal("pickup_p50_ms", 2.0, "bare", is_least=False).verdict(found).met is False
+    absent = Goal("work_100", 1.9, "river_go").verdict(found)
+    assert absent.met is None
+    assert absent.text == "at least 1.9 x river_go: no river_go"
+    assert {goal.measure for goal in GOALS} <= {*TITLES}
+
+
+def test_shape_of_the_json() -> None:
+    """Each key has a figure or null for each competitor, also when nothing was measured."""
+    for found in (samples(), Samples()):
+        printed = json.loads(json.dumps(as_json(found, ABOUT)))
+        assert [set(printed[key]) for key in KEYS] == [set(NAMES)] * len(KEYS)
+        assert len(printed["goals"]) == len(GOALS)
+    assert as_json(samples(), ABOUT)["work_100"]["bare"] == 2.0
+
+
+def test_table() -> None:
+    """It has a line for each measure, with the goals and what came of them."""
+    text = as_text(samples(), ABOUT)
+    assert "riverpy 2.2 (1.1 .. 4.4)   bare 2 (1 .. 4)" in text
+    assert "goal at least 1 x bare: 1.10, met" in text
+    assert "goal at most 2 x bare: 2.50, MISSED" in text
+    assert all(title in text for title in TITLES.values())
+
+
+def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    """A measure or competitor that there is not is refused with those that there are."""
+    for wrong in (["--only", "works"], ["--competitors", "celery"], ["--rounds", "0"]):
+        with pytest.raises(SystemExit):
+            parse_arguments(wrong)
+    assert "work_100" in capsys.readouterr().err
+
+
+def test_small_run() -> None:
+    """Standard output is one JSON object; who fails is null, and the reason is told."""
+    command = [sys.executable, "-m", "scripts.bench_compare", "--json", "--quick", "--jobs", "200"]
+    command += ["--rounds", "1", "--only", "work_100", "--competitors", "riverpy,bare,oban"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert printed["work_100"]["riverpy"] > 0
+    assert printed["work_100"]["bare"] > 0
+    assert printed["work_100"]["river_go"] is None
+    assert printed["work_1000"]["riverpy"] is None
