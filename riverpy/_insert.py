@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import anyio
 
 from riverpy._clock import Backoff
-from riverpy._insert_row import InsertRow, InsertRules, prepare
+from riverpy._insert_row import InsertRow, InsertRules, prepare, prepare_all
 from riverpy._sql import query
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, InterfaceError, describe, is_transaction
 from riverpy.errors import (
@@ -61,7 +61,6 @@ _NO_MEMORY = "invalid memory alloc request size"
 _SCHEMA_MISSING = {"42P01", "42P10", "42703", "42704", "42883", "3F000"}
 _EXISTED = 18
 """Where a row that the statements return says whether the job existed."""
-_NUMBERS = (JobColumn.ID, JobColumn.ATTEMPT, JobColumn.MAX_ATTEMPTS, JobColumn.PRIORITY)
 _BYTES = (
     JobColumn.ATTEMPTED_AT,
     JobColumn.CREATED_AT,
@@ -71,6 +70,7 @@ _BYTES = (
 )
 _COPY_COLUMNS = (
     "args",
+    "unique_key",
     "kind",
     "max_attempts",
     "metadata",
@@ -78,7 +78,6 @@ _COPY_COLUMNS = (
     "queue",
     "state",
     "tags",
-    "unique_key",
     "unique_states",
 )
 
@@ -214,7 +213,7 @@ class Inserter:
 
     def _prepare(self, params: Sequence[InsertManyParams]) -> list[InsertRow]:
         now = self._clock.now()
-        rows = [prepare(job.args, job.opts, rules=self._rules, now=now) for job in _checked(params)]
+        rows = prepare_all(_checked(params), rules=self._rules, now=now)
         if not rows:
             raise InsertError("nothing to insert: give at least one job")
         return rows
@@ -282,7 +281,8 @@ class Inserter:
         for index, row in enumerate(rows):
             if row.unique_key is None or firsts.setdefault(row.unique_key, index) == index:
                 sent.append(index)
-        sent.sort(key=lambda index: _lock_order(rows[index]))
+        if firsts:
+            sent.sort(key=lambda index: _lock_order(rows[index]))
         records = await self._fetch(connection, [rows[index] for index in sent], queues)
         results = {
             index: InsertResult(_job(record), record[_EXISTED] == "t")
@@ -374,13 +374,17 @@ class Inserter:
 
 def _job(record: Sequence[Any]) -> JobRow:
     """The job of a record whose numbers, times and key crossed as texts."""
-    row = list(record)
-    for at in _NUMBERS:
-        row[at] = int(row[at])
+    row = [*record[:_EXISTED]]
+    row[JobColumn.ID] = int(row[JobColumn.ID])
+    row[JobColumn.ATTEMPT] = int(row[JobColumn.ATTEMPT])
+    row[JobColumn.MAX_ATTEMPTS] = int(row[JobColumn.MAX_ATTEMPTS])
+    row[JobColumn.PRIORITY] = int(row[JobColumn.PRIORITY])
     for at in _BYTES:
-        row[at] = None if row[at] is None else bytes.fromhex(row[at])
+        if row[at] is not None:
+            row[at] = bytes.fromhex(row[at])
     mask = row[JobColumn.UNIQUE_STATES]
-    row[JobColumn.UNIQUE_STATES] = None if mask is None else int(mask, 2)
+    if mask is not None:
+        row[JobColumn.UNIQUE_STATES] = int(mask, 2)
     return JobRow(row)
 
 
@@ -395,13 +399,29 @@ def _columns(rows: Sequence[InsertRow]) -> dict[str, Any]:
 
 
 async def _copy_chunks(rows: Sequence[InsertRow], now: str | None) -> AsyncGenerator[bytes]:
+    ends: dict[tuple[object, ...], str] = {}
     for start in range(0, len(rows), _COPY_ROWS):
-        yield "".join(_copy_line(row, now) for row in rows[start : start + _COPY_ROWS]).encode()
+        lines = [_copy_line(row, now, ends) for row in rows[start : start + _COPY_ROWS]]
+        yield "".join(lines).encode()
 
 
-def _copy_line(row: InsertRow, now: str | None) -> str:
+def _copy_line(row: InsertRow, now: str | None, ends: dict[tuple[object, ...], str]) -> str:
+    """One line of the COPY.
+
+    Args:
+        row: the job.
+        now: when a job without a time is due, where the line has it.
+        ends: how lines end whose jobs share all but args and key.
+    """
+    shared = row.shared()
+    if (end := ends.get(shared)) is None:
+        end = ends[shared] = _copy_end(row, now)
+    key = r"\N" if row.unique_key is None else rf"\\x{row.unique_key}"
+    return f"{row.args.translate(_COPY_ESCAPES)}\t{key}\t{end}"
+
+
+def _copy_end(row: InsertRow, now: str | None) -> str:
     fields = [
-        row.args.translate(_COPY_ESCAPES),
         row.kind.translate(_COPY_ESCAPES),
         row.max_attempts,
         row.metadata.translate(_COPY_ESCAPES),
@@ -409,7 +429,6 @@ def _copy_line(row: InsertRow, now: str | None) -> str:
         row.queue,
         row.state,
         "{" + ",".join(f'"{tag}"' for tag in row.tags.split(",") if tag) + "}",
-        r"\N" if row.unique_key is None else rf"\\x{row.unique_key}",
         row.unique_states or r"\N",
     ]
     if now is not None:

@@ -12,12 +12,18 @@ from riverpy import _json
 from riverpy._names import KIND_LENGTH_MAX, validate_kind, validate_queue, validate_tag
 from riverpy._unique import unique_key, unique_states
 from riverpy.errors import ArgsError, InsertError, UnknownJobKindError
-from riverpy.insert_opts import PRIORITY_DEFAULT, QUEUE_DEFAULT, InsertOpts, UniqueOpts
+from riverpy.insert_opts import (
+    PRIORITY_DEFAULT,
+    QUEUE_DEFAULT,
+    InsertOpts,
+    UniqueOpts,
+)
 from riverpy.job import JobState, RawArgs
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Iterable
 
+    from riverpy.insert_opts import InsertManyParams
     from riverpy.job import JobArgs
 
 T = TypeVar("T")
@@ -42,8 +48,10 @@ class InsertRules(msgspec.Struct, frozen=True, kw_only=True):
 class InsertRow(NamedTuple):
     """One checked job as it is sent: as texts, since a connection may have codecs of its own."""
 
-    kind: str
     args: str
+    unique_key: str | None
+    """In hexadecimal digits."""
+    kind: str
     metadata: str
     queue: str
     priority: str
@@ -53,8 +61,6 @@ class InsertRow(NamedTuple):
     """None: the server's now."""
     tags: str
     """Joined by commas, which no tag has."""
-    unique_key: str | None
-    """In hexadecimal digits."""
     unique_states: str | None
     """The eight bits as the table has them."""
 
@@ -65,7 +71,31 @@ class InsertRow(NamedTuple):
 
     def shared(self) -> tuple[object, ...]:
         """What all jobs have in common that go by the simple form of the statement."""
-        return (self.kind, *self[2:9], self.unique_states)
+        return self[2:]
+
+
+def prepare_all(
+    jobs: Iterable[InsertManyParams], *, rules: InsertRules, now: datetime
+) -> list[InsertRow]:
+    """Check jobs and encode them; see `prepare`.
+
+    Batches are mostly of one class with the same options. What depends on these alone is checked
+    for the first job of each such kind, and taken over for the others.
+    """
+    rows: list[InsertRow] = []
+    firsts: dict[tuple[type, int], tuple[InsertOpts | None, InsertRow]] = {}
+    for job in jobs:
+        args, opts = job.args, job.opts
+        key = (type(args), id(opts))  # the options are kept, so that no others have their id
+        is_single = isinstance(args, RawArgs) or callable(getattr(args, "insert_opts", None))
+        if not is_single and (first := firsts.get(key)) is not None:
+            row = InsertRow(_args_text(args), *first[1][1:])
+        else:
+            row = prepare(args, opts, rules=rules, now=now)
+            if not is_single and row.unique_states is None:
+                firsts[key] = (opts, row)
+        rows.append(row)
+    return rows
 
 
 def prepare(

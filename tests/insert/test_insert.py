@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from riverpy._insert_row import InsertRules, prepare
+from riverpy._insert_row import InsertRules, prepare, prepare_all
 from riverpy.insert_opts import InsertManyParams, InsertOpts, UniqueOpts
 from riverpy.job import JobState, RawArgs
 from riverpy.migrate import Migrator
@@ -63,6 +63,35 @@ async def test_defaults(inserter: Inserter, schema: Schema) -> None:
     assert row["id"] == job.id
     assert row["created_at"] == row["scheduled_at"] == job.created_at == job.scheduled_at
     assert row["attempted_by"] is row["errors"] is row["unique_key"] is row["unique_states"] is None
+
+
+def test_batch_is_checked_as_its_jobs_are() -> None:
+    """A row of a batch is the one that its job alone would have, whatever came before it: of the
+    same class with other options, with options of its own, or with a kind of its own."""
+
+    class Own(dict[str, int]):
+        kind: ClassVar[str] = "own"
+
+    class Other(Own):
+        kind: ClassVar[str] = "other"
+
+    choosy = Own(n=5)
+    choosy.insert_opts = lambda: InsertOpts(queue="own")  # type: ignore[attr-defined]
+    high, tagged = InsertOpts(priority=1, metadata={"a": 1}), InsertOpts(priority=4, tags=["tag"])
+    unique = InsertOpts(unique_opts=UNIQUE)
+    later = InsertOpts(scheduled_at=NOW + timedelta(hours=1))
+    jobs = [
+        InsertManyParams(args, opts)
+        for _ in range(2)
+        for opts in (None, high, tagged, unique, later)
+        for args in (Own(n=1), choosy, Own(n=2), Other(n=3), RawArgs("raw_1", "{}"))
+    ]
+    jobs += [InsertManyParams(RawArgs("raw_2", '{"n": 4}'), high)]
+    jobs += [InsertManyParams(Own(n=n), InsertOpts(priority=n)) for n in (1, 2, 3, 4)]
+    alone = [prepare(job.args, job.opts, rules=RULES, now=NOW) for job in jobs]
+    assert prepare_all(iter(jobs), rules=RULES, now=NOW) == alone
+    assert {row.kind for row in alone} == {"own", "other", "raw_1", "raw_2"}
+    assert {row.queue for row in alone} == {"default", "own"}
 
 
 async def test_times_are_the_servers(inserter: Inserter, schema: Schema) -> None:
