@@ -194,6 +194,8 @@ class Peer(Competitor):
     """A peer of Python's package index; `peers` has a program for each."""
 
     share = 0.25
+    least_batches = 5
+    """How many times its slots are filled at least: the first batch is there at once."""
 
     async def database(self) -> Database:
         return await self._server.database(self.name)
@@ -213,6 +215,7 @@ class Peer(Competitor):
         return await run_json(program(f"peers.{self.name}", verb, database.url, *rest), PEER_LIMIT)
 
     async def work(self, jobs: int, slots: int) -> Work:
+        jobs = max(jobs, self.least_batches * slots)
         await self._run("insert", "many", jobs)
         await (await self.database()).settle()
         out = await self._run("work", jobs, slots)
@@ -242,7 +245,8 @@ class Procrastinate(Peer):
     """Procrastinate."""
 
     name = "procrastinate"
-    share = 0.1
+    least_batches = 0  # it takes one job at a time, however many slots there are
+    share = 0.02
 
 
 class Oban(Peer):

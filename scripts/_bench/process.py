@@ -81,16 +81,22 @@ async def running(command: Sequence[str]) -> AsyncGenerator[asyncio.subprocess.P
 async def _start(command: Sequence[str], *, stdout: int) -> asyncio.subprocess.Process:
     try:
         return await asyncio.create_subprocess_exec(
-            *command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE
+            *command,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
         )
     except OSError as error:
         raise Unavailable(f"{command[0]} cannot be started: {error}") from None
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:
+    """End it and its children, which may outlive it."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     if process.returncode is None:
-        with suppress(ProcessLookupError):
-            process.kill()
         await process.wait()
 
 

@@ -47,6 +47,8 @@ class ChancyPeer:
                 eager_polling=True,
             )
             await chancy.declare(queue, upsert=True)
+            # Else its worker makes one of this name with processes of their own.
+            await chancy.declare(Queue(name="default", executor=Chancy.Executor.Async))
             async with Worker(chancy, register_signal_handlers=False) as worker:
                 await worker.wait_for_shutdown()
 
