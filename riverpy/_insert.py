@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -257,20 +258,25 @@ class Inserter:
     @asynccontextmanager
     async def _connection(self) -> AsyncGenerator[Transaction]:
         """A connection of the pool. Getting one is tried again until `ACQUIRE_TIMEOUT` is over."""
-        async with AsyncExitStack() as stack:
-            backoff = Backoff(timedelta(milliseconds=50), timedelta(seconds=1))
-            with anyio.fail_after(ACQUIRE_TIMEOUT.total_seconds(), reason="acquiring a connection"):
-                connection = await self._acquire_patiently(stack, backoff)
+        with anyio.fail_after(ACQUIRE_TIMEOUT.total_seconds(), reason="acquiring a connection"):
+            lent, connection = await self._lend()
+        try:
             with _translated(None):
                 yield connection
+        finally:
+            await lent.__aexit__(*sys.exc_info())
 
-    async def _acquire_patiently(self, stack: AsyncExitStack, backoff: Backoff) -> Transaction:
+    async def _lend(self) -> tuple[AbstractAsyncContextManager[Transaction], Transaction]:
+        """A connection of the pool, and what takes it back."""
+        backoff: Backoff | None = None
         while True:
+            lent = self._acquire()
             try:
-                return await stack.enter_async_context(self._acquire())
+                return lent, await lent.__aenter__()
             except DATABASE_ERRORS as error:
                 if not isinstance(error, OSError) and _sqlstate(error) not in _NOT_NOW:
                     raise
+            backoff = backoff or Backoff(timedelta(milliseconds=50), timedelta(seconds=1))
             await anyio.sleep(backoff.next())
 
     async def _insert_rows(

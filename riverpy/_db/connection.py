@@ -148,7 +148,7 @@ class DedicatedConnection:
         self._was_connected = False
         self._outages = 0
         """How many there were when it was made."""
-        self._lock = anyio.Lock()
+        self._lock = anyio.Lock(fast_acquire=True)  # a statement follows, and yields
         self._backoff = Backoff(RECONNECT_FIRST, RECONNECT_MOST)
 
     async def open(self) -> None:
