@@ -61,7 +61,6 @@ GOALS = (
     Goal("occupancy_5ms", 0.90),
     Goal("occupancy_50ms", 0.97),
     Goal("two_processes", 0.85, "bare"),
-    Goal("over_claimed", 0, is_least=False),
     Goal("repeated", 0, is_least=False),
     Goal("pickup_p50_ms", 2.0, "bare", is_least=False),
     Goal("pickup_p99_ms", 3.0, "bare", is_least=False),

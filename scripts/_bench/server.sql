@@ -32,11 +32,10 @@ from generate_series(1, $1::int) as i, lateral (select now() - interval '12 hour
 select clock_timestamp()
 
 -- name: progress
--- $1: since when. How many were finished, from first claim to last end in seconds; how many run.
+-- $1: since when. How many were finished, from first claim to last end in seconds.
 select
   count(*) as jobs,
-  coalesce(extract(epoch from max(finalized_at) - min(attempted_at)), 0)::float8 as seconds,
-  (select count(*) from river_job where state = 'running') as running
+  coalesce(extract(epoch from max(finalized_at) - min(attempted_at)), 0)::float8 as seconds
 from river_job
 where state = 'completed' and finalized_at >= $1
 
@@ -101,3 +100,7 @@ select count(*) from pg_tables where schemaname = 'public'
 select datname as name, split_part(datname, '_', 2) as pid
 from pg_database
 where datname ~ '^bench_[0-9]+_'
+
+-- name: spread
+-- $1: over how many queues the waiting jobs are to be spread.
+update river_job set queue = 'q' || id % $1::int where state = 'available'

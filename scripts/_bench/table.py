@@ -38,7 +38,6 @@ TITLES = {
     "occupancy_5ms": "slots occupied, jobs of 5 ms",
     "occupancy_50ms": "slots occupied, jobs of 50 ms",
     "two_processes": "work, two processes (jobs/s)",
-    "over_claimed": "most running beyond the slots",
     "repeated": "jobs that ran twice",
     "sustained_backlog_growth": "backlog growth / insert rate",
     "sustained_p99_to_p50": "wait p99 / p50 at 60 % load",

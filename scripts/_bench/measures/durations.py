@@ -112,19 +112,18 @@ async def idle(run: Run) -> None:
     seconds = run.options.idle_seconds
     database = await run.server.river("idle")
     await database.counted()
-    for one in run.named("riverpy", "river_go"):
-        async with (
-            run.trying(one.name, "idle"),
-            running(one.serve(database, SLOTS)) as process,
-        ):
-            await asyncio.sleep(2 * WARM_UP)
-            await database.fetch("statements_reset")
-            cpu = cpu_seconds(process.pid)
-            await asyncio.sleep(seconds)
-            cpu = cpu_seconds(process.pid) - cpu
-            count = await database.value("statements_count")
-            run.samples.add("idle_statements_per_s", one.name, 0, count / seconds)
-            run.samples.add("idle_cpu", one.name, 0, cpu / seconds)
+    async with (
+        run.trying("riverpy", "idle"),
+        running(run.riverpy.serve(database, SLOTS)) as process,
+    ):
+        await asyncio.sleep(2 * WARM_UP)
+        await database.fetch("statements_reset")
+        cpu = cpu_seconds(process.pid)
+        await asyncio.sleep(seconds)
+        cpu = cpu_seconds(process.pid) - cpu
+        count = await database.value("statements_count")
+        run.samples.add("idle_statements_per_s", "riverpy", 0, count / seconds)
+        run.samples.add("idle_cpu", "riverpy", 0, cpu / seconds)
 
 
 async def all_of_them(run: Run) -> None:

@@ -24,7 +24,6 @@ class Served(NamedTuple):
 
     since: datetime
     per_s: float
-    most_running: int
     rss_mib: float
     """Of the first one, when all was done."""
     rss_early_mib: float
@@ -48,7 +47,7 @@ async def serve(
             for _ in range(processes)
         ]
         progress = await connection.prepare(database.statement("progress"))
-        done, most_running, early = -1, 0, 0.0
+        done, early = -1, 0.0
         stalled_at = time.monotonic() + STALL_LIMIT
         while done < jobs:
             await asyncio.sleep(LOOK_INTERVAL)
@@ -59,8 +58,8 @@ async def serve(
                 raise Unavailable(f"{one.name} finished {done} of {jobs} jobs and then none")
             if any(process.returncode is not None for process in started):
                 raise Unavailable(f"a worker of {one.name} ended by itself")
-            done, most_running = found["jobs"], max(most_running, found["running"])
+            done = found["jobs"]
             if not early and done >= jobs / 10:
                 early = memory_mib(started[0].pid)
         rss = memory_mib(started[0].pid)
-    return Served(since, done / found["seconds"], most_running, rss, early)
+    return Served(since, done / found["seconds"], rss, early)
