@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,12 +24,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(BUILD_TIMEOUT + 60))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs Go where it is missing. Here, because pytest sums up in one line what is
+    skipped in one place, and a skip in a fixture counts as one in each test."""
+    if isinstance(item, pytest.Function) and "go_binary" in item.fixturenames and not program():
+        pytest.skip("needs Go and its modules: install Go to test a fleet of both languages")
+
+
+@cache
+def program() -> Path | None:
+    """The program of River in Go, if it can be built."""
+    return build()
+
+
 @pytest.fixture(scope="session")
 def go_binary() -> Path:
     """The program of River in Go."""
-    if binary := build():
-        return binary
-    pytest.skip("needs Go and its modules: install Go to test a fleet of both languages")
+    binary = program()
+    assert binary is not None
+    return binary
 
 
 @pytest.fixture
