@@ -78,7 +78,8 @@ class Notifier:
         self._backoff = Backoff(RECONNECT_FIRST, RECONNECT_MOST)
         self._log: Any = structlog.get_logger("riverpy").bind()
         self.proven = False
-        """Whether the last probe came back."""
+        """Whether notifications arrive: the last probe came back, over the connection that there
+        is now."""
         self.connected = TestSignal("Notifier.connected")
 
     def subscribe(self, topic: str, callback: Callable[[str], None]) -> None:
@@ -189,6 +190,7 @@ class Notifier:
     async def _reopen(self, *, say: bool) -> None:
         """Connect again, however long it takes, and tell that notifications may have been
         missed."""
+        self.proven = False
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
