@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tests._database import Schema
 
 FOREIGN = "the leader is no client of riverpy's"
-SHORT = {"elect_interval": timedelta(seconds=0.2), "leader_ttl": timedelta(seconds=1)}
 
 
 class FakeServer:
@@ -141,7 +140,7 @@ async def test_leaders_on_a_server(schema: Schema, log: list[Any]) -> None:
         watch.looked.init()
         await watch.looked.wait()
 
-    async with rig.working(**SHORT) as client:
+    async with rig.working() as client:
         await rig.until("SELECT leader_id FROM river_leader", client.id)
     insert = """
         INSERT INTO river_leader (leader_id, elected_at, expires_at)
@@ -168,7 +167,7 @@ async def test_unreleased_lease(schema: Schema) -> None:
     async def work(job: Job[Task]) -> None:
         pass
 
-    async with rig.working(**SHORT) as client:
+    async with rig.working() as client:
         await rig.until("SELECT leader_id FROM river_leader", client.id)
         elector: Any = client._run._candidacy.elector
         connection: DedicatedConnection = elector._store._connection

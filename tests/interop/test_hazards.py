@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 
 GO_LEADER = ("--queues", "go:5", "--client-id", "go", "--no-stagger")
 QUEUES = {"python": QueueConfig(max_workers=5)}
-LEADING: dict[str, Any] = {
-    "elect_interval": timedelta(milliseconds=200),
-    "leader_ttl": timedelta(seconds=2),
-}
+LEADING: dict[str, Any] = {"elect_interval": timedelta(milliseconds=200)}
+"""A follower bids soon. The lease is not short: a busy machine shall not change who leads."""
 PERIOD = timedelta(days=365)
 SECONDS = int(PERIOD.total_seconds())
 FOREIGN = "the leader is no client of riverpy's"
