@@ -99,6 +99,9 @@ class Producer:
         self._resumed.set()
         self._notified = False
         """Whether there is a reason to claim again at once."""
+        self._unmatched: set[int] | None = None
+        """The jobs that were cancelled while a claim is in flight and do not run here; None: none
+        is."""
         self._echoes: list[float] = []
         self._due: list[float] = []
         self._log: Any = structlog.get_logger("riverpy").bind(queue=queue)
@@ -121,6 +124,12 @@ class Producer:
         now = time.monotonic()
         self._echoes = [now + echo for echo in ECHOES]
         self.wake()
+
+    def cancel(self, job_id: int) -> None:
+        """Somebody cancelled a job of this queue that does not run here. The answer that brings it
+        may be on its way."""
+        if self._unmatched is not None:
+            self._unmatched.add(job_id)
 
     def expect(self, delay: float) -> None:
         """A job of ours is due again after `delay` seconds: nobody will notify, and the poll may be
@@ -238,16 +247,22 @@ class Producer:
                     return True
                 if not self._heartbeat.may_claim:  # the loop was blocked meanwhile
                     return False
-                rows = await self._take(connection, limit)
-                if rows is None:
-                    return False
-                self._launch(rows)
+                self._unmatched = set()
+                try:
+                    rows = await self._take(connection, limit)
+                    if rows is None:
+                        return False
+                    self._launch(rows, self._unmatched)
+                finally:
+                    self._unmatched = None
         self._refusals.claimed(len(rows), limit)
         self.claimed.emit()
         return len(rows) < limit
 
-    def _launch(self, rows: list[Record]) -> None:
+    def _launch(self, rows: list[Record], cancelled: set[int]) -> None:
         waiting = self._work.launch(rows, self, self._free)
+        for job_id in cancelled:
+            self._work.cancel(job_id, self.queue)
         self._free -= len(rows) - len(waiting)
         if self._prefetch is not None:
             self._prefetch.keep(waiting)

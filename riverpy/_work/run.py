@@ -421,6 +421,13 @@ class Run:
         for attempt in attempts:
             if attempt.outcome is not None and attempt.state_stored == JobState.AVAILABLE:
                 attempt.producer.expect(attempt.outcome.delay or 0.0)
+            if attempt.state_stored == JobState.CANCELLED != attempt.target:
+                self._log.info(
+                    "job is cancelled, not run again: somebody had asked so while it ran",
+                    job_id=attempt.id,
+                    kind=attempt.kind,
+                    queue=attempt.queue,
+                )
 
     def _is_notified(self) -> bool:
         return self._notifier is not None and self._notifier.proven
@@ -457,7 +464,9 @@ class Run:
             return
         match message.action:
             case "cancel" if message.job_id:
-                self.work.cancel(message.job_id, message.queue)
+                is_found = self.work.cancel(message.job_id, message.queue)
+                if not is_found and message.queue in self.producers:
+                    self.producers[message.queue].cancel(message.job_id)
             case "pause" | "resume":
                 for name, producer in self.producers.items():
                     if message.queue in {name, "*"}:

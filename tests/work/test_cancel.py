@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import anyio
 import asyncpg
 import pytest
 
 import riverpy
 import riverpy._work.reconciler
 from riverpy import EventKind, Job, JobState
-from tests.work.rig import Task, errors_of, metadata_of
+from riverpy._work.reconciler import Reconciler
+from tests.work.rig import PATIENCE, Task, errors_of, metadata_of
 
 if TYPE_CHECKING:
     from tests.work.rig import Rig
@@ -46,6 +48,35 @@ async def test_running_job(rig: Rig, started: asyncio.Queue[Job[Task]]) -> None:
     assert (row["state"], row["attempt"]) == ("cancelled", 1)
     assert errors_of(row)[0]["error"] == "JobCancelError: job cancelled remotely"
     assert list(metadata_of(row)) == ["cancel_attempted_at"]
+
+
+async def test_before_the_answer_to_the_claim(
+    rig: Rig, started: asyncio.Queue[Job[Task]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SC-10: a cancel that is heard after a claim took the job, and before the claim's answer,
+    cancels it too."""
+
+    async def never(_: Reconciler) -> None:
+        pass
+
+    monkeypatch.setattr(Reconciler, "_read_cancels", never)
+    async with rig.working() as client:
+        producer: Any = client._run.producers["default"]  # type: ignore[union-attr]
+        take = producer._take_now
+
+        async def answered_late(*args: Any) -> Any:
+            for row in (rows := await take(*args)):
+                await client.job_cancel(row[0])
+                with anyio.fail_after(PATIENCE):
+                    while not producer._unmatched:
+                        await asyncio.sleep(0.001)
+            return rows
+
+        producer._take_now = answered_late
+        inserted = await client.insert(Task())
+        assert (await rig.event()).kind is EventKind.JOB_CANCELLED
+    assert started.empty()
+    assert (await rig.row(inserted.job.id))["state"] == "cancelled"
 
 
 async def test_another_job_of_the_number(rig: Rig, started: asyncio.Queue[Job[Task]]) -> None:
@@ -123,9 +154,9 @@ async def test_poll_only(
 
 
 @pytest.mark.parametrize("end", ["fail", "snooze", "fail at last", "return"])
-async def test_unheard_cancel(rig: Rig, end: str) -> None:
+async def test_unheard_cancel(rig: Rig, end: str, log: list[dict[str, Any]]) -> None:
     """A job that never heard of its cancel: one that would run again is cancelled instead, with its
-    error; one that completed stays completed."""
+    error, and the log says so; one that completed stays completed."""
 
     @rig.job(next_retry=lambda job: timedelta(0))
     async def work(job: Job[Task]) -> None:
@@ -146,6 +177,8 @@ async def test_unheard_cancel(rig: Rig, end: str) -> None:
     assert len(errors_of(row)) == (1 if end.startswith("fail") else 0)
     assert rig.last_event.job is not None
     assert rig.last_event.job.state == expected
+    told = [entry for entry in log if entry["event"].startswith("job is cancelled, not run again")]
+    assert len(told) == (expected == "cancelled")
 
 
 async def test_retry_clears_the_mark(rig: Rig) -> None:
