@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, timedelta
@@ -39,8 +38,8 @@ STATEMENT_SIZE_MAX = 900 * 1024 * 1024
 """Bytes of the args and metadata of one statement: a message to the server ends at 1 GiB."""
 NOTIFY_INTERVAL = 0.002
 """Seconds in which the inserts of one client, outside of `tx`, notify a queue at most once."""
-ACQUIRE_TIMEOUT = timedelta(seconds=10)
-"""How long an insert waits for a connection of the pool, or for the database to be there."""
+ACQUIRE_TIMEOUT = 10.0
+"""Seconds that an insert waits for a connection of the pool, or for the database to be there."""
 SEND_TIMEOUT = 600.0
 """Seconds within which the server must have stored what was sent, unless the pool says less."""
 ROLLBACK_TIMEOUT = 5.0
@@ -243,28 +242,39 @@ class Inserter:
         send: Callable[[Transaction, list[InsertRow], list[str]], Awaitable[T]],
     ) -> T:
         backoff = Backoff(timedelta(milliseconds=5), timedelta(milliseconds=200))
-        retries = 0
-        while True:
-            async with self._connection() as connection:
-                try:
-                    with anyio.fail_after(SEND_TIMEOUT, reason="inserting jobs"):
-                        return await send(connection, rows, queues)
-                except DATABASE_ERRORS as error:
-                    if _sqlstate(error) not in _ROLLED_BACK or retries == CONFLICT_RETRIES_MAX:
-                        raise
-            retries += 1
+        for retries in range(CONFLICT_RETRIES_MAX + 1):
+            try:
+                return await self._send(rows, queues, send)
+            except DATABASE_ERRORS as error:
+                if _sqlstate(error) not in _ROLLED_BACK or retries == CONFLICT_RETRIES_MAX:
+                    raise
             await anyio.sleep(backoff.next())
+        raise AssertionError("unreachable")
 
-    @asynccontextmanager
-    async def _connection(self) -> AsyncGenerator[Transaction]:
-        """A connection of the pool. Getting one is tried again until `ACQUIRE_TIMEOUT` is over."""
-        with anyio.fail_after(ACQUIRE_TIMEOUT.total_seconds(), reason="acquiring a connection"):
-            lent, connection = await self._lend()
+    async def _send(
+        self,
+        rows: list[InsertRow],
+        queues: list[str],
+        send: Callable[[Transaction, list[InsertRow], list[str]], Awaitable[T]],
+    ) -> T:
+        """Send on a connection of the pool. Getting one is tried again until `ACQUIRE_TIMEOUT` is
+        over.
+
+        One scope bounds both steps in turn: it is a good part of what a single insert costs.
+        """
+        lent: AbstractAsyncContextManager[Transaction] | None = None
+        step = "acquiring a connection"
         try:
-            with _translated(None):
-                yield connection
+            with anyio.CancelScope() as scope, _translated(None):
+                scope.deadline = anyio.current_time() + ACQUIRE_TIMEOUT
+                lent, connection = await self._lend()
+                step = "inserting jobs"
+                scope.deadline = anyio.current_time() + SEND_TIMEOUT
+                return await send(connection, rows, queues)
         finally:
-            await lent.__aexit__(*sys.exc_info())
+            if lent is not None:
+                await lent.__aexit__(None, None, None)
+        raise TimeoutError(step)
 
     async def _lend(self) -> tuple[AbstractAsyncContextManager[Transaction], Transaction]:
         """A connection of the pool, and what takes it back."""

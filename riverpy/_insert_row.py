@@ -18,7 +18,7 @@ from riverpy.insert_opts import (
     InsertOpts,
     UniqueOpts,
 )
-from riverpy.job import JobState, RawArgs
+from riverpy.job import JobState, RawArgs, check_metadata_key
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
@@ -136,7 +136,7 @@ def prepare(
     return InsertRow(
         kind=kind,
         args=text,
-        metadata=encode_metadata(call.metadata),
+        metadata=_metadata(call.metadata),
         queue=queue,
         priority=_in_range("priority", priority, PRIORITY_MAX),
         max_attempts=_in_range("max_attempts", max_attempts, MAX_ATTEMPTS_MAX),
@@ -213,6 +213,14 @@ def _args_text(args: JobArgs | RawArgs) -> str:
     return text
 
 
+def _metadata(metadata: object) -> str:
+    if isinstance(metadata, Mapping):
+        metadata = cast("Mapping[object, object]", metadata)
+        for key in metadata:
+            check_metadata_key(key)
+    return encode_metadata(metadata)
+
+
 def encode_metadata(metadata: object) -> str:
     """Metadata as JSON text; None stands for none. ArgsError if it is no JSON object."""
     if metadata is None:
@@ -241,6 +249,8 @@ def json_size(text: str) -> int:
 
 
 def _tags(tags: object) -> str:
+    if tags == ():
+        return ""
     if isinstance(tags, str):
         raise InsertError(f"tags must be a sequence of texts, got the text {tags[:80]!r}")
     sequence = cast("Sequence[object]", _expect("tags", tags, Sequence))

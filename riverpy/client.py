@@ -264,13 +264,14 @@ class Client(Verbs):
             return
         with anyio.fail_after(STATEMENT_TIMEOUT):
             async with (
-                self._acquire() as connection,
+                self._open_pool().acquire(timeout=ACQUIRE_TIMEOUT) as connection,
                 connection.transaction(),
             ):
                 yield connection
 
     def _acquire(self) -> AbstractAsyncContextManager[Transaction]:
-        return self._open_pool().acquire(timeout=ACQUIRE_TIMEOUT)
+        """For inserts, which set the limit: asyncpg would start a task for it."""
+        return self._open_pool().acquire()
 
     # -- inserting
 

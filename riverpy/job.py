@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _PG_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 OUTPUT_SIZE_MAX = 32 * 1024 * 1024
 """Bytes of a recorded output; River's limit."""
+_KEYS_OF_RIVER = {"cancel_attempted_at", "river:rescue_count"}
 _FIRST = datetime(1, 1, 1, tzinfo=UTC)
 _LAST = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -174,6 +175,7 @@ class JobRow:
         return [
             msgspec.json.decode(text, type=AttemptError)
             for text in self._row[JobColumn.ERRORS] or ()
+            if text is not None
         ]
 
     @property
@@ -278,11 +280,12 @@ class Job(JobRow, Generic[ArgsT_co]):
         """Merge `key` into the job's metadata when this attempt ends, however it ends.
 
         Raises:
-            ArgsError: the value is not JSON, or larger than 32 MiB when encoded, or the key starts
-                with `river:`, which River keeps for itself.
+            ArgsError: the value is not JSON, or larger than 32 MiB when encoded, or the key is one
+                that River keeps for itself.
         """
         if key.startswith("river:"):
             raise ArgsError(f"metadata keys that start with 'river:' belong to River, got {key!r}")
+        check_metadata_key(key)
         _json.encode(key)
         self._record(key, value)
 
@@ -309,3 +312,14 @@ def encode_metadata_value(value: object) -> str:
             f"got {size}"
         )
     return text
+
+
+def check_metadata_key(key: object) -> None:
+    """Refuse a key of the metadata by which River rescues and cancels: one with a value that River
+    in Go cannot read stops the rescues of a whole fleet. Go's JSON knows no case.
+
+    Raises:
+        ArgsError: it is one of these.
+    """
+    if isinstance(key, str) and key.casefold() in _KEYS_OF_RIVER:
+        raise ArgsError(f"metadata: the key {key!r} belongs to River", path="metadata")

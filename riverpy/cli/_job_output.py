@@ -64,7 +64,10 @@ class JobOutput(msgspec.Struct, frozen=True, kw_only=True):
             attempted_at=job.attempted_at,
             finalized_at=job.finalized_at,
             attempted_by=job.attempted_by,
-            errors=[msgspec.Raw(text.encode()) for text in columns[JobColumn.ERRORS] or ()],
+            errors=[
+                msgspec.Raw(b"null" if text is None else text.encode())
+                for text in columns[JobColumn.ERRORS] or ()
+            ],
             unique_key=job.unique_key.hex() if job.unique_key else None,
             unique_states=None if mask is None else f"{mask:08b}",
             duplicate=duplicate,

@@ -8,7 +8,7 @@
 -- name: job_claim
 -- Take up to @limit due jobs of one queue but for the skipped ones. The array form walks the primary key where a join
 -- would be planned as a sequential scan. The order of the result is undefined. An attempt at its type's end stays
--- there: it is the last.
+-- there: it is the last. A cancel mark on a job that waits is an old one's, which River in Go leaves at a retry.
 with picked as materialized (
   select id
   from /* schema */ river_job
@@ -24,7 +24,12 @@ set
   attempted_at = now(),
   attempted_by = array_append(
     job.attempted_by[greatest(array_length(job.attempted_by, 1) - 98, 1):], @client_id::text
-  )
+  ),
+  metadata = case
+    when jsonb_typeof(job.metadata) = 'object' and job.metadata ? 'cancel_attempted_at'
+    then job.metadata - 'cancel_attempted_at'
+    else job.metadata
+  end
 where job.id = any(array(select id from picked))
 returning
   job.id, job.args::text, job.attempt, job.attempted_at, job.attempted_by, job.created_at, job.errors::text[],
@@ -93,6 +98,14 @@ where job.id = done.id and job.state = 'running'
 returning job.id, job.state::text;
 
 
+-- name: job_tell
+-- Tell the clients of these queues that a job of theirs is due again.
+select pg_notify(
+  coalesce(@schema::text, current_schema()::text) || '.river_insert', '{"queue": "' || queue || '"}'
+)
+from unnest(@queue::text[]) as given (queue);
+
+
 -- name: job_lock_attempts
 -- Lock those of the attempts that nobody else has locked, so that a statement after it in the transaction waits for none.
 select job.id
@@ -119,19 +132,29 @@ where job.state = 'running' and job.queue = any(@queue::text[])
 
 
 -- name: job_put_back
--- Give claimed attempts back: they did not run to an end, so they do not count.
-update /* schema */ river_job as job
-set
-  state = case when job.metadata ? 'cancel_attempted_at' then 'cancelled' else 'available' end
-    ::/* schema */ river_job_state,
-  finalized_at = case when job.metadata ? 'cancel_attempted_at' then now() end,
-  attempt = greatest(job.attempt - 1, 0),
-  scheduled_at = now()
-from unnest(@id::bigint[], @attempt::smallint[], @attempted_at::timestamptz[])
-  as lost (id, attempt, attempted_at)
-where job.id = lost.id and job.state = 'running'
-  and job.attempt = lost.attempt and job.attempted_at = lost.attempted_at
-returning job.id;
+-- Give claimed attempts back: they did not run to an end, so they do not count. Their queues are told.
+with given_back as (
+  update /* schema */ river_job as job
+  set
+    state = case when job.metadata ? 'cancel_attempted_at' then 'cancelled' else 'available' end
+      ::/* schema */ river_job_state,
+    finalized_at = case when job.metadata ? 'cancel_attempted_at' then now() end,
+    attempt = greatest(job.attempt - 1, 0),
+    scheduled_at = now()
+  from unnest(@id::bigint[], @attempt::smallint[], @attempted_at::timestamptz[])
+    as lost (id, attempt, attempted_at)
+  where job.id = lost.id and job.state = 'running'
+    and job.attempt = lost.attempt and job.attempted_at = lost.attempted_at
+  returning job.id, job.state, job.queue
+), told as (
+  select pg_notify(
+    coalesce(@schema::text, current_schema()::text) || '.river_insert', '{"queue": "' || queue || '"}'
+  )
+  from (select distinct queue from given_back where state = 'available') as waiting
+)
+select id
+from given_back
+where (select count(*) from told) >= 0;
 
 
 -- name: job_cancel_marks

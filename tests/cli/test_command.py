@@ -181,6 +181,18 @@ def test_closed_standard_stream(schema: Schema, closed: str) -> None:
     assert [job["kind"] for job in json.loads(jobs.stdout)["jobs"]] == ["shell"]
 
 
+async def test_odd_row_is_listed(schema: Schema) -> None:
+    """A row whose errors hold a null, written by SQL, hides no other and is shown as it is."""
+    await schema.execute(
+        "INSERT INTO river_job (kind, max_attempts, args, errors)"
+        " VALUES ('odd', 5, '{}', array[null, '{\"error\": \"x\"}']::jsonb[])"
+    )
+    command = [RIVERPY, "job", "list", "--json", "--database-url", schema.url]
+    done = subprocess.run([*command, "--schema", schema.name], capture_output=True, text=True)
+    (job,) = json.loads(done.stdout)["jobs"]
+    assert job["errors"] == [None, {"error": "x"}]
+
+
 @pytest.mark.parametrize("closed", ["<&-", "</dev/null"])
 def test_args_from_closed_stdin(closed: str) -> None:
     """Args that are to come from a closed or empty stdin are one line of error, and wrong usage."""

@@ -12,6 +12,8 @@ from tests.interop.river_go import BUILD_TIMEOUT, RiverGo, build
 from tests.work.rig import Rig
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from tests._database import Schema
 
 HERE = Path(__file__).parent
@@ -56,3 +58,11 @@ def go(go_binary: Path, schema: Schema) -> RiverGo:
 def rig(schema: Schema) -> Rig:
     """River in Python on the test's schema."""
     return Rig(schema)
+
+
+@pytest.fixture
+async def mark_unheard(schema: Schema) -> AsyncGenerator[None]:
+    """Meanwhile jobs with `UNHEARD` get a cancel mark as they are claimed."""
+    await schema.execute((HERE / "unheard_cancel.sql").read_text("utf-8"))
+    yield
+    await schema.execute("DROP FUNCTION mark_unheard CASCADE")

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from riverpy import Client
     from tests.interop.river_go import GoProcess, RiverGo
 
+UNHEARD = {"unheard": True}
+"""Metadata that the fixture `mark_unheard` replaces by the mark of a cancel that nobody hears of."""
+
 Request = dict[str, Any]
 """As `go/insert.go` reads it; `args` is JSON text."""
 

@@ -227,6 +227,33 @@ async def test_pause_before_the_start(rig: Rig, go: RiverGo, waiting: Waiting) -
     await claimed_after_resume(rig, job.id, "go")
 
 
+@pytest.mark.parametrize("fails", [False, True])
+async def test_go_cancels_and_retries_what_python_works(
+    rig: Rig, go: RiverGo, *, fails: bool
+) -> None:
+    """River leaves its mark of a cancel at a retry. It is no cancel of the next attempt: that ends
+    as any other."""
+
+    @rig.job(args=Wait)
+    async def work(job: Job[Wait]) -> None:
+        assert "cancel_attempted_at" not in job.metadata
+        if fails:
+            raise ValueError("no luck")
+
+    async with inserter(rig) as client:
+        job = (await client.insert(Wait(), InsertOpts(queue="python", pending=True))).job
+        await go.run("cancel", job.id)
+        (row,) = await go.run("retry", job.id)
+        assert (row["state"], list(json.loads(row["metadata"]))) == (
+            "available",
+            ["cancel_attempted_at"],
+        )
+    async with rig.working(queues=QUEUES):
+        await rig.event()
+    row = await rig.row(job.id)
+    assert (row["state"], metadata_of(row)) == ("available" if fails else "completed", {})
+
+
 # -- metadata
 
 

@@ -7,8 +7,10 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from riverpy import DefaultRetryPolicy, QueueConfig
-from tests.interop.inserting import GoSide, PythonSide, request
+from tests.interop.inserting import UNHEARD, GoSide, PythonSide, request
 from tests.work.test_rows import (
     INTERRUPTED,
     OURS,
@@ -34,7 +36,6 @@ WISHES = ("until", "retry_ms", "timeout_ms")
 """Keys of metadata by which these tests tell a worker when to retry and time out."""
 REQUIRED = ["available", "pending", "running", "scheduled"]
 ENDED = "state::text = $2 AND cardinality(coalesce(attempted_by, '{}')) = $3"
-MARK = {"cancel_attempted_at": "2026-11-27T21:24:34.050881469Z"}
 
 
 class Stage:
@@ -140,10 +141,10 @@ async def cancel_running(stage: Stage, row: Recorded) -> int:
 
 
 async def work_marked(stage: Stage, row: Recorded) -> int:
-    """Insert with the mark of a cancel that no client was told of."""
+    """Insert what gets the mark of a cancel that no client is told of."""
     assert row["args"] is not None
     quick = row["args"].replace("5000", "1")
-    job_id = await stage.side.insert(request_of(row, args=quick, metadata=MARK))
+    job_id = await stage.side.insert(request_of(row, args=quick, metadata=UNHEARD))
     await stage.until_ended(job_id, row)
     await stage.update(job_id, "args = $2::text::jsonb", row["args"])
     return job_id
@@ -276,6 +277,7 @@ def test_every_scenario_is_played() -> None:
     assert set(PLAYS) | {INTERRUPTED} == set(SCENARIOS)
 
 
+@pytest.mark.usefixtures("mark_unheard")
 async def test_go_works_what_python_inserts(go: RiverGo, rig: Rig) -> None:
     """MG-07: Python inserts, cancels and retries, Go works: the rows are those that
     Go left alone."""
@@ -322,6 +324,7 @@ async def python_workers(rig: Rig) -> AsyncGenerator[None]:
         yield
 
 
+@pytest.mark.usefixtures("mark_unheard")
 async def test_python_works_what_go_inserts(go: RiverGo, rig: Rig) -> None:
     """MG-07: Go inserts, cancels and retries, Python works: the rows are those that Go
     left alone, but that a job that somebody asked to cancel is not retried, and an

@@ -582,7 +582,7 @@ async def test_recording_refuses_what_cannot_be_stored(
                 job.record_output(value)
             except ArgsError as error:
                 refused.append(str(error))
-        for key in ("river:mine", "a\0b", "\ud800"):
+        for key in ("river:mine", "Cancel_Attempted_At", "a\0b", "\ud800"):
             try:
                 job.set_metadata(key, 1)
             except ArgsError as error:
@@ -591,6 +591,6 @@ async def test_recording_refuses_what_cannot_be_stored(
 
     row = await rig.run_one()
     assert row["state"] == "completed"
-    assert len(refused) == 10
+    assert len(refused) == 11
     assert any("river:" in text for text in refused)
     assert len(metadata_of(row)["output"]) == limit - 2
