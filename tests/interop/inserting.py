@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.interop.river_go import GoProcess, RiverGo
 
 UNHEARD = {"unheard": True}
-"""Metadata that the fixture `mark_unheard` replaces by the mark of a cancel that nobody hears of."""
+"""Metadata that the fixture `mark_unheard` replaces by a cancel mark that nobody hears of."""
 
 Request = dict[str, Any]
 """As `go/insert.go` reads it; `args` is JSON text."""
