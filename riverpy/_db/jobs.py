@@ -100,6 +100,11 @@ async def job_settle(
     return {row[0]: row[1] for row in rows}
 
 
+async def job_tell(connection: Transaction, schema: str | None, queues: list[str]) -> None:
+    """Tell the clients of these queues that a job of theirs is due again."""
+    await _fetch(connection, "job_tell", schema, {"queue": queues, "schema": schema})
+
+
 async def job_lock_attempts(
     connection: Transaction, schema: str | None, ids: list[int]
 ) -> set[int]:
@@ -145,13 +150,14 @@ async def job_claimed_by(
 async def job_put_back(
     connection: Transaction, schema: str | None, stamps: Sequence[Stamp]
 ) -> set[int]:
-    """Make attempts available again without counting them; returns the ids of those that were."""
+    """Make attempts available again without counting them, and tell their queues; returns the ids
+    of those that were."""
     ids, attempts, attempted_ats = (list(column) for column in zip(*stamps, strict=True))
     rows = await _fetch(
         connection,
         "job_put_back",
         schema,
-        {"id": ids, "attempt": attempts, "attempted_at": attempted_ats},
+        {"id": ids, "attempt": attempts, "attempted_at": attempted_ats, "schema": schema},
     )
     return {row[0] for row in rows}
 

@@ -39,6 +39,7 @@ class Attempt(Job[Any]):
 
     __slots__ = (
         "cause",
+        "claimed",
         "deadline",
         "ended",
         "is_held",
@@ -54,7 +55,9 @@ class Attempt(Job[Any]):
         "unit",
     )
 
-    def __init__(self, row: Sequence[Any], plan: Plan | None, producer: Producer) -> None:
+    def __init__(
+        self, row: Sequence[Any], plan: Plan | None, producer: Producer, claimed: float
+    ) -> None:
         self._row = row
         self._updates = None
         if plan is None:
@@ -70,8 +73,10 @@ class Attempt(Job[Any]):
         self.task: asyncio.Task[None] | None = None
         self.outcome: Outcome | None = None
         """None while it runs, and for an attempt that completed."""
+        self.claimed = claimed
+        """When the answer to its claim came; monotonic seconds."""
         self.started = self.ended = self.stored = 0.0
-        """Monotonic seconds; 0 before."""
+        """Monotonic seconds; 0 before. `started` stays so where it is given back."""
         self.state_stored: str | None = None
         self.is_held = self.is_replaced = False
 
@@ -88,8 +93,24 @@ class Attempt(Job[Any]):
 
     @property
     def event(self) -> EventKind:
-        """The kind of event that its end is."""
-        return EventKind.JOB_COMPLETED if self.outcome is None else self.outcome.event
+        """The kind of event that its end is: what was stored decides."""
+        if self.outcome is None:
+            return EventKind.JOB_COMPLETED
+        if self.state_stored == JobState.CANCELLED:
+            return EventKind.JOB_CANCELLED
+        return self.outcome.event
+
+    @property
+    def is_told(self) -> bool:
+        """Whether its end is an event: it began, or a cancel mark ended its job as it was given
+        back."""
+        return self.started != 0.0 or self.state_stored != self.target
+
+    @property
+    def is_due(self) -> bool:
+        """Whether its job is stored as one that is due now."""
+        outcome = self.outcome
+        return outcome is not None and not outcome.delay and self.state_stored == JobState.AVAILABLE
 
     @property
     def target(self) -> str:

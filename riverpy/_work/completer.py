@@ -96,6 +96,8 @@ class Completer:
         """When the held results are tried again; a time of the loop."""
         self._refusals = 0
         """Rows refused one after the other in this flush."""
+        self._untold: set[str] = set()
+        """Queues with a job that is due again, of which their clients are not told yet."""
         self._backoff = Backoff(RETRY_FIRST, RETRY_MOST)
         self._ready, self._drained, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._closing = False
@@ -166,6 +168,8 @@ class Completer:
             for part in _parts([attempt for attempt in batch if not attempt.is_plain]):
                 await self._store(part)
         self._storing = []
+        if self._untold:
+            await self._tell()
         if not self._held:
             self._held_backoff.reset()
         elif not others_wait:
@@ -173,6 +177,20 @@ class Completer:
         if len(self._backlog) < self._backlog_max // 2:
             self._drained.set()
         self.flushed.emit()
+
+    async def _tell(self) -> None:
+        """Tell other clients of jobs that they can work now. Apart from the results: until these
+        are on disk, their commit would hold the lock that NOTIFY takes, and it could fail to have
+        it. Where it fails the next flush tries again, or a poll finds the jobs."""
+        try:
+            async with self._connection.use(
+                "telling of jobs that are due again", STATEMENT_TIMEOUT
+            ) as connection:
+                await jobs.job_tell(connection, self._schema, sorted(self._untold))
+        except DATABASE_ERRORS as error:
+            self._log.debug("queues are not told of jobs that are due", error=describe(error))
+        else:
+            self._untold.clear()
 
     async def _store(self, attempts: list[Attempt]) -> None:
         """Store attempts that are all plain or all not. Returns when each is stored, refused for
@@ -201,6 +219,8 @@ class Completer:
             else:
                 self._backoff.reset()
                 self._refusals = 0
+                if stored and not stored[0].is_plain:
+                    self._untold.update(one.queue for one in stored if one.is_due)
                 self._stored(stored)
                 return
 

@@ -85,6 +85,9 @@ class Executor:
         try:
             if attempt.cause is not None:  # stopped between launch and first step
                 raise asyncio.CancelledError  # noqa: TRY301
+            if attempt.started > group.prompt_until and not attempt.producer.may_begin:
+                self.give_back(attempt)
+                return
             unit = attempt.unit
             if unit is None:
                 raise LookupError(  # noqa: TRY301
@@ -107,7 +110,7 @@ class Executor:
 
     def give_back(self, attempt: Attempt) -> None:
         """Set the outcome of an attempt that does not begin."""
-        attempt.ended = time.monotonic()
+        attempt.started, attempt.ended = 0.0, time.monotonic()
         if attempt.cause is StopCause.JOB_CANCELLED:
             attempt.started = attempt.ended
             attempt.outcome = self._cancelled(attempt, REMOTE_CANCEL)
@@ -158,7 +161,7 @@ class Executor:
             kind=attempt.kind,
             queue=attempt.queue,
             attempt=attempt.attempt,
-            state=outcome.state,
+            max_attempts=attempt.max_attempts,
             error=text,
         )
         return outcome

@@ -95,4 +95,6 @@ class Prefetch:
             late.append(self._waiting.popleft()[1])
         self._arm()
         if late:
+            # What others are offered is not claimed ahead again before jobs ended anew.
+            self._window_began, self._ended, self._wanted = now, 0, 0
             self._give_back(late)

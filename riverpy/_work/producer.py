@@ -115,6 +115,11 @@ class Producer:
         return not self._resumed.is_set()
 
     @property
+    def may_begin(self) -> bool:
+        """Whether what is claimed is ours still: a client that counts as dead may have lost it."""
+        return self._heartbeat.may_claim
+
+    @property
     def skipped(self) -> list[int]:
         """The jobs that cannot be claimed and are left alone now."""
         return self._refusals.skipped
@@ -155,7 +160,7 @@ class Producer:
 
     def _begin_next(self, prefetch: Prefetch) -> None:
         """Fill a slot with what is claimed already."""
-        if not self._heartbeat.may_claim:  # others may have been given it
+        if not self.may_begin:
             prefetch.clear()
         elif attempt := prefetch.take():
             self._free -= 1
@@ -260,14 +265,15 @@ class Producer:
         return len(rows) < limit
 
     def _launch(self, rows: list[Record], cancelled: set[int]) -> None:
-        waiting = self._work.launch(rows, self, self._free)
+        may_begin = self.may_begin  # the answer may have come long after the claim
+        waiting = self._work.launch(rows, self, self._free if may_begin else 0)
         for job_id in cancelled:
             self._work.cancel(job_id, self.queue)
         self._free -= len(rows) - len(waiting)
-        if self._prefetch is not None:
+        if self._prefetch is not None and may_begin and not self.paused:
             self._prefetch.keep(waiting)
-            if self.paused:
-                self._prefetch.clear()
+        elif waiting:
+            self._work.give_back(waiting)
 
     async def _take(self, connection: Connection, limit: int) -> list[Record] | None:
         """Claim up to `limit` jobs; None if one of them cannot be, and others may.

@@ -416,8 +416,7 @@ class Run:
         if not attempts or attempts[0].is_plain:
             self._subscriptions.publish_attempts(attempts)
             return
-        begun = [attempt for attempt in attempts if attempt.started]  # not: given back
-        self._subscriptions.publish_attempts(begun)
+        self._subscriptions.publish_attempts([one for one in attempts if one.is_told])
         for attempt in attempts:
             if attempt.outcome is not None and attempt.state_stored == JobState.AVAILABLE:
                 attempt.producer.expect(attempt.outcome.delay or 0.0)

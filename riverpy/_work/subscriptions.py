@@ -97,10 +97,13 @@ def _job_event(attempt: Attempt, kind: EventKind) -> Event:
     _store_outcome(row, attempt)
     attempted_at = timestamp(row[JobColumn.ATTEMPTED_AT])
     due = max(attempt.scheduled_at, attempt.created_at)
-    wait = max(attempted_at - due, timedelta(0)) if attempted_at else timedelta(0)
+    started = attempt.started or attempt.ended  # one that is given back did not run
+    wait = timedelta(0)
+    if attempted_at is not None:
+        wait = attempted_at - due + timedelta(seconds=started - attempt.claimed)
     statistics = JobStatistics(
-        queue_wait=wait,
-        run=timedelta(seconds=attempt.ended - attempt.started),
+        queue_wait=max(wait, timedelta(0)),
+        run=timedelta(seconds=attempt.ended - started),
         complete=timedelta(seconds=attempt.stored - attempt.ended),
     )
     return Event(kind, job=JobRow(row), statistics=statistics)
@@ -112,15 +115,21 @@ def _store_outcome(row: list[Any], attempt: Attempt) -> None:
     outcome = attempt.outcome
     state = attempt.state_stored or attempt.target
     row[JobColumn.STATE] = state
-    ended = raw_timestamp(attempt.attempted_at) if attempt.attempted_at else 0
-    ended += int((attempt.ended - attempt.started) * 1e6)
+    claimed = raw_timestamp(attempt.attempted_at) if attempt.attempted_at else 0
+    is_as_asked = state == attempt.target
     if state in {JobState.COMPLETED, JobState.CANCELLED, JobState.DISCARDED}:
-        row[JobColumn.FINALIZED_AT] = ended
+        at = attempt.ended if is_as_asked else attempt.stored
+        row[JobColumn.FINALIZED_AT] = claimed + _microseconds(at - attempt.claimed)
     if outcome is not None:
         if outcome.error is not None:
             row[JobColumn.ERRORS] = [*(row[JobColumn.ERRORS] or ()), outcome.error]
-        if not outcome.final and state == outcome.state:
+        if not outcome.final and is_as_asked:
             row[JobColumn.ATTEMPT] = outcome.attempt
             if outcome.delay is not None:
-                row[JobColumn.SCHEDULED_AT] = ended + int(outcome.delay * 1e6)
+                delay = attempt.stored - attempt.claimed + outcome.delay
+                row[JobColumn.SCHEDULED_AT] = claimed + _microseconds(delay)
     row[JobColumn.METADATA] = attempt.merged_metadata()
+
+
+def _microseconds(seconds: float) -> int:
+    return int(seconds * 1e6)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 SCAN_INTERVAL_MIN = 0.01
 """Seconds between two looks at the deadlines, at least."""
+PROMPT = 0.1
+"""Seconds within which a task takes its first step, unless the process stood still."""
 _start_order = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
 
 
@@ -43,6 +45,8 @@ class WorkGroup:
         self._idle.set()
         self._timer: asyncio.TimerHandle | None = None
         self._scan_at = math.inf
+        self.prompt_until = 0.0
+        """A task whose first step is later asks whether it may begin: monotonic seconds."""
         self._log: Any = structlog.get_logger("riverpy").bind()
 
     def __len__(self) -> int:
@@ -60,9 +64,9 @@ class WorkGroup:
     def launch(self, rows: Sequence[Any], producer: Producer, slots: int) -> list[Attempt]:
         """Start an attempt for each claimed row, in the order of their turn, as far as there are
         slots. Returns the attempts that have to wait for one: they are of the group already."""
-        plans = self._executor.plans
+        plans, now = self._executor.plans, time.monotonic()
         attempts = [
-            Attempt(row, plans.get(row[JobColumn.KIND]), producer)
+            Attempt(row, plans.get(row[JobColumn.KIND]), producer, now)
             for row in sorted(rows, key=_start_order)
         ]
         self._attempts.update(attempts)
@@ -75,6 +79,8 @@ class WorkGroup:
         """Start attempts, each in its slot. Their time limits count from now."""
         loop, now, first = asyncio.get_running_loop(), time.monotonic(), math.inf
         work = self._executor.work
+        if attempts:
+            self.prompt_until = now + PROMPT
         for attempt in attempts:
             deadline = attempt.deadline = now + attempt.timeout
             first = min(first, deadline)

@@ -177,6 +177,8 @@ async def test_unheard_cancel(rig: Rig, end: str, log: list[dict[str, Any]]) -> 
     assert len(errors_of(row)) == (1 if end.startswith("fail") else 0)
     assert rig.last_event.job is not None
     assert rig.last_event.job.state == expected
+    kind = EventKind.JOB_FAILED if expected == "discarded" else EventKind(f"job_{expected}")
+    assert rig.last_event.kind is kind
     told = [entry for entry in log if entry["event"].startswith("job is cancelled, not run again")]
     assert len(told) == (expected == "cancelled")
 
