@@ -1,0 +1,241 @@
+"""Jobs that a client gives back: who hears of it, and what is told."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import riverpy._db.jobs
+import riverpy._work.completer
+import riverpy._work.prefetch
+import riverpy._work.work_group
+from riverpy import EventKind, Job, QueueConfig
+from riverpy._work.prefetch import Prefetch
+from tests.work.rig import FAR, PATIENCE, Task
+from tests.work.test_prefetch import AHEAD, QUEUES, Blocked, insert, producer_of, until_ahead
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from tests.work.rig import Rig
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if jobs were short: so many are claimed ahead, and may wait for ever."""
+    monkeypatch.setattr(Prefetch, "room", lambda self: AHEAD - len(self))
+    monkeypatch.setattr(riverpy._work.prefetch, "WAIT_MAX", 600.0)
+
+
+class Storing:
+    """The storing of what did not simply complete, which waits until it is let go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.go_on = asyncio.Event(), asyncio.Event()
+        settle = riverpy._work.completer.jobs.job_settle
+
+        async def late(*args: Any) -> dict[int, str]:
+            self.reached.set()
+            await self.go_on.wait()
+            return await settle(*args)
+
+        monkeypatch.setattr(riverpy._work.completer.jobs, "job_settle", late)
+
+
+@asynccontextmanager
+async def idle_client(rig: Rig) -> AsyncGenerator[None]:
+    """Another client with free slots, which has looked and found nothing, and polls no more."""
+    other = rig.client(id="other", fetch_poll_interval=FAR, candidate=False)
+    async with other, other.working():
+        producer = producer_of(other)
+        producer.claimed.init()
+        producer.wake()
+        await producer.claimed.wait()
+        yield
+
+
+async def test_idle_client_hears(rig: Rig, ahead: None) -> None:
+    """What one client cannot begin another with a free slot is told of: it does not wait for the
+    poll."""
+    blocked = Blocked(rig)
+    await insert(rig)
+    async with rig.working(queues=QUEUES) as client:
+        await until_ahead(rig, client)
+        async with idle_client(rig):
+            prefetch: Any = producer_of(client)._prefetch
+            prefetch.room = lambda: 0
+            prefetch.clear()
+            try:
+                await rig.until_state("completed", AHEAD)
+            finally:
+                blocked.release.set()
+
+
+async def test_idle_client_hears_of_an_interruption(rig: Rig) -> None:
+    """So is it of a job that a stop interrupted."""
+    began: asyncio.Queue[str] = asyncio.Queue()
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        began.put_nowait(job.attempted_by[-1])
+        if job.attempted_by[-1] == "first":
+            await asyncio.sleep(3600)
+
+    await rig.insert_rows(1)
+    async with rig.working(id="first", candidate=False) as client:
+        assert await began.get() == "first"
+        async with idle_client(rig):
+            client.stop_and_cancel()
+            with anyio.fail_after(PATIENCE):
+                assert await began.get() == "other"
+            await rig.until_state("completed")
+
+
+async def test_who_is_told(rig: Rig) -> None:
+    """A job that is put back is told of, one queue once, and one with a cancel mark is not; neither
+    is a completed job, nor one that is due later."""
+    heard: asyncio.Queue[str] = asyncio.Queue()
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        if job.id == 1:
+            raise ValueError("runs again later")
+
+    client = rig.client()
+    async with rig.schema.connected() as connection:
+        await connection.add_listener(
+            f"{rig.schema.name}.river_insert", lambda *message: heard.put_nowait(message[-1])
+        )
+        await rig.insert_rows(2)
+        async with rig.running(client):
+            await rig.take(2)
+        for queue, metadata in (("b", "{}"), ("b", "{}"), ("c", '{"cancel_attempted_at": "x"}')):
+            await rig.insert_rows(1, queue=queue, metadata=metadata)
+        await rig.schema.execute(
+            "UPDATE river_job SET state = 'running', attempt = 1, attempted_at = to_timestamp(0)"
+            " WHERE queue <> 'default'"
+        )
+        at = -946_684_800_000_000  # of to_timestamp(0), from 2000 on
+        stamps = [riverpy._db.jobs.Stamp(job_id, 1, at) for job_id in (3, 4, 5)]
+        async with client:
+            assert await client.put_back(stamps) == 3
+        await rig.schema.execute(
+            "SELECT pg_notify($1, 'the end')", f"{rig.schema.name}.river_insert"
+        )
+        with anyio.fail_after(PATIENCE):
+            assert await heard.get() == '{"queue": "b"}'
+            assert await heard.get() == "the end"
+
+
+def test_no_room_after_a_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waited too long is not claimed ahead again at once by the client that gave it back."""
+    now, returned = 100.0, []
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr(riverpy._work.prefetch, "time", clock)
+    prefetch = Prefetch(100, returned.extend)
+    for _ in range(100):
+        prefetch.ended()
+    now += 0.01
+    assert prefetch.room() == 25
+    prefetch._waiting.append((now, SimpleNamespace()))  # type: ignore[arg-type]
+    for _ in range(100):
+        prefetch.ended()
+    now += 0.01
+    prefetch._expire()
+    assert len(returned) == 1
+    assert prefetch.room() == 0
+
+
+async def test_cancel_while_a_return_is_stored(
+    rig: Rig, ahead: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that is cancelled by the storing of its return is told of as cancelled."""
+    storing = Storing(monkeypatch)
+    blocked = Blocked(rig)
+    await insert(rig)
+    async with rig.working(queues=QUEUES) as client:
+        await until_ahead(rig, client)
+        await client.queue_pause("default")
+        await storing.reached.wait()
+        await client.job_cancel(3)
+        storing.go_on.set()
+        await rig.until_state("cancelled")
+        blocked.release.set()
+        await rig.until_state("completed")
+    events = [event async for event in rig.events or () if event.job and event.job.id == 3]
+    assert [event.kind for event in events] == [EventKind.JOB_CANCELLED]
+    assert events[0].statistics is not None
+    assert events[0].statistics.run == timedelta(0)
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+@pytest.mark.parametrize("when", ["before the answer", "before the first step"])
+async def test_client_that_stood_still(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, when: str, prefetch: bool
+) -> None:
+    """A client that counts as dead when its claim is answered, or when a job would take its first
+    step, gives the job back instead, and tells nobody of an attempt."""
+    monkeypatch.setattr(riverpy._work.work_group, "PROMPT", -1.0)
+    ran: list[int] = []
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        ran.append(job.attempt)
+
+    queues = {"default": QueueConfig(max_workers=4, prefetch=prefetch)}
+    async with rig.working(queues=queues) as client:
+        producer: Any = producer_of(client)
+        heartbeat, take, launch = producer._heartbeat, producer._take_now, producer._work.launch
+        until: list[float] = []
+
+        def stand_still() -> None:
+            if not until:
+                until.append(heartbeat._claims_end)
+                heartbeat._claims_end = 0.0
+
+        async def late_answer(*args: Any) -> Any:
+            if (rows := await take(*args)) and when == "before the answer":
+                stand_still()
+            return rows
+
+        def late_start(*args: Any) -> Any:
+            waiting = launch(*args)
+            if args[0] and when == "before the first step":
+                stand_still()
+            return waiting
+
+        producer._take_now, producer._work.launch = late_answer, late_start
+        await client.insert(Task())
+        await rig.until("SELECT state = 'available' AND attempted_by IS NOT NULL FROM river_job")
+        assert (ran, (await rig.row(1))["attempt"]) == ([], 0)
+        heartbeat._claims_end = until[0]
+        heartbeat._beaten.set()
+        assert (await rig.event()).kind is EventKind.JOB_COMPLETED
+    assert ran == [1]
+
+
+async def test_times_of_a_job_that_waited(rig: Rig, ahead: None) -> None:
+    """The time that a job waits here for a slot is of its wait, and its end is after it."""
+    blocked = Blocked(rig)
+    await insert(rig)
+    hour = timedelta(hours=1)
+    async with rig.working(queues=QUEUES) as client:
+        await until_ahead(rig, client)
+        for _, attempt in producer_of(client)._prefetch._waiting:  # type: ignore[union-attr]
+            attempt.claimed -= hour.total_seconds()
+        blocked.release.set()
+        events = await rig.take(1 + AHEAD)
+    for event in events[1:]:
+        assert event.job is not None
+        assert event.statistics is not None
+        assert event.job.attempted_at is not None
+        assert event.job.finalized_at is not None
+        assert event.statistics.queue_wait >= hour
+        assert event.job.finalized_at >= event.job.attempted_at + hour
+        assert event.statistics.run < hour
