@@ -6,7 +6,6 @@ an act has the time at which it was done, whatever became of the row's way into 
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -15,18 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from scripts._statements import read_statements
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     import asyncpg
 
-STATEMENTS = dict(
-    re.findall(
-        r"^-- name: (\w+)\n(.*?;)\n*(?=^-- name|\Z)",
-        Path(__file__).with_name("history.sql").read_text(),
-        re.MULTILINE | re.DOTALL,
-    )
-)
+STATEMENTS = read_statements(Path(__file__).with_name("history.sql"))
 
 
 class Term(NamedTuple):

@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import random
-import re
 import statistics
 import sys
 import time
@@ -30,19 +29,14 @@ from riverpy.embedded import EmbeddedPostgres
 from riverpy.migrate import migrate_all
 from scripts._pgbouncer import is_installed, pooled
 from scripts._scaling_worker import LISTEN_URL_VARIABLE, Noop
+from scripts._statements import read_statements
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
 RIVERPY = Path(sys.executable).with_name("riverpy")
-STATEMENTS = dict(
-    re.findall(
-        r"^-- name: (\w+)\n(.*?;)\n*(?=^-- name|\Z)",
-        Path(__file__).with_suffix(".sql").read_text(),
-        re.MULTILINE | re.DOTALL,
-    )
-)
+STATEMENTS = read_statements(Path(__file__).with_suffix(".sql"))
 SCHEMAS = ("scaling_one", "scaling_two")
 INSERTERS = 20
 """Connections that insert at a time."""

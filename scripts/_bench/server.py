@@ -14,6 +14,7 @@ import asyncpg
 
 from riverpy.embedded import EmbeddedPostgres
 from riverpy.migrate import migrate_all
+from scripts._statements import read_statements
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -26,10 +27,7 @@ SETTINGS = {
 """Durability is PostgreSQL's own. Statements are counted only in `Database.counted`; checkpoints
 are made before the measurements, not in the middle of one."""
 STATEMENT_LIMIT = 900.0
-_STATEMENTS = dict(
-    part.split("\n", 1)
-    for part in Path(__file__).with_name("server.sql").read_text().split("-- name: ")[1:]
-)
+_STATEMENTS = read_statements(Path(__file__).with_name("server.sql"))
 
 
 class Database:

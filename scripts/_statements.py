@@ -1,0 +1,15 @@
+"""The statements of a script, kept in an SQL file in blocks that begin with `-- name: NAME`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def read_statements(path: Path) -> dict[str, str]:
+    """Name to text."""
+    _, *blocks = path.read_text("utf-8").split("-- name: ")
+    named = (block.split("\n", 1) for block in blocks)
+    return {name: text.strip() for name, text in named}
