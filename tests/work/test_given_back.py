@@ -181,7 +181,8 @@ async def test_client_that_stood_still(
 ) -> None:
     """A client that counts as dead when its claim is answered, or when a job would take its first
     step, gives the job back instead, and tells nobody of an attempt."""
-    monkeypatch.setattr(riverpy._work.work_group, "PROMPT", -1.0)
+    if when == "before the first step":
+        monkeypatch.setattr(riverpy._work.work_group, "PROMPT", -1.0)
     ran: list[int] = []
 
     @rig.job
