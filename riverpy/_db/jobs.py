@@ -38,15 +38,29 @@ async def job_claim(
     *,
     queue: str,
     skipped: list[int],
+    after: tuple[int, int, int],
     limit: int,
     client_id: str,
 ) -> list[Record]:
-    """Claim up to `limit` due jobs of a queue but for the skipped ones; in no order."""
+    """Claim up to `limit` due jobs of a queue but for the skipped ones; in no order.
+
+    `after` is a priority, a raw time and an id: what comes before in the order of claims, or is
+    this, is left alone.
+    """
+    priority, scheduled_at, after_id = after
     return await _fetch(
         connection,
         "job_claim",
         schema,
-        {"queue": queue, "skipped": skipped, "limit": limit, "client_id": client_id},
+        {
+            "queue": queue,
+            "skipped": skipped,
+            "priority": priority,
+            "scheduled_at": scheduled_at,
+            "after_id": after_id,
+            "limit": limit,
+            "client_id": client_id,
+        },
     )
 
 

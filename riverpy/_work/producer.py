@@ -16,6 +16,7 @@ import structlog
 from riverpy._clock import Backoff
 from riverpy._db.jobs import job_claim, job_next
 from riverpy._lifecycle import TestSignal
+from riverpy._work.front import BEGINNING, Front
 from riverpy._work.prefetch import Prefetch
 from riverpy._work.refusals import Refusals
 from riverpy.drivers.asyncpg import (
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from riverpy._db.connection import DedicatedConnection
     from riverpy._lifecycle import StopScope
     from riverpy._work.completer import Completer
+    from riverpy._work.front import Position
     from riverpy._work.subscriptions import Subscriptions
     from riverpy._work.work_group import WorkGroup
     from riverpy.config import QueueConfig
@@ -106,6 +108,7 @@ class Producer:
         self._due: list[float] = []
         self._log: Any = structlog.get_logger("riverpy").bind(queue=queue)
         self._refusals = Refusals(self._chunk, poll_interval, self._log)
+        self._front = Front()
         self._is_failing = False
         self.claimed = TestSignal(f"Producer({queue}).claimed")
 
@@ -252,17 +255,24 @@ class Producer:
                     return True
                 if not self._heartbeat.may_claim:  # the loop was blocked meanwhile
                     return False
+                sent = time.monotonic()
+                after = BEGINNING if self._refusals.is_stepping else self._front.start(sent)
                 self._unmatched = set()
                 try:
-                    rows = await self._take(connection, limit)
+                    rows = await self._take(connection, limit, after)
                     if rows is None:
                         return False
                     self._launch(rows, self._unmatched)
                 finally:
                     self._unmatched = None
         self._refusals.claimed(len(rows), limit)
+        is_full = len(rows) == limit
+        now = time.monotonic()
+        self._front.claimed(rows, start=after, is_full=is_full, took=now - sent, now=now)
+        if not is_full and after != BEGINNING:
+            self.expect(self._front.look_in(now))
         self.claimed.emit()
-        return len(rows) < limit
+        return not is_full
 
     def _launch(self, rows: list[Record], cancelled: set[int]) -> None:
         may_begin = self.may_begin  # the answer may have come long after the claim
@@ -275,7 +285,9 @@ class Producer:
         elif waiting:
             self._work.give_back(waiting)
 
-    async def _take(self, connection: Connection, limit: int) -> list[Record] | None:
+    async def _take(
+        self, connection: Connection, limit: int, after: Position
+    ) -> list[Record] | None:
         """Claim up to `limit` jobs; None if one of them cannot be, and others may.
 
         One at a time in a transaction that knows which one it is.
@@ -283,12 +295,12 @@ class Producer:
         culprit = None
         try:
             if limit > 1 or not self._refusals.is_stepping:
-                return await self._take_now(connection, limit)
+                return await self._take_now(connection, limit, after)
             async with connection.transaction():
                 culprit = await job_next(
                     connection, self._schema, queue=self.queue, skipped=self._refusals.skipped
                 )
-                return await self._take_now(connection, limit)
+                return await self._take_now(connection, limit, after)
         except PostgresError as error:
             if not is_refusal(error) or not self._refusals.refused(limit, culprit, error):
                 raise
@@ -296,12 +308,13 @@ class Producer:
                 self.expect(self._refusals.retry)
             return None
 
-    async def _take_now(self, connection: Connection, limit: int) -> list[Record]:
+    async def _take_now(self, connection: Connection, limit: int, after: Position) -> list[Record]:
         return await job_claim(
             connection,
             self._schema,
             queue=self.queue,
             skipped=self._refusals.skipped,
+            after=after,
             limit=limit,
             client_id=self._client_id,
         )

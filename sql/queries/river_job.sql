@@ -6,13 +6,14 @@
 
 
 -- name: job_claim
--- Take up to @limit due jobs of one queue but for the skipped ones. The array form walks the primary key where a join
+-- Take up to @limit due jobs of one queue, after a place in their order, but for the skipped ones. The array form walks the primary key where a join
 -- would be planned as a sequential scan. The order of the result is undefined. An attempt at its type's end stays
 -- there: it is the last. A cancel mark on a job that waits is an old one's, which River in Go leaves at a retry.
 with picked as materialized (
   select id
   from /* schema */ river_job
   where state = 'available' and queue = @queue and scheduled_at <= now() and id <> all(@skipped::bigint[])
+    and (priority, scheduled_at, id) > (@priority::smallint, @scheduled_at::timestamptz, @after_id::bigint)
   order by priority, scheduled_at, id
   limit @limit::bigint
   for update skip locked

@@ -17,6 +17,7 @@ from riverpy._maintenance import batches
 from riverpy._maintenance.job_cleaner import JobCleaner
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.job_scheduler import JobScheduler
+from riverpy._work.front import BEGINNING
 from riverpy.drivers.asyncpg import use_raw_timestamps
 from tests.maintenance.office import held_office
 
@@ -69,7 +70,13 @@ async def insert(connection: asyncpg.Connection[Any], count: int) -> None:
 async def work(connection: asyncpg.Connection[Any], schema: str, chance: random.Random) -> None:
     """Claim jobs and store results, as workers do; some jobs are left running."""
     rows = await job_claim(
-        connection, schema, queue="default", skipped=[], limit=50, client_id="worker"
+        connection,
+        schema,
+        queue="default",
+        skipped=[],
+        after=BEGINNING,
+        limit=50,
+        client_id="worker",
     )
     ended = sorted((row for row in rows if chance.random() < 0.8), key=lambda row: row["id"])
     done, failed = ended[::2], ended[1::2]

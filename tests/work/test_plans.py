@@ -15,7 +15,7 @@ from riverpy.migrate import Migrator
 from tests._database import connected, create_database, drop_database, new_database_name, run_apart
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import AsyncGenerator, Generator, Sequence
 
     import asyncpg
 
@@ -131,10 +131,16 @@ TEXTS = f"'{{{','.join(['x'] * 1000)}}}'::text[]"
 NULLS = f"'{{{','.join(['null'] * 1000)}}}'"
 
 
+BEGINNING_LITERALS = ("0", "'-infinity'", "0")
+
+
+@pytest.mark.parametrize("after", [BEGINNING_LITERALS, ("1", "'2026-01-01Z'", "17")])
 @pytest.mark.parametrize("limit", ["1", "100", "1000"])
-async def test_job_claim(large: asyncpg.Connection[Any], limit: str) -> None:
+async def test_job_claim(large: asyncpg.Connection[Any], limit: str, after: Sequence[str]) -> None:
     """A claim walks the index of its order, without a sort, and the primary key."""
-    nodes = await plan_of(large, "job_claim", "'q1'", "'{}'", limit, "'client'")
+    nodes = await plan_of(large, "job_claim", "'q1'", "'{}'", *after, limit, "'client'")
+    (walk,) = [node for node in nodes if node.get("Index Name") == FETCH]
+    assert "ROW(priority, scheduled_at, id) > " in walk["Index Cond"]
     assert scans_of(nodes) == {FETCH, "river_job_pkey"}
     assert not any(node["Node Type"] in {"Sort", "Hash Join"} for node in nodes)
 
@@ -149,7 +155,7 @@ async def test_cost_of_a_claim(large: asyncpg.Connection[Any], queue: str, limit
     await transaction.start()
     text = await large.fetchval(
         "EXPLAIN (ANALYZE, BUFFERS, FORMAT json)"
-        f" EXECUTE planned('{queue}', '{{}}', {limit}, 'client')"
+        f" EXECUTE planned('{queue}', '{{}}', {', '.join(BEGINNING_LITERALS)}, {limit}, 'client')"
     )
     await transaction.rollback()
     await large.execute("DEALLOCATE planned")
