@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import json
 import statistics
 import sys
@@ -99,8 +100,11 @@ def write(directory: Path, name: str, points: dict[int, list[float]]) -> None:
     if name == "slots":
         axes.set_xscale("log")
     figure.tight_layout()
-    figure.savefig(directory / f"{name}.svg", metadata={"Date": None})
+    picture = io.StringIO()
+    figure.savefig(picture, format="svg", metadata={"Date": None})
     plt.close(figure)
+    lines = [line.rstrip() for line in picture.getvalue().splitlines()]
+    (directory / f"{name}.svg").write_text("\n".join(lines) + "\n")
 
 
 def main() -> int:
