@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,14 +27,14 @@ NOTIFICATION_SIZE_MAX = 7_999
 """Bytes of a payload; PostgreSQL's limit."""
 
 
-class Verbs:
+class Verbs(ABC):
     """The verbs on jobs, queues and periodic jobs. Each takes `tx=`, as `Client.insert` does."""
 
     _config: Config
 
+    @abstractmethod
     def _transaction(self, tx: Transaction | None) -> AbstractAsyncContextManager[Transaction]:
         """The caller's transaction, or one of the client's own."""
-        raise NotImplementedError
 
     # -- jobs
 
