@@ -191,7 +191,7 @@ class Client(Verbs):
         if queues is not UNSET:
             self._set(database=self._database, queues=queues)
         self._made_id = None
-        self.__dict__.pop("_inserter", None)
+        vars(self).pop("_inserter", None)
 
     def _set(self, *, database: str | Pool | None, queues: Mapping[str, QueueConfig]) -> None:
         if isinstance(database, str):
