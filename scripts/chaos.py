@@ -21,17 +21,17 @@ import msgspec
 
 import riverpy
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
-from scripts._fleet import Shutdown, WorkerSettings, running_fleet
-from scripts._history import POLICIES, STATEMENTS, Crash, Violation, check, read
-from scripts._proxy import Partition
+from tests.kit.fleet import Shutdown, WorkerSettings, running_fleet
+from tests.kit.history import POLICIES, STATEMENTS, Crash, Violation, check, read
+from tests.kit.proxy import Partition
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from anyio.abc import TaskGroup
 
-    from scripts._fleet import Fleet, Worker
-    from scripts._history import History
+    from tests.kit.fleet import Fleet, Worker
+    from tests.kit.history import History
 
 SHORT = WorkerSettings(elect_interval=0.5, leader_ttl=1.5, dead_after=3.0)
 DEFAULT = WorkerSettings()

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from scripts._fleet import Fleet, Shutdown, WorkerSettings, running_fleet
-from scripts._history import STATEMENTS
-from scripts._proxy import Partition
+from tests.kit.fleet import Fleet, Shutdown, WorkerSettings, running_fleet
+from tests.kit.history import STATEMENTS
+from tests.kit.proxy import Partition
 
 if TYPE_CHECKING:
     import asyncpg
 
-    from scripts._fleet import Worker
+    from tests.kit.fleet import Worker
 
 DEFAULT = WorkerSettings(slots=1, periodic_jobs=False)
 SHORT = msgspec.structs.replace(DEFAULT, elect_interval=0.5, leader_ttl=1.5)

@@ -27,9 +27,9 @@ from riverpy import InsertManyParams
 from riverpy.cli._process import ServerProcesses
 from riverpy.embedded import EmbeddedPostgres
 from riverpy.migrate import migrate_all
-from scripts._pgbouncer import is_installed, pooled
 from scripts._scaling_worker import LISTEN_URL_VARIABLE, Noop
-from scripts._statements import read_statements
+from tests.kit.pgbouncer import is_installed, pooled
+from tests.kit.statements import read_statements
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence

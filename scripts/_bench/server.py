@@ -14,7 +14,7 @@ import asyncpg
 
 from riverpy.embedded import EmbeddedPostgres
 from riverpy.migrate import migrate_all
-from scripts._statements import read_statements
+from tests.kit.statements import read_statements
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

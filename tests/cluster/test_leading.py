@@ -19,7 +19,7 @@ from riverpy._cluster.leadership import Leadership, LeadershipSubscription
 from riverpy._lifecycle import ServiceGroup
 from riverpy._maintenance.base import MaintenanceService
 from riverpy.events import LeadershipChange
-from scripts._proxy import Partition, proxied
+from tests.kit.proxy import Partition, proxied
 from tests.work.rig import PATIENCE, Rig, Task
 
 if TYPE_CHECKING:

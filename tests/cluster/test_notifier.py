@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from scripts._proxy import proxied
+from tests.kit.proxy import proxied
 from tests.work.rig import PATIENCE, Rig, Task
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from scripts._fleet import WorkerSettings, running_fleet
-from scripts._history import Act, Crash, History, JobEnd, Slot, Term, TermWrite, check
 from scripts.chaos import SHORT, make_plan, parse_arguments, run_chaos
+from tests.kit.fleet import WorkerSettings, running_fleet
+from tests.kit.history import Act, Crash, History, JobEnd, Slot, Term, TermWrite, check
 
 if TYPE_CHECKING:
     from pathlib import Path

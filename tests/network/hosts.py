@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from scripts._fleet import SERVER_SETTINGS, Server, Shutdown
+from tests.kit.fleet import SERVER_SETTINGS, Server, Shutdown
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 import riverpy
-from scripts._fleet import WorkerProcess, running_fleet
-from scripts._history import STATEMENTS, check, read
 from scripts.chaos import SHORT
+from tests.kit.fleet import WorkerProcess, running_fleet
+from tests.kit.history import STATEMENTS, check, read
 from tests.network.hosts import HostServer, connected_hosts, server_url
 
 if TYPE_CHECKING:

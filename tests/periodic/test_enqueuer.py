@@ -16,7 +16,7 @@ from riverpy.errors import FencedOutError
 from riverpy.insert_opts import InsertOpts, UniqueOpts
 from riverpy.job import RawArgs
 from riverpy.periodic import PeriodicJob, cron, every
-from scripts._proxy import proxied
+from tests.kit.proxy import proxied
 from tests.maintenance.conftest import log  # noqa: F401 (a fixture)
 from tests.periodic.enqueuing import MINUTELY, Grid, Tick, enqueuing
 

@@ -19,7 +19,7 @@ from riverpy._lifecycle import ServiceGroup
 from riverpy._maintenance.periodic_enqueuer import PLAN_TIME
 from riverpy.errors import ConfigError, NotFoundError, SchemaMissingError
 from riverpy.periodic import PeriodicJob, every
-from scripts._proxy import proxied
+from tests.kit.proxy import proxied
 from tests.periodic.enqueuing import EPOCH, Grid, Tick, enqueuing
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import riverpy._work.producer
 import riverpy._work.run
 from riverpy import Event, EventKind, Job, JobCancel, JobSnooze
 from riverpy._db import jobs
-from scripts._proxy import proxied
+from tests.kit.proxy import proxied
 from tests.work.rig import Task, errors_of, metadata_of
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import riverpy._work.run
 from riverpy import Job, JobSnooze, QueueConfig
-from scripts._proxy import proxied
+from tests.kit.proxy import proxied
 from tests.work.rig import PATIENCE, Task
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ import riverpy._work.producer
 import riverpy._work.reconciler
 from riverpy import EventKind, Job
 from riverpy._db import jobs
-from scripts._proxy import proxied
+from tests.kit.proxy import proxied
 from tests.work.rig import Task
 
 if TYPE_CHECKING:
     from riverpy import Client
-    from scripts._proxy import Proxy
+    from tests.kit.proxy import Proxy
     from tests.work.rig import Rig
 
 CLAIMS = "riverpy claims"

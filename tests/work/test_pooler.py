@@ -12,7 +12,7 @@ import pytest
 import riverpy
 from riverpy import EventKind, InsertManyParams
 from riverpy.migrate import Migrator, migrate_all
-from scripts._pgbouncer import is_installed, pooled
+from tests.kit.pgbouncer import is_installed, pooled
 from tests.work.rig import PATIENCE, Task
 
 if TYPE_CHECKING:

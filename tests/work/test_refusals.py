@@ -13,7 +13,7 @@ import riverpy._work.reconciler
 from riverpy import ArgsError, EventKind, InsertOpts, Job
 from riverpy._db import jobs
 from riverpy.job import OUTPUT_SIZE_MAX
-from scripts._proxy import proxied
+from tests.kit.proxy import proxied
 from tests.work.rig import Task
 
 if TYPE_CHECKING:

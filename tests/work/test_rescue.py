@@ -21,8 +21,8 @@ from riverpy._maintenance.job_rescuer import DEAD_ERROR
 from riverpy._work.reconciler import RESTART_ERROR
 from riverpy.embedded import EmbeddedPostgres
 from riverpy.migrate import migrate_all
-from scripts._proxy import proxied
 from tests.cli.worker_process import running_worker
+from tests.kit.proxy import proxied
 from tests.work.rig import PATIENCE, Task, errors_of, metadata_of
 
 if TYPE_CHECKING:

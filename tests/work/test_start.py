@@ -14,11 +14,11 @@ import pytest
 import riverpy
 from riverpy import Job, QueueConfig, Workers
 from riverpy._work.reconciler import Reconciler
-from scripts._proxy import proxied
+from tests.kit.proxy import proxied
 from tests.work.rig import Task
 
 if TYPE_CHECKING:
-    from scripts._proxy import Proxy
+    from tests.kit.proxy import Proxy
     from tests.work.rig import Rig
 
 NAMES = ["riverpy", "riverpy reserved", "riverpy claims", "riverpy results", "riverpy listener"]

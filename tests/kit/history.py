@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from scripts._statements import read_statements
+from tests.kit.statements import read_statements
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""The client of a fleet's worker processes: `riverpy worker scripts._fleet_worker:client`.
+"""The client of a fleet's worker processes: `riverpy worker tests.kit.fleet_worker:client`.
 
 It records its leading, its attempts at jobs and the times in which it did not run into the history,
 by a connection past its proxy. Each term has one service more than usual, which says so whenever it
@@ -26,8 +26,8 @@ from riverpy._clock import SystemClock
 from riverpy._maintenance import base, candidacy
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
 from riverpy.periodic import PeriodicJob, every
-from scripts._fleet import SETTINGS_VARIABLE, WorkerSettings
-from scripts._history import PERIOD, POLICIES, STATEMENTS, Act, Term
+from tests.kit.fleet import SETTINGS_VARIABLE, WorkerSettings
+from tests.kit.history import PERIOD, POLICIES, STATEMENTS, Act, Term
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -98,7 +98,7 @@ class Recorder:
     async def flush(self) -> None:
         """Wait a moment until all is stored."""
         with anyio.move_on_after(FLUSH_LIMIT):
-            while self._stored < self._number:  # noqa: ASYNC110 (at the end of the process only)
+            while self._stored < self._number:
                 await anyio.sleep(0.01)
 
     async def _store(self, connection: asyncpg.Connection, number: int, act: Act) -> None:
@@ -197,7 +197,7 @@ async def _exhaust_pool(client: riverpy.Client) -> None:
     async with AsyncExitStack() as held:
         while True:
             with suppress(riverpy.ClientStateError, TimeoutError):
-                await held.enter_async_context(client._acquire())  # noqa: SLF001
+                await held.enter_async_context(client._acquire())
             await anyio.sleep(TICK)
 
 

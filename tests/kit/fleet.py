@@ -19,13 +19,13 @@ import msgspec
 
 from riverpy.embedded import EmbeddedPostgres
 from riverpy.migrate import Migrator
-from scripts._history import STATEMENTS
-from scripts._proxy import Proxy
+from tests.kit.history import STATEMENTS
+from tests.kit.proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RIVERPY = Path(sys.executable).with_name("riverpy")
 SETTINGS_VARIABLE = "FLEET_SETTINGS"
 STOP_LIMIT = 60.0
@@ -38,7 +38,7 @@ SERVER_SETTINGS = {
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process of a worker is told (`scripts/_fleet_worker.py`). Durations in seconds."""
+    """What the process of a worker is told (`tests/kit/fleet_worker.py`). Durations in seconds."""
 
     elect_interval: float = 5.0
     leader_ttl: float = 15.0
@@ -95,7 +95,7 @@ class Server:
         pid = int((self._postgres.directory / "data" / "postmaster.pid").read_text().split()[0])
         os.kill(pid, how.value)
         async with asyncio.timeout(STOP_LIMIT):
-            while _exists(pid):  # noqa: ASYNC110 (it is no child of ours)
+            while _exists(pid):
                 await asyncio.sleep(0.01)
 
     async def come_back(self) -> None:
@@ -150,7 +150,7 @@ class WorkerProcess:
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._enter,
-                *(RIVERPY, "worker", "scripts._fleet_worker:client"),
+                *(RIVERPY, "worker", "tests.kit.fleet_worker:client"),
                 *("--database-url", self._url, "--name", self.name, "--log", "json"),
                 cwd=ROOT,
                 env=self._environment(),
