@@ -50,6 +50,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it brings the periodic jobs whose slots the checker counts."""
     pool_is_exhausted: bool = False
     """Whether it holds every connection of its own pool."""
+    target: str = "tests.kit.fleet_worker:client"
+    """What it works, as `riverpy worker` is told."""
     name: str = ""
     history_url: str = ""
     """Where it records its history: past the proxy. The fleet fills in both."""
@@ -150,7 +152,7 @@ class WorkerProcess:
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._enter,
-                *(RIVERPY, "worker", "tests.kit.fleet_worker:client"),
+                *(RIVERPY, "worker", self.settings.target),
                 *("--database-url", self._url, "--name", self.name, "--log", "json"),
                 cwd=ROOT,
                 env=self._environment(),
