@@ -3,12 +3,13 @@ open when."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import socket
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import anyio
 import msgspec
@@ -53,6 +54,26 @@ STATEMENT_TIMEOUT = 30.0
 """Seconds for one statement on the client's own pool."""
 
 
+class _Home(NamedTuple):
+    """Where a pool is of use: its sockets are this process's, its waits this loop's."""
+
+    pid: int
+    loop: asyncio.AbstractEventLoop
+
+    def check(self) -> None:
+        """Raise ClientStateError in another process or event loop."""
+        if self.pid != os.getpid():
+            raise ClientStateError(
+                "the client was opened in another process, before a fork: open one after the fork, "
+                "in the process that uses it"
+            )
+        if self.loop is not asyncio.get_running_loop():
+            raise ClientStateError(
+                "the client was opened in another event loop: open one in each loop, and in other "
+                "threads use asyncio.run_coroutine_threadsafe"
+            )
+
+
 class Client(Verbs):
     """River's client: `async with client:` opens its pool, `client.working()` works jobs beside
     other code.
@@ -89,6 +110,7 @@ class Client(Verbs):
         self._config = config or Config()
         self._database: str | Pool | None = None
         self._pool: Pool | None = None
+        self._home: _Home | None = None
         self._run: Run | None = None
         self._made_id: tuple[int, str] | None = None
         self._abandoned: frozenset[Stamp] = frozenset()
@@ -217,22 +239,24 @@ class Client(Verbs):
 
         Raises:
             ConfigError: no database was given.
-            ClientStateError: it is open.
+            ClientStateError: it is open, here or in another process or event loop.
             Exception: the database cannot be reached, or refuses.
         """
-        if self.is_open:
+        if self._home is not None:
+            self._home.check()
             raise ClientStateError("the client is open already")
         if self._database is None:
             raise ConfigError('give the client a database: Client("postgres://…")')
         if not isinstance(self._database, str):
             self._pool = self._database
-            return self
-        self._pool = await create_pool(
-            self._database,
-            max_size=self._config.pool_size,
-            pooled=self._config.pooler,
-            command_timeout=STATEMENT_TIMEOUT,
-        )
+        else:
+            self._pool = await create_pool(
+                self._database,
+                max_size=self._config.pool_size,
+                pooled=self._config.pooler,
+                command_timeout=STATEMENT_TIMEOUT,
+            )
+        self._home = _Home(os.getpid(), asyncio.get_running_loop())
         return self
 
     async def __aexit__(
@@ -244,16 +268,18 @@ class Client(Verbs):
         """Close the pool, unless it is the caller's. What is still held is cut after a moment, with
         a warning."""
         pool, self._pool = self._pool, None
-        if pool is None or pool is self._database:
-            return
+        home, self._home = self._home, None
+        if pool is None or pool is self._database or home is None or home.pid != os.getpid():
+            return  # a goodbye of a forked process would end the connections of its parent
         if not await close_pool(pool):
             self._log.warning("connections of the pool were still held and were cut")
 
     def _open_pool(self) -> Pool:
-        if self._pool is None:
+        if self._pool is None or self._home is None:
             raise ClientStateError(
                 "the client is not open: use `async with client:`, or give a transaction with tx="
             )
+        self._home.check()
         return self._pool
 
     @asynccontextmanager
@@ -382,6 +408,8 @@ class Client(Verbs):
             ClientStateError: it runs already.
             Exception: what kept it from starting; or a fault in riverpy itself.
         """
+        if self._home is not None:
+            self._home.check()
         if self._run is not None:
             raise ClientStateError("the client runs already")
         run = self._run = self._new_run()
