@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import msgspec
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 RIVERPY = Path(sys.executable).with_name("riverpy")
 SETTINGS_VARIABLE = "FLEET_SETTINGS"
+LEADING_TARGET = "tests.kit.fleet_worker:client"
+"""A client that records its leading."""
 STOP_LIMIT = 60.0
 """Seconds that a worker may take to end after SIGTERM."""
 SERVER_SETTINGS = {
@@ -115,6 +118,7 @@ class WorkerProcess:
     Args:
         url: the database as the worker reaches it.
         enter: a command that runs the one after it, as `nsenter` does.
+        target: the client that it runs, as the command line takes it.
     """
 
     def __init__(
@@ -125,6 +129,7 @@ class WorkerProcess:
         log: Path,
         *,
         enter: Sequence[str] = (),
+        target: str = LEADING_TARGET,
     ) -> None:
         self.name = name
         self.settings = settings
@@ -133,6 +138,7 @@ class WorkerProcess:
         self.is_frozen = False
         self._url = url
         self._enter = enter
+        self._target = target
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -218,8 +224,10 @@ class WorkerProcess:
 class Worker(WorkerProcess):
     """A place of the fleet behind a proxy of its own."""
 
-    def __init__(self, name: str, settings: WorkerSettings, proxy: Proxy, log: Path) -> None:
-        super().__init__(name, settings, proxy.url, log)
+    def __init__(
+        self, name: str, settings: WorkerSettings, proxy: Proxy, log: Path, *, target: str
+    ) -> None:
+        super().__init__(name, settings, proxy.url, log, target=target)
         self.proxy = proxy
 
     async def close(self) -> None:
@@ -238,12 +246,27 @@ class Fleet:
         self.server = server
         self.workers: list[Worker] = []
 
-    async def add(self, name: str, settings: WorkerSettings) -> Worker:
-        """A further worker, whose process is not started yet."""
-        proxy = Proxy(self.server.url)
+    async def add(
+        self,
+        name: str,
+        settings: WorkerSettings,
+        *,
+        target: str = LEADING_TARGET,
+        user: str | None = None,
+    ) -> Worker:
+        """A further worker, whose process is not started yet.
+
+        Args:
+            name: its name in the client's id.
+            settings: what its process is told.
+            target: the client that it runs, as the command line takes it.
+            user: the role that it connects as; None: the one of the server's URL.
+        """
+        url = self.server.url if user is None else with_user(self.server.url, user)
+        proxy = Proxy(url)
         await proxy.start()
         settings = msgspec.structs.replace(settings, name=name, history_url=self.server.url)
-        worker = Worker(name, settings, proxy, self.directory / f"{name}.log")
+        worker = Worker(name, settings, proxy, self.directory / f"{name}.log", target=target)
         self.workers.append(worker)
         return worker
 
@@ -273,6 +296,12 @@ async def running_fleet(make_server: Callable[[Path], Server] = Server) -> Async
         yield fleet
     finally:
         await _to_the_end(fleet)
+
+
+def with_user(url: str, user: str) -> str:
+    """The URL for another role, which needs no password."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=f"{user}@{parts.netloc.rpartition('@')[2]}"))
 
 
 def _new_directory() -> Path:

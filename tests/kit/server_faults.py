@@ -1,0 +1,191 @@
+"""What a server, its administrator and its users do to those who are connected: each as a function,
+or as a block that breaks something and mends it again, whatever became of the server meanwhile.
+
+Every URL leads past the proxies and is a superuser's, unless said otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit, urlunsplit
+
+import anyio
+import asyncpg
+
+from riverpy.drivers.asyncpg import DATABASE_ERRORS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+MEND_LIMIT = 90.0
+"""Seconds within which the server must let itself be mended."""
+RETRY = 0.05
+CONNECTION_NAMES = ("riverpy listener", "riverpy reserved", "riverpy claims", "riverpy results")
+"""What each worker has one of."""
+POOL_NAME = "riverpy"
+"""What the connections of a client's pool are called."""
+
+
+# --- backends
+
+
+async def find_backends(url: str, name: str, *, user: str | None = None) -> list[int]:
+    """The processes of the connections of this `application_name`; of one role, if it is given."""
+    async with _connected(url) as connection:
+        rows = await connection.fetch(
+            "SELECT pid FROM pg_stat_activity WHERE application_name = $1 "
+            "AND usename = coalesce($2, usename) ORDER BY pid",
+            *(name, user),
+        )
+    return [row["pid"] for row in rows]
+
+
+async def kill_backends(url: str, name: str | None, *, user: str | None = None) -> int:
+    """End the connections of this name (None: of any) and role; returns how many were told to."""
+    async with _connected(url) as connection:
+        return await connection.fetchval(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+            "WHERE pid <> pg_backend_pid() AND backend_type = 'client backend' "
+            "AND application_name = coalesce($1, application_name) "
+            "AND usename = coalesce($2, usename)",
+            *(name, user),
+        )
+
+
+@asynccontextmanager
+async def frozen_backends(pids: Sequence[int]) -> AsyncGenerator[None]:
+    """These processes of the server do not run: their connections are half open. What they hold of
+    the server's own locks they keep."""
+    stopped = [pid for pid in pids if _signal(pid, signal.SIGSTOP)]
+    try:
+        yield
+    finally:
+        for pid in stopped:
+            _signal(pid, signal.SIGCONT)
+
+
+def _signal(pid: int, number: signal.Signals) -> bool:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+        return True
+    return False
+
+
+# --- what an administrator does
+
+
+@asynccontextmanager
+async def connections_refused(url: str, *users: str) -> AsyncGenerator[None]:
+    """The database takes no new connection, and those of these roles are ended."""
+    database = urlsplit(url).path[1:]
+    beside = urlunsplit(urlsplit(url)._replace(path="/template1"))
+    await _execute(beside, f'ALTER DATABASE "{database}" ALLOW_CONNECTIONS false')
+    try:
+        for user in users:
+            await kill_backends(beside, None, user=user)
+        yield
+    finally:
+        await _mend(beside, f'ALTER DATABASE "{database}" ALLOW_CONNECTIONS true')
+
+
+@asynccontextmanager
+async def connections_exhausted(url: str) -> AsyncGenerator[None]:
+    """Nobody but a superuser gets a connection: all are held, those too that come free. `url` is an
+    ordinary role's."""
+    held: list[asyncpg.Connection] = []
+    none_is_left = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_hold_connections, url, held, none_is_left)
+        try:
+            await none_is_left.wait()
+            yield
+        finally:
+            tasks.cancel_scope.cancel()
+            for connection in held:
+                connection.terminate()
+
+
+async def _hold_connections(
+    url: str, held: list[asyncpg.Connection], none_is_left: anyio.Event
+) -> None:
+    while True:
+        try:
+            held.append(await asyncpg.connect(url, timeout=5))
+        except DATABASE_ERRORS:
+            none_is_left.set()
+            await anyio.sleep(RETRY)
+
+
+@asynccontextmanager
+async def server_settings(url: str, **settings: str) -> AsyncGenerator[None]:
+    """Settings of the whole server, in sessions that there are too, unless they set their own."""
+    await _set_all(url, settings)
+    try:
+        yield
+    finally:
+        for name in settings:
+            await _mend(url, f"ALTER SYSTEM RESET {name}")
+        await _mend(url, "SELECT pg_reload_conf()")
+
+
+async def _set_all(url: str, settings: dict[str, str]) -> None:
+    for name, value in settings.items():
+        await _execute(url, f"ALTER SYSTEM SET {name} = '{value}'")
+    await _execute(url, "SELECT pg_reload_conf()")
+
+
+@asynccontextmanager
+async def role_settings(url: str, role: str, **settings: str) -> AsyncGenerator[None]:
+    """Settings of the sessions that a role begins meanwhile."""
+    for name, value in settings.items():
+        await _execute(url, f"ALTER ROLE \"{role}\" SET {name} = '{value}'")
+    try:
+        yield
+    finally:
+        for name in settings:
+            await _mend(url, f'ALTER ROLE "{role}" RESET {name}')
+
+
+# --- what a user does
+
+
+@asynccontextmanager
+async def rows_locked(url: str, select: str) -> AsyncGenerator[int]:
+    """An open transaction holds the locks of the rows that a statement with FOR UPDATE selects;
+    gives their number."""
+    async with _connected(url) as connection, connection.transaction():
+        yield len(await connection.fetch(select))
+
+
+# --- help
+
+
+@asynccontextmanager
+async def _connected(url: str) -> AsyncGenerator[asyncpg.Connection]:
+    connection = await asyncpg.connect(
+        url, timeout=20, server_settings={"default_transaction_read_only": "off"}
+    )
+    try:
+        yield connection
+    finally:
+        connection.terminate()
+
+
+async def _execute(url: str, statement: str) -> None:
+    async with _connected(url) as connection:
+        await connection.execute(statement)
+
+
+async def _mend(url: str, statement: str) -> None:
+    """Have a statement done, however often the server goes meanwhile."""
+    with anyio.fail_after(MEND_LIMIT, shield=True):
+        while True:
+            try:
+                await _execute(url, statement)
+            except DATABASE_ERRORS:
+                await anyio.sleep(RETRY)
+            else:
+                return
