@@ -4,6 +4,7 @@ behind a fault proxy of its own. Whatever was started has ended when the fleet i
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import shutil
 import signal
@@ -31,6 +32,7 @@ RIVERPY = Path(sys.executable).with_name("riverpy")
 SETTINGS_VARIABLE = "FLEET_SETTINGS"
 LEADING_TARGET = "tests.kit.fleet_worker:client"
 """A client that records its leading."""
+PR_SET_PDEATHSIG = 1
 STOP_LIMIT = 60.0
 """Seconds that a worker may take to end after SIGTERM."""
 SERVER_SETTINGS = {
@@ -302,6 +304,12 @@ def with_user(url: str, user: str) -> str:
     """The URL for another role, which needs no password."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=f"{user}@{parts.netloc.rpartition('@')[2]}"))
+
+
+def end_with_the_fleet() -> None:
+    """Have this worker killed with the process that started it, however that ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _new_directory() -> Path:

@@ -7,11 +7,9 @@ begins a pass and writes a row through the term's fence.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import random
 import signal
-import sys
 import time
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -26,7 +24,7 @@ from riverpy._clock import SystemClock
 from riverpy._maintenance import base, candidacy
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
 from riverpy.periodic import PeriodicJob, every
-from tests.kit.fleet import SETTINGS_VARIABLE, WorkerSettings
+from tests.kit.fleet import SETTINGS_VARIABLE, WorkerSettings, end_with_the_fleet
 from tests.kit.history import PERIOD, POLICIES, STATEMENTS, Act, Term
 
 if TYPE_CHECKING:
@@ -43,7 +41,6 @@ HOLD_MOST = 0.1
 """Seconds that a fenced transaction stays open at most, so that faults hit some."""
 FLUSH_LIMIT = 3.0
 RECONNECT = 0.05
-PR_SET_PDEATHSIG = 1
 CLOCK_STEP = timedelta(minutes=10)
 
 
@@ -171,12 +168,6 @@ async def _watch_stalls() -> None:
             recorder.record("stall", stalled_since=began)
 
 
-def _end_with_the_fleet() -> None:
-    """Be killed with the process that started this one, however that ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 class SteppingClock:
     """riverpy's wall clock, which a signal moves forward and back. The history goes by the true
     one."""
@@ -249,7 +240,7 @@ def make_client() -> riverpy.Client:
 @asynccontextmanager
 async def client() -> AsyncGenerator[riverpy.Client]:
     """The client, watched."""
-    _end_with_the_fleet()
+    end_with_the_fleet()
     watched = make_client()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(recorder.run)
