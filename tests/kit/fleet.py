@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 RIVERPY = Path(sys.executable).with_name("riverpy")
 SETTINGS_VARIABLE = "FLEET_SETTINGS"
-LEADING_TARGET = "tests.kit.fleet_worker:client"
-"""A client that records its leading."""
 PR_SET_PDEATHSIG = 1
 STOP_LIMIT = 60.0
 """Seconds that a worker may take to end after SIGTERM."""
@@ -120,7 +118,6 @@ class WorkerProcess:
     Args:
         url: the database as the worker reaches it.
         enter: a command that runs the one after it, as `nsenter` does.
-        target: the client that it runs, as the command line takes it.
     """
 
     def __init__(
@@ -131,7 +128,6 @@ class WorkerProcess:
         log: Path,
         *,
         enter: Sequence[str] = (),
-        target: str = LEADING_TARGET,
     ) -> None:
         self.name = name
         self.settings = settings
@@ -140,7 +136,6 @@ class WorkerProcess:
         self.is_frozen = False
         self._url = url
         self._enter = enter
-        self._target = target
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -226,10 +221,8 @@ class WorkerProcess:
 class Worker(WorkerProcess):
     """A place of the fleet behind a proxy of its own."""
 
-    def __init__(
-        self, name: str, settings: WorkerSettings, proxy: Proxy, log: Path, *, target: str
-    ) -> None:
-        super().__init__(name, settings, proxy.url, log, target=target)
+    def __init__(self, name: str, settings: WorkerSettings, proxy: Proxy, log: Path) -> None:
+        super().__init__(name, settings, proxy.url, log)
         self.proxy = proxy
 
     async def close(self) -> None:
@@ -253,7 +246,6 @@ class Fleet:
         name: str,
         settings: WorkerSettings,
         *,
-        target: str = LEADING_TARGET,
         user: str | None = None,
     ) -> Worker:
         """A further worker, whose process is not started yet.
@@ -261,14 +253,13 @@ class Fleet:
         Args:
             name: its name in the client's id.
             settings: what its process is told.
-            target: the client that it runs, as the command line takes it.
             user: the role that it connects as; None: the one of the server's URL.
         """
         url = self.server.url if user is None else with_user(self.server.url, user)
         proxy = Proxy(url)
         await proxy.start()
         settings = msgspec.structs.replace(settings, name=name, history_url=self.server.url)
-        worker = Worker(name, settings, proxy, self.directory / f"{name}.log", target=target)
+        worker = Worker(name, settings, proxy, self.directory / f"{name}.log")
         self.workers.append(worker)
         return worker
 
