@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,6 +28,8 @@ from riverpy.retry import RETRY_DELAY_MAX
 from tests.work.rig import Task, errors_of, metadata_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import asyncpg
 
     from riverpy import JobRow as Row
@@ -391,6 +394,29 @@ async def test_unknown_kind(rig: Rig) -> None:
         == "job kind is not registered in the client's Workers bundle: nobody_handles_this"
     )
     assert entry["trace"] == ""
+
+
+async def test_kind_that_names_code(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SE-01: a kind is looked up among the workers and nowhere else: one that names a function or a
+    module of Python's is as unknown as any other."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    (tmp_path / "canary.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    kinds = ["os:system", "os.system", "canary", "canary:work", "__import__"]
+    for kind in kinds:
+        await rig.insert_rows(1, kind=kind)
+    async with rig.working():
+        await rig.take(len(kinds))
+    texts = [errors_of(row)[0]["error"] for row in await rig.schema.jobs()]
+    prefix = "job kind is not registered in the client's Workers bundle: "
+    assert texts == [prefix + kind for kind in kinds]
+    assert "canary" not in sys.modules
 
 
 async def test_kind_aliases(rig: Rig) -> None:
