@@ -21,7 +21,7 @@ TRACE_ENTRY_LENGTH_MAX = 1024
 """Characters of one frame, or of the exception's own line, in a trace."""
 TRACE_LENGTH_MAX = 32 * 1024
 """Characters of a trace that are stored; the end is kept."""
-_OWN_FILES = {
+OWN_FILES = {
     concurrent.futures.thread.__file__,
     *(str(Path(__file__).with_name(name)) for name in ("executor.py", "blocking.py")),
 }
@@ -51,7 +51,7 @@ def trace_text(error: BaseException) -> str:
     """The traceback from the user's first frame on, without local variables; its start is cut if it
     is long."""
     first = error.__traceback__
-    while first is not None and first.tb_frame.f_code.co_filename in _OWN_FILES:
+    while first is not None and first.tb_frame.f_code.co_filename in OWN_FILES:
         first = first.tb_next
     try:
         lines = traceback.format_exception(type(error), error, first, limit=-TRACE_FRAMES_MAX)

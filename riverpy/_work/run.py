@@ -1,8 +1,8 @@
 """Run: one run of a client's worker, as the tree of who owns whom.
 
     completer                           ends last, when what ended is stored
-      heartbeat, notifier, reconciler   go on during the drain, so that the client counts as alive
-                                        and a cancel still reaches a running job
+      heartbeat, notifier, reconciler,  go on during the drain, so that the client counts as alive
+      loop watch                        and a cancel still reaches a running job
         running jobs                    drain; past the soft limit they are cancelled
           producers, elector            end first: no more claims, maintenance ended, lease released
 Leaving the nested blocks is stopping, from the inside out. The clock of the drain starts with the
@@ -49,6 +49,7 @@ from riverpy._lifecycle import ServiceGroup, only_error
 from riverpy._maintenance.candidacy import Candidacy
 from riverpy._work.completer import Completer
 from riverpy._work.executor import Executor
+from riverpy._work.loop_watch import LoopWatch
 from riverpy._work.producer import Producer
 from riverpy._work.reconciler import Reconciler
 from riverpy._work.work_group import WorkGroup
@@ -305,6 +306,7 @@ class Run:
             await services.start(self._heartbeat)
             await services.start(self._leader_watch)
         await services.start(self._reconciler)
+        await services.start(LoopWatch(self.work))
         if not self._config.poll_only:
             self._notifier = self._make_notifier()
             await services.start(self._notifier)

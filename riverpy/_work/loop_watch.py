@@ -1,0 +1,143 @@
+"""LoopWatch: sees that the event loop is blocked, and tells which job does it.
+
+A job that computes or waits without `await` stops all else in its process: other jobs, signs of
+life, the lease. The loop cannot tell of that itself, so a thread looks whether it still turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import structlog
+
+from riverpy._work.failure import OWN_FILES
+from riverpy.context import running_job
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from anyio.abc import TaskStatus
+
+    from riverpy._lifecycle import StopScope
+    from riverpy._work.work_group import WorkGroup
+    from riverpy.job import Job
+
+TURN = 0.5
+"""Seconds between two signs of the loop, and between two looks of the thread."""
+LATE = 1.0
+"""Seconds that a sign may be late until the loop counts as blocked."""
+FRAMES_MAX = 4
+"""Places in the code that are named, from the innermost on."""
+_OUTER_FILES = OWN_FILES | {asyncio.events.__file__, asyncio.runners.__file__}
+"""What stands around a job's code."""
+
+
+class LoopWatch:
+    """Watches the loop that it runs in. It logs once when the loop is blocked, and once, with the
+    length, when it runs again."""
+
+    name = "loop watch"
+
+    def __init__(self, work: WorkGroup) -> None:
+        """Make it.
+
+        Args:
+            work: whose jobs may be what blocks the loop.
+        """
+        self._work = work
+        self._turned = 0.0
+        """When the loop gave its last sign; monotonic seconds."""
+        self._told_of = 0.0
+        """The last sign before the stall that the log has a line about."""
+        self._culprit: dict[str, object] = {}
+        self._log: Any = structlog.get_logger("riverpy").bind()
+
+    async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
+        """Watch until stopped."""
+        self._turned = time.monotonic()
+        ended = threading.Event()
+        loop, thread_id = asyncio.get_running_loop(), threading.get_ident()
+        threading.Thread(
+            target=self._watch,
+            args=(loop, thread_id, ended),
+            name="riverpy loop watch",
+            daemon=True,
+        ).start()
+        task_status.started()
+        try:
+            while True:
+                await anyio.sleep(TURN)
+                self._turn()
+        finally:
+            ended.set()
+
+    def _turn(self) -> None:
+        """The loop runs. This is told from here: the thread may not have run meanwhile either."""
+        now = time.monotonic()
+        blocked = now - self._turned - TURN
+        self._turned = now
+        if blocked > LATE:
+            self._log.warning(
+                "the event loop was blocked", seconds=round(blocked, 3), **self._culprit
+            )
+        self._culprit = {}
+
+    def _watch(
+        self, loop: asyncio.AbstractEventLoop, thread_id: int, ended: threading.Event
+    ) -> None:
+        """The thread. A process that stood still as a whole, as when it is frozen, has nobody to
+        blame; one in which C code kept the interpreter for itself has used its processor."""
+        looked, used = time.monotonic(), time.process_time()
+        while not ended.wait(TURN):
+            now, use = time.monotonic(), time.process_time()
+            slept, worked = now - looked, use - used
+            looked, used = now, use
+            stood_still = slept > TURN + LATE and worked < slept / 2
+            turned = self._turned
+            blocked = now - turned - TURN
+            if blocked > LATE and not stood_still and turned != self._told_of:
+                culprit = self._look(loop, thread_id)
+                if turned != self._turned:  # it was not that
+                    continue
+                self._told_of, self._culprit = turned, culprit
+                self._log.warning(
+                    "the event loop is blocked: nothing else runs in this process",
+                    seconds=round(blocked, 3),
+                    **culprit,
+                )
+
+    def _look(self, loop: asyncio.AbstractEventLoop, thread_id: int) -> dict[str, object]:
+        """What runs in the loop now: the job, and where its code is."""
+        found: dict[str, object] = {}
+        job = self._job(asyncio.current_task(loop))
+        if job is not None:
+            found = {"kind": job.kind, "job_id": job.id, "queue": job.queue}
+        frames = sys._current_frames()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] (its documented name)
+        places = _places(frames.get(thread_id))
+        return found | {"at": " < ".join(places)}
+
+    def _job(self, task: asyncio.Task[Any] | None) -> Job[Any] | None:
+        """The job that the task is of: its own task or, where Python tells (from 3.12 on), one that
+        it has made."""
+        for attempt in list(self._work.attempts):
+            if attempt.task is task:
+                return attempt
+        context = getattr(task, "get_context", None)
+        return None if context is None else context().get(running_job)
+
+
+def _places(frame: FrameType | None) -> list[str]:
+    """Where the code is, the innermost place first, as far as it is the job's."""
+    places: list[str] = []
+    while frame is not None and frame.f_code.co_filename not in _OUTER_FILES:
+        code = frame.f_code
+        places.append(f"{code.co_filename}:{frame.f_lineno} {code.co_qualname}")
+        frame = frame.f_back
+    if len(places) > FRAMES_MAX:
+        places[FRAMES_MAX:] = ["…"]
+    return places

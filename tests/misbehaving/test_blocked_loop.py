@@ -1,0 +1,118 @@
+"""Jobs that block the event loop: what is said, and what becomes of their own and others' jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from riverpy import EventKind, Job
+from riverpy._work import loop_watch
+from tests.work.rig import Task
+
+if TYPE_CHECKING:
+    from tests.work.rig import Rig
+
+BLOCKED = "the event loop is blocked: nothing else runs in this process"
+WAS_BLOCKED = "the event loop was blocked"
+PATIENCE = 30.0
+
+
+@pytest.fixture(autouse=True)
+def quick_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever blocks the loop is told of soon."""
+    monkeypatch.setattr(loop_watch, "TURN", 0.05)
+    monkeypatch.setattr(loop_watch, "LATE", 0.1)
+
+
+def block_until_told(log: list[dict[str, Any]]) -> None:
+    """Block the loop until the log has a line about it."""
+    give_up = time.monotonic() + PATIENCE
+    while not told(log, BLOCKED) and time.monotonic() < give_up:
+        time.sleep(0.01)
+
+
+def told(log: list[dict[str, Any]], event: str) -> list[dict[str, Any]]:
+    """The log's entries of this event that are about `block_until_told`: a busy machine may make
+    others."""
+    return [e for e in log if e["event"] == event and "block_until_told" in e.get("at", "")]
+
+
+async def until_told(log: list[dict[str, Any]], event: str) -> dict[str, Any]:
+    """Wait for a line of the log."""
+    async with asyncio.timeout(PATIENCE):
+        while not told(log, event):
+            await asyncio.sleep(0.01)
+    return told(log, event)[0]
+
+
+@pytest.mark.parametrize("where", ["job", "task of the job"])
+async def test_who_blocks_the_loop(rig: Rig, log: list[dict[str, Any]], where: str) -> None:
+    """LM-14: while the loop is blocked a warning names kind, id and place in the code, and
+    afterwards another has the length; the job's result counts, and no one else is blamed."""
+
+    async def block() -> None:
+        block_until_told(log)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        if job.args.n == 1 and where == "job":
+            block_until_told(log)
+        elif job.args.n == 1:
+            await asyncio.create_task(block())
+
+    async with rig.working() as client:
+        first = await client.insert(Task(n=1))
+        assert (await rig.event()).kind is EventKind.JOB_COMPLETED
+        after = await until_told(log, WAS_BLOCKED)
+        await client.insert(Task(n=2))
+        assert (await rig.event()).kind is EventKind.JOB_COMPLETED
+    (entry,) = told(log, BLOCKED)
+    if where == "job" or sys.version_info >= (3, 12):
+        assert (entry["kind"], entry["job_id"]) == ("task", first.job.id)
+        assert (after["kind"], after["job_id"]) == ("task", first.job.id)
+    assert re.search(r"test_blocked_loop\.py:\d+ block_until_told < .*\.py:\d+ .*", entry["at"])
+    assert "executor.py" not in entry["at"]
+    assert entry["seconds"] > 0.1
+    assert after["seconds"] > 0.1
+    assert entry["log_level"] == after["log_level"] == "warning"
+
+
+async def test_blocked_by_no_job(rig: Rig, log: list[dict[str, Any]]) -> None:
+    """In a program that hosts a client other code may block the loop: no job is blamed, its place
+    in the code is named."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None: ...
+
+    async with rig.working():
+        block_until_told(log)
+        after = await until_told(log, WAS_BLOCKED)
+    (entry,) = told(log, BLOCKED)
+    assert "kind" not in entry | after
+    assert "block_until_told" in entry["at"]
+
+
+async def test_blocked_thread_is_no_blocked_loop(rig: Rig) -> None:
+    """LM-14: a blocking job in a thread causes no stall: other jobs run meanwhile."""
+    release = threading.Event()
+
+    @rig.job(executor="thread")
+    def work(job: Job[Task]) -> None:
+        if job.args.n == 1:
+            assert release.wait(PATIENCE)
+
+    async with rig.working() as client:
+        await client.insert(Task(n=1))
+        for n in range(2, 5):
+            inserted = await client.insert(Task(n=n))
+            event = await rig.event()
+            assert event.job is not None
+            assert event.job.id == inserted.job.id
+        release.set()
+        await rig.event()
