@@ -60,6 +60,9 @@ DUE_MARGIN = 0.002
 """Seconds that the server may be behind in seeing a job become due."""
 POLL_JITTER = 0.1
 POLL_JITTER_MIN = 0.01
+POLL_SPREAD = 0.5
+"""A poll after a notification, or after the start, comes up to this part of the interval early:
+those clients looked at one moment, and must not go on to poll at one."""
 
 
 class Producer:
@@ -101,6 +104,8 @@ class Producer:
         self._resumed.set()
         self._notified = False
         """Whether there is a reason to claim again at once."""
+        self._is_in_step = True
+        """Whether others may have looked when this one last did."""
         self._unmatched: set[int] | None = None
         """The jobs that were cancelled while a claim is in flight and do not run here; None: none
         is."""
@@ -150,7 +155,7 @@ class Producer:
 
     def wake(self) -> None:
         """Look at the queue now."""
-        self._notified = True
+        self._notified = self._is_in_step = True
         self._stirred.set()
 
     def release(self) -> None:
@@ -328,12 +333,18 @@ class Producer:
     async def _wait_for_more(self) -> None:
         """Wait for a notification, its echoes, or the poll; finished jobs do not wake an empty
         queue."""
-        most = max(self._poll * POLL_JITTER, POLL_JITTER_MIN)
-        poll_at = time.monotonic() + self._poll + random.uniform(0, most)  # noqa: S311 (no secret)
+        poll_at = time.monotonic() + self._next_poll()
         while not self._notified:
             self._stirred.clear()
             next_at = min([poll_at, *self._echoes, *self._due[:1]])
             with anyio.move_on_after(next_at - time.monotonic()):
                 await self._stirred.wait()
                 continue
+            self._is_in_step &= next_at < poll_at
             return
+
+    def _next_poll(self) -> float:
+        """Seconds until the next poll."""
+        if self._is_in_step:
+            return self._poll * random.uniform(1 - POLL_SPREAD, 1)  # noqa: S311 (no secret)
+        return self._poll + random.uniform(0, max(self._poll * POLL_JITTER, POLL_JITTER_MIN))  # noqa: S311
