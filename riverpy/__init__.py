@@ -42,6 +42,7 @@ from riverpy.periodic import (
 )
 from riverpy.queue import Queue
 from riverpy.retry import DefaultRetryPolicy, ErrorHandler, RetryPolicy
+from riverpy.stuck import JobStuckHandler, StuckJob
 from riverpy.worker import Worker, Workers
 
 __all__ = [
@@ -69,6 +70,7 @@ __all__ = [
     "JobSnooze",
     "JobState",
     "JobStatistics",
+    "JobStuckHandler",
     "LeadershipChange",
     "LeadershipSubscription",
     "MigrationError",
@@ -88,6 +90,7 @@ __all__ = [
     "ServerVersionError",
     "StopCause",
     "StopReport",
+    "StuckJob",
     "Subscription",
     "TransactionError",
     "Unique",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from riverpy.periodic import PeriodicJobsStartHook, PeriodicSchedule
+    from riverpy.stuck import JobStuckHandler
 
 MAX_WORKERS_MAX = 10_000
 DURATION_MAX = timedelta(days=365_000)
@@ -35,6 +36,7 @@ _SWITCHES = (
     "skip_unknown_job_check",
 )
 JOB_TIMEOUT_DEFAULT = timedelta(minutes=1)
+JOB_STUCK_THRESHOLD_DEFAULT = timedelta(seconds=10)
 SOFT_STOP_TIMEOUT_DEFAULT = timedelta(seconds=30)
 HARD_STOP_TIMEOUT_DEFAULT = timedelta(seconds=10)
 FETCH_POLL_INTERVAL_DEFAULT = timedelta(seconds=1)
@@ -118,6 +120,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """When a failed job is tried again. Default: after n^4 seconds and up to 10 % more or less."""
     error_handler: ErrorHandler | None = None
     """Told of each failed attempt; may end the job by returning True. Default none."""
+    job_stuck_threshold: timedelta = JOB_STUCK_THRESHOLD_DEFAULT
+    """How long a job may go on after it was cancelled, by its timeout or by somebody, until it
+    counts as stuck, which is logged. Default 10 s."""
+    job_stuck_handler: JobStuckHandler | None = None
+    """Told of each stuck job; may give its slot to another by returning True. Default none: it
+    keeps its slot."""
     soft_stop_timeout: timedelta | None = SOFT_STOP_TIMEOUT_DEFAULT
     """How long running jobs may go on after a stop was asked for; then they are cancelled.
     Default 30 s; None: for ever."""
@@ -208,6 +216,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"pool_size must be between 1 and 1000, got {self.pool_size}")
         _expect_positive("fetch_poll_interval", self.fetch_poll_interval)
         _expect_positive("hard_stop_timeout", self.hard_stop_timeout)
+        _expect_positive("job_stuck_threshold", self.job_stuck_threshold)
         if self.job_timeout is not None:
             _expect_positive("job_timeout", self.job_timeout)
         if self.soft_stop_timeout is not None:

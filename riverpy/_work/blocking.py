@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -20,13 +21,15 @@ if TYPE_CHECKING:
 
     from riverpy._work.attempt import Attempt
 
+THREADS_MAX = 1_000_000
+"""More than there can be slots; a thread is made only when no other is free."""
+
 
 class BlockingRunner:
-    """Runs the blocking jobs of one client. A slot holds its thread, so there are as many threads
-    as slots."""
+    """Runs the blocking jobs of one client. A job in a slot has its thread or process at once, so
+    the slots alone bound how many there are."""
 
-    def __init__(self, slots: int) -> None:
-        self._slots = slots
+    def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
         self._processes: anyio.CapacityLimiter | None = None
 
@@ -37,7 +40,7 @@ class BlockingRunner:
         What the function returned or raised counts; the cancellation only where it raised nothing.
         """
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._slots, thread_name_prefix="riverpy job")
+            self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="riverpy job")
         context = contextvars.copy_context()
         future = asyncio.get_running_loop().run_in_executor(
             self._threads, lambda: context.run(_work, function, attempt)
@@ -55,7 +58,7 @@ class BlockingRunner:
     async def in_process(self, function: Callable[[Job[Any]], None], attempt: Attempt) -> None:
         """Run it in a process of its own, which a cancellation kills."""
         if self._processes is None:
-            self._processes = anyio.CapacityLimiter(self._slots)
+            self._processes = anyio.CapacityLimiter(math.inf)
         updates, error = await anyio.to_process.run_sync(
             _work_detached,
             pickle.dumps((function, tuple(attempt.columns()), attempt.args)),

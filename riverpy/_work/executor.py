@@ -59,10 +59,10 @@ class Plan:
 class Executor:
     """Runs attempts with the workers of one client."""
 
-    def __init__(self, workers: Workers, config: Config, *, slots: int) -> None:
+    def __init__(self, workers: Workers, config: Config) -> None:
         self._config = config
         self._default_policy = DefaultRetryPolicy()
-        self._blocking = BlockingRunner(slots)
+        self._blocking = BlockingRunner()
         self._log: Any = structlog.get_logger("riverpy").bind()
         self.plans = {kind: self._plan(workers.get(kind)) for kind in workers}
 

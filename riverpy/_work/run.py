@@ -177,9 +177,9 @@ class Run:
             waits_for_locks=config.pooler,
             stored=self._stored,
         )
-        self._executor = Executor(workers, config, slots=slots)
+        self._executor = Executor(workers, config)
         self._notifier: Notifier | None = None
-        self.work = WorkGroup(self._executor, self._completer.add)
+        self.work = WorkGroup(self._executor, config, self._completer.add)
         self._reconciler = Reconciler(
             schema=config.schema,
             client_id=client_id,

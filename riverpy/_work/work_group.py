@@ -1,7 +1,8 @@
 """WorkGroup: owns the running attempts of a client, their tasks, deadlines and cancellation.
 
 A job is one plain task: a task group and a cancel scope for each would halve the rate. Cause and
-deadline are kept on the attempt, and one timer watches the live ones.
+deadline are kept on the attempt, and one timer watches the live ones. The deadline of one that was
+cancelled is when it counts as stuck.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from datetime import timedelta
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ import structlog
 from riverpy._lifecycle import StopCause
 from riverpy._work.attempt import Attempt
 from riverpy.job import JobColumn
+from riverpy.stuck import StuckJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from riverpy._db.jobs import Stamp
     from riverpy._work.executor import Executor
     from riverpy._work.producer import Producer
+    from riverpy.config import Config
 
 SCAN_INTERVAL_MIN = 0.01
 """Seconds between two looks at the deadlines, at least."""
@@ -37,10 +41,16 @@ class WorkGroup:
     """The running attempts. `finished` is called with each one that ended, in the loop turn in
     which it did."""
 
-    def __init__(self, executor: Executor, finished: Callable[[Attempt], None]) -> None:
+    def __init__(
+        self, executor: Executor, config: Config, finished: Callable[[Attempt], None]
+    ) -> None:
         self._executor = executor
+        self._stuck_after = config.job_stuck_threshold.total_seconds()
+        self._stuck_handler = config.job_stuck_handler
         self._finished = finished
         self._attempts: set[Attempt] = set()  # the loop holds tasks weakly
+        self._stuck: dict[Attempt, bool] = {}
+        """Those that go on in spite of their cancellation: whether they keep their slots."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._timer: asyncio.TimerHandle | None = None
@@ -56,6 +66,11 @@ class WorkGroup:
     def attempts(self) -> set[Attempt]:
         """The attempts that run now; not to be changed."""
         return self._attempts
+
+    @property
+    def stuck(self) -> int:
+        """How many attempts go on although they were cancelled long ago."""
+        return len(self._stuck)
 
     def stamps(self) -> set[Stamp]:
         """The stamps of the attempts that run now."""
@@ -102,7 +117,8 @@ class WorkGroup:
         attempt.task = None  # no cycle from the attempt to its own coroutine
         self._attempts.discard(attempt)
         self._finished(attempt)
-        attempt.producer.release()
+        if not self._stuck or self._unstick(attempt):
+            attempt.producer.release()
         if not self._attempts:
             self._idle.set()
 
@@ -164,6 +180,8 @@ class WorkGroup:
         """
         if attempt.cause is None:
             attempt.cause = cause
+            attempt.deadline = time.monotonic() + self._stuck_after
+            self.watch(attempt.deadline)
         elif cause is not StopCause.HARD_STOP:
             return
         if attempt.started and attempt.task is not None:
@@ -184,15 +202,61 @@ class WorkGroup:
         self._timer, self._scan_at = None, math.inf
 
     def _scan(self) -> None:
-        """Stop the live attempts whose time is over. Finished ones hold no timer, however far their
-        deadline."""
+        """Stop the live attempts whose time is over, and tell of those that do not stop. Finished
+        ones hold no timer, however far their deadline."""
         self._timer, self._scan_at = None, math.inf
         now, first = time.monotonic(), math.inf
+        stuck: list[Attempt] = []
         for attempt in self._attempts:
-            if attempt.cause is not None:
-                continue
             if attempt.deadline <= now:
-                self._stop(attempt, StopCause.JOB_TIMEOUT)
-            else:
-                first = min(first, attempt.deadline)
+                if attempt.cause is None:
+                    self._stop(attempt, StopCause.JOB_TIMEOUT)
+                else:
+                    attempt.deadline = math.inf
+                    stuck.append(attempt)
+            first = min(first, attempt.deadline)
         self.watch(first)
+        for attempt in stuck:
+            self._tell_of_stuck(attempt, now)
+
+    def _tell_of_stuck(self, attempt: Attempt, now: float) -> None:
+        running = timedelta(seconds=now - attempt.started)
+        self._stuck[attempt] = True
+        job = StuckJob(attempt.id, attempt.kind, attempt.queue, running, len(self._stuck))
+        keeps_slot = self._stuck[attempt] = not self._grants_slot(job)
+        self._log.warning(
+            "job goes on although it was cancelled",
+            job_id=job.id,
+            kind=job.kind,
+            queue=job.queue,
+            why=attempt.cause and attempt.cause.value,
+            seconds=round(running.total_seconds(), 3),
+            keeps_slot=keeps_slot,
+            stuck=job.total,
+        )
+        if not keeps_slot:
+            attempt.producer.release()
+
+    def _grants_slot(self, job: StuckJob) -> bool:
+        if self._stuck_handler is None:
+            return False
+        try:
+            return bool(self._stuck_handler.handle_stuck(job))
+        except BaseException:  # it must not end the loop
+            self._log.exception("stuck job handler failed", job_id=job.id, kind=job.kind)
+            return False
+
+    def _unstick(self, attempt: Attempt) -> bool:
+        """An attempt has ended. Returns whether it had its slot still."""
+        keeps_slot = self._stuck.pop(attempt, None)
+        if keeps_slot is None:
+            return True
+        self._log.info(
+            "stuck job has ended",
+            job_id=attempt.id,
+            kind=attempt.kind,
+            queue=attempt.queue,
+            seconds=round(attempt.ended - attempt.started, 3),
+            stuck=len(self._stuck),
+        )
+        return keeps_slot

@@ -1,0 +1,165 @@
+"""Jobs that go on in spite of their cancellation: they are told of, counted, and keep their slot
+unless somebody says otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from riverpy import EventKind, Job, StuckJob
+from tests.work.rig import Task
+
+if TYPE_CHECKING:
+    from tests.work.rig import Rig
+
+STUCK = "job goes on although it was cancelled"
+ENDED = "stuck job has ended"
+PATIENCE = 30.0
+SOON = timedelta(milliseconds=50)
+
+
+class Stubborn:
+    """A job whose first run ignores its cancellation until it is released; others just end."""
+
+    def __init__(self, rig: Rig, executor: str | None = None, timeout: timedelta = SOON) -> None:
+        self.release = threading.Event()
+        self.started = threading.Event()
+
+        if executor:
+
+            @rig.job(executor=executor, timeout=timeout)
+            def work(job: Job[Task]) -> None:
+                if job.args.n == 1:
+                    self.started.set()
+                    assert self.release.wait(PATIENCE)
+
+        else:
+
+            @rig.job(timeout=timeout)
+            async def work_async(job: Job[Task]) -> None:
+                while job.args.n == 1 and not self.release.is_set():
+                    self.started.set()
+                    try:
+                        await asyncio.sleep(0.005)
+                    except asyncio.CancelledError:
+                        continue
+
+
+class Handler:
+    """Answers the same each time."""
+
+    def __init__(self, answer: bool | type[BaseException]) -> None:
+        self.answer = answer
+        self.told: list[StuckJob] = []
+
+    def handle_stuck(self, job: StuckJob, /) -> bool:
+        self.told.append(job)
+        if isinstance(self.answer, bool):
+            return self.answer
+        raise self.answer
+
+
+async def entry(log: list[dict[str, Any]], event: str) -> dict[str, Any]:
+    """Wait for a line of the log."""
+    async with asyncio.timeout(PATIENCE):
+        while not (found := [entry for entry in log if entry["event"] == event]):
+            await asyncio.sleep(0.005)
+    assert len(found) == 1
+    return found[0]
+
+
+@pytest.mark.parametrize("executor", [None, "thread"])
+@pytest.mark.parametrize("how", ["timeout", "cancel"])
+async def test_stuck_job(
+    rig: Rig, log: list[dict[str, Any]], executor: str | None, how: str
+) -> None:
+    """A job that ignores its timeout or cancel is told of once, with kind, id and how long; it is
+    counted and keeps its slot, and the others go on. Its end is told of too."""
+    jobs = Stubborn(rig, executor, SOON if how == "timeout" else timedelta(hours=1))
+    async with rig.working(slots=2, job_stuck_threshold=SOON) as client:
+        stuck = await client.insert(Task(n=1))
+        if how == "cancel":
+            await asyncio.get_running_loop().run_in_executor(None, jobs.started.wait)
+            await client.job_cancel(stuck.job.id)
+        told = await entry(log, STUCK)
+        for n in (2, 3, 4):
+            await client.insert(Task(n=n))
+            assert (await rig.event()).kind is EventKind.JOB_COMPLETED
+        run = client._run
+        assert run is not None
+        assert run.work.stuck == 1
+        assert run.producers["default"]._free == 1
+        jobs.release.set()
+        event = await rig.event()
+        assert event.job is not None
+        assert event.job.id == stuck.job.id
+        assert run.work.stuck == 0
+        assert run.producers["default"]._free == 2
+    assert told["job_id"] == stuck.job.id
+    assert (told["kind"], told["queue"], told["stuck"]) == ("task", "default", 1)
+    assert told["why"] == ("job timeout" if how == "timeout" else "job cancelled remotely")
+    assert told["seconds"] > SOON.total_seconds()
+    assert told["keeps_slot"] is True
+    ended = await entry(log, ENDED)
+    assert (ended["job_id"], ended["stuck"]) == (stuck.job.id, 0)
+
+
+@pytest.mark.parametrize("executor", [None, "thread"])
+async def test_slot_for_a_stuck_job(rig: Rig, executor: str | None) -> None:
+    """A handler may give the slot of a stuck job to another: that is worked beside it, and there
+    are as many slots as before when the stuck one has ended."""
+    jobs, handler = Stubborn(rig, executor), Handler(answer=True)
+    settings = {"job_stuck_threshold": SOON, "job_stuck_handler": handler}
+    async with rig.working(slots=1, **settings) as client:
+        stuck = await client.insert(Task(n=1))
+        other = await client.insert(Task(n=2))
+        event = await rig.event()
+        assert event.job is not None
+        assert event.job.id == other.job.id
+        jobs.release.set()
+        await rig.event()
+        assert client._run is not None
+        assert client._run.producers["default"]._free == 1
+    (told,) = handler.told
+    assert (told.id, told.kind, told.queue, told.total) == (stuck.job.id, "task", "default", 1)
+    assert told.running > SOON
+
+
+@pytest.mark.parametrize("answer", [False, ValueError, SystemExit])
+async def test_handler_that_grants_nothing(
+    rig: Rig, log: list[dict[str, Any]], answer: bool | type[BaseException]
+) -> None:
+    """A handler that says no, or raises, changes nothing."""
+    jobs = Stubborn(rig)
+    settings = {"job_stuck_threshold": SOON, "job_stuck_handler": Handler(answer)}
+    async with rig.working(slots=1, **settings) as client:
+        await client.insert(Task(n=1))
+        await client.insert(Task(n=2))
+        assert (await entry(log, STUCK))["keeps_slot"] is True
+        assert await rig.states() == {"running": 1, "available": 1}
+        jobs.release.set()
+        await rig.take(2)
+    failures = [entry for entry in log if entry["event"] == "stuck job handler failed"]
+    assert len(failures) == (answer is not False)
+
+
+async def test_job_that_ends_in_time(rig: Rig, log: list[dict[str, Any]]) -> None:
+    """A job that cleans up after its cancellation within the threshold is not stuck."""
+
+    @rig.job(timeout=SOON)
+    async def work(job: Job[Task]) -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0.01)
+
+    async with rig.working(job_stuck_threshold=timedelta(seconds=30)) as client:
+        await client.insert(Task())
+        assert (await rig.event()).kind is EventKind.JOB_FAILED
+        assert client._run is not None
+        assert client._run.work.stuck == 0
+    assert [entry for entry in log if entry["event"] == STUCK] == []
