@@ -18,11 +18,13 @@ _COMMANDS = {
     "bench": "Measure insert rate, work rate and pickup latency on a database.",
     "db": "Start, stop and inspect the embedded PostgreSQL.",
     "demo": "Run real jobs on real files, with no database to set up.",
+    "dev": "Work jobs while you write them: database, migrations, restart on change.",
     "insert": "Insert one job with raw JSON args.",
     "job": "List and show jobs.",
     "leader": "Show who leads, and ask the leader to resign.",
     "migrate": "Make, update and check River's tables.",
     "periodic": "List periodic jobs, foretell, run, pause and resume them.",
+    "top": "Watch queues, workers, rates, waits and the leader.",
     "worker": "Work jobs until told to stop.",
 }
 

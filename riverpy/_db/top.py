@@ -1,0 +1,139 @@
+"""One typed function per block of `sql/queries/top.sql`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from riverpy._sql import query
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime, timedelta
+
+    from riverpy.drivers.asyncpg import Transaction
+
+
+class Moment(NamedTuple):
+    """When a look was taken."""
+
+    at: datetime
+    about: int | None
+    """Jobs in the table, as of its last analyze; None: it was never analyzed."""
+
+
+class ClientRow(NamedTuple):
+    """A client of riverpy's."""
+
+    client_id: str
+    version: str
+    queues: list[str]
+    candidate: bool
+    started_at: datetime
+    silent_for: float
+    """Seconds since its last sign of life."""
+    is_silent: bool
+    """Whether that is longer than its own `dead_after`."""
+
+
+class QueueRow(NamedTuple):
+    """A queue's jobs. Numbers of jobs stop at the cap."""
+
+    name: str
+    is_paused: bool
+    available: int
+    running: int
+    scheduled: int
+    retryable: int
+    due_at: datetime | None
+    """Since when the oldest due job waits; None: none is due."""
+    started: int
+    """Of the running ones, since the time asked for."""
+    failed: int
+    """Of those that are not at their end, since the time asked for."""
+
+
+class EndedRow(NamedTuple):
+    """What ended in a queue, of late."""
+
+    since: datetime
+    seconds: float
+    """How long ago that is."""
+    queue: str | None
+    """None: nothing ended anywhere."""
+    completed: int
+    started: int
+    failed: int
+    wait_p95: float | None
+    """Seconds between due and started that 95 % of those that started did not exceed."""
+
+
+async def top_limits(connection: Transaction, limit: timedelta) -> None:
+    """Let the server end each statement of this transaction after `limit`."""
+    statement = query("top", "top_limits", None)
+    await connection.execute(
+        statement.text, *statement.arguments({"milliseconds": round(limit.total_seconds() * 1000)})
+    )
+
+
+async def top_moment(connection: Transaction, schema: str | None) -> Moment:
+    """The server's time, and the size of the table."""
+    statement = query("top", "top_moment", schema)
+    (row,) = await connection.fetch(statement.text, *statement.arguments({"schema": schema}))
+    return Moment(*row)
+
+
+async def top_clients(
+    connection: Transaction, schema: str | None, *, limit: int
+) -> list[ClientRow]:
+    """Up to `limit` clients of riverpy's, the silent ones last."""
+    statement = query("top", "top_clients", schema)
+    rows = await connection.fetch(statement.text, *statement.arguments({"limit": limit}))
+    return [ClientRow(*row) for row in rows]
+
+
+async def top_running(connection: Transaction, schema: str | None, *, cap: int) -> dict[str, int]:
+    """How many jobs each client runs, among the first `cap` running ones; "" for those that tell no
+    client."""
+    statement = query("top", "top_running", schema)
+    rows = await connection.fetch(statement.text, *statement.arguments({"cap": cap}))
+    return {row[0]: row[1] for row in rows}
+
+
+async def top_queue_names(connection: Transaction, schema: str | None, *, limit: int) -> list[str]:
+    """The queues that have a row, or jobs that are not at their end, up to `limit` of each."""
+    statement = query("top", "top_queue_names", schema)
+    rows = await connection.fetch(statement.text, *statement.arguments({"limit": limit}))
+    return [row[0] for row in rows]
+
+
+async def top_queues(
+    connection: Transaction, schema: str | None, *, names: Sequence[str], since: datetime, cap: int
+) -> list[QueueRow]:
+    """The jobs of each of the queues that are not at their end."""
+    statement = query("top", "top_queues", schema)
+    values: dict[str, object] = {
+        "name": names,
+        "since": since,
+        "since_text": since.isoformat()[:19],
+        "cap": cap,
+    }
+    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    return [QueueRow(*row) for row in rows]
+
+
+async def top_ended(
+    connection: Transaction, schema: str | None, *, window: timedelta, cap: int
+) -> list[EndedRow]:
+    """What ended in each queue within `window`, or in that part of it of which `cap` jobs of a
+    state are the newest; one row without a queue if nothing did."""
+    statement = query("top", "top_ended", schema)
+    values: dict[str, object] = {"window": window.total_seconds(), "cap": cap}
+    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    return [EndedRow(*row) for row in rows]
+
+
+async def top_totals(connection: Transaction, schema: str | None, *, cap: int) -> dict[str, int]:
+    """How many jobs are pending or at their end, by state."""
+    statement = query("top", "top_totals", schema)
+    rows = await connection.fetch(statement.text, *statement.arguments({"cap": cap}))
+    return {row[0]: row[1] for row in rows}

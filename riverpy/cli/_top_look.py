@@ -1,0 +1,275 @@
+"""One look of `riverpy top` at the database: what it reads, what that costs at most, how an outage
+shows."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+import anyio
+import msgspec
+
+from riverpy._db.clients import leader_look
+from riverpy._db.leaders import leader_get
+from riverpy._db.schema import CLIENTS_VERSION, OWN_LINE, check_schema
+from riverpy._db.top import (
+    ClientRow,
+    EndedRow,
+    QueueRow,
+    top_clients,
+    top_ended,
+    top_limits,
+    top_moment,
+    top_queue_names,
+    top_queues,
+    top_running,
+    top_totals,
+)
+from riverpy.drivers.asyncpg import close, connect
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from riverpy._db.schema import SchemaState
+    from riverpy.drivers.asyncpg import Connection
+
+WINDOW = timedelta(seconds=10)
+"""Rates are of the last seconds, at most so many."""
+CAP = 10_000
+"""Where counting jobs stops: of one state in one queue, in all queues for some, or that ended."""
+QUEUES_CAP = 100_000
+"""Where counting jobs of one state stops in all queues together: with many queues each has less."""
+QUEUES_MOST = 1_000
+CLIENTS_MOST = 1_000
+STATEMENT_LIMIT = timedelta(seconds=5)
+"""After which the server ends a statement."""
+LOOK_LIMIT = 15.0
+"""Seconds that a look may take, with the time to connect."""
+
+
+class QueueLook(msgspec.Struct, frozen=True):
+    """One queue."""
+
+    name: str
+    paused: bool
+    workers: int | None
+    """Clients that work it and give signs of life. None: not known, without the line `riverpy`."""
+    available: int
+    due_for: float | None
+    """Seconds for which the oldest due job waits. None: none does."""
+    running: int
+    scheduled: int
+    retryable: int
+    started_per_s: float
+    completed_per_s: float
+    failed_per_s: float
+    wait_p95: float | None
+    """Seconds between due and started that 95 % of what started and ended of late did not
+    exceed. None: nothing did."""
+
+
+class WorkerLook(msgspec.Struct, frozen=True):
+    """A client that is registered, or that rows say runs jobs."""
+
+    client_id: str
+    state: str
+    """`alive`, `silent` for longer than its `dead_after`, or `unregistered`: one of River's in Go,
+    or one whose row is gone."""
+    running: int
+    version: str | None = None
+    queues: Sequence[str] | None = None
+    candidate: bool | None = None
+    started_at: datetime | None = None
+    silent_for: float | None = None
+    """Seconds since its last sign of life."""
+
+
+class LeadLook(msgspec.Struct, frozen=True):
+    """Who leads, or led last."""
+
+    leader_id: str
+    elected_at: datetime
+    expires_in: float
+    """Seconds; below zero: the lease has expired, and nobody leads."""
+    foreign: bool | None
+    """Whether it is no client of riverpy's, as one of River's in Go. None: not known, without the
+    line `riverpy`."""
+
+
+class Look(msgspec.Struct, frozen=True):
+    """What was seen at one moment."""
+
+    at: datetime
+    took: float
+    """Seconds, to connect included."""
+    leader: LeadLook | None
+    """None: nobody leads or led."""
+    candidates: int | None
+    """Clients that stand for election and give signs of life. None: not known."""
+    queues: list[QueueLook]
+    workers: list[WorkerLook]
+    totals: dict[str, int]
+    """Jobs by state."""
+    jobs_about: int | None
+    """All jobs, as of the last analyze of their table. None: it was never analyzed."""
+    cap: int
+    """A number of jobs that is not below it stands for itself or more, in a state's total too."""
+    rates_over: float
+    """Seconds that the rates are of."""
+
+
+class Looker:
+    """Looks at one database, over one connection that is made again when it was lost.
+
+    Each look is one read-only transaction, and leaves nothing behind in the session: through a
+    pooler it works as well.
+    """
+
+    def __init__(self, url: str, schema: str | None) -> None:
+        """Make it."""
+        self._url, self._schema = url, schema
+        self._connection: Connection | None = None
+        self._has_clients = False
+
+    async def look(self) -> Look:
+        """Look, for at most `LOOK_LIMIT`. An error cuts the connection: the next look has another.
+
+        Raises:
+            ConfigError, DatabaseError, or one of DATABASE_ERRORS: the text has the reason.
+        """
+        began = time.monotonic()
+        try:
+            with anyio.fail_after(LOOK_LIMIT, reason=f"a look took longer than {LOOK_LIMIT:g} s"):
+                connection = await self._connected()
+                async with connection.transaction(isolation="repeatable_read", readonly=True):
+                    await top_limits(connection, STATEMENT_LIMIT)
+                    return await self._read(connection, began)
+        except BaseException:
+            if self._connection is not None:
+                self._connection.terminate()
+                self._connection = None
+            raise
+
+    async def close(self) -> None:
+        """Say goodbye."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await close(connection)
+
+    async def _connected(self) -> Connection:
+        if self._connection is None or self._connection.is_closed():
+            self._connection = await connect(self._url, pooled=True)
+            state = await check_schema(self._connection, self._schema, url=self._url)
+            self._has_clients = has_clients(state)
+        return self._connection
+
+    async def _read(self, connection: Connection, began: float) -> Look:
+        schema = self._schema
+        moment = await top_moment(connection, schema)
+        clients = None
+        if self._has_clients:
+            clients = await top_clients(connection, schema, limit=CLIENTS_MOST)
+        names = await self._queue_names(connection, clients or [])
+        cap = max(min(CAP, QUEUES_CAP // max(len(names), 1)), 1)
+        ended = await top_ended(connection, schema, window=WINDOW, cap=CAP)
+        rows = await top_queues(connection, schema, names=names, since=ended[0].since, cap=cap)
+        queues = queue_looks(moment.at, rows, ended, clients)
+        totals = await top_totals(connection, schema, cap=cap)
+        for state in ("available", "running", "scheduled", "retryable"):
+            totals[state] = sum(getattr(row, state) for row in rows)
+        running = await top_running(connection, schema, cap=CAP)
+        return Look(
+            at=moment.at,
+            leader=await self._leader(connection),
+            candidates=None
+            if clients is None
+            else sum(client.candidate and not client.is_silent for client in clients),
+            queues=queues,
+            workers=worker_looks(clients or [], running),
+            totals=totals,
+            jobs_about=moment.about,
+            cap=cap,
+            rates_over=round(ended[0].seconds, 3),
+            took=round(time.monotonic() - began, 4),
+        )
+
+    async def _queue_names(
+        self, connection: Connection, clients: Sequence[ClientRow]
+    ) -> Sequence[str]:
+        """Also the queues that a client works and that hold nothing."""
+        names = await top_queue_names(connection, self._schema, limit=QUEUES_MOST)
+        worked = {name for client in clients if not client.is_silent for name in client.queues}
+        return sorted({*names, *worked})[:QUEUES_MOST]
+
+    async def _leader(self, connection: Connection) -> LeadLook | None:
+        row = await leader_get(connection, self._schema)
+        if row is None:
+            return None
+        foreign = None
+        if self._has_clients and row.remaining >= 0:
+            foreign = not (await leader_look(connection, self._schema)).is_registered
+        return LeadLook(row.leader_id, row.elected_at, round(row.remaining, 3), foreign)
+
+
+def has_clients(state: SchemaState) -> bool:
+    """Whether the database has our table of clients."""
+    return CLIENTS_VERSION in state.versions(OWN_LINE)
+
+
+def queue_looks(
+    at: datetime,
+    rows: Sequence[QueueRow],
+    ended: Sequence[EndedRow],
+    clients: Sequence[ClientRow] | None,
+) -> list[QueueLook]:
+    """What is shown of each queue."""
+    of_queue = {row.queue: row for row in ended}
+    nothing = ended[0]._replace(completed=0, started=0, failed=0, wait_p95=None)
+    live = Counter(
+        name for client in clients or [] if not client.is_silent for name in client.queues
+    )
+    looks: list[QueueLook] = []
+    for row in rows:
+        end = of_queue.get(row.name, nothing)
+        looks.append(
+            QueueLook(
+                name=row.name,
+                paused=row.is_paused,
+                workers=None if clients is None else live[row.name],
+                available=row.available,
+                due_for=None if row.due_at is None else (at - row.due_at).total_seconds(),
+                running=row.running,
+                scheduled=row.scheduled,
+                retryable=row.retryable,
+                started_per_s=round((end.started + row.started) / end.seconds, 2),
+                completed_per_s=round(end.completed / end.seconds, 2),
+                failed_per_s=round((end.failed + row.failed) / end.seconds, 2),
+                wait_p95=None if end.wait_p95 is None else round(end.wait_p95, 6),
+            )
+        )
+    return looks
+
+
+def worker_looks(clients: Sequence[ClientRow], running: dict[str, int]) -> list[WorkerLook]:
+    """Those that are registered, and those that run jobs without."""
+    registered = [
+        WorkerLook(
+            client_id=client.client_id,
+            state="silent" if client.is_silent else "alive",
+            running=running.get(client.client_id, 0),
+            version=client.version,
+            queues=client.queues,
+            candidate=client.candidate,
+            started_at=client.started_at,
+            silent_for=round(client.silent_for, 3),
+        )
+        for client in clients
+    ]
+    known = {client.client_id for client in clients}
+    return registered + [
+        WorkerLook(client_id=client_id, state="unregistered", running=number)
+        for client_id, number in running.items()
+        if client_id not in known
+    ]

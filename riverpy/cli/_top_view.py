@@ -1,0 +1,219 @@
+"""What `riverpy top` draws: a look as lines of text, and how lines get onto a terminal.
+
+No mode of the terminal is changed: the screen is painted over from its top left corner. Whatever
+ends the process, nothing is left to be put right.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from riverpy.cli._output import format_time
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from riverpy.cli._top_look import Look, QueueLook, WorkerLook
+
+_HOME, _END_OF_LINE, _END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
+_RESET = "\x1b[0m"
+_COLORS = {"bad": "\x1b[31m", "warn": "\x1b[33m", "head": "\x1b[1m", "": ""}
+_STATES = (
+    "available",
+    "running",
+    "scheduled",
+    "retryable",
+    "pending",
+    "completed",
+    "cancelled",
+    "discarded",
+)
+_LEFT = frozenset({"QUEUE", "WORKER", "STATE", "VERSION", "QUEUES", "CANDIDATE"})
+
+
+class Line:
+    """One line, with what it should make the reader feel."""
+
+    def __init__(self, text: str, mood: str = "") -> None:
+        """Make it. `mood` is `bad`, `warn`, `head` or nothing."""
+        self.text = "".join(sign if sign.isprintable() else "?" for sign in text)
+        self.mood = mood
+
+    def drawn(self, width: int | None, *, color: bool) -> str:
+        """The text, cut at `width`."""
+        text = self.text
+        if width is not None and len(text) > width:
+            text = text[: max(width - 1, 0)] + "…"
+        return f"{_COLORS[self.mood]}{text}{_RESET}" if color and self.mood else text
+
+
+def frame(lines: Sequence[Line], *, width: int, height: int, color: bool) -> str:
+    """What paints a terminal of this size over. The cursor ends below, where a shell goes on."""
+    most = max(height - 1, 1)
+    shown = list(lines)
+    if len(shown) > most:
+        shown = [*shown[: most - 1], Line(f"… {len(lines) - most + 1} more lines", "head")]
+    painted = "".join(f"{line.drawn(width, color=color)}{_END_OF_LINE}\n" for line in shown)
+    return f"{_HOME}{painted}{_END_OF_SCREEN}"
+
+
+def make_room(height: int) -> str:
+    """What scrolls the text of before up, so that the first frame paints over nothing."""
+    return "\n" * height
+
+
+def view(look: Look, error: str | None = None, age: float = 0.0) -> list[Line]:
+    """A look as lines.
+
+    Args:
+        look: the last one that succeeded.
+        error: why a later one did not.
+        age: seconds since the last one that did.
+    """
+    lines = [Line(f"riverpy top   {format_time(look.at.replace(microsecond=0))} UTC", "head")]
+    if error is not None:
+        lines.append(no_answer(error, age))
+    lines += [_leader(look), Line(_totals(look)), Line("")]
+    lines += _table(
+        (
+            "QUEUE",
+            "WORKERS",
+            "AVAILABLE",
+            "DUE FOR",
+            "RUNNING",
+            "SCHEDULED",
+            "RETRYABLE",
+            "START/S",
+            "DONE/S",
+            "FAIL/S",
+            "WAIT P95",
+        ),
+        [(_queue_cells(queue, look.cap), _queue_mood(queue)) for queue in look.queues],
+    )
+    if not look.queues:
+        lines.append(Line("no queue yet: nothing was inserted, and nobody works"))
+    lines.append(Line(""))
+    lines += _table(
+        ("WORKER", "STATE", "RUNNING", "SEEN", "VERSION", "CANDIDATE", "QUEUES"),
+        [(_worker_cells(worker), _worker_mood(worker)) for worker in look.workers],
+    )
+    if look.candidates is None:
+        lines.append(Line("workers that run nothing are not known: run `riverpy migrate up`"))
+    elif not look.workers:
+        lines.append(Line("no worker", "warn"))
+    return lines
+
+
+def no_answer(error: str, age: float) -> Line:
+    """That looks fail, and for how long."""
+    return Line(f"NO ANSWER for {_seconds(age)}: {error}", "bad")
+
+
+def _leader(look: Look) -> Line:
+    leader = look.leader
+    if leader is None or leader.expires_in < 0:
+        if look.candidates == 0:
+            return Line("leader    nobody, and no worker stands for election", "bad")
+        last = "" if leader is None else f"; last was {leader.leader_id}"
+        return Line(f"leader    nobody{last}", "warn")
+    since = _ago(look.at - leader.elected_at)
+    text = f"leader    {leader.leader_id}, for {since}, lease {_seconds(leader.expires_in)} more"
+    if leader.foreign:
+        return Line(f"{text}, not a client of riverpy's", "warn")
+    return Line(text)
+
+
+def _totals(look: Look) -> str:
+    parts = [f"{_count(look.totals[state], look.cap)} {state}" for state in _STATES]
+    about = "" if look.jobs_about is None else f"   (about {look.jobs_about:,} rows)"
+    return f"jobs      {', '.join(parts)}{about}"
+
+
+def _queue_cells(queue: QueueLook, cap: int) -> list[str]:
+    return [
+        f"{queue.name} (paused)" if queue.paused else queue.name,
+        "?" if queue.workers is None else str(queue.workers),
+        _count(queue.available, cap),
+        _seconds(queue.due_for),
+        _count(queue.running, cap),
+        _count(queue.scheduled, cap),
+        _count(queue.retryable, cap),
+        _rate(queue.started_per_s),
+        _rate(queue.completed_per_s),
+        _rate(queue.failed_per_s),
+        _seconds(queue.wait_p95),
+    ]
+
+
+def _queue_mood(queue: QueueLook) -> str:
+    if queue.available and queue.due_for is not None and queue.workers == 0:
+        return "bad"
+    return "warn" if queue.paused or queue.failed_per_s else ""
+
+
+def _worker_cells(worker: WorkerLook) -> list[str]:
+    candidate = {None: "?", True: "yes", False: "no"}[worker.candidate]
+    return [
+        worker.client_id or "(rows that name none)",
+        worker.state,
+        str(worker.running),
+        "-" if worker.silent_for is None else f"{_seconds(worker.silent_for)} ago",
+        worker.version or "-",
+        candidate,
+        "?" if worker.queues is None else ",".join(worker.queues),
+    ]
+
+
+def _worker_mood(worker: WorkerLook) -> str:
+    if worker.state == "silent":
+        return "bad" if worker.running else "warn"
+    return ""
+
+
+def _table(columns: Sequence[str], rows: Sequence[tuple[list[str], str]]) -> list[Line]:
+    widths = [
+        max(len(column), *(len(cells[i]) for cells, _ in rows), 0)
+        for i, column in enumerate(columns)
+    ]
+
+    def line(cells: Sequence[str]) -> str:
+        aligned = [
+            cell.ljust(width) if column in _LEFT else cell.rjust(width)
+            for cell, width, column in zip(cells, widths, columns, strict=True)
+        ]
+        return "  ".join(aligned).rstrip()
+
+    return [Line(line(columns), "head"), *(Line(line(cells), mood) for cells, mood in rows)]
+
+
+def _count(number: int, cap: int) -> str:
+    if number < cap:
+        return str(number)
+    return f"{cap // 1000}k+" if cap % 1000 == 0 else f"{cap}+"
+
+
+def _rate(rate: float) -> str:
+    if not rate:
+        return "-"
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
+
+
+def _seconds(seconds: float | None) -> str:
+    """As short as it tells something."""
+    if seconds is None:
+        return "-"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return _ago(timedelta(seconds=seconds))
+
+
+def _ago(duration: timedelta) -> str:
+    minutes = int(duration.total_seconds()) // 60
+    if minutes < 2:
+        return f"{duration.total_seconds():.0f} s"
+    if minutes < 120:
+        return f"{minutes} min"
+    return f"{minutes // 60} h" if minutes < 48 * 60 else f"{minutes // 1440} days"

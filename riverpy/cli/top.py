@@ -1,0 +1,175 @@
+"""`riverpy top`: a live table of queues, workers, rates, waits and the leader."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import anyio
+import click
+import msgspec
+
+from riverpy.cli._options import database_options
+from riverpy.cli._output import has_color
+from riverpy.cli._run import describe, run
+from riverpy.cli._top_look import STATEMENT_LIMIT, Look, Looker
+from riverpy.cli._top_view import frame, make_room, no_answer, view
+from riverpy.cli._types import DURATION
+from riverpy.drivers.asyncpg import DATABASE_ERRORS, is_statement_timeout
+from riverpy.errors import RiverError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from riverpy.cli._options import DatabaseSettings
+    from riverpy.cli._top_view import Line
+
+INTERVAL_LEAST = timedelta(milliseconds=100)
+REST = 9.0
+"""The rest after a look is at least so many times as long as the look was, so that the database is
+busy with us for a tenth of the time at most."""
+
+_EPILOG = """\b
+Exit codes:
+  0  ended by Ctrl-C, by a closed pipe, or after --once
+  1  the first look failed: no database, or no River tables in it
+  2  wrong usage or a wrong setting
+
+On a terminal the table is painted over; elsewhere looks are printed one below the other. Numbers
+of jobs stop at 10k+. Rates are of the last 10 seconds, and of the newest 10,000 jobs that ended.
+Each look is one read-only transaction over one connection, of statements of at most 5 s that follow
+indexes. After one that took long the next comes later than --interval says: top keeps the database
+busy for at most a tenth of the time. An outage is shown, and survived.
+"""
+
+
+class Unanswered(msgspec.Struct, frozen=True):
+    """A look that failed, as `--json` prints it."""
+
+    at: datetime
+    error: str
+
+
+@click.command(epilog=_EPILOG)
+@click.option(
+    "--interval",
+    type=DURATION,
+    default="2s",
+    show_default=True,
+    help="Time from one look to the next; at least 100ms.",
+)
+@click.option("--once", is_flag=True, help="Look once, print it, and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each look.")
+@database_options
+def top(*, interval: timedelta, once: bool, as_json: bool, database: DatabaseSettings) -> None:
+    """Show queues, workers, rates, waits and the leader, again and again."""
+    if interval < INTERVAL_LEAST:
+        raise click.BadParameter("must be 100ms or more", param_hint="--interval")
+    looker = Looker(database.required_url(), database.schema)
+    screen = _Screen(as_json=as_json, once=once)
+    try:
+        run(_watch, looker, screen, interval.total_seconds())
+    except KeyboardInterrupt:
+        sys.exit(0)
+
+
+class _Screen:
+    """Where looks are shown: painted over on a terminal, one below the other elsewhere."""
+
+    def __init__(self, *, as_json: bool, once: bool) -> None:
+        self._as_json, self.is_once = as_json, once
+        self._is_live = sys.stdout.isatty() and not as_json and not once
+        self._look: Look | None = None
+        self._seen_at = 0.0
+        self._error: str | None = None
+        self._is_empty = True
+        self.is_closed = False
+        """Whether the reader has gone."""
+
+    def show(self, look: Look) -> None:
+        """A look succeeded."""
+        self._look, self._seen_at, self._error = look, time.monotonic(), None
+        if self._as_json:
+            self._write(_json_line(look))
+        elif self._is_live:
+            self._paint()
+        else:
+            self._print(view(look))
+
+    def show_error(self, error: str) -> None:
+        """A look failed."""
+        self._error = error
+        if self._as_json:
+            self._write(_json_line(Unanswered(datetime.now(UTC), error)))
+        elif self._is_live:
+            self._paint()
+        else:
+            self._print([no_answer(error, time.monotonic() - self._seen_at)])
+
+    async def follow_size(self) -> None:
+        """Paint anew whenever the terminal changes its size."""
+        if self._is_live:
+            with anyio.open_signal_receiver(signal.SIGWINCH) as changes:
+                async for _ in changes:
+                    self._paint()
+
+    def _paint(self) -> None:
+        if self._look is None:
+            return
+        width, height = shutil.get_terminal_size()
+        before = make_room(height) if self._is_empty else ""
+        lines = view(self._look, self._error, time.monotonic() - self._seen_at)
+        color = has_color(sys.stdout)
+        self._write(before + frame(lines, width=width, height=height, color=color))
+
+    def _print(self, lines: Sequence[Line]) -> None:
+        color = has_color(sys.stdout)
+        drawn = "".join(f"{line.drawn(None, color=color)}\n" for line in lines)
+        self._write(drawn if self._is_empty else f"\n{drawn}")
+
+    def _write(self, text: str) -> None:
+        self._is_empty = False
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            self.is_closed = True
+            with open(os.devnull, "w") as devnull:  # what is flushed at the exit goes there
+                os.dup2(devnull.fileno(), sys.stdout.fileno())
+
+
+async def _watch(looker: Looker, screen: _Screen, interval: float) -> None:
+    try:
+        look = await looker.look()  # one that fails ends the command
+        screen.show(look)
+        if screen.is_once:
+            return
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(screen.follow_size)
+            busy = look.took
+            while not screen.is_closed:
+                await anyio.sleep(max(interval, REST * busy))
+                busy = await _look_again(looker, screen)
+            tasks.cancel_scope.cancel()
+    finally:
+        await looker.close()
+
+
+async def _look_again(looker: Looker, screen: _Screen) -> float:
+    """Returns for how many seconds the database was busy with it."""
+    try:
+        look = await looker.look()
+    except (RiverError, *DATABASE_ERRORS) as error:
+        screen.show_error(describe(error))
+        return STATEMENT_LIMIT.total_seconds() if is_statement_timeout(error) else 0.0
+    screen.show(look)
+    return look.took
+
+
+def _json_line(value: Look | Unanswered) -> str:
+    return f"{msgspec.json.encode(value).decode()}\n"

@@ -1,0 +1,243 @@
+-- What `riverpy top` reads. Each statement reads a bounded number of rows, whatever the table holds: counts stop at a
+-- cap, and every walk follows an index. They write nothing.
+
+
+-- name: top_limits
+-- For this transaction only: a pooler passes none of a session on.
+select
+  set_config('statement_timeout', @milliseconds::bigint::text, true),
+  set_config('jit', 'off', true),
+  set_config('application_name', 'riverpy top', true);
+
+
+-- name: top_clients
+-- Clients of ours, dead ones too until they are reaped.
+select
+  client_id,
+  version,
+  queues,
+  candidate,
+  started_at,
+  extract(epoch from now() - heartbeat_at)::float8 as silent_for,
+  heartbeat_at < now() - dead_after as is_silent
+from /* schema */ riverpy_client
+order by is_silent, started_at, client_id
+limit @limit::bigint;
+
+
+-- name: top_running
+-- Who runs how many jobs, among the first @cap running ones.
+select claimed.client_id, count(*)
+from (
+  select coalesce(attempted_by[array_upper(attempted_by, 1)], '') as client_id
+  from /* schema */ river_job
+  where state = 'running'
+  order by queue, priority, scheduled_at, id
+  limit @cap::bigint
+) as claimed
+group by claimed.client_id
+order by claimed.client_id;
+
+
+-- name: top_queue_names
+-- Queues that have a row, and those that hold jobs that are not at their end: of each state the index is entered once
+-- for each queue. Up to @limit of each.
+with recursive held (state, queue, number) as (
+  select
+    given.state,
+    (
+      select job.queue
+      from /* schema */ river_job as job
+      where job.state = given.state
+      order by job.queue
+      limit 1
+    ),
+    1
+  from unnest(
+    array['available', 'pending', 'retryable', 'running', 'scheduled']::/* schema */ river_job_state[]
+  ) as given (state)
+  union all
+  select
+    held.state,
+    (
+      select job.queue
+      from /* schema */ river_job as job
+      where job.state = held.state and job.queue > held.queue
+      order by job.queue
+      limit 1
+    ),
+    held.number + 1
+  from held
+  where held.queue is not null and held.number < @limit::bigint
+), named as (
+  select queue.name
+  from /* schema */ river_queue as queue
+  order by queue.name
+  limit @limit::bigint
+)
+select name from named
+union
+select queue from held where queue is not null
+order by name;
+
+
+-- name: top_queues
+-- Each of the queues, with none of its jobs too: how many are in each state, up to @cap, since when the oldest due one
+-- waits, and among the rows that were read how many started and failed since @since. A failure is seen by the row's last
+-- error; times in errors are texts, and are compared as such, so that one of a wrong form harms nothing.
+select
+  given.name,
+  queue.paused_at is not null as is_paused,
+  available.number as available,
+  running.number as running,
+  scheduled.number as scheduled,
+  retryable.number as retryable,
+  oldest.due_at,
+  running.started,
+  available.failed + running.failed + retryable.failed as failed
+from unnest(@name::text[]) as given (name)
+left join /* schema */ river_queue as queue on queue.name = given.name
+cross join lateral (
+  select
+    count(*) as number,
+    count(*) filter (
+      where attempt > 0 and (errors[array_upper(errors, 1)] ->> 'at') collate "C" >= @since_text::text
+    ) as failed
+  from (
+    select job.attempt, job.errors
+    from /* schema */ river_job as job
+    where job.state = 'available' and job.queue = given.name
+    order by job.priority, job.scheduled_at, job.id
+    limit @cap::bigint
+  ) as first
+) as available
+cross join lateral (
+  select
+    count(*) as number,
+    count(*) filter (where attempted_at >= @since::timestamptz) as started,
+    count(*) filter (
+      where attempt > 1 and (errors[array_upper(errors, 1)] ->> 'at') collate "C" >= @since_text::text
+    ) as failed
+  from (
+    select job.attempt, job.attempted_at, job.errors
+    from /* schema */ river_job as job
+    where job.state = 'running' and job.queue = given.name
+    order by job.priority, job.scheduled_at, job.id
+    limit @cap::bigint
+  ) as first
+) as running
+cross join lateral (
+  select count(*) as number
+  from (
+    select job.id
+    from /* schema */ river_job as job
+    where job.state = 'scheduled' and job.queue = given.name
+    order by job.priority, job.scheduled_at, job.id
+    limit @cap::bigint
+  ) as first
+) as scheduled
+cross join lateral (
+  select
+    count(*) as number,
+    count(*) filter (
+      where (errors[array_upper(errors, 1)] ->> 'at') collate "C" >= @since_text::text
+    ) as failed
+  from (
+    select job.errors
+    from /* schema */ river_job as job
+    where job.state = 'retryable' and job.queue = given.name
+    order by job.priority, job.scheduled_at, job.id
+    limit @cap::bigint
+  ) as first
+) as retryable
+cross join lateral (
+  select min(head.scheduled_at) as due_at
+  from generate_series(1, 4) as level (priority)
+  cross join lateral (
+    select job.scheduled_at
+    from /* schema */ river_job as job
+    where job.state = 'available'
+      and job.queue = given.name
+      and job.priority = level.priority
+      and job.scheduled_at <= now()
+    order by job.scheduled_at
+    limit 1
+  ) as head
+) as oldest
+order by given.name;
+
+
+-- name: top_ended
+-- The jobs of each queue that ended in the last @window seconds, up to @cap of each state, and of how many seconds
+-- these are the newest: where the cap cuts, fewer. Waits are those of the last attempt.
+with ended as materialized (
+  select newest.*
+  from unnest(array['cancelled', 'completed', 'discarded']::/* schema */ river_job_state[]) as given (state)
+  cross join lateral (
+    select job.state, job.queue, job.finalized_at, job.attempted_at, job.scheduled_at, job.errors
+    from /* schema */ river_job as job
+    where job.state = given.state and job.finalized_at >= now() - @window::float8 * interval '1 second'
+    order by job.finalized_at desc
+    limit @cap::bigint
+  ) as newest
+), span as (
+  select greatest(
+    now() - @window::float8 * interval '1 second',
+    max(of_state.oldest) filter (where of_state.number >= @cap::bigint)
+  ) as since
+  from (
+    select state, count(*) as number, min(finalized_at) as oldest
+    from ended
+    group by state
+  ) as of_state
+)
+select
+  span.since,
+  greatest(extract(epoch from now() - span.since), 0.001)::float8 as seconds,
+  ended.queue,
+  count(*) filter (where ended.state = 'completed') as completed,
+  count(*) filter (where ended.attempted_at >= span.since) as started,
+  count(*) filter (
+    where ended.state = 'discarded'
+      or (
+        ended.state = 'completed'
+        and (ended.errors[array_upper(ended.errors, 1)] ->> 'at') collate "C"
+          >= to_char(span.since at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS')
+      )
+  ) as failed,
+  percentile_cont(0.95) within group (
+    order by greatest(extract(epoch from ended.attempted_at - ended.scheduled_at), 0)::float8
+  ) filter (where ended.attempted_at >= span.since) as wait_p95
+from span
+left join ended on ended.finalized_at >= span.since
+group by span.since, ended.queue
+order by ended.queue;
+
+
+-- name: top_totals
+-- How many jobs are in each state in which no queue counts them, up to @cap.
+select given.state::text, counted.number
+from unnest(
+  array['pending', 'cancelled', 'completed', 'discarded']::/* schema */ river_job_state[]
+) as given (state)
+cross join lateral (
+  select count(*) as number
+  from (
+    select job.id
+    from /* schema */ river_job as job
+    where job.state = given.state
+    order by job.queue, job.priority, job.scheduled_at, job.id
+    limit @cap::bigint
+  ) as first
+) as counted;
+
+
+-- name: top_moment
+-- The server's time, and about how many jobs there are in all: as of the last analyze, null before the first.
+select
+  now() as at,
+  (
+    select nullif(reltuples, -1)::bigint
+    from pg_catalog.pg_class
+    where oid = to_regclass(coalesce(quote_ident(@schema::text) || '.', '') || 'river_job')
+  ) as about;
