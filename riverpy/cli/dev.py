@@ -1,0 +1,138 @@
+"""`riverpy dev`: a worker for those who write its jobs, with a database and restarts on change."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import signal
+import sys
+import time
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from riverpy._dsn import mask_url
+from riverpy._duration import format_duration
+from riverpy.cli import _settings
+from riverpy.cli._dev_supervisor import Supervisor, expect_watchfiles
+from riverpy.cli._embedded import embedded_server
+from riverpy.cli._options import database_options
+from riverpy.cli._output import print_note
+from riverpy.cli._run import CommandError, run
+from riverpy.cli._settings import Sources, flag_value
+from riverpy.config import HARD_STOP_TIMEOUT_DEFAULT
+from riverpy.migrate import migrate_all
+
+if TYPE_CHECKING:
+    from riverpy.cli._options import DatabaseSettings
+
+SOFT_STOP_DEFAULT = timedelta(seconds=5)
+"""Shorter than a worker's own: who writes code waits for each restart."""
+STOP_REST = HARD_STOP_TIMEOUT_DEFAULT.total_seconds() + 5.0
+"""Seconds, after the soft stop, that a worker has to end; then it is killed."""
+
+_EPILOG = """\b
+Exit codes: those of `riverpy worker`; 128 + n if the worker was killed by signal n.
+
+Without a database URL the jobs are in an embedded PostgreSQL that belongs to the current directory.
+Its data is kept from run to run. River's and riverpy's tables are made or updated in either case.
+
+With --reload a change of a .py file below the current directory, of pyproject.toml or riverpy.toml
+ends the worker and starts a new one. Code that cannot be loaded waits for the next change.
+
+Ctrl-C or SIGTERM stops; running jobs may end. A second one cancels them: within 2 s all is over.
+Options after -- are those of `riverpy worker`.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("target", metavar="MODULE:ATTR")
+@click.argument("worker_options", metavar="[-- WORKER-OPTION...]", nargs=-1)
+@click.option("--reload", is_flag=True, help="Restart the worker when code changes.")
+@click.option(
+    "--health", metavar="HOST:PORT", help="Where the worker serves its health, as for `worker`."
+)
+@click.option(
+    "--soft-stop",
+    metavar="DURATION",
+    callback=flag_value(_settings.SOFT_STOP),
+    help="How long running jobs may go on after a stop or change. Default 5s.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="The least level that is logged. Default debug: there is a line for each job.",
+)
+@database_options
+def dev(
+    *,
+    target: str,
+    worker_options: tuple[str, ...],
+    reload: bool,
+    health: str | None,
+    soft_stop: timedelta | None,
+    log_level: str | None,
+    database: DatabaseSettings,
+) -> None:
+    """Work jobs while you write them.
+
+    MODULE:ATTR is what `riverpy worker` takes.
+    """
+    if sys.platform == "win32":
+        raise CommandError("riverpy dev runs on Linux and macOS")
+    if reload:
+        expect_watchfiles()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
+    sources = Sources()
+    stop = sources.value(_settings.SOFT_STOP, soft_stop).or_none() or SOFT_STOP_DEFAULT
+    level = sources.value(_settings.LOG_LEVEL, log_level).or_none() or "debug"
+    arguments = ["worker", target, "--soft-stop", format_duration(stop), "--log-level", level]
+    if database.schema is not None:
+        arguments += ["--schema", database.schema]
+    if health is not None:
+        arguments += ["--health", health]
+    with ExitStack() as stack:
+        url = database.url or _start_embedded(stack)
+        if database.url is not None:
+            print_note(f"riverpy dev: database {mask_url(url)} ({database.url_value.source})")
+        run(_migrate, url, database.schema)
+        if reload:
+            print_note(f"riverpy dev: restarts when code below {Path.cwd()} changes")
+        supervisor = Supervisor(
+            [*arguments, *worker_options],
+            {**os.environ, _settings.DATABASE_URL.variable: url},
+            directory=Path.cwd() if reload else None,
+            limit=stop.total_seconds() + STOP_REST,
+        )
+        code = run(supervisor.run)
+    sys.exit(code)
+
+
+def server_name(directory: Path) -> str:
+    """The embedded server of a project: its jobs are not for the workers of another one."""
+    slug = re.sub("[^a-z0-9]+", "-", directory.name.lower()).strip("-")[:24]
+    digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:6]
+    return f"dev-{slug}-{digest}" if slug else f"dev-{digest}"
+
+
+def _start_embedded(stack: ExitStack) -> str:
+    began = time.monotonic()
+    server = embedded_server(server_name(Path.cwd()))
+    url = stack.enter_context(server)
+    server.pass_on()  # should we be killed, the worker still has it, to put its jobs back
+    number = ".".join(map(str, server.version))
+    print_note(
+        f"riverpy dev: PostgreSQL {number} ({server.source}), ready in "
+        f"{time.monotonic() - began:.1f} s; its name is {server.name}"
+    )
+    return url
+
+
+async def _migrate(url: str, schema: str | None) -> None:
+    for result in await migrate_all(url, schema=schema):
+        if result.steps:
+            print_note(f"riverpy dev: migrated line {result.line} to {result.steps[-1].version}")
