@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import msgspec
@@ -222,6 +222,8 @@ class Message(msgspec.Struct):
     queue: str = ""
     job_id: int = 0
     leader_id: str = ""
+    seconds: list[Annotated[float, msgspec.Meta(gt=0, le=60)]] = []
+    """From now on, when jobs become due."""
 
 
 def decode_message(payload: str) -> Message | None:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from riverpy.drivers.asyncpg import Transaction
 
+DUE_ACTION = "due"
+
 _FILE = "river_job_upkeep"
 
 
@@ -125,7 +127,8 @@ async def job_due(
 async def job_schedule(
     connection: Transaction, schema: str | None, *, ids: Sequence[int], ahead: timedelta
 ) -> Scheduled:
-    """Make due jobs available, and notify the queues of those that can be worked at once."""
+    """Make due jobs available; notify the queues of those that can be worked at once, and tell
+    riverpy's clients when the others can."""
     statement = query(_FILE, "job_schedule", schema)
     values: dict[str, object] = {"ids": ids, "ahead": ahead, "schema": schema}
     row = await connection.fetchrow(statement.text, *statement.arguments(values))

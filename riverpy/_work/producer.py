@@ -340,7 +340,7 @@ class Producer:
             with anyio.move_on_after(next_at - time.monotonic()):
                 await self._stirred.wait()
                 continue
-            self._is_in_step &= next_at < poll_at
+            self._is_in_step = next_at < poll_at
             return
 
     def _next_poll(self) -> float:

@@ -45,6 +45,7 @@ from riverpy._db.schema import (
     check_schema,
     warn_of_missing_features,
 )
+from riverpy._db.upkeep import DUE_ACTION
 from riverpy._lifecycle import ServiceGroup, only_error
 from riverpy._maintenance.candidacy import Candidacy
 from riverpy._work.completer import Completer
@@ -442,9 +443,9 @@ class Run:
         )
         notifier.subscribe("river_insert", self._heard_insert)
         notifier.subscribe("river_control", self._heard_control)
+        notifier.subscribe(EVENT_TOPIC, self._heard_event)
         if self._candidacy is not None:
             notifier.subscribe("river_leadership", self._candidacy.elector.heard)
-            notifier.subscribe(EVENT_TOPIC, self._heard_event)
         notifier.on_resync(self._resync)
         return notifier
 
@@ -477,8 +478,13 @@ class Run:
 
     def _heard_event(self, payload: str) -> None:
         message = decode_message(payload)
-        if message is not None and message.action == CHANGED_ACTION:
+        if message is None:
+            return
+        if message.action == CHANGED_ACTION:
             self._periodic_jobs.stir()
+        elif message.action == DUE_ACTION and message.queue in self.producers:
+            for seconds in message.seconds:
+                self.producers[message.queue].expect(seconds)
 
     async def _connect_claims(self) -> Connection:
         settings = {"plan_cache_mode": "force_custom_plan"}

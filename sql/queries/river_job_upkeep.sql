@@ -125,7 +125,8 @@ limit @limit::bigint;
 
 -- name: job_schedule
 -- Make due jobs available. Of those with one unique key the first is kept, unless a job that is not among them holds
--- the key; the others are discarded. A job that would hold its key when it is discarded stays as it is.
+-- the key; the others are discarded. A job that would hold its key when it is discarded stays as it is. riverpy's clients
+-- are told when jobs can be worked that cannot yet, to half a second: nobody will notify them then.
 --
 -- Jobs are discarded before any becomes available, since one may have the key that another needs: hence the count. A
 -- rival that is not committed yet makes this wait, or fail, in the unique index. Safe when two leaders run it at once:
@@ -176,6 +177,17 @@ with due as materialized (
     coalesce(@schema::text, current_schema()::text) || '.river_insert', '{"queue": "' || queue || '"}'
   )
   from (select distinct queue from made where scheduled_at <= now()) as waiting
+), foretold as (
+  select pg_notify(
+    coalesce(@schema::text, current_schema()::text) || '.riverpy_event',
+    json_build_object('action', 'due', 'queue', queue, 'seconds', json_agg(seconds order by seconds))::text
+  )
+  from (
+    select distinct queue, (ceil(2 * extract(epoch from scheduled_at - now())) / 2)::float8 as seconds
+    from made
+    where scheduled_at > now()
+  ) as later
+  group by queue
 )
 select
   (select count(*) from made),
@@ -186,7 +198,7 @@ select
     where not exists (select from made where made.id = given.id)
       and not exists (select from discarded where discarded.id = given.id)
   )
-where (select count(*) from told) >= 0;
+where (select count(*) from told) + (select count(*) from foretold) >= 0;
 
 
 -- name: job_lock_limit

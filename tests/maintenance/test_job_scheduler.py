@@ -69,8 +69,8 @@ async def keyed(
 
 
 @asynccontextmanager
-async def heard(schema: Schema) -> AsyncGenerator[list[str]]:
-    """The payloads of insert notifications, complete after the block."""
+async def heard(schema: Schema, topic: str = "river_insert") -> AsyncGenerator[list[str]]:
+    """The payloads of a topic's notifications, complete after the block."""
     payloads: list[str] = []
     ended = asyncio.Event()
 
@@ -81,9 +81,9 @@ async def heard(schema: Schema) -> AsyncGenerator[list[str]]:
             payloads.append(str(payload))
 
     async with schema.connected() as connection:
-        await connection.add_listener(f"{schema.name}.river_insert", hear)
+        await connection.add_listener(f"{schema.name}.{topic}", hear)
         yield payloads
-        await schema.execute(f"NOTIFY \"{schema.name}.river_insert\", 'end'")
+        await schema.execute(f"NOTIFY \"{schema.name}.{topic}\", 'end'")
         await asyncio.wait_for(ended.wait(), 10)
 
 
@@ -124,6 +124,23 @@ async def test_notifies_each_queue(held: HeldOffice, schema: Schema) -> None:
         await held.run(JobScheduler(held.office))
         await held.run(JobScheduler(held.office))
     assert sorted(payloads) == ['{"queue": "aa"}', '{"queue": "bb"}']
+
+
+async def test_foretells_jobs_that_it_moves_early(held: HeldOffice, schema: Schema) -> None:
+    """NR-16: riverpy's clients are told, once a queue, when jobs become due that are available
+    before, in steps of half a second."""
+    async with heard(schema, "riverpy_event") as payloads:
+        for at in (DUE, *(f"now() + interval '{seconds} s'" for seconds in (2.1, 2.2, 4.6, 60))):
+            await waiting(schema, at=at, queue="'early'")
+        await waiting(schema, queue="'due'")
+        await held.run(JobScheduler(held.office))
+        await held.run(JobScheduler(held.office))
+    (message,) = map(json.loads, payloads)
+    seconds = message.pop("seconds")
+    assert message == {"action": "due", "queue": "early"}
+    assert len(seconds) in {2, 3}  # 2.1 and 2.2 may be on two sides of a step
+    assert seconds == sorted(set(seconds))
+    assert all(0 < one <= 5 and one % 0.5 == 0 for one in seconds)
 
 
 async def test_wakes_workers(held: HeldOffice, schema: Schema) -> None:

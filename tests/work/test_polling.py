@@ -1,0 +1,156 @@
+"""What makes a worker look at its queues where nothing is notified, and how often it does."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from datetime import timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import riverpy._work.producer
+from riverpy import InsertOpts, Job, QueueConfig
+from tests.work.rig import FAR, PATIENCE, Task
+
+if TYPE_CHECKING:
+    from tests.work.rig import Rig
+
+POLL = 0.05
+QUEUES = ("a", "b", "c")
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
+    """When each queue was looked at."""
+    seen: dict[str, list[float]] = {}
+    claim = riverpy._work.producer.job_claim
+
+    async def spy(*args: Any, queue: str, **values: Any) -> Any:
+        seen.setdefault(queue, []).append(time.monotonic())
+        return await claim(*args, queue=queue, **values)
+
+    monkeypatch.setattr(riverpy._work.producer, "job_claim", spy)
+    return seen
+
+
+async def until_looked(looks: dict[str, list[float]], count: int) -> None:
+    """Wait until each queue was looked at so often."""
+    with anyio.fail_after(PATIENCE):
+        while any(len(looks.get(queue, ())) < count for queue in QUEUES):
+            await anyio.sleep(0.005)
+
+
+@pytest.mark.parametrize("poll_only", [False, True])
+async def test_jobs_that_nobody_notified_of(rig: Rig, *, poll_only: bool) -> None:
+    """NR-06: jobs whose notification was lost are found by the poll, in each queue, while LISTEN
+    works and without it."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    settings: dict[str, Any] = {
+        "queues": {queue: QueueConfig() for queue in QUEUES},
+        "fetch_poll_interval": timedelta(seconds=POLL),
+        "poll_only": poll_only,
+        "candidate": False,
+    }
+    async with rig.working(**settings) as client:
+        run: Any = client._run
+        assert run._is_notified() is not poll_only
+        for _ in range(2):
+            for queue in QUEUES:
+                await rig.insert_rows(1, queue=queue)
+            jobs = [event.job for event in await rig.take(len(QUEUES))]
+            assert {job.queue for job in jobs if job is not None} == set(QUEUES)
+
+
+async def test_one_poll_an_interval(rig: Rig, looks: dict[str, list[float]]) -> None:
+    """NR-14: without notifications a queue that is empty costs one claim in each interval at most,
+    however many queues there are."""
+    settings: dict[str, Any] = {
+        "queues": {queue: QueueConfig() for queue in QUEUES},
+        "fetch_poll_interval": timedelta(seconds=POLL),
+        "poll_only": True,
+        "candidate": False,
+    }
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    async with rig.working(**settings):
+        await until_looked(looks, 12)
+    for times in looks.values():
+        polls = times[1:]  # the first look is that of the start, and the poll after it is early
+        gaps = [later - earlier for earlier, later in pairwise(polls)]
+        assert min(gaps) >= POLL * 0.99
+
+
+async def test_polls_are_spread(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NR-14: twenty clients that one notification woke, or that started at one moment, go on to
+    poll at different ones: the deviation is more than a tenth of the interval; no poll comes later
+    than a tenth after it."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    chance = random.Random(14)
+    monkeypatch.setattr(riverpy._work.producer, "random", chance)
+    producers: list[Any] = [rig.client()._new_run().producers["default"] for _ in range(20)]
+    poll = FAR.total_seconds()
+    for wake in ("start", "notification"):
+        if wake == "notification":
+            for producer in producers:
+                producer._is_in_step = False
+                producer.notify()
+        waits = [producer._next_poll() for producer in producers]
+        assert statistics.pstdev(waits) > poll * 0.1
+        assert poll * 0.5 <= min(waits) <= max(waits) <= poll
+    for producer in producers:
+        producer._is_in_step = False
+        assert poll <= producer._next_poll() <= poll * 1.1
+
+
+async def test_job_that_becomes_due_while_everybody_sleeps(rig: Rig) -> None:
+    """NR-16: jobs that are inserted for later, by another client and while the worker sleeps until
+    a far poll, start when they are due, the first one first, and not before."""
+    started: list[int] = []
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        started.append(job.args.n)
+
+    async with rig.working() as client, rig.client(queues={}) as other:
+        await rig.until("SELECT leader_id FROM river_leader", client.id)
+        now = await rig.schema.fetchval("SELECT now()")
+        for n, seconds in ((2, 1.2), (1, 0.6)):
+            at = now + timedelta(seconds=seconds)
+            await other.insert(Task(n), InsertOpts(scheduled_at=at))
+        await rig.take(2)
+    assert started == [1, 2]
+    rows = await rig.schema.fetch("SELECT attempted_at >= scheduled_at AS due FROM river_job")
+    assert all(row["due"] for row in rows)
+
+
+async def test_job_that_is_made_available_early(rig: Rig) -> None:
+    """NR-16: a client that hears of jobs that become due soon looks when they are, however far its
+    poll is."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    async with rig.working(candidate=False):
+        now = await rig.schema.fetchval("SELECT now()")
+        await rig.insert_rows(1, scheduled_at=now + timedelta(seconds=0.5))
+        await rig.schema.execute(
+            f'NOTIFY "{rig.schema.name}.riverpy_event",'
+            ' \'{"action": "due", "queue": "default", "seconds": [0.5]}\''
+        )
+        await rig.event()
