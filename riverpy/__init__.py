@@ -42,6 +42,7 @@ from riverpy.periodic import (
 )
 from riverpy.queue import Queue
 from riverpy.retry import DefaultRetryPolicy, ErrorHandler, RetryPolicy
+from riverpy.stats import ClientStats, Histogram, KindStats, QueueStats
 from riverpy.stuck import JobStuckHandler, StuckJob
 from riverpy.worker import Worker, Workers
 
@@ -50,6 +51,7 @@ __all__ = [
     "AttemptError",
     "Client",
     "ClientStateError",
+    "ClientStats",
     "Config",
     "ConfigError",
     "DatabaseError",
@@ -58,6 +60,7 @@ __all__ = [
     "Event",
     "EventKind",
     "FencedOutError",
+    "Histogram",
     "InsertError",
     "InsertManyParams",
     "InsertOpts",
@@ -71,6 +74,7 @@ __all__ = [
     "JobState",
     "JobStatistics",
     "JobStuckHandler",
+    "KindStats",
     "LeadershipChange",
     "LeadershipSubscription",
     "MigrationError",
@@ -83,6 +87,7 @@ __all__ = [
     "PeriodicSchedule",
     "Queue",
     "QueueConfig",
+    "QueueStats",
     "RawArgs",
     "RetryPolicy",
     "RiverError",

@@ -9,6 +9,8 @@ on.
 
 from __future__ import annotations
 
+import math
+import time
 from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol, Self, cast
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 SIGNAL_TIMEOUT = 10.0
 """Seconds that a test waits for a signal before it fails by the signal's name."""
+TURN_GRACE = 20.0
+"""Seconds that a service may be later than it said before it counts as stuck."""
 
 
 class StopCause(Enum):
@@ -38,7 +42,7 @@ class StopCause(Enum):
 
 
 class StopScope:
-    """A cancel scope that remembers why it was stopped.
+    """A cancel scope that remembers why it was stopped, and by when what runs in it turns again.
 
     `with scope:` absorbs its own cancellation and nobody else's. A scope without a cause of its own
     has its parent's.
@@ -49,6 +53,17 @@ class StopScope:
         self._parent = parent
         self._own: StopCause | None = None
         self._shields: dict[anyio.CancelScope, float] = {}
+        self.turns_by = math.inf
+        """Monotonic seconds; infinity while it may rest for any time."""
+
+    def turns(self, within: float) -> None:
+        """Say that the service comes here again within so many seconds, whatever the database
+        does: one that does not for `TURN_GRACE` more is stuck."""
+        self.turns_by = time.monotonic() + within + TURN_GRACE
+
+    def rests(self) -> None:
+        """Say that the service waits for what may never come."""
+        self.turns_by = math.inf
 
     @property
     def cause(self) -> StopCause | None:
@@ -118,7 +133,7 @@ class ServiceGroup:
 
     def __init__(self, parent: StopScope | None = None) -> None:
         self._parent = parent
-        self._members: list[StopScope] = []
+        self._members: dict[StopScope, str] = {}
         self._tasks: TaskGroup = anyio.create_task_group()
 
     async def start(self, service: Service) -> None:
@@ -134,15 +149,25 @@ class ServiceGroup:
         for scope in self._members:
             scope.stop(cause)
 
+    def stuck(self) -> list[str]:
+        """The names of the members that have not turned in time."""
+        now = time.monotonic()
+        return [name for scope, name in self._members.items() if scope.turns_by < now]
+
+    def postpone(self, seconds: float) -> None:
+        """Nothing has run for so long, so nothing could turn."""
+        for scope in self._members:
+            scope.turns_by += seconds
+
     async def _host(self, service: Service, *, task_status: TaskStatus[None]) -> None:
         scope = StopScope(self._parent)
-        self._members.append(scope)
+        self._members[scope] = service.name
         try:
             with scope:
                 await anyio.lowlevel.checkpoint_if_cancelled()  # stopped before it began
                 await service.run(scope, task_status=task_status)
         finally:
-            self._members.remove(scope)
+            del self._members[scope]
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()

@@ -44,6 +44,7 @@ class Stream(Generic[ItemT]):
         if self.dropped == 0:
             self._log.warning(event, size=self._size)
         self.dropped += 1
+        self._owner.dropped += 1
 
     def close(self) -> None:
         """End the iteration after the items that wait."""
@@ -80,6 +81,8 @@ class Streams(Generic[StreamT]):
 
     def __init__(self) -> None:
         self._open: list[StreamT] = []
+        self.dropped = 0
+        """How many items were dropped unread, by all there ever were."""
 
     def add(self, stream: StreamT) -> None:
         """Open a stream."""

@@ -31,6 +31,7 @@ from riverpy.config import Config, QueueConfig
 from riverpy.drivers.asyncpg import close_pool, create_pool, is_pool
 from riverpy.errors import ClientStateError, ConfigError
 from riverpy.periodic import PeriodicJobs
+from riverpy.stats import ClientStats
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from riverpy._db.jobs import Stamp
+    from riverpy._work.overview import Overview
     from riverpy.drivers.asyncpg import Pool, Transaction
     from riverpy.events import EventKind
     from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
@@ -112,6 +114,8 @@ class Client(Verbs):
         self._pool: Pool | None = None
         self._home: _Home | None = None
         self._run: Run | None = None
+        self._overview: Overview | None = None
+        """Of the run, or of the last one."""
         self._made_id: tuple[int, str] | None = None
         self._abandoned: frozenset[Stamp] = frozenset()
         self._subscriptions = Subscriptions()
@@ -388,6 +392,13 @@ class Client(Verbs):
         """
         return LeadershipSubscription(self._leadership)
 
+    def stats(self) -> ClientStats:
+        """How the client stands and what its run has done so far: for metrics and health checks of
+        one's own. It asks nothing of the database, and costs about as much as a page of numbers."""
+        if self._overview is None:
+            return ClientStats(client_id=self.id)
+        return self._overview.stats(self._subscriptions.dropped)
+
     # -- working
 
     async def run(
@@ -413,6 +424,7 @@ class Client(Verbs):
         if self._run is not None:
             raise ClientStateError("the client runs already")
         run = self._run = self._new_run()
+        self._overview = run.overview
         try:
             async with AsyncExitStack() as opened:
                 if not self.is_open:

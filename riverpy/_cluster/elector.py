@@ -139,6 +139,9 @@ class Elector:
         self._wake = asyncio.Event()
         self._may_bid_at = timer.boottime()
         self._exhausted = 0
+        self._turn_most = 3 * self._timing.interval + BID_AFTER_STOP
+        """Seconds from one bid or renewal to the next, with the time for its answer."""
+        self.renewals = self.renewal_failures = 0
         self._log: Any = structlog.get_logger("riverpy").bind(client_id=leader_id)
         self.elected = TestSignal("Elector.elected")
         self.denied = TestSignal("Elector.denied")
@@ -202,10 +205,11 @@ class Elector:
         """Bid and lead in turn, until stopped."""
         task_status.started()
         while True:
+            scope.rests()  # what is left of a term may go on for long
             await self._sleep_until(self._may_bid_at)
             await self._keeper.wait_clear()
             term, asked_at = await self._stand(scope)
-            await self._lead(term, asked_at)
+            await self._lead(scope, term, asked_at)
 
     async def _stand(self, scope: StopScope) -> tuple[Term, float]:
         """Bid until elected. Returns the term, and when its bid began."""
@@ -213,6 +217,7 @@ class Elector:
         is_failing = False
         while True:
             self._wake.clear()
+            scope.turns(within=self._turn_most)
             asked_at = self._timer.boottime()
             try:
                 bid = await self._bid(scope)
@@ -246,7 +251,7 @@ class Elector:
 
     # -- leading
 
-    async def _lead(self, term: Term, asked_at: float) -> None:
+    async def _lead(self, scope: StopScope, term: Term, asked_at: float) -> None:
         tenure = _Tenure(term)
         try:
             await anyio.lowlevel.checkpoint_if_cancelled()  # by a stop that came during the bid
@@ -257,7 +262,7 @@ class Elector:
             with tenure.scope:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._watch, tenure)
-                    await self._renew_on_time(tenure, asked_at)
+                    await self._renew_on_time(scope, tenure, asked_at)
         finally:
             with anyio.CancelScope(shield=True):  # each step has a bound of its own
                 await self._end(tenure)
@@ -287,13 +292,14 @@ class Elector:
                 )
         self._close(tenure, "the lease could not be renewed in time", is_expected=False)
 
-    async def _renew_on_time(self, tenure: _Tenure, asked_at: float) -> None:
+    async def _renew_on_time(self, scope: StopScope, tenure: _Tenure, asked_at: float) -> None:
         """Renew until the term is closed. The next renewal has a moment of its own, which nothing
         that is heard meanwhile puts off."""
         due = asked_at + self._timing.interval
         backoff = self._new_backoff()
         is_failing = False
         while True:
+            scope.turns(within=self._turn_most)
             await self._sleep_until(due)
             left = self._time_left
             if left < RENEWAL_LEAST:  # the watch ends the term
@@ -312,6 +318,7 @@ class Elector:
                     error=describe(error),
                 )
                 is_failing = True
+                self.renewal_failures += 1
                 due = self._timer.boottime() + min(backoff.next(), left / 2)
                 continue
             if not is_held:
@@ -321,6 +328,7 @@ class Elector:
             if tenure.is_over:  # its scope is cancelled, which shows at the next wait
                 await anyio.sleep_forever()
             self._lease.granted(tenure.term, asked_at=asked_at)
+            self.renewals += 1
             if is_failing:
                 is_failing = False
                 backoff.reset()

@@ -106,6 +106,11 @@ class Heartbeat:
             self._beaten.clear()
             await self._beaten.wait()
 
+    @property
+    def age(self) -> float | None:
+        """Seconds since the last sign of life; None: there was none."""
+        return None if self._last == -math.inf else self._timer.boottime() - self._last
+
     def contact(self) -> float:
         """Seconds of unbroken contact with the server. 0 while it is broken: who cannot beat does
         not know who else cannot."""
@@ -124,6 +129,7 @@ class Heartbeat:
         task_status.started()
         while True:
             delay = self._interval if self._last >= began else min(self._interval, RETRY_MOST)
+            scope.turns(within=delay + self._bound * len(self._connections))
             await self._timer.sleep(delay)
             began = self._timer.boottime()
             await self._beat_somewhere()

@@ -82,6 +82,11 @@ class Notifier:
         is now."""
         self.connected = TestSignal("Notifier.connected")
 
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a connection, as far as is known."""
+        return self._connection is not None and not self._connection.is_closed()
+
     def subscribe(self, topic: str, callback: Callable[[str], None]) -> None:
         """Call `callback` with the payload of each notification on a topic. Before the start
         only."""
@@ -99,8 +104,8 @@ class Notifier:
             task_status.started()
             while True:
                 was_proven = self.proven
-                await self._watch()
-                await self._reopen(say=was_proven)
+                await self._watch(scope)
+                await self._reopen(scope, say=was_proven)
         finally:
             if self._connection is not None:
                 await close(self._connection)
@@ -140,10 +145,12 @@ class Notifier:
         if (event := self._probes.get(payload)) is not None:
             event.set()
 
-    async def _watch(self) -> None:
+    async def _watch(self, scope: StopScope) -> None:
         """Return when the connection is lost, or hears nothing."""
         while True:
-            with anyio.move_on_after(PROBE_INTERVAL if self.proven else DEAF_RETRY):
+            interval = PROBE_INTERVAL if self.proven else DEAF_RETRY
+            scope.turns(within=interval + PROBE_TIMEOUT)
+            with anyio.move_on_after(interval):
                 await self._lost.wait()
                 return
             if not await self._prove(first=False):
@@ -187,7 +194,7 @@ class Notifier:
             seconds=PROBE_TIMEOUT,
         )
 
-    async def _reopen(self, *, say: bool) -> None:
+    async def _reopen(self, scope: StopScope, *, say: bool) -> None:
         """Connect again, however long it takes, and tell that notifications may have been
         missed."""
         self.proven = False
@@ -197,6 +204,7 @@ class Notifier:
         if say:
             self._outage.lost(self.name, ConnectionError("the listening connection is gone"))
         while True:
+            scope.turns(within=LISTEN_TIMEOUT + 2 * RECONNECT_MOST.total_seconds() + PROBE_TIMEOUT)
             try:
                 await self._open()
             except (*DATABASE_ERRORS, ConfigError) as error:

@@ -151,6 +151,11 @@ class DedicatedConnection:
         self._lock = anyio.Lock(fast_acquire=True)  # a statement follows, and yields
         self._backoff = Backoff(RECONNECT_FIRST, RECONNECT_MOST)
 
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a connection, as far as is known."""
+        return self._connection is not None and not self._connection.is_closed()
+
     async def open(self) -> None:
         """Connect now, so that a database that cannot be used shows at the start.
 

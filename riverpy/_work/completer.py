@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from riverpy._db.connection import DedicatedConnection
     from riverpy._work.attempt import Attempt
+    from riverpy._work.counters import Counters
     from riverpy.drivers.asyncpg import Connection
 
 BATCH_MAX = 5_000
@@ -71,6 +72,7 @@ class Completer:
         slots: int,
         waits_for_locks: bool,
         stored: Callable[[list[Attempt]], None],
+        counters: Counters,
     ) -> None:
         """Make it.
 
@@ -82,12 +84,13 @@ class Completer:
             waits_for_locks: the connection cannot have a `lock_timeout`, so locked rows are looked
                 for each time.
             stored: called with the attempts of each statement whose results were stored.
+            counters: told of results that are refused.
         """
         self._connection = connection
         self._schema = schema
         self._backlog_max = max(BACKLOG_MAX, 2 * slots)
         self._skip_locked = waits_for_locks
-        self._stored = stored
+        self._stored, self._counters = stored, counters
         self._backlog: list[Attempt] = []
         self._storing: list[Attempt] = []
         self._held: list[Attempt] = []
@@ -338,6 +341,7 @@ class Completer:
                 states[attempt.id] = standing.state
                 stored.append(attempt)
             else:
+                self._counters.results_refused += 1
                 self._log.warning(
                     "job result refused: the attempt is no longer this client's",
                     job_id=attempt.id,

@@ -19,6 +19,7 @@ from riverpy._work.failure import OWN_FILES
 from riverpy.context import running_job
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
     from anyio.abc import TaskStatus
@@ -43,13 +44,14 @@ class LoopWatch:
 
     name = "loop watch"
 
-    def __init__(self, work: WorkGroup) -> None:
+    def __init__(self, work: WorkGroup, turned: Callable[[float], None]) -> None:
         """Make it.
 
         Args:
             work: whose jobs may be what blocks the loop.
+            turned: told at each turn how many seconds late it is.
         """
-        self._work = work
+        self._work, self._late = work, turned
         self._turned = 0.0
         """When the loop gave its last sign; monotonic seconds."""
         self._told_of = 0.0
@@ -81,6 +83,7 @@ class LoopWatch:
         now = time.monotonic()
         blocked = now - self._turned - TURN
         self._turned = now
+        self._late(max(blocked, 0.0))
         if blocked > LATE:
             self._log.warning(
                 "the event loop was blocked", seconds=round(blocked, 3), **self._culprit

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from riverpy._db.connection import DedicatedConnection
     from riverpy._lifecycle import StopScope
     from riverpy._work.completer import Completer
+    from riverpy._work.counters import QueueCounters
     from riverpy._work.front import Position
     from riverpy._work.subscriptions import Subscriptions
     from riverpy._work.work_group import WorkGroup
@@ -58,6 +59,7 @@ all it inserts within a few milliseconds (River in Go: within 100), and commits 
 end after the notification came."""
 DUE_MARGIN = 0.002
 """Seconds that the server may be behind in seeing a job become due."""
+BACKOFF_FIRST, BACKOFF_MOST = timedelta(milliseconds=50), timedelta(seconds=2)
 POLL_JITTER = 0.1
 POLL_JITTER_MIN = 0.01
 POLL_SPREAD = 0.5
@@ -85,19 +87,24 @@ class Producer:
         subscriptions: Subscriptions,
         heartbeat: Heartbeat,
         claim_failed: Callable[[], None],
+        counters: QueueCounters,
     ) -> None:
         self.queue = queue
+        self.counters = counters
         self._client_id, self._schema = client_id, schema
         self._claims, self._completer, self._work = claims, completer, work
         self._subscriptions, self._heartbeat = subscriptions, heartbeat
         self._claim_failed = claim_failed
-        self._free = config.max_workers
+        self.slots = self._free = config.max_workers
+        self._claimed_at = 0.0
+        """When the last claim ended that succeeded, or claiming began; 0 before."""
         self._prefetch = Prefetch(config.max_workers, work.give_back) if config.prefetch else None
         self._chunk = max(CLAIM_MIN, config.max_workers // 2)
         self._cooldown = (config.fetch_cooldown or timedelta(0)).total_seconds()
         poll_interval = config.fetch_poll_interval or poll_interval
-        self._poll = poll_interval.total_seconds()
-        self._backoff = Backoff(timedelta(milliseconds=50), timedelta(seconds=2))
+        self.poll = poll_interval.total_seconds()
+        """Seconds between two looks at a quiet queue."""
+        self._backoff = Backoff(BACKOFF_FIRST, BACKOFF_MOST)
         # "A slot is free" must not wake a loop that waits because the queue is empty, hence two
         # events.
         self._slot_free, self._stirred, self._resumed = (asyncio.Event() for _ in range(3))
@@ -121,6 +128,16 @@ class Producer:
     def paused(self) -> bool:
         """Whether the queue is paused."""
         return not self._resumed.is_set()
+
+    @property
+    def running(self) -> int:
+        """How many slots are taken."""
+        return self.slots - self._free
+
+    @property
+    def claim_age(self) -> float | None:
+        """Seconds since the last claim that succeeded, or since claiming began; None before."""
+        return time.monotonic() - self._claimed_at if self._claimed_at else None
 
     @property
     def may_begin(self) -> bool:
@@ -192,13 +209,16 @@ class Producer:
         """Claim until stopped. A claim in flight is finished, so that no claimed row is left
         behind."""
         task_status.started()
+        self._claimed_at = time.monotonic()
         try:
             await self._claim_until_stopped(scope)
         finally:
             self._give_back_prefetched()
 
     async def _claim_until_stopped(self, scope: StopScope) -> None:
+        turn_most = CLAIM_TIMEOUT + max(2 * self.poll, BACKOFF_MOST.total_seconds() * 2)
         while True:
+            scope.rests()
             await self._resumed.wait()
             await self._slot()
             await self._completer.accepting()
@@ -207,6 +227,7 @@ class Producer:
             await (
                 anyio.lowlevel.checkpoint_if_cancelled()
             )  # a claim is shielded, so not after a stop
+            scope.turns(within=turn_most + self._cooldown)
             self._notified = False  # before the claim, so that a notification during it counts
             started = time.monotonic()
             self._forget_due(started)
@@ -245,6 +266,7 @@ class Producer:
         is said elsewhere."""
         if not is_refusal(error):
             self._claim_failed()
+        self.counters.claim_failures += 1
         is_told = is_refusal(error) or is_statement_timeout(error)
         say = self._log.warning if is_told and not self._is_failing else self._log.debug
         say("jobs cannot be claimed", error=describe(error))
@@ -272,7 +294,8 @@ class Producer:
                     self._unmatched = None
         self._refusals.claimed(len(rows), limit)
         is_full = len(rows) == limit
-        now = time.monotonic()
+        now = self._claimed_at = time.monotonic()
+        self.counters.claimed(len(rows), now - sent)
         self._front.claimed(rows, start=after, is_full=is_full, took=now - sent, now=now)
         if not is_full and after != BEGINNING:
             self.expect(self._front.look_in(now))
@@ -346,5 +369,5 @@ class Producer:
     def _next_poll(self) -> float:
         """Seconds until the next poll."""
         if self._is_in_step:
-            return self._poll * random.uniform(1 - POLL_SPREAD, 1)  # noqa: S311 (no secret)
-        return self._poll + random.uniform(0, max(self._poll * POLL_JITTER, POLL_JITTER_MIN))  # noqa: S311
+            return self.poll * random.uniform(1 - POLL_SPREAD, 1)  # noqa: S311 (no secret)
+        return self.poll + random.uniform(0, max(self.poll * POLL_JITTER, POLL_JITTER_MIN))  # noqa: S311

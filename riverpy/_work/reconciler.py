@@ -49,6 +49,8 @@ LAST_SWEEP_TIMEOUT = 1.0
 """Seconds that putting lost claims back may take at the end of a run."""
 RETRY = 2.0
 """Seconds until it looks again after the database did not answer."""
+TURN_MOST = 60.0
+"""Seconds for all statements of one look, pages of lost jobs included."""
 SWEEP_MARGIN = 0.5
 """Seconds beyond the claim's own limit after which a lost claim is looked for."""
 PAGE = 1_000
@@ -133,6 +135,7 @@ class Reconciler:
         while True:
             interval = RETRY if not is_done else INTERVAL if self._is_notified() else INTERVAL_DEAF
             wait = min(interval, max(self._sweep_at - time.monotonic(), 0.0))
+            scope.turns(within=wait + TURN_MOST)
             with anyio.move_on_after(wait):
                 await self._wake.wait()
             if self._wake.is_set():  # coalesce a burst of reconnects

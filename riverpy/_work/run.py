@@ -49,8 +49,10 @@ from riverpy._db.upkeep import DUE_ACTION
 from riverpy._lifecycle import ServiceGroup, only_error
 from riverpy._maintenance.candidacy import Candidacy
 from riverpy._work.completer import Completer
+from riverpy._work.counters import Counters
 from riverpy._work.executor import Executor
 from riverpy._work.loop_watch import LoopWatch
+from riverpy._work.overview import Overview
 from riverpy._work.producer import Producer
 from riverpy._work.reconciler import Reconciler
 from riverpy._work.work_group import WorkGroup
@@ -146,6 +148,7 @@ class Run:
         self._periodic_jobs = periodic_jobs
         self._outage = Outage(client_id)
         self._log: Any = structlog.get_logger("riverpy").bind()
+        self._counters = Counters(workers, queues)
         slots = sum(queue.max_workers for queue in queues.values())
         self._claims = DedicatedConnection("claims", self._connect_claims, self._outage)
         self._results = DedicatedConnection("results", self._connect_results, self._outage)
@@ -177,6 +180,7 @@ class Run:
             slots=slots,
             waits_for_locks=config.pooler,
             stored=self._stored,
+            counters=self._counters,
         )
         self._executor = Executor(workers, config)
         self._notifier: Notifier | None = None
@@ -205,6 +209,7 @@ class Run:
                 subscriptions=subscriptions,
                 heartbeat=self._heartbeat,
                 claim_failed=self._reconciler.claim_failed,
+                counters=self._counters.queues[name],
             )
             for name, queue in queues.items()
         }
@@ -227,6 +232,17 @@ class Run:
             if config.candidate
             else None
         )
+        self.overview = Overview(
+            self._counters,
+            client_id=client_id,
+            connections=[self._claims, self._results, self._reserved],
+            outage=self._outage,
+            heartbeat=self._heartbeat,
+            completer=self._completer,
+            producers=self.producers,
+            elector=None if self._candidacy is None else self._candidacy.elector,
+            is_leader=lambda: self.is_leader,
+        )
         self._maintenance_left = False
         self._claims.reconnected = self._results.reconnected = self._resync
         self._stop_asked, self._hard_asked = asyncio.Event(), asyncio.Event()
@@ -239,6 +255,7 @@ class Run:
         """Claim no more, let running jobs end."""
         if not self._stop_asked.is_set():
             self._stop_asked_at = time.monotonic()
+            self.overview.state = "stopping"
             self._stop_asked.set()
         if self._starting is not None:
             self._starting.cancel()
@@ -270,15 +287,19 @@ class Run:
                 self._ending_maintenance(),
                 ServiceGroup() as services,
             ):
+                self.overview.groups.append(services)
                 with self.until_stop_asked():
                     await self._start_services(services)
                 try:
                     async with ServiceGroup() as producers:
+                        self.overview.groups.append(producers)
                         with self.until_stop_asked():
                             for producer in self.producers.values():
                                 await producers.start(producer)
                             if self._candidacy is not None:
                                 await producers.start(self._candidacy.elector)
+                        if not self._stop_asked.is_set():
+                            self.overview.state = "working"
                         task_status.started()
                         await self._until_stopped(drain=drain)
                 finally:
@@ -291,6 +312,7 @@ class Run:
         finally:
             self._executor.close()
             await close_all([self._claims, self._results, self._reserved])
+            self.overview.state = "stopped"
         return report
 
     async def _open_connections(self) -> None:
@@ -307,9 +329,9 @@ class Run:
             await services.start(self._heartbeat)
             await services.start(self._leader_watch)
         await services.start(self._reconciler)
-        await services.start(LoopWatch(self.work))
+        await services.start(LoopWatch(self.work, self.overview.turned))
         if not self._config.poll_only:
-            self._notifier = self._make_notifier()
+            self._notifier = self.overview.notifier = self._make_notifier()
             await services.start(self._notifier)
 
     @contextmanager
@@ -416,6 +438,7 @@ class Run:
 
     def _stored(self, attempts: list[Attempt]) -> None:
         """Results were stored, all plain or none."""
+        self._counters.ended(attempts)
         if not attempts or attempts[0].is_plain:
             self._subscriptions.publish_attempts(attempts)
             return

@@ -1,0 +1,149 @@
+"""Counters: what a client's worker has done, counted where it costs next to nothing a job."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+from riverpy.events import EventKind
+from riverpy.job import JobColumn, JobState
+from riverpy.stats import UNKNOWN_KINDS, Histogram, KindStats
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from riverpy._work.attempt import Attempt
+
+# A kind has at most 20 series in a metrics store: 6 of its ends, and these bounds and 3 more.
+RUN_BOUNDS = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 600.0, 3600.0)
+WAIT_BOUNDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600)
+CLAIM_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+BATCH_BOUNDS = (0, 1, 2, 5, 10, 25, 50, 100, 250, 500, 1000)
+LAG_BOUNDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+FAILING_MAX = 10
+"""Kinds of which an error text is kept for the next line of the log."""
+_KIND, _ATTEMPTED_AT = JobColumn.KIND, JobColumn.ATTEMPTED_AT
+_CREATED_AT, _SCHEDULED_AT = JobColumn.CREATED_AT, JobColumn.SCHEDULED_AT
+
+
+class Tally:
+    """A histogram that is being filled."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def histogram(self) -> Histogram:
+        """As it is now."""
+        return Histogram(self.bounds, tuple(self.counts), self.sum)
+
+
+class KindCounters:
+    """The ends of one kind."""
+
+    __slots__ = ("completed", "discarded", "others", "runs")
+
+    def __init__(self) -> None:
+        self.completed = self.discarded = 0
+        self.others: dict[str, int] = {}
+        self.runs = Tally(RUN_BOUNDS)
+
+    def stats(self) -> KindStats:
+        """As they are now."""
+        others = self.others
+        return KindStats(
+            completed=self.completed,
+            failed=others.get(EventKind.JOB_FAILED, 0),
+            discarded=self.discarded,
+            snoozed=others.get(EventKind.JOB_SNOOZED, 0),
+            cancelled=others.get(EventKind.JOB_CANCELLED, 0),
+            interrupted=others.get(EventKind.JOB_INTERRUPTED, 0),
+            runs=self.runs.histogram(),
+        )
+
+
+class QueueCounters:
+    """The claims and waits of one queue."""
+
+    __slots__ = ("batches", "claim_failures", "claims", "waits")
+
+    def __init__(self) -> None:
+        self.claims, self.batches = Tally(CLAIM_BOUNDS), Tally(BATCH_BOUNDS)
+        self.waits = Tally(WAIT_BOUNDS)
+        self.claim_failures = 0
+
+    def claimed(self, jobs: int, seconds: float) -> None:
+        """A claim succeeded."""
+        self.claims.add(seconds)
+        self.batches.add(jobs)
+
+
+class Counters:
+    """All of one run. What never happens is told of too: they begin at zero for each kind and
+    queue."""
+
+    def __init__(self, kinds: Iterable[str], queues: Iterable[str]) -> None:
+        self._unknown = KindCounters()
+        self.kinds = {kind: KindCounters() for kind in kinds} | {UNKNOWN_KINDS: self._unknown}
+        self.queues = {queue: QueueCounters() for queue in queues}
+        self.loop_lag = Tally(LAG_BOUNDS)
+        self.results_refused = 0
+        self.failing: dict[str, tuple[int, str]] = {}
+        """Of the kinds that failed since `take_failing`, how often and an error entry, as JSON."""
+        self.failing_others: set[str] = set()
+        """More such kinds."""
+
+    def ended(self, attempts: list[Attempt]) -> None:
+        """The ends of these attempts were stored."""
+        kinds, unknown, place = self.kinds, self._unknown, bisect_left
+        for attempt in attempts:
+            started = attempt.started
+            if not started:  # given back: it did not begin
+                continue
+            row = attempt.columns()
+            kind = kinds.get(row[_KIND], unknown)
+            if attempt.outcome is None:
+                kind.completed += 1
+            else:
+                self._ended_otherwise(kind, attempt)
+            run = attempt.ended - started
+            runs = kind.runs
+            runs.counts[place(RUN_BOUNDS, run)] += 1
+            runs.sum += run
+            due, created = row[_SCHEDULED_AT], row[_CREATED_AT]
+            if created > due:
+                due = created
+            wait = (row[_ATTEMPTED_AT] - due) * 1e-6 + started - attempt.claimed
+            if wait < 0.0:
+                wait = 0.0
+            waits = attempt.producer.counters.waits
+            waits.counts[place(WAIT_BOUNDS, wait)] += 1
+            waits.sum += wait
+
+    def _ended_otherwise(self, kind: KindCounters, attempt: Attempt) -> None:
+        event, outcome = attempt.event, attempt.outcome
+        kind.others[event] = kind.others.get(event, 0) + 1
+        if event is not EventKind.JOB_FAILED or outcome is None:
+            return
+        if attempt.state_stored == JobState.DISCARDED:
+            kind.discarded += 1
+        name = UNKNOWN_KINDS if kind is self._unknown else attempt.kind
+        if name in self.failing or len(self.failing) < FAILING_MAX:
+            count = self.failing[name][0] if name in self.failing else 0
+            self.failing[name] = count + 1, outcome.error or ""
+        else:
+            self.failing_others.add(name)
+
+    def take_failing(self) -> tuple[dict[str, tuple[int, str]], int]:
+        """The kinds that failed since the last call, and how many more there were."""
+        taken = self.failing, len(self.failing_others)
+        self.failing, self.failing_others = {}, set()
+        return taken

@@ -1,0 +1,120 @@
+"""Stats: what a client tells of its work so far, and of how it stands now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+UNKNOWN_KINDS = "(unknown)"
+"""Under which all kinds are counted that the client has no worker for."""
+
+
+class Histogram(msgspec.Struct, frozen=True):
+    """How often values fell between bounds."""
+
+    bounds: tuple[float, ...]
+    """Rising. A value that equals a bound is below it."""
+    counts: tuple[int, ...]
+    """Values up to each bound and above the one before; the last: above all bounds."""
+    sum: float
+    """Of all values."""
+
+    @property
+    def count(self) -> int:
+        """How many values there were."""
+        return sum(self.counts)
+
+    def since(self, earlier: Histogram) -> Histogram:
+        """What was added since `earlier`."""
+        counts = tuple(now - then for now, then in zip(self.counts, earlier.counts, strict=True))
+        return Histogram(self.bounds, counts, self.sum - earlier.sum)
+
+    def merged(self, other: Histogram) -> Histogram:
+        """Both together; they have the same bounds."""
+        counts = tuple(one + two for one, two in zip(self.counts, other.counts, strict=True))
+        return Histogram(self.bounds, counts, self.sum + other.sum)
+
+    def quantile(self, share: float) -> float | None:
+        """The bound below which this share of the values lies; infinity: above all bounds; None:
+        there are no values."""
+        left = share * self.count
+        if left <= 0:
+            return None
+        for bound, count in zip(self.bounds, self.counts, strict=False):
+            left -= count
+            if left <= 0:
+                return bound
+        return float("inf")
+
+
+class KindStats(msgspec.Struct, frozen=True):
+    """The attempts at jobs of one kind whose end was stored."""
+
+    completed: int
+    failed: int
+    """Attempts that failed; `discarded` of them were their job's last."""
+    discarded: int
+    snoozed: int
+    cancelled: int
+    interrupted: int
+    """Ended by a stop."""
+    runs: Histogram
+    """Seconds that an attempt ran."""
+
+
+class QueueStats(msgspec.Struct, frozen=True):
+    """One queue that the client works."""
+
+    slots: int
+    running: int
+    """Slots that are taken."""
+    paused: bool
+    poll_interval: float
+    """Seconds."""
+    claim_age: float | None
+    """Seconds since the last claim that succeeded, or since claiming began; None: it has not."""
+    claims: Histogram
+    """Seconds that a claim took."""
+    batches: Histogram
+    """Jobs that a claim brought."""
+    claim_failures: int
+    waits: Histogram
+    """Seconds from the time that a job was due, or inserted, to the start of its attempt."""
+
+
+class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A client: how it stands, and counts of its run, or of its last one. Each run counts from
+    zero."""
+
+    client_id: str
+    state: Literal["starting", "working", "stopping", "stopped"] = "stopped"
+    uptime: float = 0.0
+    """Seconds since the run began; 0: there was none."""
+    is_leader: bool = False
+    listener: Literal["proven", "deaf", "off"] = "off"
+    """Whether notifications arrive; off: the client only polls, or does not run."""
+    connections: Mapping[str, bool] = {}
+    """By purpose, whether it is up."""
+    outages: int = 0
+    """How often the database was lost."""
+    backlog: int = 0
+    """Ends of attempts that wait to be stored."""
+    results_refused: int = 0
+    """Results of attempts that were no longer the client's."""
+    dropped_events: int = 0
+    """Events that subscribers were too slow for, in all runs."""
+    heartbeat_age: float | None = None
+    """Seconds since the last sign of life; None: there was none, or none are given."""
+    lease_renewals: int = 0
+    lease_renewal_failures: int = 0
+    loop_lag: Histogram = Histogram((), (0,), 0.0)
+    """Seconds that the event loop was late, measured twice a second while the client runs."""
+    stuck: tuple[str, ...] = ()
+    """Services that have not turned in time: a fault of riverpy's."""
+    kinds: Mapping[str, KindStats] = {}
+    """By kind; those without a worker are one, `(unknown)`."""
+    queues: Mapping[str, QueueStats] = {}
