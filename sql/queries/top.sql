@@ -3,9 +3,13 @@
 
 
 -- name: top_limits
--- For this transaction only: a pooler passes none of a session on.
+-- For this transaction only: a pooler passes none of a session on. A walk along an index ends at the cap; a bitmap or the
+-- whole table would be read to its end first, which the planner takes for cheap in a queue that was small at the last
+-- analyze.
 select
   set_config('statement_timeout', @milliseconds::bigint::text, true),
+  set_config('enable_bitmapscan', 'off', true),
+  set_config('enable_seqscan', 'off', true),
   set_config('jit', 'off', true),
   set_config('application_name', 'riverpy top', true);
 

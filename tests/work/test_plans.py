@@ -226,3 +226,34 @@ async def test_one_job(large: asyncpg.Connection[Any], name: str) -> None:
     nodes = await plan_of(large, name, *("17" if one == "id" else "NULL" for one in parameters))
     assert "river_job_pkey" in scans_of(nodes)
     assert "Seq Scan" not in scans_of(nodes)
+
+
+TOP_LITERALS = {
+    "name": "'{backlog,empty,q1,small}'",
+    "since": "now() - interval '10 s'",
+    "since_text": "'2026-01-01T00:00:00'",
+    "cap": "10000",
+    "limit": "1000",
+    "window": "10",
+}
+TOP_BLOCKS = ("top_queue_names", "top_queues", "top_ended", "top_totals", "top_running")
+
+
+@pytest.mark.parametrize("name", TOP_BLOCKS)
+async def test_top(large: asyncpg.Connection[Any], name: str) -> None:
+    """PF-01: each look of `riverpy top` walks indexes, and of each queue and state it reads no more
+    rows than the cap, whatever the history."""
+    literals = [TOP_LITERALS[one] for one in query("top", name, None).parameters]
+    async with large.transaction():
+        await large.execute(query("top", "top_limits", None).text.replace("$1", "5000"))
+        nodes = await plan_of(large, name, *literals, file="top")
+        types = {node["Node Type"] for node in nodes if node.get("Relation Name") == "river_job"}
+        assert not types & {"Seq Scan", "Bitmap Heap Scan"}
+        await large.execute(f"PREPARE planned AS {query('top', name, None).text}")
+        text = await large.fetchval(
+            f"EXPLAIN (ANALYZE, BUFFERS, FORMAT json) EXECUTE planned({', '.join(literals)})"
+        )
+        await large.execute("DEALLOCATE planned")
+    root = json.loads(text)[0]["Plan"]
+    blocks = root["Shared Hit Blocks"] + root["Shared Read Blocks"]
+    assert blocks < 12_000  # of about 40,000
