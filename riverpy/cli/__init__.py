@@ -19,6 +19,7 @@ _COMMANDS = {
     "db": "Start, stop and inspect the embedded PostgreSQL.",
     "demo": "Run real jobs on real files, with no database to set up.",
     "dev": "Work jobs while you write them: database, migrations, restart on change.",
+    "doctor": "Find what is wrong, and say what to do.",
     "insert": "Insert one job with raw JSON args.",
     "job": "List and show jobs.",
     "leader": "Show who leads, and ask the leader to resign.",

@@ -1,0 +1,308 @@
+"""One typed function per block of `sql/queries/riverpy_doctor.sql`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from riverpy._sql import query
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime, timedelta
+
+    from asyncpg import Record
+
+    from riverpy.drivers.asyncpg import Transaction
+
+_FILE = "riverpy_doctor"
+
+
+class ServerRow(NamedTuple):
+    """Where we are."""
+
+    version: str
+    is_standby: bool
+    is_read_only: bool
+    role: str
+    pid: int
+    """Of the server's process."""
+
+
+class SettingRow(NamedTuple):
+    """A setting of the session."""
+
+    name: str
+    value: str
+    source: str
+    """What set it, in PostgreSQL's words."""
+    seconds: float | None
+    """None: it is no duration."""
+
+
+class ConnectionsRow(NamedTuple):
+    """How many connections there are."""
+
+    used: int
+    most: int
+    own: int
+
+
+class RelationRow(NamedTuple):
+    """What the role may do with a table or sequence."""
+
+    name: str
+    can_select: bool
+    can_insert: bool
+    can_update: bool
+    can_delete: bool
+    can_use: bool
+    can_update_kind: bool
+    is_owner: bool
+
+
+class SchemaRow(NamedTuple):
+    """What the role may do with the schema."""
+
+    can_use: bool
+    can_create: bool
+
+
+class ClientRow(NamedTuple):
+    """A registered client. Durations in seconds."""
+
+    client_id: str
+    queues: list[str]
+    kinds: list[str]
+    candidate: bool
+    poll_only: bool
+    version: str
+    silent: float
+    """Since its last sign of life."""
+    dead_after: float
+    running: float
+    """Since its start."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it is not dead by its own setting."""
+        return self.silent <= self.dead_after
+
+
+class RunningRow(NamedTuple):
+    """The running jobs of one kind that one client claimed."""
+
+    client_id: str | None
+    kind: str
+    jobs: int
+    longest: float
+    """Seconds."""
+    id: int
+    """Of the one that runs longest."""
+    queue: str
+
+
+class PlaceRow(NamedTuple):
+    """The jobs of one queue that wait in one state."""
+
+    state: str
+    queue: str
+    jobs: int
+    due_for: float | None
+    """Seconds since the first was due; below zero: until it is."""
+
+
+class KindRow(NamedTuple):
+    """A kind of which jobs wait."""
+
+    kind: str
+    jobs: int
+    id: int
+    queues: list[str]
+
+
+class QueueRow(NamedTuple):
+    """A queue that has a row. Durations in seconds."""
+
+    name: str
+    paused_for: float | None
+    touched: float
+    """Since a client last said that it works it."""
+
+
+class PeriodicRow(NamedTuple):
+    """A periodic job. Durations in seconds."""
+
+    id: str
+    paused_for: float | None
+    late: float | None
+    """Since its slot, or since a run was asked for; below zero: until then."""
+    is_used: bool
+    """Whether a leader said lately that a client has it."""
+
+
+class IndexRow(NamedTuple):
+    """An index of River's tables, or riverpy's. Sizes in bytes."""
+
+    name: str
+    is_valid: bool
+    is_artifact: bool
+    """It has the name of what a rebuild makes."""
+    is_held: bool
+    """Somebody builds it."""
+    size: int
+    estimate: float | None
+    """Of a new one with as many entries."""
+
+
+class TableRow(NamedTuple):
+    """How the table of jobs is vacuumed."""
+
+    live: int
+    dead: int
+    vacuumed: float | None
+    """Seconds since."""
+    is_on: bool
+    is_off_here: bool
+
+
+class SnapshotRow(NamedTuple):
+    """What keeps dead rows from being removed."""
+
+    holder: str
+    """`session`, `prepared transaction` or `replication slot`."""
+    id: str
+    role: str
+    application: str
+    state: str
+    seconds: float | None
+    """Since it began; None: not known."""
+    transactions: int | None
+    """How many began since."""
+    text: str
+    """Of its statement."""
+
+
+class LockRow(NamedTuple):
+    """Whose open transaction holds locks."""
+
+    id: str
+    role: str
+    application: str
+    state: str
+    seconds: float
+    text: str
+    tables: list[str]
+    is_whole: bool
+    """A whole table is locked, not only rows of it."""
+    waiting: int
+    """How many sessions wait for it."""
+
+
+async def doctor_limits(connection: Transaction, *, statement: timedelta, lock: timedelta) -> None:
+    """Limit the statements of the transaction, and their waits for a lock."""
+    limits = query(_FILE, "doctor_limits", None)
+    values: dict[str, object] = {
+        "statement": round(statement.total_seconds() * 1000),
+        "lock": round(lock.total_seconds() * 1000),
+    }
+    await connection.execute(limits.text, *limits.arguments(values))
+
+
+async def doctor_server(connection: Transaction) -> ServerRow:
+    """Where we are."""
+    return ServerRow(*(await _rows(connection, "doctor_server"))[0])
+
+
+async def doctor_settings(connection: Transaction, names: Sequence[str]) -> list[SettingRow]:
+    """Those of the settings that the server knows."""
+    rows = await _rows(connection, "doctor_settings", name=list(names))
+    return [SettingRow(row["name"], row["setting"], row["source"], row["seconds"]) for row in rows]
+
+
+async def doctor_now(connection: Transaction) -> datetime:
+    """The server's clock."""
+    return (await _rows(connection, "doctor_now"))[0][0]
+
+
+async def doctor_connections(connection: Transaction) -> ConnectionsRow:
+    """How many connections there are."""
+    return ConnectionsRow(*(await _rows(connection, "doctor_connections"))[0])
+
+
+async def doctor_notify(connection: Transaction, *, channel: str, payload: str) -> None:
+    """Notify whoever listens on the channel, at the commit."""
+    await _rows(connection, "doctor_notify", channel=channel, payload=payload)
+
+
+async def doctor_relations(connection: Transaction, schema: str) -> dict[str, RelationRow]:
+    """What the role may do with each table and sequence, by name."""
+    rows = await _rows(connection, "doctor_relations", schema=schema)
+    return {row["name"]: RelationRow(*row) for row in rows}
+
+
+async def doctor_schema(connection: Transaction, schema: str) -> SchemaRow:
+    """What the role may do with the schema."""
+    rows = await _rows(connection, "doctor_schema", schema=schema)
+    return SchemaRow(*rows[0]) if rows else SchemaRow(can_use=False, can_create=False)
+
+
+async def doctor_clients(connection: Transaction, schema: str) -> list[ClientRow]:
+    """Who is registered, in the order of their starts."""
+    statement = query(_FILE, "doctor_clients", schema)
+    return [ClientRow(*row) for row in await connection.fetch(statement.text)]
+
+
+async def doctor_running(connection: Transaction, schema: str, limit: int) -> list[RunningRow]:
+    """Up to `limit` running jobs by client and kind, the longest first."""
+    statement = query(_FILE, "doctor_running", schema)
+    return [RunningRow(*row) for row in await connection.fetch(statement.text, limit)]
+
+
+async def doctor_places(connection: Transaction, schema: str, limit: int) -> list[PlaceRow]:
+    """Where jobs wait. Of one place at most `limit` are counted."""
+    statement = query(_FILE, "doctor_places", schema)
+    return [PlaceRow(*row) for row in await connection.fetch(statement.text, limit)]
+
+
+async def doctor_kinds(connection: Transaction, schema: str, limit: int) -> list[KindRow]:
+    """The kinds among the first `limit` jobs of each place."""
+    statement = query(_FILE, "doctor_kinds", schema)
+    return [KindRow(*row) for row in await connection.fetch(statement.text, limit)]
+
+
+async def doctor_queues(connection: Transaction, schema: str) -> list[QueueRow]:
+    """The queues that have a row."""
+    statement = query(_FILE, "doctor_queues", schema)
+    return [QueueRow(*row) for row in await connection.fetch(statement.text)]
+
+
+async def doctor_periodic(connection: Transaction, schema: str) -> list[PeriodicRow]:
+    """The periodic jobs."""
+    statement = query(_FILE, "doctor_periodic", schema)
+    return [PeriodicRow(*row) for row in await connection.fetch(statement.text)]
+
+
+async def doctor_indexes(connection: Transaction, schema: str) -> list[IndexRow]:
+    """The indexes of River's tables and riverpy's."""
+    return [IndexRow(*row) for row in await _rows(connection, "doctor_indexes", schema=schema)]
+
+
+async def doctor_table(connection: Transaction, schema: str) -> TableRow | None:
+    """How the table of jobs is vacuumed. None: it is not there."""
+    rows = await _rows(connection, "doctor_table", schema=schema)
+    return TableRow(*rows[0]) if rows else None
+
+
+async def doctor_snapshots(connection: Transaction) -> list[SnapshotRow]:
+    """What keeps dead rows from being removed, the oldest first."""
+    return [SnapshotRow(*row) for row in await _rows(connection, "doctor_snapshots")]
+
+
+async def doctor_locks(connection: Transaction, schema: str) -> list[LockRow]:
+    """Whose open transactions hold locks on River's tables, the oldest first."""
+    return [LockRow(*row) for row in await _rows(connection, "doctor_locks", schema=schema)]
+
+
+async def _rows(connection: Transaction, block: str, **values: object) -> list[Record]:
+    statement = query(_FILE, block, None)
+    return await connection.fetch(statement.text, *statement.arguments(values))

@@ -1,0 +1,180 @@
+"""Examination: all looks in their order, none of which can end the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from riverpy._db.schema import MAIN_LINE, read_schema_state
+from riverpy._doctor.finding import Finding, Level, names
+from riverpy._doctor.fleet import look_at_clients, look_at_leader
+from riverpy._doctor.listening import look_at_listening
+from riverpy._doctor.patient import Patient
+from riverpy._doctor.running import look_at_running
+from riverpy._doctor.server import (
+    look_at_clock,
+    look_at_connections,
+    look_at_server,
+    look_at_settings,
+)
+from riverpy._doctor.session import Session
+from riverpy._doctor.storage import (
+    look_at_indexes,
+    look_at_locks,
+    look_at_snapshots,
+    look_at_vacuum,
+)
+from riverpy._doctor.tables import lines_findings, look_at_grants
+from riverpy._doctor.waiting import (
+    look_at_kinds,
+    look_at_periodic,
+    look_at_queues,
+    look_at_scheduled,
+)
+from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
+from riverpy.errors import ConfigError, RiverError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from datetime import timedelta
+
+    from riverpy._db.doctor import ServerRow
+    from riverpy._db.schema import SchemaState
+
+_PRIVILEGE_LACKING = "42501"
+_LOOKS: tuple[tuple[str, Callable[[Patient], Awaitable[list[Finding]]]], ...] = (
+    ("grants", look_at_grants),
+    ("listen", look_at_listening),
+    ("leader", look_at_leader),
+    ("clients", look_at_clients),
+    ("running", look_at_running),
+    ("queues", look_at_queues),
+    ("kinds", look_at_kinds),
+    ("scheduled", look_at_scheduled),
+    ("periodic", look_at_periodic),
+    ("snapshots", look_at_snapshots),
+    ("locks", look_at_locks),
+    ("vacuum", look_at_vacuum),
+    ("indexes", look_at_indexes),
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be examined."""
+
+    url: str
+    schema: str | None
+    """None: where the search path leads."""
+    listen_url: str | None
+    stuck_after: timedelta
+    max_lag: timedelta
+
+
+class Examination:
+    """One run over one database."""
+
+    def __init__(self, request: Request, report: Callable[[Finding], None]) -> None:
+        """Make it.
+
+        Args:
+            request: what to examine.
+            report: called with each finding as it is found.
+        """
+        self._request, self._report = request, report
+        self._session = Session(request.url)
+        self._forbidden: dict[str, list[str]] = {}
+        """What could not be looked at, by what the server says."""
+
+    async def run(self) -> None:
+        """Look at everything that can be looked at."""
+        try:
+            server = await self._connect()
+            if server is None:
+                return
+            for name, look in (
+                ("settings", look_at_settings),
+                ("clock", look_at_clock),
+                ("connections", look_at_connections),
+            ):
+                await self._look(name, partial(look, self._session))
+            state = await self._schema()
+            if state is not None and not server.is_standby:
+                await self._look_at_jobs(server, state)
+            self._report_forbidden(server)
+        finally:
+            await self._session.close()
+
+    async def _connect(self) -> ServerRow | None:
+        try:
+            server, findings = await look_at_server(self._session)
+        except (*DATABASE_ERRORS, RiverError) as error:
+            fix = (
+                "put the URL right"
+                if isinstance(error, ConfigError)
+                else "see that the server runs, that the network leads to it, and that it lets "
+                "this role in"
+            )
+            self._report(Finding(Level.FAIL, "connect", describe(error), fix))
+            return None
+        for finding in findings:
+            self._report(finding)
+        return server
+
+    async def _schema(self) -> SchemaState | None:
+        """What there is of River's tables. None: nothing that could be looked at further."""
+        try:
+            async with self._session.reading() as connection:
+                state = await read_schema_state(connection, self._request.schema)
+        except (*DATABASE_ERRORS, RiverError) as error:
+            fix = "name the schema with --schema, make it, or let this role use it (`grants`)"
+            self._report(Finding(Level.FAIL, "schema", describe(error), fix))
+            return None
+        for finding in lines_findings(state, self._request.schema, self._request.url):
+            self._report(finding)
+        return state if not state.missing(MAIN_LINE) else None
+
+    async def _look_at_jobs(self, server: ServerRow, state: SchemaState) -> None:
+        patient = Patient(
+            session=self._session,
+            server=server,
+            state=state,
+            listen_url=self._request.listen_url,
+            stuck_after=self._request.stuck_after,
+            max_lag=self._request.max_lag,
+        )
+        for name, look in _LOOKS:
+            await self._look(name, partial(look, patient))
+
+    async def _look(self, name: str, look: Callable[[], Awaitable[list[Finding]]]) -> None:
+        try:
+            findings = await look()
+        except (*DATABASE_ERRORS, ConfigError) as error:
+            if getattr(error, "sqlstate", None) == _PRIVILEGE_LACKING:
+                self._forbidden.setdefault(describe(error), []).append(name)
+                return
+            findings = [
+                Finding(
+                    Level.WARN,
+                    name,
+                    f"could not be looked at: {describe(error)}",
+                    "look again when the database is less busy; a lock or an old snapshot "
+                    "(`locks`, `snapshots`) makes reading slow too",
+                )
+            ]
+        for finding in findings:
+            self._report(finding)
+
+    def _report_forbidden(self, server: ServerRow) -> None:
+        for why, looks in self._forbidden.items():
+            self._report(
+                Finding(
+                    Level.WARN,
+                    "unseen",
+                    f"{names(looks)} could not be looked at: {why}",
+                    f'run riverpy doctor with the role of the workers, or grant "{server.role}" '
+                    "SELECT on River's tables",
+                    {"looks": looks},
+                )
+            )

@@ -1,0 +1,93 @@
+"""Finding: what one look found, how bad it is, and what to do about it."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from riverpy._dsn import mask_url
+from riverpy._duration import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+QUERY_LENGTH = 80
+"""Characters of a statement that are shown."""
+NAMES_SHOWN = 5
+
+_DOLLAR_QUOTED = re.compile(r"\$(\w*)\$.*?(?:\$\1\$|\Z)", re.DOTALL)
+_QUOTED = re.compile(r"'(?:\\.|''|[^'\\])*(?:'|\\?\Z)", re.DOTALL)
+
+
+class Level(StrEnum):
+    """How bad it is."""
+
+    OK = "ok"
+    WARN = "warn"
+    """Something is slower, riskier or less than it could be, or was not seen."""
+    FAIL = "fail"
+    """Jobs are not inserted, worked or moved on as they should be."""
+
+
+_ORDER = list(Level)
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What one look found, as `--json` prints it."""
+
+    level: Level
+    name: str
+    """What was looked at: one word, the same in every run."""
+    text: str
+    """What was found, in one line."""
+    fix: str | None = None
+    """What to do about it. None: nothing."""
+    data: dict[str, object] = {}
+    """The facts; durations in seconds, sizes in bytes."""
+
+
+def worst(findings: Iterable[Finding]) -> Level:
+    """The worst level of all."""
+    return max((finding.level for finding in findings), key=_ORDER.index, default=Level.OK)
+
+
+def span(seconds: float) -> str:
+    """A duration for people: its two largest units."""
+    if seconds < 10:
+        return f"{max(seconds, 0):.1f}".removesuffix(".0") + "s"
+    parts = re.findall(r"\d+[a-z]+", format_duration(timedelta(seconds=round(seconds))))
+    return "".join(parts[:2])
+
+
+def size(number: float) -> str:
+    """Bytes for people."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if number < 10_000:
+            return f"{number:,.0f} {unit}"
+        number /= 1024
+    return f"{number:,.0f} TB"
+
+
+def count(number: int, noun: str, *, plural: str | None = None, limit: int | None = None) -> str:
+    """`1 job`, `2 jobs`; `at least 1,000 jobs` at the limit where counting ended."""
+    least = "at least " if limit is not None and number >= limit else ""
+    return f"{least}{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def names(values: Iterable[str]) -> str:
+    """The first of them in quotes, and how many more there are."""
+    quoted = [f'"{value}"' for value in values]
+    more = len(quoted) - NAMES_SHOWN
+    return ", ".join(quoted[:NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def masked_query(text: str) -> str:
+    """The head of a statement in one line, without the literals in it: they are somebody's data, or
+    a password."""
+    text = _DOLLAR_QUOTED.sub("'…'", text)
+    line = mask_url(" ".join(_QUOTED.sub("'…'", text).split()))
+    return line if len(line) <= QUERY_LENGTH else line[: QUERY_LENGTH - 1] + "…"

@@ -1,0 +1,201 @@
+"""Fleet: who leads, and which clients live."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from riverpy._db.doctor import doctor_running
+from riverpy._doctor.finding import Finding, Level, count, names, span
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from riverpy._db.doctor import ClientRow
+    from riverpy._doctor.patient import Lead, Patient
+
+RUNNING_LIMIT = 10_001
+"""Running jobs that are read."""
+ELECTION_LIMIT = 20.0
+"""Seconds within which a client that stands for election leads, if nobody else does."""
+RESCUE_LIMIT = 60.0
+"""Seconds after a client's death within which a leader gives its jobs back."""
+_SILENT_SHARE = 1 / 2
+"""Of `dead_after`: a client beats each sixth."""
+
+
+async def look_at_leader(patient: Patient) -> list[Finding]:
+    """Who leads, and whether that is as it should be.
+
+    Raises:
+        Exception: one of DATABASE_ERRORS.
+    """
+    clients = await patient.clients()
+    lead = await patient.lead()
+    if lead is None or lead.is_over:
+        return [_no_leader(lead, clients)]
+    row = lead.row
+    text = f"{row.leader_id} leads since {row.elected_at:%Y-%m-%d %H:%M:%S} UTC"
+    data: dict[str, object] = {
+        "leader_id": row.leader_id,
+        "elected_at": row.elected_at,
+        "expires_at": row.expires_at,
+        "expires_in": round(row.remaining, 3),
+        "is_registered": lead.is_registered,
+    }
+    if lead.is_registered is False:
+        return [_foreign_leader(text, clients or [], data)]
+    silent = next(
+        (one for one in clients or () if one.client_id == row.leader_id and not one.is_alive), None
+    )
+    if silent is not None:
+        return [
+            Finding(
+                Level.WARN,
+                "leader",
+                f"{text}, but gave no sign of life for {span(silent.silent)}",
+                f"if it is gone its lease lapses in {span(row.remaining)}; else see its log",
+                data,
+            )
+        ]
+    return [Finding(Level.OK, "leader", f"{text}, lease for {span(row.remaining)}", data=data)]
+
+
+def _no_leader(lead: Lead | None, clients: Sequence[ClientRow] | None) -> Finding:
+    if lead is None:
+        text = "nobody leads"
+    else:
+        ago = span(-lead.row.remaining)
+        text = f"nobody leads: the lease of {lead.row.leader_id} has expired {ago} ago"
+    living = [one for one in clients or () if one.is_alive]
+    candidates = [one for one in living if one.candidate]
+    data: dict[str, object] = {
+        "leader_id": None,
+        "candidates": [one.client_id for one in candidates],
+    }
+    undone = "scheduled jobs and retries are not moved on, dead workers' jobs not given back"
+    if candidates:
+        who = names(one.client_id for one in candidates)
+        recent = max(one.running for one in candidates) < ELECTION_LIMIT
+        return Finding(
+            Level.WARN if recent else Level.FAIL,
+            "leader",
+            f"{text}, though {count(len(candidates), 'client')} could: {who}",
+            "it takes a new client some seconds"
+            if recent
+            else "see their logs, which say why they do not, and `grants` and `locks` here; an "
+            "idle transaction that holds river_leader keeps everybody from it",
+            data,
+        )
+    if living:
+        fix = "start a worker without --no-candidate (candidate=False)"
+        return Finding(
+            Level.FAIL, "leader", f"{text}, and no client stands for election: {undone}", fix, data
+        )
+    who = "it is not known who could" if clients is None else "no client runs that could"
+    return Finding(
+        Level.WARN, "leader", f"{text}, and {who}: {undone}", "start a worker: riverpy worker", data
+    )
+
+
+def _foreign_leader(text: str, clients: Sequence[ClientRow], data: dict[str, object]) -> Finding:
+    kinds = sorted({kind for one in clients for kind in one.kinds})
+    data["kinds_at_risk"] = kinds
+    if not kinds:
+        text += ". It is no client of riverpy's, and there is no kind of Python's"
+        return Finding(Level.OK, "leader", text, data=data)
+    return Finding(
+        Level.WARN,
+        "leader",
+        f"{text}. It is no client of riverpy's: it inserts none of Python's periodic jobs, and "
+        f"discards jobs that run for long, if it has no worker for them. At risk: {names(kinds)}",
+        "register stubs for these kinds in Go (docs/go.md), or let only clients of riverpy's stand",
+        data,
+    )
+
+
+async def look_at_clients(patient: Patient) -> list[Finding]:
+    """Which clients live, and what the dead left.
+
+    Raises:
+        Exception: one of DATABASE_ERRORS.
+    """
+    clients = await patient.clients()
+    if clients is None:
+        text = "not known: the table of clients is not there (see `schema`)"
+        return [Finding(Level.OK, "clients", text, data={"clients": None})]
+    async with patient.session.reading() as connection:
+        running = await doctor_running(connection, patient.schema, RUNNING_LIMIT)
+    left = {
+        one.client_id: sum(row.jobs for row in running if row.client_id == one.client_id)
+        for one in clients
+    }
+    living = [one for one in clients if one.is_alive]
+    findings = [_silent(one) for one in living if one.silent > one.dead_after * _SILENT_SHARE]
+    findings += [_dead(one, left[one.client_id]) for one in clients if not one.is_alive]
+    data: dict[str, object] = {
+        "clients": [
+            {
+                "client_id": one.client_id,
+                "version": one.version,
+                "alive": one.is_alive,
+                "silent": round(one.silent, 3),
+                "candidate": one.candidate,
+                "poll_only": one.poll_only,
+                "queues": one.queues,
+                "kinds": one.kinds,
+                "running_jobs": left[one.client_id],
+            }
+            for one in clients
+        ]
+    }
+    if not living:
+        finding = Finding(
+            Level.WARN,
+            "clients",
+            "no client of riverpy's runs on this schema",
+            "start a worker: riverpy worker MODULE:ATTR",
+            data,
+        )
+    else:
+        jobs = count(sum(left[one.client_id] for one in living), "running job", limit=RUNNING_LIMIT)
+        who = names(one.client_id for one in living)
+        text = f"{count(len(living), 'client')} with {jobs}: {who}"
+        finding = Finding(Level.OK, "clients", text, data=data)
+    return [finding, *findings]
+
+
+def _silent(one: ClientRow) -> Finding:
+    return Finding(
+        Level.WARN,
+        "clients",
+        f"{one.client_id} gave no sign of life for {span(one.silent)}; it is taken for dead after "
+        f"{span(one.dead_after)}",
+        "its event loop is blocked, its process or machine is stopped, or it has lost the "
+        "database: see its log",
+        {"client_id": one.client_id, "silent": round(one.silent, 3)},
+    )
+
+
+def _dead(one: ClientRow, jobs: int) -> Finding:
+    died = one.silent - one.dead_after
+    text = f"{one.client_id} is dead: no sign of life for {span(one.silent)}"
+    data: dict[str, object] = {
+        "client_id": one.client_id,
+        "silent": round(one.silent, 3),
+        "running_jobs": jobs,
+    }
+    if not jobs:
+        fix = "nothing: it left no running job, and is forgotten after 10 minutes by a leader"
+        return Finding(Level.WARN, "clients", text, fix, data)
+    text = f"{text}, and {count(jobs, 'job')} of its still run{'s' if jobs == 1 else ''}"
+    if died < RESCUE_LIMIT:
+        fix = "a leader of riverpy's gives them back within moments"
+        return Finding(Level.WARN, "clients", text, fix, data)
+    return Finding(
+        Level.FAIL,
+        "clients",
+        f"{text}: nobody gives them back",
+        "only a leader that is a client of riverpy's does: see `leader`; or start a client with "
+        "the same id",
+        data,
+    )

@@ -1,0 +1,100 @@
+"""Patient: the database that is looked at, and what several looks need to know of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from riverpy._db.clients import client_registered
+from riverpy._db.doctor import doctor_clients, doctor_places
+from riverpy._db.leaders import leader_get
+from riverpy._db.schema import CLIENTS_VERSION, OWN_LINE, PERIODIC_VERSION, SchemaState
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from riverpy._db.doctor import ClientRow, PlaceRow, ServerRow
+    from riverpy._db.leaders import LeaderRow
+    from riverpy._doctor.session import Session
+
+COUNT_LIMIT = 10_001
+"""Jobs of one queue and state that are counted."""
+
+
+@dataclass(frozen=True)
+class Lead:
+    """Who leads, or led last."""
+
+    row: LeaderRow
+    is_registered: bool | None
+    """Whether it is a client of riverpy's. None: not known."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the lease has expired."""
+        return self.row.remaining < 0
+
+
+@dataclass(frozen=True)
+class Patient:
+    """A database that has River's tables."""
+
+    session: Session
+    server: ServerRow
+    state: SchemaState
+    listen_url: str | None
+    """Where clients listen, if not on the session's database URL."""
+    stuck_after: timedelta
+    """For how long a job may run without being reported."""
+    max_lag: timedelta
+    """For how long a job may be due without being reported."""
+
+    @property
+    def schema(self) -> str:
+        """The schema of River's tables."""
+        return self.state.schema
+
+    @property
+    def has_clients(self) -> bool:
+        """Whether there is a table of clients."""
+        return CLIENTS_VERSION in self.state.versions(OWN_LINE)
+
+    @property
+    def has_periodic(self) -> bool:
+        """Whether there is a table of periodic jobs."""
+        return PERIODIC_VERSION in self.state.versions(OWN_LINE)
+
+    async def clients(self) -> list[ClientRow] | None:
+        """Who is registered. None: there is no table of clients.
+
+        Raises:
+            Exception: one of DATABASE_ERRORS.
+        """
+        if not self.has_clients:
+            return None
+        async with self.session.reading() as connection:
+            return await doctor_clients(connection, self.schema)
+
+    async def lead(self) -> Lead | None:
+        """Who leads, or led last. None: nobody has, or the last one resigned.
+
+        Raises:
+            Exception: one of DATABASE_ERRORS.
+        """
+        async with self.session.reading() as connection:
+            row = await leader_get(connection, self.schema)
+            if row is None:
+                return None
+            if not self.has_clients:
+                return Lead(row, None)
+            known = await client_registered(connection, self.schema, client_ids=[row.leader_id])
+            return Lead(row, row.leader_id in known)
+
+    async def places(self) -> list[PlaceRow]:
+        """Where jobs wait.
+
+        Raises:
+            Exception: one of DATABASE_ERRORS.
+        """
+        async with self.session.reading() as connection:
+            return await doctor_places(connection, self.schema, COUNT_LIMIT)

@@ -1,0 +1,121 @@
+"""Running: jobs that have been running for long, and those of clients that nobody knows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from riverpy._db.doctor import doctor_running
+from riverpy._doctor.finding import Finding, Level, count, names, span
+from riverpy._doctor.fleet import RUNNING_LIMIT
+from riverpy.config import RESCUE_AFTER_DEFAULT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from riverpy._db.doctor import ClientRow, RunningRow
+    from riverpy._doctor.patient import Patient
+
+SHOWN = 20
+"""Findings of one sort."""
+
+
+async def look_at_running(patient: Patient) -> list[Finding]:
+    """Which jobs run for longer than a job should. How long its code may take, its client alone
+    knows; the row says since when it runs, and who claimed it.
+
+    Raises:
+        Exception: one of DATABASE_ERRORS.
+    """
+    clients = await patient.clients()
+    async with patient.session.reading() as connection:
+        rows = await doctor_running(connection, patient.schema, RUNNING_LIMIT)
+    jobs = sum(row.jobs for row in rows)
+    text = count(jobs, "job", limit=RUNNING_LIMIT)
+    if rows:
+        first = rows[0]
+        text += (
+            f', the longest for {span(first.longest)}: job {first.id}, kind "{first.kind}", of '
+            f"{first.client_id or 'nobody'}"
+        )
+    data: dict[str, object] = {
+        "running": jobs,
+        "longest": round(rows[0].longest, 3) if rows else None,
+        "job_id": rows[0].id if rows else None,
+    }
+    known = {one.client_id: one for one in clients or ()}
+    strangers = [row for row in rows if clients is not None and row.client_id not in known]
+    return [
+        Finding(Level.OK, "running", text, data=data),
+        *_stuck(patient, rows, known, clients is None)[:SHOWN],
+        *_unregistered(strangers, clients or []),
+    ]
+
+
+def _stuck(
+    patient: Patient,
+    rows: Sequence[RunningRow],
+    known: dict[str, ClientRow],
+    is_unknown: bool,
+) -> list[Finding]:
+    """Those of clients that live, or of which nothing is known: for dead ones see `clients`."""
+    limit = patient.stuck_after.total_seconds()
+    found: list[Finding] = []
+    for row in rows:
+        client = known.get(row.client_id or "")
+        if row.longest < limit or not (is_unknown or (client and client.is_alive)):
+            continue
+        found.append(
+            Finding(
+                Level.WARN,
+                "running",
+                f'job {row.id} of kind "{row.kind}" in queue "{row.queue}" runs for '
+                f"{span(row.longest)}, in {row.client_id}. It is stuck, unless its code may take "
+                "that long",
+                f"cancel it: await client.job_cancel({row.id}). If it does not end, restart that "
+                "worker: code that blocks or ignores its cancellation ends with its process only. "
+                "Give the kind a timeout",
+                {
+                    "job_id": row.id,
+                    "kind": row.kind,
+                    "queue": row.queue,
+                    "client_id": row.client_id,
+                    "seconds": round(row.longest, 3),
+                },
+            )
+        )
+    return found
+
+
+def _unregistered(strangers: Sequence[RunningRow], clients: Sequence[ClientRow]) -> list[Finding]:
+    """Running jobs of clients that give no signs of life, which a client in another language never
+    does."""
+    if not strangers:
+        return []
+    jobs = sum(row.jobs for row in strangers)
+    had = {kind for one in clients if one.is_alive for kind in one.kinds}
+    left = [row for row in strangers if row.kind not in had]
+    age = RESCUE_AFTER_DEFAULT.total_seconds()
+    old = [row for row in left if row.longest >= age]
+    who = names(sorted({row.client_id or "nobody" for row in strangers}))
+    text = f"{count(jobs, 'job', limit=RUNNING_LIMIT)} of clients that are not registered: {who}"
+    data: dict[str, object] = {
+        "running": jobs,
+        "clients": sorted({row.client_id or "" for row in strangers}),
+        "unknown_kinds": {row.kind: row.jobs for row in left},
+    }
+    if not old:
+        text += " (clients in another language, or of a time before their table)"
+        return [Finding(Level.OK, "unregistered", text, data=data)]
+    kinds = sorted({row.kind for row in old})
+    longest = max(row.longest for row in old)
+    return [
+        Finding(
+            Level.WARN,
+            "unregistered",
+            f"{text}. Those of kind {names(kinds)} run for up to {span(longest)}, and are left as "
+            "they are: a leader in Python gives back only kinds that it has",
+            "if their client is gone, register a worker for these kinds in Python, if only a stub "
+            "(docs/go.md), or let a client in Go lead that has them",
+            data,
+        )
+    ]

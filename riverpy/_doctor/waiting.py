@@ -1,0 +1,229 @@
+"""Waiting: jobs that are due and not worked, and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from riverpy._db.doctor import doctor_kinds, doctor_periodic, doctor_queues
+from riverpy._doctor.finding import Finding, Level, count, names, span
+from riverpy._doctor.patient import COUNT_LIMIT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from riverpy._db.doctor import ClientRow, PlaceRow, QueueRow
+    from riverpy._doctor.patient import Patient
+
+KINDS_LIMIT = 1_000
+"""Jobs of each queue and state whose kinds are looked at."""
+TOUCHED_LIMIT = 1200.0
+"""Seconds since a client last said that it works a queue, after which none of any language does:
+they say so each 10 minutes."""
+SCHEDULED_LIMIT = 30.0
+"""Seconds by which a scheduled job or retry may be late: a leader moves them on each 5."""
+PERIODIC_LIMIT = 60.0
+"""Seconds by which a periodic job may be late."""
+LAG_FAIL = 10
+"""How many times `max_lag` is no mere backlog any more, if nobody works the queue."""
+
+
+async def look_at_queues(patient: Patient) -> list[Finding]:
+    """How long jobs of each queue have been due, and whether anybody works it. Empty queues are
+    told of too.
+
+    Raises:
+        Exception: one of DATABASE_ERRORS.
+    """
+    clients = await patient.clients()
+    places = {row.queue: row for row in await patient.places() if row.state == "available"}
+    async with patient.session.reading() as connection:
+        rows = {row.name: row for row in await doctor_queues(connection, patient.schema)}
+    living = [one for one in clients or () if one.is_alive]
+    workers = {
+        queue: sum(queue in one.queues for one in living) for queue in sorted({*places, *rows})
+    }
+    facts = {queue: _queue_facts(places.get(queue), rows.get(queue)) for queue in workers}
+    for queue, number in workers.items():
+        facts[queue]["clients"] = None if clients is None else number
+    problems = [
+        finding
+        for queue, number in workers.items()
+        if queue in places
+        and (finding := _queue(patient, places[queue], rows.get(queue), number, clients))
+    ]
+    jobs = sum(place.jobs for place in places.values())
+    oldest = max((place.due_for or 0 for place in places.values()), default=0)
+    text = f"{count(len(workers), 'queue')}, {count(jobs, 'job')} available"
+    if jobs:
+        text += f", the oldest due for {span(oldest)}"
+    return [Finding(Level.OK, "queues", text, data={"queues": facts}), *problems]
+
+
+def _queue_facts(place: PlaceRow | None, row: QueueRow | None) -> dict[str, object]:
+    due = None if place is None or place.due_for is None else round(max(place.due_for, 0), 3)
+    paused = None if row is None or row.paused_for is None else round(row.paused_for, 3)
+    return {"available": place.jobs if place else 0, "oldest_due": due, "paused_for": paused}
+
+
+def _queue(
+    patient: Patient,
+    place: PlaceRow,
+    row: QueueRow | None,
+    workers: int,
+    clients: Sequence[ClientRow] | None,
+) -> Finding | None:
+    lag = place.due_for or 0
+    if lag < 0:
+        return None
+    most = patient.max_lag.total_seconds()
+    waiting = f'{count(place.jobs, "job", limit=COUNT_LIMIT)} of queue "{place.queue}" wait'
+    data: dict[str, object] = {
+        "queue": place.queue,
+        "available": place.jobs,
+        "oldest_due": round(lag, 3),
+        "clients": None if clients is None else workers,
+    }
+    if row is not None and row.paused_for is not None:
+        data["paused_for"] = round(row.paused_for, 3)
+        return Finding(
+            Level.WARN,
+            "queues",
+            f"{waiting}: it is paused for {span(row.paused_for)}",
+            f"resume it if that was forgotten: await client.queue_resume({place.queue!r})",
+            data,
+        )
+    if clients is not None and not workers:
+        touched = row is not None and row.touched < TOUCHED_LIMIT
+        other = ", though one of another language may" if touched else ""
+        return Finding(
+            Level.FAIL if lag >= most * LAG_FAIL and not touched else Level.WARN,
+            "queues",
+            f"{waiting}, the oldest for {span(lag)}, and no client of riverpy's works it{other}",
+            f"start a worker for it: riverpy worker MODULE:ATTR -q {place.queue}:50",
+            data,
+        )
+    if lag < most:
+        return None
+    return Finding(
+        Level.WARN,
+        "queues",
+        f"{waiting}, the oldest for {span(lag)}",
+        "its workers have too few slots, are busy with long jobs, or do not get on: see `running`, "
+        "`snapshots` and `locks`; add slots or processes",
+        data,
+    )
+
+
+async def look_at_kinds(patient: Patient) -> list[Finding]:
+    """Kinds of waiting jobs that no living client has.
+
+    Raises:
+        Exception: one of DATABASE_ERRORS.
+    """
+    clients = await patient.clients()
+    living = [one for one in clients or () if one.is_alive]
+    if not living:
+        text = "not known: no client of riverpy's says which kinds it has"
+        return [Finding(Level.OK, "kinds", text, data={"kinds": None})]
+    async with patient.session.reading() as connection:
+        rows = await doctor_kinds(connection, patient.schema, KINDS_LIMIT)
+    had = {kind for one in living for kind in one.kinds}
+    unknown = [row for row in rows if row.kind not in had]
+    text = f"{count(len(rows), 'kind')} among the waiting jobs"
+    data: dict[str, object] = {"kinds": {row.kind: row.kind in had for row in rows}}
+    return [
+        Finding(Level.OK, "kinds", text, data=data),
+        *(
+            Finding(
+                Level.WARN,
+                "kinds",
+                f'no worker of riverpy\'s has kind "{row.kind}", of which at least '
+                f"{count(row.jobs, 'job')} wait{'s' if row.jobs == 1 else ''} in queue "
+                f"{names(row.queues)}, as job {row.id} (a client in another language may have it)",
+                "deploy a worker that has it; a worker that takes it without having it fails it, "
+                "which costs an attempt each time",
+                {"kind": row.kind, "jobs": row.jobs, "job_id": row.id, "queues": row.queues},
+            )
+            for row in unknown
+        ),
+    ]
+
+
+async def look_at_scheduled(patient: Patient) -> list[Finding]:
+    """Scheduled jobs and retries that are due and not moved on.
+
+    Raises:
+        Exception: one of DATABASE_ERRORS.
+    """
+    places = [row for row in await patient.places() if row.state in {"scheduled", "retryable"}]
+    late = [row for row in places if row.due_for is not None and row.due_for >= SCHEDULED_LIMIT]
+    jobs = sum(row.jobs for row in places)
+    data: dict[str, object] = {
+        "waiting": jobs,
+        "late": max((round(row.due_for or 0, 3) for row in late), default=0),
+        "queues": sorted({row.queue for row in late}),
+    }
+    if not late:
+        text = count(jobs, "scheduled job or retry", plural="scheduled jobs and retries")
+        return [Finding(Level.OK, "scheduled", f"{text}, none late", data=data)]
+    oldest = max(row.due_for or 0 for row in late)
+    lead = await patient.lead()
+    leads = lead is not None and not lead.is_over
+    why = "though there is a leader" if leads else "and nobody leads"
+    return [
+        Finding(
+            Level.WARN if leads else Level.FAIL,
+            "scheduled",
+            f"scheduled jobs or retries of queue {names(sorted({row.queue for row in late}))} are "
+            f"due for up to {span(oldest)} and not moved on, {why}",
+            "see the leader's log for what its job scheduler fails at, and `locks`"
+            if leads
+            else "see `leader`: whoever leads moves them on",
+            data,
+        )
+    ]
+
+
+async def look_at_periodic(patient: Patient) -> list[Finding]:
+    """Periodic jobs that are paused or late.
+
+    Raises:
+        Exception: one of DATABASE_ERRORS.
+    """
+    if not patient.has_periodic:
+        text = "off: their table is not there (see `schema`)"
+        return [Finding(Level.OK, "periodic", text, data={"periodic_jobs": None})]
+    async with patient.session.reading() as connection:
+        rows = await doctor_periodic(connection, patient.schema)
+    paused = [row for row in rows if row.paused_for is not None]
+    late = [row for row in rows if row.is_used and (row.late or 0) >= PERIODIC_LIMIT]
+    data: dict[str, object] = {
+        "periodic_jobs": len(rows),
+        "paused": [row.id for row in paused],
+        "late": [row.id for row in late],
+    }
+    findings = [Finding(Level.OK, "periodic", count(len(rows), "periodic job"), data=data)]
+    if paused:
+        longest = max(row.paused_for or 0 for row in paused)
+        findings.append(
+            Finding(
+                Level.WARN,
+                "periodic",
+                f"paused, for up to {span(longest)}: {names(row.id for row in paused)}",
+                "if that was forgotten: riverpy periodic resume ID",
+                {"paused": [row.id for row in paused]},
+            )
+        )
+    if late:
+        longest = max(row.late or 0 for row in late)
+        findings.append(
+            Finding(
+                Level.WARN,
+                "periodic",
+                f"late, by up to {span(longest)}: {names(row.id for row in late)}",
+                "the leader inserts them, if it has them: see `leader` (one in Go has none of "
+                "Python's), and its log",
+                {"late": [row.id for row in late]},
+            )
+        )
+    return findings

@@ -1,0 +1,109 @@
+"""`riverpy doctor`: find what is wrong, and say what to do."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from riverpy._doctor.examination import Examination, Request
+from riverpy._doctor.finding import Finding, Level, worst
+from riverpy._dsn import mask_url, validate_url
+from riverpy._duration import format_duration
+from riverpy.cli._options import database_options
+from riverpy.cli._output import has_color, print_json
+from riverpy.cli._run import EXIT_FAILURE, one_line, run
+from riverpy.cli._types import DURATION
+
+if TYPE_CHECKING:
+    from riverpy.cli._options import DatabaseSettings
+
+EXIT_WARNING = 5
+STUCK_AFTER_DEFAULT = timedelta(minutes=10)
+MAX_LAG_DEFAULT = timedelta(minutes=1)
+
+_EXIT_CODES = {Level.OK: 0, Level.WARN: EXIT_WARNING, Level.FAIL: EXIT_FAILURE}
+_COLORS = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
+_INDENT = 6
+
+
+class DoctorOutput(msgspec.Struct, frozen=True):
+    """Everything that was found, as `--json` prints it."""
+
+    level: Level
+    """The worst of all."""
+    findings: list[Finding]
+
+
+def _listen_url(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    try:
+        if value is not None:
+            validate_url(value)
+    except ValueError as error:
+        raise click.BadParameter(mask_url(str(error)), ctx, param) from None
+    return value
+
+
+@click.command
+@click.option(
+    "--listen-url",
+    metavar="URL",
+    callback=_listen_url,
+    help="Where clients listen, if not on the database URL: tried as they use it.",
+)
+@click.option(
+    "--stuck-after",
+    type=DURATION,
+    default=format_duration(STUCK_AFTER_DEFAULT),
+    show_default=True,
+    help="Report jobs that run for longer.",
+)
+@click.option(
+    "--max-lag",
+    type=DURATION,
+    default=format_duration(MAX_LAG_DEFAULT),
+    show_default=True,
+    help="Report queues with a job that is due for longer.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@database_options
+def doctor(
+    database: DatabaseSettings,
+    *,
+    listen_url: str | None,
+    stuck_after: timedelta,
+    max_lag: timedelta,
+    as_json: bool,
+) -> None:
+    """Find what is wrong with the database and the clients on it, and say what to do.
+
+    Reads only, in short transactions, and sends one notification to itself. Exit code: 0 if all is
+    ok, 5 if the worst is a warning, 1 if something fails. A script that lets warnings pass:
+    `riverpy doctor || [ $? -eq 5 ]`.
+    """
+    request = Request(database.required_url(), database.schema, listen_url, stuck_after, max_lag)
+    findings: list[Finding] = []
+
+    def report(finding: Finding) -> None:
+        findings.append(finding)
+        if not as_json:
+            _show(finding)
+
+    run(Examination(request, report).run)
+    level = worst(findings)
+    if as_json:
+        print_json(DoctorOutput(level, findings))
+    raise click.exceptions.Exit(_EXIT_CODES[level])
+
+
+def _show(finding: Finding) -> None:
+    word = finding.level.upper() if finding.level is Level.FAIL else finding.level.value
+    level = word.ljust(_INDENT)
+    if has_color(sys.stdout):
+        level = click.style(level, fg=_COLORS[finding.level])
+    click.echo(f"{level}{finding.name:<13}{one_line(finding.text)}")
+    if finding.fix is not None:
+        click.echo(f"{'':<{_INDENT}}fix: {one_line(finding.fix)}")

@@ -1,0 +1,344 @@
+-- What `riverpy doctor` reads. Nothing here writes. Each statement runs in a read-only transaction under `doctor_limits`,
+-- and none reads more of a large table than a limit says: jobs are looked at along the index of (state, queue, …) alone.
+
+
+-- name: doctor_limits
+-- Of the transaction alone, for a pooler passes none of a session on.
+select
+  set_config('application_name', 'riverpy doctor', true),
+  set_config('statement_timeout', (@statement::bigint)::text, true),
+  set_config('lock_timeout', (@lock::bigint)::text, true),
+  set_config('jit', 'off', true);
+
+
+-- name: doctor_server
+-- Where we are. A pooler tells its clients another process id than the server does.
+select
+  current_setting('server_version') as version,
+  pg_is_in_recovery() as is_standby,
+  current_setting('transaction_read_only')::bool as is_read_only,
+  current_user::text as role,
+  pg_backend_pid() as pid;
+
+
+-- name: doctor_settings
+-- Settings of the session as they are without ours, durations in milliseconds. An older server lacks some.
+select
+  name, setting, source,
+  case when unit in ('ms', 's', 'min', 'h', 'd') then extract(epoch from current_setting(name)::interval) end::float8
+    as seconds
+from pg_settings
+where name = any(@name::text[]);
+
+
+-- name: doctor_now
+select clock_timestamp();
+
+
+-- name: doctor_connections
+-- How many connections clients have, how many they can have, and how many are riverpy's.
+select
+  count(*) as used,
+  current_setting('max_connections')::bigint - current_setting('superuser_reserved_connections')::bigint as most,
+  count(*) filter (where application_name ~ '^riverpy') as own
+from pg_stat_activity
+where datid is not null and coalesce(backend_type, 'client backend') = 'client backend';
+
+
+-- name: doctor_notify
+-- The one thing that is sent to anybody: the doctor itself.
+select pg_notify(@channel::text, @payload::text);
+
+
+-- name: doctor_relations
+-- What this role may do with each table and sequence of River's and riverpy's.
+select
+  class.relname::text as name,
+  has_table_privilege(class.oid, 'SELECT') as can_select,
+  class.relkind <> 'S' and has_table_privilege(class.oid, 'INSERT') as can_insert,
+  class.relkind <> 'S' and has_table_privilege(class.oid, 'UPDATE') as can_update,
+  class.relkind <> 'S' and has_table_privilege(class.oid, 'DELETE') as can_delete,
+  class.relkind = 'S' and has_sequence_privilege(class.oid, 'USAGE') as can_use,
+  class.relname = 'river_job' and class.relkind <> 'S' and has_column_privilege(class.oid, 'kind', 'UPDATE')
+    as can_update_kind,
+  pg_has_role(class.relowner, 'USAGE') as is_owner
+from pg_catalog.pg_class as class
+join pg_catalog.pg_namespace as namespace on namespace.oid = class.relnamespace
+where namespace.nspname = @schema and class.relkind in ('r', 'p', 'S') and class.relname ~ '^river(py)?_'
+order by class.relname;
+
+
+-- name: doctor_schema
+-- What this role may do with the schema.
+select has_schema_privilege(oid, 'USAGE') as can_use, has_schema_privilege(oid, 'CREATE') as can_create
+from pg_catalog.pg_namespace
+where nspname = @schema;
+
+
+-- name: doctor_clients
+-- Who is registered, and how many seconds ago each gave its last sign of life.
+select
+  client_id, queues, kinds, candidate, poll_only, version,
+  extract(epoch from now() - heartbeat_at)::float8 as silent,
+  extract(epoch from dead_after)::float8 as dead_after,
+  extract(epoch from now() - started_at)::float8 as running
+from /* schema */ riverpy_client
+order by started_at, client_id
+limit 10000;
+
+
+-- name: doctor_running
+-- The running jobs by the client that claimed them last and their kind, the longest of each with its id. In the order of
+-- an index: without an order a limit makes a scan of the whole table look cheap.
+with found as materialized (
+  select id, kind, queue, attempted_at, attempted_by[array_upper(attempted_by, 1)] as client_id
+  from /* schema */ river_job
+  where state = 'running'
+  order by queue, priority, scheduled_at, id
+  limit @limit::bigint
+)
+select
+  client_id, kind, count(*) as jobs,
+  coalesce(extract(epoch from now() - min(attempted_at)), 0)::float8 as longest,
+  (array_agg(id order by attempted_at, id))[1] as id,
+  (array_agg(queue order by attempted_at, id))[1] as queue
+from found
+group by client_id, kind
+order by longest desc, id;
+
+
+-- name: doctor_places
+-- For each queue and state of jobs that wait: how many, up to a limit, and for how many seconds the first is due. Pairs
+-- are found one by one along the index, and the first of each by priority. A walk of a recursive query ends at its limit.
+with recursive place (state, queue) as (
+  (select state, queue from /* schema */ river_job order by state, queue limit 1)
+  union all
+  select next.state, next.queue
+  from place
+  cross join lateral (
+    select job.state, job.queue
+    from /* schema */ river_job as job
+    where (job.state, job.queue) > (place.state, place.queue)
+    order by job.state, job.queue
+    limit 1
+  ) as next
+), known as materialized (
+  select state, queue from place limit 5000
+)
+select
+  known.state::text, known.queue, waiting.jobs,
+  extract(epoch from now() - first.scheduled_at)::float8 as due_for
+from known
+cross join lateral (
+  select count(*) as jobs
+  from (
+    select
+    from /* schema */ river_job as job
+    where job.state = known.state and job.queue = known.queue
+    limit @limit::bigint
+  ) as counted
+) as waiting
+cross join lateral (
+  select min(head.scheduled_at) as scheduled_at
+  from generate_series(1, 4) as given (priority)
+  cross join lateral (
+    select job.scheduled_at
+    from /* schema */ river_job as job
+    where job.state = known.state and job.queue = known.queue and job.priority = given.priority::smallint
+    order by job.scheduled_at, job.id
+    limit 1
+  ) as head
+) as first
+where known.state in ('available', 'retryable', 'scheduled')
+order by known.queue, known.state;
+
+
+-- name: doctor_kinds
+-- The kinds among the first jobs of each queue and state that wait, with one job of each.
+with recursive place (state, queue) as (
+  (select state, queue from /* schema */ river_job order by state, queue limit 1)
+  union all
+  select next.state, next.queue
+  from place
+  cross join lateral (
+    select job.state, job.queue
+    from /* schema */ river_job as job
+    where (job.state, job.queue) > (place.state, place.queue)
+    order by job.state, job.queue
+    limit 1
+  ) as next
+), known as materialized (
+  select state, queue from place limit 5000
+)
+select first.kind, count(*) as jobs, min(first.id) as id, array_agg(distinct known.queue order by known.queue) as queues
+from known
+cross join lateral (
+  select job.kind, job.id
+  from /* schema */ river_job as job
+  where job.state = known.state and job.queue = known.queue
+  order by job.priority, job.scheduled_at, job.id
+  limit @limit::bigint
+) as first
+where known.state in ('available', 'retryable', 'scheduled')
+group by first.kind
+order by first.kind
+limit 1000;
+
+
+-- name: doctor_queues
+-- The queues that have a row: whether each is paused, and when a client last said that it works it.
+select
+  name,
+  extract(epoch from now() - paused_at)::float8 as paused_for,
+  extract(epoch from now() - updated_at)::float8 as touched
+from /* schema */ river_queue
+order by name
+limit 5000;
+
+
+-- name: doctor_periodic
+-- The periodic jobs that are paused, late, or asked for. One that no leader has said to be in use for two hours is not
+-- late, but nobody's.
+select
+  id,
+  extract(epoch from now() - paused_at)::float8 as paused_for,
+  case when paused_at is null then extract(epoch from now() - least(next_run_at, run_requested_at)) end::float8
+    as late,
+  updated_at >= now() - interval '2 hours' as is_used
+from /* schema */ riverpy_periodic
+order by id
+limit 5000;
+
+
+-- name: doctor_indexes
+-- The indexes of River's and riverpy's tables. `estimate` is the size in bytes that a B-tree of as many entries has when
+-- it is new, by the statistics of the last ANALYZE: of each entry its columns' average width, 8 bytes before and up to
+-- 7 after it, and 4 in the page, of which nine tenths are filled. Null where nothing is known.
+select
+  index.relname::text as name,
+  part.indisvalid as is_valid,
+  index.relname ~ '_cc(new|old)[0-9]*$' as is_artifact,
+  exists (
+    select from pg_locks
+    where
+      pg_locks.locktype = 'relation'
+      and pg_locks.database = (select oid from pg_database where datname = current_database())
+      and pg_locks.relation = index.oid
+      and pg_locks.mode in ('ShareUpdateExclusiveLock', 'AccessExclusiveLock')
+      and pg_locks.pid <> pg_backend_pid()
+  ) as is_held,
+  pg_relation_size(index.oid) as size,
+  case
+    when method.amname = 'btree' and index.reltuples >= 0 and widths.columns = part.indnkeyatts
+    then ceil(
+      index.reltuples * (ceil((8 + widths.bytes) / 8.0) * 8 + 4)
+      / ((current_setting('block_size')::int - 40) * 0.9)
+    ) * current_setting('block_size')::int
+  end::float8 as estimate
+from pg_catalog.pg_index as part
+join pg_catalog.pg_class as index on index.oid = part.indexrelid
+join pg_catalog.pg_class as whole on whole.oid = part.indrelid
+join pg_catalog.pg_am as method on method.oid = index.relam
+join pg_catalog.pg_namespace as namespace on namespace.oid = index.relnamespace
+cross join lateral (
+  select count(*) as columns, coalesce(sum(stats.avg_width), 0) as bytes
+  from pg_catalog.pg_attribute as attribute
+  join pg_catalog.pg_stats as stats
+    on stats.schemaname = namespace.nspname and stats.tablename = whole.relname and stats.attname = attribute.attname
+  where attribute.attrelid = whole.oid and attribute.attnum = any(part.indkey)
+) as widths
+where namespace.nspname = @schema and whole.relname ~ '^river(py)?_'
+order by index.relname;
+
+
+-- name: doctor_table
+-- How the table of jobs is vacuumed.
+select
+  stats.n_live_tup as live, stats.n_dead_tup as dead,
+  extract(epoch from now() - greatest(stats.last_vacuum, stats.last_autovacuum))::float8 as vacuumed,
+  current_setting('autovacuum')::bool and current_setting('track_counts')::bool as is_on,
+  not coalesce(
+    (
+      select option_value::bool
+      from pg_options_to_table(class.reloptions)
+      where option_name = 'autovacuum_enabled'
+    ),
+    true
+  ) as is_off_here
+from pg_catalog.pg_class as class
+join pg_catalog.pg_namespace as namespace on namespace.oid = class.relnamespace
+join pg_catalog.pg_stat_all_tables as stats on stats.relid = class.oid
+where namespace.nspname = @schema and class.relname = 'river_job';
+
+
+-- name: doctor_snapshots
+-- Who keeps dead rows from being removed, the oldest first: sessions, prepared transactions and replication slots. What
+-- vacuums holds nothing back, though it has a snapshot. The start of a transaction hides from a role that may not see it.
+select holder, id, role, application, state, seconds, transactions, text
+from (
+  select
+    'session' as holder, activity.pid::text as id, coalesce(usename::text, '') as role,
+    coalesce(application_name, '') as application, coalesce(state, '') as state,
+    extract(epoch from clock_timestamp() - xact_start)::float8 as seconds,
+    greatest(age(backend_xmin), age(backend_xid))::bigint as transactions,
+    coalesce(left(query, 1000), '') as text
+  from pg_stat_activity as activity
+  where activity.pid <> pg_backend_pid()
+    and (backend_xmin is not null or backend_xid is not null)
+    and (datname = current_database() or backend_type = 'walsender')
+    and coalesce(backend_type, '') <> 'autovacuum worker'
+    and not exists (select from pg_stat_progress_vacuum as vacuum where vacuum.pid = activity.pid)
+  union all
+  select
+    'prepared transaction', gid, owner::text, '', 'prepared',
+    extract(epoch from clock_timestamp() - prepared)::float8, age(transaction)::bigint, ''
+  from pg_prepared_xacts
+  where database = current_database()
+  union all
+  select
+    'replication slot', slot_name::text, '', '', case when active then 'active' else 'inactive' end, null,
+    age(xmin)::bigint, ''
+  from pg_replication_slots
+  where xmin is not null
+) as holders
+order by transactions desc nulls last, seconds desc nulls last
+limit 100;
+
+
+-- name: doctor_locks
+-- Whose open transactions hold locks on rows or tables of River's, for how long, and how many sessions wait for each.
+-- What only reads or builds an index is in nobody's way.
+select
+  activity.pid::text as id, coalesce(activity.usename::text, '') as role,
+  coalesce(activity.application_name, '') as application, coalesce(activity.state, '') as state,
+  extract(epoch from clock_timestamp() - activity.xact_start)::float8 as seconds,
+  coalesce(left(activity.query, 1000), '') as text,
+  held.tables, held.is_whole,
+  (
+    select count(*)
+    from pg_stat_activity as waiting
+    where waiting.wait_event_type = 'Lock' and activity.pid = any(pg_blocking_pids(waiting.pid))
+  ) as waiting
+from (
+  select
+    locks.pid,
+    array_agg(distinct class.relname::text order by class.relname::text) as tables,
+    bool_or(locks.mode not in ('RowShareLock', 'RowExclusiveLock')) as is_whole
+  from pg_locks as locks
+  join pg_catalog.pg_class as class on class.oid = locks.relation
+  join pg_catalog.pg_namespace as namespace on namespace.oid = class.relnamespace
+  where
+    locks.locktype = 'relation'
+    and locks.database = (select oid from pg_database where datname = current_database())
+    and locks.granted
+    and locks.mode not in ('AccessShareLock', 'ShareUpdateExclusiveLock')
+    and locks.pid <> pg_backend_pid()
+    and namespace.nspname = @schema
+    and class.relkind in ('r', 'p')
+    and class.relname ~ '^river(py)?_'
+  group by locks.pid
+) as held
+join pg_stat_activity as activity on activity.pid = held.pid
+where activity.xact_start is not null
+order by seconds desc
+limit 100;
