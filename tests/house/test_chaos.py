@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from scripts.chaos import SHORT, make_plan, parse_arguments, run_chaos
+from scripts.chaos import parse_arguments
+from scripts.chaos_leader import SHORT, make_plan, run_chaos
 from tests.kit.fleet import WorkerSettings, running_fleet
 from tests.kit.history import Act, Crash, History, JobEnd, Slot, Term, TermWrite, check
 

@@ -1,0 +1,581 @@
+"""Breaks connections, the server and the workers of a fleet that works jobs, at random."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+import time
+from collections import Counter, defaultdict
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import anyio
+import msgspec
+
+import riverpy
+from riverpy._maintenance.job_rescuer import DEAD_ERROR
+from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from tests.kit import server_faults
+from tests.kit.chaos_jobs import ChaosSettings, Hoarding
+from tests.kit.chaos_load import FAILURES, Load
+from tests.kit.fleet import Shutdown, running_fleet, with_user
+from tests.kit.history import Violation
+from tests.kit.proxy import Partition
+from tests.kit.work_history import (
+    ALL,
+    STATEMENTS,
+    Act,
+    History,
+    JobEnd,
+    LogLine,
+    Span,
+    check,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Sequence
+    from pathlib import Path
+
+    from tests.kit.fleet import Fleet, Worker
+
+PROGRESS_INTERVAL = 5.0
+STARTED = b'"event": "worker started"'
+START_LIMIT = 60.0
+"""Seconds until a worker that was started must work."""
+CALM_LIMIT = 120.0
+"""Seconds until every job must have ended when nothing is broken any more."""
+CALM = 5.0
+"""Seconds for which the load goes on after the last fault."""
+LOOK_INTERVAL = 0.05
+PROBE_LIMIT = 1.0
+STOPPED, NOT_READY, ABANDONED, KILLED = 0, 3, 4, -9
+"""Exit codes of workers."""
+LONG_RUN = 600.0
+"""Seconds from which on a run has outages of two minutes."""
+LONG_OUTAGE = 120.0
+LOAD_USER = "load"
+TIMEOUTS = {"statement_timeout": "1s", "idle_in_transaction_session_timeout": "300ms"}
+READ_ONLY = {"default_transaction_read_only": "on"}
+BOUND = 5.0
+"""Seconds after the end of a fault within which work must go on."""
+SHOWN = 40
+"""Violations that are printed, at most."""
+HOARDING_FIRST = 1_000_000_000
+"""Above the numbers of the load's jobs."""
+
+
+# --- the plan
+
+
+class FaultKind(StrEnum):
+    """What is done."""
+
+    KILL_LISTENER = "backend of the listener killed"
+    KILL_RESERVED = "backend of lease and heartbeat killed"
+    KILL_CLAIMS = "backend of the claims killed"
+    KILL_RESULTS = "backend of the results killed"
+    KILL_MAINTENANCE = "backend of the maintenance killed"
+    KILL_POOL = "backends of the pool killed"
+    FREEZE_LISTENER = "backend of the listener frozen"
+    FREEZE_RESERVED = "backend of lease and heartbeat frozen"
+    FREEZE_CLAIMS = "backend of the claims frozen"
+    FREEZE_RESULTS = "backend of the results frozen"
+    FREEZE_POOL = "backends of the pool frozen"
+    CUT = "connections cut"
+    REQUESTS_LOST = "partition, requests lost"
+    ANSWERS_LOST = "partition, answers lost"
+    HELD = "partition, held"
+    PROXY_REFUSES = "connections refused on the way"
+    RESTART = "server restarted"
+    CRASH = "server crashed"
+    DOWN = "server down"
+    REFUSE = "connections refused by the server"
+    EXHAUST = "connections exhausted"
+    TIMEOUTS = "timeouts set by the administrator"
+    ROLE_TIMEOUTS = "timeouts set for a role"
+    READ_ONLY = "server read-only"
+    LOCK_ROWS = "job rows locked"
+    HOARD_POOL = "pool filled by user code"
+    KILL = "worker killed"
+    STOP = "worker stopped"
+    FREEZE = "worker frozen"
+
+
+BACKENDS = {
+    "LISTENER": "riverpy listener",
+    "RESERVED": "riverpy reserved",
+    "CLAIMS": "riverpy claims",
+    "RESULTS": "riverpy results",
+    "MAINTENANCE": "riverpy maintenance",
+    "POOL": server_faults.POOL_NAME,
+}
+PARTITIONS = {
+    FaultKind.REQUESTS_LOST: Partition.REQUESTS_LOST,
+    FaultKind.ANSWERS_LOST: Partition.ANSWERS_LOST,
+    FaultKind.HELD: Partition.HELD,
+}
+OF_SERVER = {
+    FaultKind.RESTART,
+    FaultKind.CRASH,
+    FaultKind.DOWN,
+    FaultKind.REFUSE,
+    FaultKind.EXHAUST,
+    FaultKind.TIMEOUTS,
+    FaultKind.READ_ONLY,
+}
+"""One at a time."""
+OF_USERS = {FaultKind.LOCK_ROWS, FaultKind.HOARD_POOL}
+OF_PROCESS = {FaultKind.KILL, FaultKind.STOP, FaultKind.FREEZE}
+HARMLESS = {FaultKind.TIMEOUTS, FaultKind.LOCK_ROWS, FaultKind.HOARD_POOL}
+"""Work goes on meanwhile."""
+
+
+class Fault(NamedTuple):
+    """One thing to be done."""
+
+    at: float
+    """Seconds since the start."""
+    kind: FaultKind
+    number: int
+    """Of the worker that it is done to."""
+    seconds: float
+    """How long it lasts."""
+
+
+def make_plan(seed: int, *, seconds: float, workers: int, dead_after: float) -> list[Fault]:
+    """The faults of a seed: the same each time. Each kind comes once in each round."""
+    dice = random.Random(seed)
+    plan: list[Fault] = []
+    kinds: list[FaultKind] = []
+    at = 1.0
+    while at < seconds:
+        if not kinds:
+            kinds = dice.sample(list(FaultKind), len(FaultKind))
+        kind = kinds.pop()
+        duration = _duration(kind, dice, dead_after)
+        if kind is FaultKind.DOWN and seconds >= LONG_RUN and dice.random() < 0.2:
+            duration = LONG_OUTAGE
+        plan.append(Fault(at, kind, dice.randrange(workers), duration))
+        at += dice.uniform(0.3, 3.7)
+    return plan
+
+
+def _duration(kind: FaultKind, dice: random.Random, dead_after: float) -> float:
+    """A silent fault is of interest around the time after which a client counts as dead."""
+    if kind in PARTITIONS or kind.name.startswith("FREEZE"):
+        return dice.uniform(0.1, 1.7) * dead_after
+    if kind in {FaultKind.KILL, FaultKind.STOP, FaultKind.RESTART, FaultKind.CRASH}:
+        return dice.uniform(0.0, 2.0)
+    return dice.uniform(1.0, 8.0)
+
+
+# --- doing it
+
+
+class ChaosOfWork:
+    """One run."""
+
+    def __init__(self, fleet: Fleet, settings: ChaosSettings, plan: Sequence[Fault]) -> None:
+        self._fleet, self._settings, self._plan = fleet, settings, plan
+        self._url = fleet.server.url
+        self._busy: set[Worker] = set()
+        """Whose process is being hit."""
+        self._server_lock = anyio.Lock()
+        self._hoardings = HOARDING_FIRST
+        self.done: Counter[str] = Counter()
+        self.spans: list[Span] = []
+        self.crashes: list[tuple[float, float]] = []
+        self.violations: list[Violation] = []
+        """What is seen while it runs; the history tells more."""
+
+    async def run(self, workers: int, seconds: float, load: Load) -> History:
+        """Break the fleet under a load, let it recover, stop it, and return what it did."""
+        await self._prepare(workers)
+        history = History(
+            committed=load.committed,
+            rolled_back=load.rolled_back,
+            unique=load.unique,
+            cancels=load.cancels,
+            spans=self.spans,
+            crashes=self.crashes,
+            dead_after=self._settings.dead_after,
+        )
+        history.began = time.time()
+        began = anyio.current_time()
+        async with anyio.create_task_group() as around:
+            around.start_soon(self._watch_processes)
+            around.start_soon(self._show_progress, load)
+            async with anyio.create_task_group() as loading:
+                loading.start_soon(load.run)
+                async with anyio.create_task_group() as faults:
+                    for fault in self._plan:
+                        await anyio.sleep_until(began + fault.at)
+                        faults.start_soon(self._do, fault)
+                    await anyio.sleep_until(began + seconds)
+                await anyio.sleep(CALM)
+                history.ended = time.time()
+                load.is_stopping = True
+                await self._cancel_endless(load)
+            await self._until_all_ended()
+            around.cancel_scope.cancel()
+        await self._stop()
+        await self._read(history)
+        return history
+
+    async def _prepare(self, workers: int) -> None:
+        for number in range(workers):
+            name = f"w{number}"
+            acts = self._fleet.directory / f"{name}.acts"
+            settings = msgspec.structs.replace(self._settings, acts=str(acts))
+            await self._fleet.add(name, settings, user=name)
+        async with self._fleet.server.connected() as connection:
+            for name in (*(worker.name for worker in self._fleet.workers), LOAD_USER):
+                await connection.execute(
+                    f'CREATE ROLE "{name}" LOGIN; '
+                    f'GRANT ALL ON ALL TABLES IN SCHEMA public TO "{name}"; '
+                    f'GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO "{name}"'
+                )
+            await connection.execute("CREATE TABLE chaos_probe AS SELECT 0 AS number")
+        async with anyio.create_task_group() as tasks:
+            for worker in self._fleet.workers:
+                tasks.start_soon(self._start, worker)
+
+    # -- faults
+
+    async def _do(self, fault: Fault) -> None:
+        """Do it; what else is broken may end it early."""
+        try:
+            if fault.kind in OF_SERVER:
+                async with self._server_lock:
+                    with self._spanning(fault.kind, ALL):
+                        await self._do_to_server(fault)
+            elif fault.kind in OF_USERS:
+                with self._spanning(fault.kind, ALL):
+                    await self._do_as_user(fault)
+            elif worker := self._choose(fault.number):
+                self._busy.add(worker)
+                with self._spanning(fault.kind, worker.name):
+                    await self._do_to_worker(worker, fault)
+                self._busy.discard(worker)
+        except* FAILURES:
+            pass
+
+    async def _do_to_server(self, fault: Fault) -> None:
+        match fault.kind:
+            case FaultKind.RESTART | FaultKind.CRASH | FaultKind.DOWN:
+                await self._shut_down(fault)
+            case FaultKind.REFUSE:
+                async with server_faults.connections_refused(self._url, *self._users):
+                    await anyio.sleep(fault.seconds)
+            case FaultKind.EXHAUST:
+                async with server_faults.connections_exhausted(with_user(self._url, LOAD_USER)):
+                    await self._end_connections()
+                    await anyio.sleep(fault.seconds)
+            case FaultKind.TIMEOUTS:
+                async with server_faults.server_settings(self._url, **TIMEOUTS):
+                    await anyio.sleep(fault.seconds)
+            case _:
+                async with server_faults.server_settings(self._url, **READ_ONLY):
+                    await self._end_connections()
+                    await anyio.sleep(fault.seconds)
+
+    async def _shut_down(self, fault: Fault) -> None:
+        is_crash = fault.kind is FaultKind.CRASH
+        server, began = self._fleet.server, time.time()
+        await server.shut_down(Shutdown.IMMEDIATE if is_crash else Shutdown.FAST)
+        await anyio.sleep(fault.seconds)
+        await server.come_back()
+        if is_crash:
+            self.crashes.append((began, time.time()))
+
+    async def _do_as_user(self, fault: Fault) -> None:
+        if fault.kind is FaultKind.LOCK_ROWS:
+            async with server_faults.rows_locked(self._url, STATEMENTS["lock"]):
+                await anyio.sleep(fault.seconds)
+            return
+        self._hoardings += 1
+        async with riverpy.Client(with_user(self._url, LOAD_USER)) as client:
+            await client.insert(Hoarding(self._hoardings, fault.seconds))
+        await anyio.sleep(fault.seconds)
+
+    async def _do_to_worker(self, worker: Worker, fault: Fault) -> None:
+        doing, _, whose = fault.kind.name.partition("_")
+        if whose in BACKENDS:
+            await self._break_backends(worker, doing, BACKENDS[whose], fault.seconds)
+            return
+        match fault.kind:
+            case FaultKind.KILL | FaultKind.STOP:
+                await self._end_worker(worker, fault)
+            case FaultKind.FREEZE:
+                worker.freeze()
+                await anyio.sleep(fault.seconds)
+                worker.thaw()
+            case FaultKind.CUT:
+                worker.proxy.cut()
+            case FaultKind.PROXY_REFUSES:
+                worker.proxy.refusing = True
+                worker.proxy.cut()
+                await anyio.sleep(fault.seconds)
+                worker.proxy.refusing = False
+            case FaultKind.ROLE_TIMEOUTS:
+                async with server_faults.role_settings(self._url, worker.name, **TIMEOUTS):
+                    await server_faults.kill_backends(self._url, None, user=worker.name)
+                    await anyio.sleep(fault.seconds)
+            case _:
+                worker.proxy.partition = PARTITIONS[fault.kind]
+                await anyio.sleep(fault.seconds)
+                await worker.proxy.heal()
+
+    async def _end_worker(self, worker: Worker, fault: Fault) -> None:
+        if fault.kind is FaultKind.KILL:
+            worker.kill()
+            expected = {KILLED}
+        else:
+            worker.terminate()
+            expected = {STOPPED, ABANDONED}
+        self._note_end(worker, await worker.ended(), expected)
+        await anyio.sleep(fault.seconds)
+        await self._start(worker)
+
+    async def _break_backends(self, worker: Worker, doing: str, name: str, seconds: float) -> None:
+        if doing == "KILL":
+            await server_faults.kill_backends(self._url, name, user=worker.name)
+            return
+        pids = await server_faults.find_backends(self._url, name, user=worker.name)
+        async with server_faults.frozen_backends(pids):
+            began = anyio.current_time()
+            if await self._is_serving():  # else it holds a lock that nobody can do without
+                await anyio.sleep_until(began + seconds)
+
+    async def _is_serving(self) -> bool:
+        with anyio.move_on_after(PROBE_LIMIT):
+            async with self._fleet.server.connected() as connection:
+                await connection.execute("UPDATE chaos_probe SET number = number + 1")
+            return True
+        return False
+
+    async def _end_connections(self) -> None:
+        for user in self._users:
+            await server_faults.kill_backends(self._url, None, user=user)
+
+    @property
+    def _users(self) -> list[str]:
+        return [worker.name for worker in self._fleet.workers]
+
+    @contextmanager
+    def _spanning(self, kind: FaultKind, worker: str) -> Generator[None]:
+        self.done[kind] += 1
+        began = time.time()
+        try:
+            yield
+        finally:
+            self.spans.append(Span(kind, worker, began, time.time(), kind not in HARMLESS))
+
+    def _choose(self, number: int) -> Worker | None:
+        """The worker of this number, or the next one that nothing is done to."""
+        workers = self._fleet.workers
+        turned = workers[number:] + workers[:number]
+        return next((worker for worker in turned if worker not in self._busy), None)
+
+    # -- processes
+
+    async def _start(self, worker: Worker) -> None:
+        """Start it, again if it found no database, and return when it works."""
+        limit = time.monotonic() + START_LIMIT
+        starts = worker.log.read_bytes().count(STARTED) if worker.log.exists() else 0
+        await worker.start()
+        while worker.log.read_bytes().count(STARTED) == starts:
+            if not worker.is_running:
+                self._note_end(worker, await worker.ended(), {NOT_READY})
+                await worker.start()
+            if time.monotonic() > limit:
+                self._violate("a worker starts", f"{worker.name} does not")
+                return
+            await anyio.sleep(LOOK_INTERVAL)
+
+    async def _watch_processes(self) -> None:
+        """None ends by itself."""
+        while True:
+            await anyio.sleep(LOOK_INTERVAL)
+            for worker in self._fleet.workers:
+                if worker not in self._busy and not worker.is_running:
+                    self._note_end(worker, await worker.ended(), set())
+                    await self._start(worker)
+
+    def _note_end(self, worker: Worker, code: int, expected: set[int]) -> None:
+        if code not in expected:
+            self._violate("no worker fails", f"{worker.name} ended with {code}: see {worker.log}")
+
+    def _violate(self, rule: str, text: str) -> None:
+        self.violations.append(Violation(rule, text))
+
+    async def _show_progress(self, load: Load) -> None:
+        began = anyio.current_time()
+        while True:
+            await anyio.sleep(PROGRESS_INTERVAL)
+            unfinished = await self._fetch("unfinished")
+            print(
+                f"{anyio.current_time() - began:5.0f} s  faults {self.done.total()}  "
+                f"jobs {len(load.committed)}  waiting {unfinished[0][0] if unfinished else '?'}",
+                file=sys.stderr,
+            )
+
+    # -- afterwards
+
+    async def _cancel_endless(self, load: Load) -> None:
+        """Those too whose insert had no answer."""
+        rows: list[Any] | None = None
+        while rows is None:
+            rows = await self._fetch("endless")
+        for row in rows:
+            await load.cancel(row["id"])
+
+    async def _until_all_ended(self) -> None:
+        limit = time.monotonic() + CALM_LIMIT
+        while (rows := await self._fetch("unfinished")) is None or rows[0][0]:
+            if time.monotonic() > limit:
+                return  # each of them is a violation
+            await anyio.sleep(LOOK_INTERVAL)
+
+    async def _stop(self) -> None:
+        for worker in self._fleet.workers:
+            worker.terminate()
+        for worker in self._fleet.workers:
+            self._note_end(worker, await worker.ended(), {STOPPED})
+
+    async def _fetch(self, name: str) -> list[Any] | None:
+        """None where the server does not answer."""
+        with suppress(*DATABASE_ERRORS):
+            async with self._fleet.server.connected() as connection:
+                return await connection.fetch(STATEMENTS[name])
+        return None
+
+    async def _read(self, history: History) -> None:
+        async with self._fleet.server.connected() as connection, connection.transaction():
+            async for row in connection.cursor(STATEMENTS["jobs"], prefetch=1000):
+                history.jobs.append(JobEnd(**row))
+        for worker in self._fleet.workers:
+            acts = self._fleet.directory / f"{worker.name}.acts"
+            history.acts += _read_acts(acts)
+            history.logs[worker.name] = _read_log(worker.log)
+
+
+def _read_acts(path: Path) -> Iterator[Act]:
+    decoder = msgspec.json.Decoder(Act)
+    with path.open("rb") as file:
+        for line in file:
+            yield decoder.decode(line)
+
+
+def _read_log(path: Path) -> list[LogLine]:
+    """What is no JSON is an error."""
+    lines: list[LogLine] = []
+    for text in path.read_text().splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            lines.append(LogLine(text, "error", lines[-1].at if lines else 0.0))
+            continue
+        at = datetime.fromisoformat(line["timestamp"]).timestamp()
+        exception = str(line.get("exception", ""))
+        lines.append(
+            LogLine(
+                line["event"],
+                line["level"],
+                at,
+                line.get("client_id", ""),
+                exception if "Traceback" in exception else "",
+            )
+        )
+    return lines
+
+
+# --- the command
+
+
+async def run_chaos(
+    seed: int,
+    *,
+    seconds: float,
+    workers: int,
+    rate: float,
+    bound: float = BOUND,
+    settings: ChaosSettings | None = None,
+) -> dict[str, Any]:
+    """Run once, and tell what is known: figures and violations."""
+    settings = settings or ChaosSettings()
+    plan = make_plan(seed, seconds=seconds, workers=workers, dead_after=settings.dead_after)
+    async with running_fleet() as fleet:
+        load = Load(with_user(fleet.server.url, LOAD_USER), rate, seed)
+        chaos = ChaosOfWork(fleet, settings, plan)
+        history = await chaos.run(workers, seconds, load)
+        history.bound = bound
+        violations = [*chaos.violations, *check(history)]
+        if violations:
+            fleet.keep("history.json", msgspec.json.encode(history))
+        rules = Counter(violation.rule for violation in violations)
+        return {
+            "seed": seed,
+            "seconds": seconds,
+            "workers": workers,
+            "faults": dict(sorted(chaos.done.items())),
+            "failed_calls": load.failed_calls,
+            **figures(history),
+            "lost": rules["no committed job lost"],
+            "finished_twice": rules["no job finished twice"],
+            "violations": [msgspec.structs.asdict(violation) for violation in violations],
+            "logs": str(fleet.directory) if violations else None,
+        }
+
+
+def figures(history: History) -> dict[str, Any]:
+    """What a history tells that is neither right nor wrong."""
+    by_kind = defaultdict[str, list[float]](list)
+    for recovery in history.recoveries():
+        by_kind[recovery.kind].append(recovery.seconds)
+    states = Counter(job.state for job in history.jobs)
+    stalls = [until - since for since, until in history.stalls()]
+    return {
+        "jobs": len(history.jobs),
+        "completed": states["completed"],
+        "cancelled": states["cancelled"],
+        "attempts": sum(act.what == "begin" for act in history.acts),
+        "rescues": sum(text == DEAD_ERROR for job in history.jobs for text in job.errors),
+        "rolled_back": len(history.rolled_back),
+        "halted_s": round(sum(until - since for since, until in history.halts()), 1),
+        "longest_stall_s": round(max(stalls, default=0.0), 3),
+        "recovery_s": {
+            kind: {
+                "count": len(seconds),
+                "median": round(statistics.median(seconds), 3),
+                "max": round(max(seconds), 3),
+            }
+            for kind, seconds in sorted(by_kind.items())
+        },
+    }
+
+
+def show(found: dict[str, Any]) -> None:
+    """For the eye."""
+    print(
+        f"{found['jobs']} jobs: {found['completed']} completed, {found['cancelled']} cancelled, "
+        f"in {found['attempts']} attempts, {found['rescues']} of them rescued; "
+        f"{found['rolled_back']} rolled back; {found['failed_calls']} calls failed"
+    )
+    print(f"{found['lost']} lost, {found['finished_twice']} finished twice")
+    print(f"longest stall {found['longest_stall_s']} s, beside {found['halted_s']} s of outages")
+    print("faults, and seconds from the end of one until a worker stored results again:")
+    recoveries = found["recovery_s"]
+    for kind in sorted({*found["faults"], *recoveries}):
+        count = found["faults"].get(kind, "")
+        times = recoveries.get(kind)
+        told = f"median {times['median']:.3f}, max {times['max']:.3f}" if times else ""
+        print(f"  {count:>4} {kind:<36} {told}")
+    for violation in found["violations"][:SHOWN]:
+        print(f"VIOLATION {violation['rule']}: {violation['text']}")
+    count = len(found["violations"])
+    print(f"{count} violations, the logs are in {found['logs']}" if count else "no violation")

@@ -1,0 +1,198 @@
+"""A load of jobs of every kind, inserted in every way, and what its callers were told of each."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from time import time
+from typing import TYPE_CHECKING
+
+import anyio
+import asyncpg
+
+import riverpy
+from riverpy import InsertManyParams
+from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from tests.kit.chaos_jobs import Endless, Flaky, Once, Parent, Quick, Slow, Snoozing, Threaded
+from tests.kit.work_history import Cancel
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from typing import TypeAlias
+
+    from riverpy.job import JobArgs
+
+    Way: TypeAlias = Callable[[list[JobArgs]], Awaitable[None]]
+
+TURN = 0.1
+"""Seconds between two turns of each way of inserting."""
+CALL_LIMIT = 20.0
+"""Seconds that a call may take."""
+RETRY = 0.1
+ROLLBACK_SHARE = 0.3
+"""Of the transactions."""
+ONCE_SHARE = 20
+"""One unique number in so many of a run's jobs: each is inserted several times."""
+CANCEL_MOST = 3.0
+"""Seconds until a job is cancelled, at most."""
+FAILURES = (riverpy.TransactionError, *DATABASE_ERRORS)
+"""What an outage makes of a call."""
+
+
+class Load:
+    """Inserts, and cancels, until it is told to stop."""
+
+    def __init__(self, url: str, rate: float, seed: int) -> None:
+        """Make it: `rate` jobs a second, with what a seed chooses."""
+        self._url, self._rate = url, rate
+        self._dice = random.Random(seed)
+        self._number = 0
+        self._once = 0
+        self.committed: set[int] = set()
+        self.rolled_back: set[int] = set()
+        self.unique: list[int] = []
+        self.cancels: list[Cancel] = []
+        self.is_stopping = False
+        self.failed_calls = 0
+
+    async def run(self) -> None:
+        """Insert until `is_stopping`; then return when what was to be cancelled is."""
+        async with riverpy.Client(self._url) as client, anyio.create_task_group() as tasks:
+            self._client, self._tasks = client, tasks
+            ways: list[tuple[float, Way]] = [
+                (0.4, self._singly),
+                (0.25, self._many),
+                (0.2, self._by_copy),
+                (0.15, Transactions(self, client).insert),
+            ]
+            for share, way in ways:
+                tasks.start_soon(self._insert, way, share * self._rate * TURN)
+
+    async def cancel(self, job_id: int, delay: float = 0.0) -> None:
+        """Cancel a job, however often that fails."""
+        await anyio.sleep(delay)
+        while True:
+            with suppress(*FAILURES):
+                with anyio.fail_after(CALL_LIMIT):
+                    await self._client.job_cancel(job_id)
+                self.cancels.append(Cancel(job_id, time()))
+                return
+            await anyio.sleep(RETRY)
+
+    def commit(self, jobs: Sequence[JobArgs]) -> None:
+        """These exist."""
+        self.committed.update(job.number for job in jobs)
+
+    def tell(self, jobs: Sequence[JobArgs], results: Sequence[riverpy.InsertResult]) -> None:
+        """These exist, and this is what was said of them."""
+        self.commit(jobs)
+        for job, result in zip(jobs, results, strict=True):
+            if isinstance(job, Once) and not result.unique_skipped_as_duplicate:
+                self.unique.append(job.number)
+
+    async def _insert(self, way: Way, count: float) -> None:
+        """In turns; what an outage kept from being inserted is not caught up."""
+        due, left = anyio.current_time(), 0.0
+        while not self.is_stopping:
+            left += count
+            jobs = [self._job(way) for _ in range(int(left))]
+            left -= len(jobs)
+            if jobs:
+                try:
+                    with anyio.fail_after(CALL_LIMIT):
+                        await way(jobs)
+                except FAILURES:
+                    self.failed_calls += 1
+            due = max(due + TURN, anyio.current_time() - TURN)
+            await anyio.sleep_until(due)
+
+    def _job(self, way: Way) -> JobArgs:
+        self._number += 1
+        number, dice = self._number, self._dice
+        chosen = dice.random()
+        if way == self._singly and chosen < 0.01:
+            return Endless(number)
+        if way != self._by_copy and chosen < 0.1:
+            # Below the numbers of all others: what is inserted again must not be new for these.
+            self._once += 1
+            return Once(-1 - self._once // ONCE_SHARE * 4 - dice.randrange(4))
+        if chosen < 0.2:
+            return Flaky(number, dice.randrange(1, 3))
+        if chosen < 0.27:
+            return Snoozing(number)
+        if chosen < 0.3:
+            return Threaded(number, dice.random() * 0.2)
+        if chosen < 0.35:
+            return Slow(number, dice.random() ** 3 * 2)
+        if chosen < 0.4:
+            return Parent(number)
+        return Quick(number)
+
+    def _options(self) -> riverpy.InsertOpts:
+        return riverpy.InsertOpts(
+            queue=self._dice.choice(("default", "default", "ahead")),
+            priority=self._dice.randrange(1, 5),
+        )
+
+    async def _singly(self, jobs: list[JobArgs]) -> None:
+        async with anyio.create_task_group() as tasks:
+            for job in jobs:
+                tasks.start_soon(self._one, job)
+
+    async def _one(self, job: JobArgs) -> None:
+        try:
+            result = await self._client.insert(job, self._options())
+        except FAILURES:
+            self.failed_calls += 1
+            return
+        self.tell([job], [result])
+        if isinstance(job, Endless) or self._dice.random() < 0.02:
+            delay = self._dice.random() * CANCEL_MOST
+            if not isinstance(job, Once):
+                self._tasks.start_soon(self.cancel, result.job.id, delay)
+
+    async def _many(self, jobs: list[JobArgs]) -> None:
+        self.tell(jobs, await self._client.insert_many(self.params(jobs)))
+
+    async def _by_copy(self, jobs: list[JobArgs]) -> None:
+        await self._client.insert_many_fast(self.params(jobs))
+        self.commit(jobs)
+
+    def params(self, jobs: list[JobArgs]) -> list[InsertManyParams]:
+        """With options by chance."""
+        return [InsertManyParams(job, self._options()) for job in jobs]
+
+    def rolls_back(self) -> bool:
+        """Whether the next transaction does."""
+        return self._dice.random() < ROLLBACK_SHARE
+
+
+class Transactions:
+    """The transactions of a user, on a connection of their own."""
+
+    def __init__(self, load: Load, client: riverpy.Client) -> None:
+        self._load, self._client = load, client
+        self._connection: asyncpg.Connection | None = None
+
+    async def insert(self, jobs: list[JobArgs]) -> None:
+        """Insert these in one transaction, which is committed or rolled back."""
+        if self._connection is None or self._connection.is_closed():
+            self._connection = await asyncpg.connect(self._load._url, timeout=CALL_LIMIT)
+        unique_none = [job for job in jobs if not isinstance(job, Once)]
+        is_asked_to_commit = False
+        try:
+            transaction = self._connection.transaction()
+            await transaction.start()
+            results = await self._client.insert_many(self._load.params(jobs), tx=self._connection)
+            if self._load.rolls_back():
+                await transaction.rollback()
+                self._load.rolled_back.update(job.number for job in unique_none)
+                return
+            is_asked_to_commit = True
+            await transaction.commit()
+        except BaseException:
+            if not is_asked_to_commit:
+                self._load.rolled_back.update(job.number for job in unique_none)
+            self._connection.terminate()
+            raise
+        self._load.tell(jobs, results)

@@ -1,0 +1,229 @@
+"""The client of workers under random faults: `riverpy worker tests.kit.chaos_worker:client`.
+
+What its handlers do, and which results it says it has stored, are lines of a file: they outlive the
+process, and need no database.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import msgspec
+
+import riverpy
+from riverpy.job import JobColumn
+from riverpy.retry import DefaultRetryPolicy
+from tests.kit.chaos_jobs import (
+    PLANNED,
+    ChaosSettings,
+    Child,
+    Endless,
+    Flaky,
+    Hoarding,
+    Once,
+    Parent,
+    Quick,
+    Slow,
+    Snoozing,
+    Threaded,
+)
+from tests.kit.fleet import SETTINGS_VARIABLE, end_with_the_fleet
+from tests.kit.work_history import Act
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+STALL = 0.5
+"""Seconds without a turn of the event loop that count as not having run."""
+TICK = 0.1
+STOP_PATIENCE = timedelta(seconds=3)
+RETRY_DELAY = timedelta(milliseconds=200)
+LONG_DELAY = timedelta(seconds=6)
+"""Beyond the 5 s within which a job that is due again is available: the leader schedules it."""
+LONG_SHARE = 8
+"""One job in so many waits that long."""
+CHILD_LIMIT = 8.0
+SOON = timedelta(milliseconds=100)
+
+
+class ChaosRetryPolicy(DefaultRetryPolicy):
+    """Rescued jobs run again soon."""
+
+    def next_retry(self, job: riverpy.JobRow, /) -> timedelta:
+        """When the job is due again."""
+        return RETRY_DELAY
+
+
+settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=ChaosSettings)
+acts = os.open(settings.acts, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+process = f"{settings.name}:{os.getpid()}"
+encoder = msgspec.json.Encoder()
+workers = riverpy.Workers()
+
+
+def record(what: str, job: riverpy.JobRow | None = None, **values: Any) -> None:
+    """Note an act of now."""
+    if job is not None:
+        claim = job.columns()[JobColumn.ATTEMPTED_AT]
+        values |= {"job_id": job.id, "attempt": job.attempt, "claim": claim, "kind": job.kind}
+    act = Act(process=process, what=what, at=time.time(), **values)
+    os.write(acts, encoder.encode(act) + b"\n")
+
+
+class _Attempt:
+    """Notes the begin and the end of an attempt."""
+
+    def __init__(self, job: riverpy.Job[Any]) -> None:
+        self._job = job
+
+    def __enter__(self) -> None:
+        record("begin", self._job, number=self._job.args.number)
+
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        how = "returned" if error_type is None else error_type.__name__
+        record("end", self._job, number=self._job.args.number, how=how)
+
+
+def is_long(number: int) -> bool:
+    """Whether the job of this number waits for the leader when it waits."""
+    return number % LONG_SHARE == 0
+
+
+@workers.job
+async def quick(job: riverpy.Job[Quick]) -> None:
+    """Ends at once."""
+    with _Attempt(job):
+        await anyio.sleep(0)
+
+
+@workers.job
+async def once(job: riverpy.Job[Once]) -> None:
+    """Exists once for its number."""
+    with _Attempt(job):
+        await anyio.sleep(0)
+
+
+@workers.job
+async def child(job: riverpy.Job[Child]) -> None:
+    """Was inserted by another job."""
+    with _Attempt(job):
+        await anyio.sleep(0)
+
+
+@workers.job
+async def slow(job: riverpy.Job[Slow]) -> None:
+    """Takes a while."""
+    with _Attempt(job):
+        await anyio.sleep(job.args.seconds)
+
+
+class FlakyWorker(riverpy.Worker[Flaky]):
+    """Fails as often as its jobs say."""
+
+    async def work(self, job: riverpy.Job[Flaky]) -> None:
+        """Fail, or succeed."""
+        with _Attempt(job):
+            failed = sum(error.error.startswith(PLANNED) for error in job.errors)
+            if failed < job.args.failures:
+                raise RuntimeError(f"{PLANNED} failure {failed + 1}")
+
+    def next_retry(self, job: riverpy.Job[Flaky]) -> timedelta | None:
+        """Soon, or when the leader finds it due."""
+        return LONG_DELAY if is_long(job.args.number) else RETRY_DELAY
+
+
+@workers.job
+async def snoozing(job: riverpy.Job[Snoozing]) -> None:
+    """Snoozes once."""
+    with _Attempt(job):
+        if not job.metadata.get("snoozes"):
+            raise riverpy.JobSnooze(LONG_DELAY if is_long(job.args.number) else SOON)
+
+
+@workers.blocking_job(executor="thread")
+def threaded(job: riverpy.Job[Threaded]) -> None:
+    """Takes a while in a thread."""
+    with _Attempt(job):
+        time.sleep(job.args.seconds)
+
+
+@workers.job(timeout=None)
+async def endless(job: riverpy.Job[Endless]) -> None:
+    """Ends when it is cancelled."""
+    with _Attempt(job):
+        await anyio.sleep_forever()
+
+
+@workers.job
+async def parent(job: riverpy.Job[Parent]) -> None:
+    """Inserts another job, by the pool of this client. Where that fails it may have been done."""
+    with _Attempt(job):
+        try:
+            with anyio.fail_after(CHILD_LIMIT):
+                result = await pooled.insert(Child(number=job.args.number))
+        except Exception as error:
+            raise RuntimeError(f"{PLANNED}: no child, {type(error).__name__}: {error}") from error
+        record("child", child_id=result.job.id)
+
+
+@workers.job
+async def hoarding(job: riverpy.Job[Hoarding]) -> None:
+    """Keeps every connection of the client's pool."""
+    with _Attempt(job):
+        pool = pooled._open_pool()
+        held = []
+        try:
+            with anyio.move_on_after(job.args.seconds):
+                while True:
+                    held.append(await pool.acquire())
+        finally:
+            with anyio.CancelScope(shield=True):
+                for connection in held:
+                    await pool.release(connection)
+
+
+async def _record_stored(events: riverpy.Subscription) -> None:
+    async for event in events:
+        if event.job is not None:
+            record("stored", event.job, how=event.kind.value)
+
+
+async def _watch_stalls() -> None:
+    while True:
+        began = time.time()
+        await anyio.sleep(TICK)
+        if time.time() - began > STALL:
+            record("stall", since=began)
+
+
+workers.add(FlakyWorker())
+pooled = riverpy.Client(
+    workers=workers,
+    queues={
+        "default": riverpy.QueueConfig(max_workers=settings.slots),
+        "ahead": riverpy.QueueConfig(max_workers=settings.slots, prefetch=True),
+    },
+    config=riverpy.Config(
+        elect_interval=timedelta(seconds=settings.elect_interval),
+        leader_ttl=timedelta(seconds=settings.leader_ttl),
+        dead_after=timedelta(seconds=settings.dead_after),
+        soft_stop_timeout=STOP_PATIENCE,
+        retry_policy=ChaosRetryPolicy(),
+    ),
+)
+
+
+@asynccontextmanager
+async def client() -> AsyncGenerator[riverpy.Client]:
+    """The client, watched."""
+    end_with_the_fleet()
+    async with anyio.create_task_group() as tasks, pooled.subscribe(*riverpy.EventKind) as events:
+        tasks.start_soon(_record_stored, events)
+        tasks.start_soon(_watch_stalls)
+        yield pooled
+        tasks.cancel_scope.cancel()

@@ -1,0 +1,433 @@
+"""What a fleet under random faults did with its jobs, and what of it must not be.
+
+All times are seconds since 1970 by the one clock of the machine; a claim is known by its
+`attempted_at`, in microseconds since 2000.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from riverpy._maintenance.job_rescuer import DEAD_ERROR
+from tests.kit.chaos_jobs import PLANNED
+from tests.kit.history import Violation
+from tests.kit.statements import read_statements
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+STATEMENTS = read_statements(Path(__file__).with_name("work_history.sql"))
+CLAIMS_LOST = 1.0
+"""Seconds before a crash of the server whose claims it may forget, for they are not durable."""
+CANCEL_ERROR = "JobCancelError: job cancelled remotely"
+ENDED = {"completed", "cancelled"}
+FINAL = {"job_completed": "completed", "job_cancelled": "cancelled"}
+"""The events that end a job, and the state that it has for ever then."""
+AGAIN = {"JobSnooze", "CancelledError"}
+"""How an attempt ends that does not count: by a snooze, or as a stop interrupts it."""
+DUE_AT_ONCE = {"quick", "once", "child"}
+"""The kinds of which nothing waits but for a slot."""
+STALL_LEAST = 0.5
+"""Seconds without a job completed below which nobody asks why."""
+ALL = ""
+"""The name that stands for every worker."""
+
+
+class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What one process of a worker did."""
+
+    process: str
+    """The worker's name and the process id."""
+    what: str
+    """`begin` and `end` of an attempt's handler, `stored` where the client tells of a result,
+    `child` for a job that a handler inserted, `stall` for a time that the process did not run."""
+    at: float
+    job_id: int = 0
+    attempt: int = 0
+    claim: int = 0
+    kind: str = ""
+    number: int = 0
+    how: str = ""
+    """How an attempt ended: `returned`, or the type of what it raised; which event tells of a
+    result."""
+    child_id: int = 0
+    since: float = 0.0
+
+    @property
+    def worker(self) -> str:
+        """Whose process it was."""
+        return self.process.partition(":")[0]
+
+
+class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """How a job stands when all is over."""
+
+    id: int
+    number: int
+    kind: str
+    state: str
+    attempt: int
+    claim: int | None = None
+    claimants: list[str] = []
+    failed: list[int] = []
+    """The attempts of its errors."""
+    errors: list[str] = []
+    failed_at: list[float] = []
+    created: float = 0.0
+    failures: int | None = None
+    """How often it was to fail."""
+
+
+class Span(msgspec.Struct, frozen=True):
+    """A time in which something was broken."""
+
+    kind: str
+    worker: str
+    """Whose, or `ALL`."""
+    began: float
+    ended: float
+    halts: bool = True
+    """Whether nobody it hits can be expected to work meanwhile."""
+
+
+class Cancel(NamedTuple):
+    """A call of `job_cancel` that was answered."""
+
+    job_id: int
+    answered: float
+
+
+class LogLine(msgspec.Struct, frozen=True):
+    """A line that a worker logged."""
+
+    event: str
+    level: str
+    at: float
+    client_id: str = ""
+    exception: str = ""
+
+
+class Recovery(NamedTuple):
+    """How long a worker had nothing stored after something that hit it was over."""
+
+    kind: str
+    worker: str
+    began: float
+    ended: float
+    seconds: float
+    spans: int
+
+
+class History(msgspec.Struct, kw_only=True):
+    """All that is known of a run."""
+
+    jobs: list[JobEnd] = []
+    acts: list[Act] = []
+    committed: set[int] = set()
+    """The numbers of the jobs whose insert or commit was answered."""
+    rolled_back: set[int] = set()
+    """The numbers of those whose transaction was rolled back."""
+    unique: list[int] = []
+    """The number of each answer that says that a unique job was inserted."""
+    cancels: list[Cancel] = []
+    spans: list[Span] = []
+    crashes: list[tuple[float, float]] = []
+    """From when to when the server had crashed."""
+    logs: dict[str, list[LogLine]] = {}
+    """By worker."""
+    began: float = 0.0
+    ended: float = 0.0
+    """When the faults and the load were over."""
+    dead_after: float = 60.0
+    bound: float = 5.0
+    """Seconds after the end of a fault within which work must go on."""
+
+    @property
+    def workers(self) -> list[str]:
+        """The names of all."""
+        return sorted(self.logs)
+
+    def recoveries(self) -> list[Recovery]:
+        """Of each worker, after each fault; those that began before it worked again count as
+        one."""
+        stored = defaultdict[str, list[float]](list)
+        for act in self.acts:
+            if act.what == "stored":
+                stored[act.worker].append(act.at)
+        return [
+            recovery
+            for worker in self.workers
+            for recovery in self._recoveries_of(worker, sorted(stored[worker]))
+        ]
+
+    def _recoveries_of(self, worker: str, stored: list[float]) -> Iterator[Recovery]:
+        mine = sorted(
+            (span for span in self.spans if span.worker in {ALL, worker}), key=lambda s: s.began
+        )
+        while mine:
+            trouble, end = [mine.pop(0)], 0.0
+            while True:
+                end = max(span.ended for span in trouble)
+                index = bisect_right(stored, end)
+                first = stored[index] if index < len(stored) else self.ended
+                if not mine or mine[0].began > first:
+                    break
+                trouble.append(mine.pop(0))
+            kinds = {span.kind for span in trouble}
+            yield Recovery(
+                kind=kinds.pop() if len(kinds) == 1 else "several at once",
+                worker=worker,
+                began=trouble[0].began,
+                ended=end,
+                seconds=max(first - end, 0.0),
+                spans=len(trouble),
+            )
+
+    def halts(self) -> list[tuple[float, float]]:
+        """The times in which nobody could be expected to work."""
+        spans = [span for span in self.spans if span.halts]
+        times = sorted({time for span in spans for time in (span.began, span.ended)})
+        halted: list[tuple[float, float]] = []
+        for began, ended in pairwise(times):
+            hit = {span.worker for span in spans if span.began <= began and ended <= span.ended}
+            if ALL not in hit and (not self.logs or not hit.issuperset(self.workers)):
+                continue
+            if halted and halted[-1][1] == began:
+                began = halted.pop()[0]
+            halted.append((began, ended))
+        return halted
+
+    def stalls(self) -> list[tuple[float, float]]:
+        """Times without a completed job while jobs were due and somebody could be expected to work
+        them."""
+        done = sorted(act.at for act in self.acts if act.how == "job_completed")
+        begun: dict[int, float] = {}
+        for act in self.acts:
+            if act.what == "begin":
+                begun[act.job_id] = min(act.at, begun.get(act.job_id, act.at))
+        due = [
+            (job.created, begun[job.id])
+            for job in self.jobs
+            if job.kind in DUE_AT_ONCE and not job.errors and job.id in begun
+        ]
+        halts = self.halts()
+        found: list[tuple[float, float]] = []
+        for before, after in pairwise([*done, self.ended] if done else []):
+            if after - before < STALL_LEAST:
+                continue
+            waiting = [created for created, first in due if created < after and first > before]
+            since = max([before, *(end for start, end in halts if start < after)])
+            since = max(since, min(waiting, default=after))
+            if after - since >= STALL_LEAST:
+                found.append((since, after))
+        return found
+
+
+def check(history: History) -> list[Violation]:
+    """What of a history must not be; empty if all is well."""
+    by_job = defaultdict[int, list[Act]](list)
+    for act in sorted(history.acts, key=lambda act: act.at):
+        if act.job_id:
+            by_job[act.job_id].append(act)
+    return [
+        *_check_existence(history, by_job),
+        *(
+            violation
+            for job in history.jobs
+            for violation in _check_job(history, job, by_job.get(job.id, []))
+        ),
+        *_check_unique(history),
+        *_check_cancels(history, by_job),
+        *_check_going_on(history),
+        *_check_logs(history),
+    ]
+
+
+# --- jobs
+
+
+def _check_existence(history: History, by_job: dict[int, list[Act]]) -> Iterator[Violation]:
+    numbers = {job.number for job in history.jobs if job.kind != "child"}
+    ids = {job.id for job in history.jobs}
+    for number in sorted(history.committed - numbers):
+        yield Violation("no committed job lost", f"job number {number}")
+    for act in history.acts:
+        if act.what == "child" and act.child_id not in ids:
+            yield Violation("no committed job lost", f"job {act.child_id}, inserted by a job")
+    for number in sorted(history.rolled_back & numbers):
+        yield Violation("nothing of what was rolled back", f"job number {number} exists")
+    for job_id in sorted(by_job.keys() - ids):
+        act = by_job[job_id][0]
+        yield Violation("nothing of what was rolled back", f"job {job_id} ran: {act}")
+
+
+def _check_job(history: History, job: JobEnd, acts: list[Act]) -> Iterator[Violation]:
+    if job.state not in ENDED:
+        yield Violation("every job ends", f"{job}")
+        return
+    yield from _check_results(job, acts)
+    yield from _check_errors(history, job, acts)
+    yield from _check_attempts(history, job, acts)
+
+
+def _check_results(job: JobEnd, acts: list[Act]) -> Iterator[Violation]:
+    """A result that the client tells of stays, and there is one of each claim and one that ends the
+    job."""
+    stored = [act for act in acts if act.what == "stored"]
+    for claim, count in Counter(act.claim for act in stored).items():
+        if count > 1:
+            yield Violation("one result of each claim", f"{count} of claim {claim} of {job}")
+    finals = [act for act in stored if act.how in FINAL]
+    if len(finals) > 1:
+        yield Violation("no job finished twice", f"{job}: {finals}")
+    for act in stored:
+        is_kept = (
+            FINAL[act.how] == job.state
+            if act.how in FINAL
+            else act.how != "job_failed" or act.attempt in job.failed
+        )
+        if not is_kept:
+            yield Violation("a stored result stays", f"{job}: {act}")
+    if job.state == "completed" and not any(
+        act.what == "end" and act.how == "returned" and act.claim == job.claim for act in acts
+    ):
+        yield Violation("what is completed has returned", f"{job}")
+
+
+def _check_errors(history: History, job: JobEnd, acts: list[Act]) -> Iterator[Violation]:
+    """Each attempt but the last has one error, and each error a reason."""
+    expected = list(range(1, job.attempt))
+    is_last_told = job.state == "cancelled" and job.failed == [*expected, job.attempt]
+    if job.failed != expected and not is_last_told:
+        yield Violation("an error for each attempt but the last", f"{job}")
+    planned = sum(text.startswith(PLANNED) for text in job.errors)
+    is_unplanned = job.failures is not None and planned > job.failures
+    if is_unplanned or (job.state == "completed" and planned < (job.failures or 0)):
+        yield Violation("it fails as planned", f"{job}")
+    for attempt, text, at in zip(job.failed, job.errors, job.failed_at, strict=True):
+        if text == DEAD_ERROR:
+            if not _is_rescue_explained(history, acts, attempt, at):
+                yield Violation("a rescue has a reason", f"attempt {attempt} of {job}")
+        elif text != CANCEL_ERROR and not text.startswith(PLANNED):
+            yield Violation("an error has a reason", f"{text!r} of {job}")
+
+
+def _is_rescue_explained(history: History, acts: list[Act], attempt: int, at: float) -> bool:
+    """Whether the worker of the attempt, or any if it did not begin, was hit shortly before."""
+    workers = {act.worker for act in acts if act.what == "begin" and act.attempt == attempt}
+    since = at - 3 * history.dead_after
+    return any(
+        span.began <= at and span.ended >= since and (not workers or span.worker in {ALL, *workers})
+        for span in history.spans
+    ) or any(
+        act.what == "stall" and since <= act.at and act.since <= at and act.worker in workers
+        for act in history.acts
+    )
+
+
+def _check_attempts(history: History, job: JobEnd, acts: list[Act]) -> Iterator[Violation]:
+    """A claim begins once; the same attempt again after a snooze, an interruption, or a crash that
+    made the server forget the claim."""
+    begins = [act for act in acts if act.what == "begin"]
+    for claim, count in Counter(act.claim for act in begins).items():
+        if count > 1:
+            yield Violation("a claim begins once", f"claim {claim} of {job}: {count} times")
+    ends = {act.claim: act.how for act in acts if act.what == "end"}
+    for attempt, group in groupby(
+        sorted(begins, key=lambda act: (act.attempt, act.at)), key=lambda act: act.attempt
+    ):
+        for begin in list(group)[:-1]:
+            is_forgotten = any(
+                since - CLAIMS_LOST <= begin.at <= until for since, until in history.crashes
+            )
+            if ends.get(begin.claim) not in AGAIN and not is_forgotten:
+                yield Violation(
+                    "an attempt begins again for a reason",
+                    f"attempt {attempt} of {job}, which began at {begin.at}",
+                )
+
+
+def _check_unique(history: History) -> Iterator[Violation]:
+    rows = Counter(job.number for job in history.jobs if job.kind == "once")
+    for number, count in rows.items():
+        if count > 1:
+            yield Violation("what is unique exists once", f"{count} jobs number {number}")
+    for number, count in Counter(history.unique).items():
+        if count > 1:
+            yield Violation("what is unique is inserted once", f"number {number}: {count} times")
+
+
+def _check_cancels(history: History, by_job: dict[int, list[Act]]) -> Iterator[Violation]:
+    states = {job.id: job for job in history.jobs}
+    for cancel in history.cancels:
+        job = states.get(cancel.job_id)
+        if job is None:
+            continue
+        if job.kind == "endless" and job.state != "cancelled":
+            yield Violation("what is cancelled ends", f"{job}")
+        asked = round((cancel.answered - 946684800) * 1e6)
+        for act in by_job.get(job.id, []):
+            if act.what == "begin" and act.claim > asked:
+                yield Violation("what is cancelled does not run again", f"{job}: {act}")
+
+
+# --- going on
+
+
+def _check_going_on(history: History) -> Iterator[Violation]:
+    for recovery in history.recoveries():
+        if recovery.seconds > history.bound:
+            yield Violation("work goes on soon after a fault", f"{recovery}")
+    for since, until in history.stalls():
+        if until - since > history.bound:
+            yield Violation(
+                "no stall", f"no job completed for {until - since:.1f} s, from {since} to {until}"
+            )
+
+
+# --- logs
+
+LOST, RESTORED = "database connection lost", "database connection restored"
+LINES_MOST = 12
+"""Lines about one fault, of one worker."""
+LATE = 3.0
+"""Seconds after its recovery in which a worker may still tell of a fault."""
+EARLY = 0.2
+PER_JOB = {"job failed"}
+"""Events of which there is a line for each job."""
+
+
+def _check_logs(history: History) -> Iterator[Violation]:
+    recoveries = history.recoveries()
+    for worker, lines in history.logs.items():
+        for line in lines:
+            if line.exception or line.level in {"error", "critical"}:
+                yield Violation("plain logs", f"{worker}: {line}")
+        yield from _check_pairs(worker, lines)
+        mine = [recovery for recovery in recoveries if recovery.worker == worker]
+        told = [line for line in lines if line.event not in PER_JOB]
+        for recovery in mine:
+            until = recovery.ended + recovery.seconds + LATE
+            about = [line for line in told if recovery.began - EARLY <= line.at <= until]
+            if len(about) > LINES_MOST * recovery.spans:
+                yield Violation("no storm of log lines", f"{len(about)} lines about {recovery}")
+            lost = [line for line in about if line.event == LOST]
+            if len(lost) > recovery.spans:
+                yield Violation("one line an outage", f"{len(lost)} lines about {recovery}")
+
+
+def _check_pairs(worker: str, lines: Iterable[LogLine]) -> Iterator[Violation]:
+    """Of each process, a loss and a recovery by turns."""
+    last: dict[str, str] = {}
+    for line in lines:
+        if line.event not in {LOST, RESTORED}:
+            continue
+        if last.get(line.client_id, RESTORED) == line.event:
+            yield Violation("one line an outage", f"{worker}: again {line}")
+        last[line.client_id] = line.event

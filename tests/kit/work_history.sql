@@ -1,0 +1,32 @@
+-- How the jobs of a fleet under random faults stand when all is over, and what lets them be worked meanwhile.
+
+-- name: jobs
+select
+  id,
+  (args ->> 'number')::bigint as number,
+  kind,
+  state::text as state,
+  attempt::int as attempt,
+  coalesce(attempted_by, '{}') as claimants,
+  (extract(epoch from attempted_at) * 1000000)::bigint - 946684800000000 as claim,
+  array(select (error ->> 'attempt')::int from unnest(errors) with ordinality as e (error, n) order by n) as failed,
+  array(select error ->> 'error' from unnest(errors) with ordinality as e (error, n) order by n) as errors,
+  array(
+    select extract(epoch from (error ->> 'at')::timestamptz)::float8
+    from unnest(errors) with ordinality as e (error, n)
+    order by n
+  ) as failed_at,
+  extract(epoch from created_at)::float8 as created,
+  (args ->> 'failures')::int as failures
+from river_job
+order by id;
+
+-- name: unfinished
+select count(*) from river_job where finalized_at is null;
+
+-- name: endless
+select id from river_job where kind = 'endless' and finalized_at is null;
+
+-- name: lock
+-- Rows that a user's transaction locks: some that run, and some that wait.
+select id from river_job where finalized_at is null order by id limit 50 for update skip locked;
