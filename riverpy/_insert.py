@@ -40,6 +40,10 @@ NOTIFY_INTERVAL = 0.002
 """Seconds in which the inserts of one client, outside of `tx`, notify a queue at most once."""
 ACQUIRE_TIMEOUT = 10.0
 """Seconds that an insert waits for a connection of the pool, or for the database to be there."""
+NO_CONNECTION = (
+    f"no connection of the pool was to be had within {ACQUIRE_TIMEOUT:g} s: give the client more "
+    "with Config(pool_size=…), or see who keeps them, or whether the database answers"
+)
 SEND_TIMEOUT = 600.0
 """Seconds within which the server must have stored what was sent, unless the pool says less."""
 ROLLBACK_TIMEOUT = 5.0
@@ -263,12 +267,12 @@ class Inserter:
         One scope bounds both steps in turn: it is a good part of what a single insert costs.
         """
         lent: AbstractAsyncContextManager[Transaction] | None = None
-        step = "acquiring a connection"
+        step = NO_CONNECTION
         try:
             with anyio.CancelScope() as scope, _translated(None):
                 scope.deadline = anyio.current_time() + ACQUIRE_TIMEOUT
                 lent, connection = await self._lend()
-                step = "inserting jobs"
+                step = f"inserting jobs took longer than {SEND_TIMEOUT:g} s"
                 scope.deadline = anyio.current_time() + SEND_TIMEOUT
                 return await send(connection, rows, queues)
         finally:

@@ -19,7 +19,7 @@ from msgspec import UNSET, UnsetType
 from riverpy._clock import SystemClock
 from riverpy._cluster.leadership import Leadership, LeadershipSubscription
 from riverpy._dsn import validate_url
-from riverpy._insert import Inserter
+from riverpy._insert import ACQUIRE_TIMEOUT, NO_CONNECTION, Inserter
 from riverpy._insert_row import InsertRules
 from riverpy._lifecycle import only_error
 from riverpy._names import CLIENT_ID_LENGTH_MAX, validate_queue
@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from riverpy.periodic import PeriodicJob
     from riverpy.worker import Workers
 
-ACQUIRE_TIMEOUT = 10.0
-"""Seconds to wait for a connection of the pool."""
 STATEMENT_TIMEOUT = 30.0
 """Seconds for one statement on the client's own pool."""
 
@@ -292,12 +290,16 @@ class Client(Verbs):
         if tx is not None:
             yield tx
             return
-        with anyio.fail_after(STATEMENT_TIMEOUT):
-            async with (
-                self._open_pool().acquire(timeout=ACQUIRE_TIMEOUT) as connection,
-                connection.transaction(),
-            ):
-                yield connection
+        pool = self._open_pool()
+        reason = f"the call took longer than {STATEMENT_TIMEOUT:g} s"
+        with anyio.fail_after(STATEMENT_TIMEOUT, reason=reason):
+            with anyio.fail_after(ACQUIRE_TIMEOUT, reason=NO_CONNECTION):
+                connection = await pool.acquire()
+            try:
+                async with connection.transaction():
+                    yield connection
+            finally:
+                await pool.release(connection)
 
     def _acquire(self) -> AbstractAsyncContextManager[Transaction]:
         """For inserts, which set the limit: asyncpg would start a task for it."""

@@ -1,0 +1,123 @@
+"""The connection that listens: one, of its own, whatever fails."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import asyncpg
+import pytest
+
+from riverpy import Client, Config
+from riverpy._cluster import notifier
+from tests.work.rig import PATIENCE, Rig, Task
+
+if TYPE_CHECKING:
+    from riverpy import Job
+    from tests._database import Schema
+
+FAILURES = 50
+LISTENERS = "datname = current_database() AND application_name = 'riverpy listener'"
+
+
+async def test_failed_attempts_leave_no_connections(
+    schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NR-04: attempts to listen that fail after they have connected, for which each has a
+    connection, leave none behind; when they succeed again, the same client hears."""
+    for name in ("RECONNECT_FIRST", "RECONNECT_MOST"):
+        monkeypatch.setattr(notifier, name, timedelta(milliseconds=1))
+    failures = 0
+    listen, is_failing, has_failed = notifier.listen, False, anyio.Event()
+
+    async def fail(*args: Any) -> None:
+        nonlocal failures
+        if not is_failing:
+            await listen(*args)
+            return
+        failures += 1
+        if failures == FAILURES:
+            has_failed.set()
+        raise asyncpg.InsufficientPrivilegeError("no LISTEN for you")
+
+    monkeypatch.setattr(notifier, "listen", fail)
+    rig = Rig(schema)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    async with rig.working() as client:
+        is_failing = True
+        await schema.fetch(
+            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {LISTENERS}"
+        )
+        with anyio.fail_after(PATIENCE):
+            await has_failed.wait()
+        await rig.until(f"SELECT count(*) <= 2 FROM pg_stat_activity WHERE {LISTENERS}")
+        is_failing = False
+        run: Any = client._run
+        with anyio.fail_after(PATIENCE):
+            while not run._is_notified():
+                await asyncio.sleep(0.005)
+        await client.insert(Task())
+        await rig.event()
+    await rig.until(f"SELECT count(*) FROM pg_stat_activity WHERE {LISTENERS}", 0)
+
+
+async def test_failed_start_leaves_no_connection(
+    schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NR-04: neither does a start that fails because nobody can listen."""
+
+    async def fail(*_: Any) -> None:
+        raise asyncpg.InsufficientPrivilegeError("no LISTEN for you")
+
+    monkeypatch.setattr(notifier, "listen", fail)
+    rig = Rig(schema)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    with pytest.raises(asyncpg.InsufficientPrivilegeError, match="no LISTEN"):
+        await rig.client().run()
+    await rig.until(
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND application_name ~ '^riverpy'",
+        0,
+    )
+
+
+async def test_pool_that_renews_its_connections(schema: Schema) -> None:
+    """NR-05: the listener has a connection that no pool lends, so it hears on while the pool that
+    inserts closes each connection after one query, or after a moment; nothing is warned of."""
+    rig = Rig(schema)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    pid = f"SELECT pid FROM pg_stat_activity WHERE {LISTENERS}"
+    backends: set[int] = set()
+    async with (
+        asyncpg.create_pool(
+            schema.url,
+            min_size=0,
+            max_size=1,
+            max_queries=1,
+            max_inactive_connection_lifetime=0.05,
+        ) as pool,
+        Client(pool, config=Config(schema=schema.name)) as inserting,
+        rig.working(),
+    ):
+        listener = await schema.fetchval(pid)
+        for _ in range(10):
+            backends.add(await pool.fetchval("SELECT pg_backend_pid()"))
+            await inserting.insert(Task())
+            await rig.event()
+        assert await schema.fetchval(pid) == listener
+    assert len(backends) == 10
+    assert listener not in backends

@@ -1,0 +1,77 @@
+"""A client whose pool, and a server whose connections, hardly suffice."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+import riverpy._insert
+import riverpy.client
+from riverpy import Job
+from tests.work.rig import Task
+
+if TYPE_CHECKING:
+    from tests.work.rig import Rig
+
+JOBS = 30
+
+
+def shorten_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nobody wait long for a connection of the pool."""
+    for module in (riverpy._insert, riverpy.client):
+        monkeypatch.setattr(module, "ACQUIRE_TIMEOUT", 0.2)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+async def test_jobs_share_few_connections(rig: Rig, size: int) -> None:
+    """PB-09: with one connection in the pool, or two, and more jobs that insert and ask at the same
+    time, all end: what claims jobs and stores results has connections of its own."""
+    together = asyncio.Event()
+    running = 0
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        nonlocal running
+        running += 1
+        if running == JOBS:
+            together.set()
+        await together.wait()
+        if job.args.n > 0:
+            await client.insert(Task(0))
+            await client.job_get(job.id)
+            await client.insert(Task(0))
+
+    await rig.insert_rows(JOBS)
+    async with rig.working(slots=JOBS, pool_size=size) as client:
+        await rig.take(3 * JOBS)
+    assert await rig.states() == {"completed": 3 * JOBS}
+
+
+async def test_pool_that_user_code_has_filled(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PB-09: while somebody keeps every connection of the pool, jobs are worked, cancelled and
+    stored all the same; an insert gives up in time and says what to do, and works again as soon as
+    there is a connection."""
+    shorten_waiting(monkeypatch)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    async with rig.working(pool_size=1) as client:
+        async with client._acquire():
+            await rig.insert_rows(JOBS)
+            await notify(rig)
+            await rig.take(JOBS)
+            for call in (client.insert(Task()), client.job_get(1)):
+                with pytest.raises(TimeoutError, match=r"Config\(pool_size=…\)"):
+                    await call
+        await client.insert(Task())
+        await rig.event()
+    assert await rig.states() == {"completed": JOBS + 1}
+
+
+async def notify(rig: Rig) -> None:
+    """Say that somebody inserted."""
+    await rig.schema.execute(f'NOTIFY "{rig.schema.name}.river_insert", \'{{"queue": "default"}}\'')
