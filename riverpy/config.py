@@ -3,7 +3,6 @@ one."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import msgspec
 
 from riverpy._dsn import mask_url, validate_url
 from riverpy._names import validate_client_id, validate_kind, validate_queue, validate_schema
+from riverpy._plugins import Plugins
 from riverpy.errors import ConfigError
 from riverpy.insert_opts import MAX_ATTEMPTS_DEFAULT
 from riverpy.periodic import next_time
@@ -20,7 +20,9 @@ from riverpy.retry import DefaultRetryPolicy, ErrorHandler, RetryPolicy
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from riverpy.periodic import PeriodicJobsStartHook, PeriodicSchedule
+    from riverpy.hooks import Hook
+    from riverpy.middleware import Middleware, Plugin
+    from riverpy.periodic import PeriodicSchedule
     from riverpy.stuck import JobStuckHandler
 
 MAX_WORKERS_MAX = 10_000
@@ -177,11 +179,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         default_factory=dict[str, JobRetention]
     )
     """Another retention for the jobs of these kinds, whatever their queue. Default none."""
-    periodic_jobs_start: PeriodicJobsStartHook | None = None
-    """Called each time this client begins to lead, before the first periodic job is inserted; may
-    add and remove periodic jobs. It has 30 s. Raising keeps the maintenance from starting; it is
-    tried again.
+    hooks: Sequence[Hook] = ()
+    """What is called at fixed points in the life of each job and of the client, in this order.
     Default none."""
+    middleware: Sequence[Middleware] = ()
+    """What is called around inserts and around attempts, the first outermost. Default none."""
+    plugins: Sequence[Plugin] = ()
+    """Each is used as every hook and middleware whose methods it has, before those of `hooks` and
+    `middleware`. Default none."""
     reindexer_schedule: PeriodicSchedule | None = None
     """When the indexes are rebuilt. Default None: daily at midnight, UTC."""
     reindexer_timeout: timedelta | None = REINDEXER_TIMEOUT_DEFAULT
@@ -223,6 +228,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             _expect_positive("soft_stop_timeout", self.soft_stop_timeout, allow_zero=True)
         for name in _SWITCHES:
             _expect_switch(name, getattr(self, name))
+        Plugins(self.plugins, self.hooks, self.middleware)  # it checks them
         self._check_leading()
         self._check_maintenance()
 
@@ -259,9 +265,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("reindexer_index_names must be a list of names of indexes")
         if self.reindexer_schedule is not None:
             _check_schedule(self.reindexer_schedule)
-        hook = self.periodic_jobs_start
-        if hook is not None and not _is_async(hook):
-            raise ConfigError(f"periodic_jobs_start must be an `async def`, got {hook!r}")
 
     def __repr__(self) -> str:
         values = ((name, getattr(self, name)) for name in self.__struct_fields__)
@@ -292,12 +295,6 @@ def _check_schedule(schedule: PeriodicSchedule) -> None:
         raise ConfigError(
             "reindexer_schedule never comes; to rebuild nothing, let reindexer_index_names be empty"
         )
-
-
-def _is_async(hook: object) -> bool:
-    return inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(
-        getattr(hook, "__call__", None)  # noqa: B004 (an object with an async __call__)
-    )
 
 
 def _is_name(value: object) -> bool:

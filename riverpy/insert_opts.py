@@ -108,6 +108,28 @@ class InsertManyParams(msgspec.Struct, frozen=True):
     opts: InsertOpts | None = None
 
 
+class JobInsertParams(msgspec.Struct, kw_only=True):
+    """A job just before it is sent, as hooks and middleware of inserts see it. What they set is
+    checked as the options of an insert are."""
+
+    args: JobArgs | RawArgs
+    """As they were given to the insert; what is stored is `encoded_args`."""
+    encoded_args: str
+    """The JSON text that is stored. A change does not change the unique key."""
+    kind: str
+    max_attempts: int
+    metadata: dict[str, Any]
+    priority: int
+    queue: str
+    scheduled_at: datetime | None
+    """None: the server's now."""
+    state: JobState
+    """Available, pending or scheduled."""
+    tags: list[str]
+    unique_key: bytes | None
+    """32 bytes; None: the job is not unique, and stays so."""
+
+
 class InsertResult(msgspec.Struct, frozen=True):
     """What became of one inserted job."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, run
 import msgspec
 
 from riverpy import _json
-from riverpy.errors import ArgsError
+from riverpy.errors import ArgsError, ClientStateError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -262,8 +262,32 @@ class Job(JobRow, Generic[ArgsT_co]):
 
     @property
     def args(self) -> ArgsT_co:
-        """The decoded args."""
-        return self._args
+        """The decoded args.
+
+        Raises:
+            ClientStateError: they are not decoded yet, in a hook or middleware; or cannot be.
+        """
+        try:
+            return self._args
+        except AttributeError:
+            raise ClientStateError(
+                "the args are decoded inside of all middleware and after work_begin: read "
+                "encoded_args here"
+            ) from None
+
+    @property
+    def encoded_args(self) -> str:
+        """The args as JSON text, in PostgreSQL's form of it.
+
+        A work_begin hook may set it: what it sets is decoded, and nowhere stored.
+        """
+        return self._row[JobColumn.ARGS]
+
+    @encoded_args.setter
+    def encoded_args(self, text: str) -> None:
+        row = list(self._row)
+        row[JobColumn.ARGS] = text
+        self._row = row
 
     def record_output(self, value: object) -> None:
         """Store `value` as the job's output (metadata key `output`) when this attempt ends, however

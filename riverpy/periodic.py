@@ -509,12 +509,9 @@ class PeriodicJobState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PeriodicJobsStart(msgspec.Struct, frozen=True, kw_only=True):
-    """What `Config.periodic_jobs_start` is called with."""
+    """What a hook `periodic_jobs_start` is called with."""
 
     jobs: PeriodicJobs
     """The client's; the hook may add and remove. They are kept from one term to the next."""
     states: Mapping[str, PeriodicJobState]
     """What the database knows, by id, also of jobs that this client does not have."""
-
-
-PeriodicJobsStartHook: TypeAlias = Callable[[PeriodicJobsStart], Awaitable[None]]

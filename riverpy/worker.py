@@ -24,12 +24,15 @@ from msgspec import UNSET, UnsetType
 
 from riverpy import _json
 from riverpy._names import validate_kind
+from riverpy._plugins import check_middleware
 from riverpy.errors import ConfigError
 from riverpy.job import Job
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
     from typing import Self
+
+    from riverpy.middleware import WorkerMiddleware
 
 ArgsT = TypeVar("ArgsT")
 AsyncFunctionT = TypeVar("AsyncFunctionT", bound="Callable[[Job[Any]], Awaitable[None]]")
@@ -59,6 +62,11 @@ class Worker(ABC, Generic[ArgsT]):
         None."""
         return None
 
+    def middleware(self, job: Job[Any]) -> Sequence[WorkerMiddleware]:
+        """What is called around this attempt, outside of the client's middleware, before the args
+        are decoded. Default none."""
+        return ()
+
 
 Executor = Literal["thread", "process"]
 
@@ -76,6 +84,8 @@ class WorkUnit(msgspec.Struct, frozen=True, kw_only=True):
     job_timeout: Callable[[Job[Any]], timedelta | UnsetType | None] | None = None
     """Asked for each job, where the worker has its own `timeout` method."""
     next_retry: Callable[[Job[Any]], timedelta | None] | None = None
+    middleware: Callable[[Job[Any]], Sequence[WorkerMiddleware]] | None = None
+    """Asked for each attempt, where the worker has some."""
     blocking: Executor | None = None
 
 
@@ -121,6 +131,7 @@ class Workers:
                 decode=_decoder(args_type),
                 job_timeout=worker.timeout if _overrides(cls, "timeout") else None,
                 next_retry=worker.next_retry if _overrides(cls, "next_retry") else None,
+                middleware=worker.middleware if _overrides(cls, "middleware") else None,
             )
         )
         return self
@@ -136,6 +147,7 @@ class Workers:
         kind: str | None = None,
         timeout: timedelta | UnsetType | None = UNSET,
         next_retry: Callable[[Job[Any]], timedelta | None] | None = None,
+        middleware: Sequence[WorkerMiddleware] = (),
     ) -> Callable[[AsyncFunctionT], AsyncFunctionT]: ...
     def job(
         self,
@@ -145,6 +157,7 @@ class Workers:
         kind: str | None = None,
         timeout: timedelta | UnsetType | None = UNSET,
         next_retry: Callable[[Job[Any]], timedelta | None] | None = None,
+        middleware: Sequence[WorkerMiddleware] = (),
     ) -> AsyncFunctionT | Callable[[AsyncFunctionT], AsyncFunctionT]:
         """Register an `async def` whose one parameter is annotated `Job[...]`. The function itself
         is unchanged.
@@ -154,6 +167,7 @@ class Workers:
             kind: needed only where the args class has no `kind`.
             timeout: how long a job may run; None: for ever. Default: the client's.
             next_retry: as `Worker.next_retry`. Default: the client's retry policy.
+            middleware: what is called around each attempt, outside of the client's. Default none.
 
         Raises:
             ConfigError: no coroutine function, no usable annotation, or a kind that is taken or not
@@ -166,7 +180,7 @@ class Workers:
                     f"{_name(function)} must be an `async def` without yield; "
                     "for a plain function use blocking_job"
                 )
-            self._register(_function_unit(function, kind, timeout, next_retry, None))
+            self._register(_function_unit(function, kind, timeout, next_retry, middleware, None))
             return function
 
         return register if function is None else register(function)
@@ -178,6 +192,7 @@ class Workers:
         kind: str | None = None,
         timeout: timedelta | UnsetType | None = UNSET,
         next_retry: Callable[[Job[Any]], timedelta | None] | None = None,
+        middleware: Sequence[WorkerMiddleware] = (),
     ) -> Callable[[FunctionT], FunctionT]:
         """Register a plain function. It runs in a thread, or in a process of its own, and holds a
         slot meanwhile.
@@ -188,7 +203,7 @@ class Workers:
 
         Args:
             executor: `thread` (default) or `process`.
-            kind, timeout, next_retry: as `job`.
+            kind, timeout, next_retry, middleware: as `job`.
 
         Raises:
             ConfigError: as `job`, and for a coroutine function.
@@ -201,7 +216,9 @@ class Workers:
                 raise ConfigError(
                     f"{_name(function)} must be a plain function; for an `async def` use job"
                 )
-            self._register(_function_unit(function, kind, timeout, next_retry, executor))
+            self._register(
+                _function_unit(function, kind, timeout, next_retry, middleware, executor)
+            )
             return function
 
         return register
@@ -231,9 +248,12 @@ def _function_unit(
     kind: str | None,
     timeout: timedelta | UnsetType | None,
     next_retry: Callable[[Job[Any]], timedelta | None] | None,
+    middleware: Sequence[WorkerMiddleware],
     blocking: Executor | None,
 ) -> WorkUnit:
     args_type = _annotated_args(function)
+    check_middleware(_name(function), middleware)
+    around = tuple(middleware)
     return WorkUnit(
         kind=_kind_of(args_type, kind, _name(function)),
         aliases=_aliases_of(args_type),
@@ -242,6 +262,7 @@ def _function_unit(
         decode=_decoder(args_type),
         timeout=timeout,
         next_retry=next_retry,
+        middleware=(lambda job: around) if around else None,
         blocking=blocking,
     )
 

@@ -30,6 +30,7 @@ from riverpy._db.periodic import (
 )
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.slots import due_slots
+from riverpy._plugins import Plugins
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe, is_refusal
 from riverpy.errors import FencedOutError, InsertError, TransactionError
 from riverpy.periodic import PeriodicJobsStart, next_time
@@ -54,7 +55,7 @@ MISSING_RETRY = 60.0
 STATEMENT_TIMEOUT = 5.0
 """Seconds for what is read."""
 HOOK_TIMEOUT = 30.0
-"""Seconds that `Config.periodic_jobs_start` may take."""
+"""Seconds that the hooks `periodic_jobs_start` may take together."""
 BATCH = 100
 """Periodic jobs whose slots are inserted in one transaction."""
 ROWS_MOST = 1000
@@ -109,6 +110,8 @@ class PeriodicEnqueuer(MaintenanceService):
         """
         super().__init__(office)
         self._jobs, self._inserter = jobs, inserter
+        config = office.config
+        self._hooks = Plugins(config.plugins, config.hooks).periodic_jobs_start
         jobs.stir = self.stir
         self._registered: dict[str, PeriodicJob] = {}
         self._failures: dict[str, _Failure] = {}
@@ -118,18 +121,19 @@ class PeriodicEnqueuer(MaintenanceService):
         self._kept_at: float | None = None
 
     async def prepare(self) -> None:
-        """Call the hook and register what there is.
+        """Call the hooks and register what there is.
 
         Raises:
-            Exception: the hook failed or took longer than 30 s, or one of DATABASE_ERRORS.
+            Exception: a hook failed, or they took longer than 30 s, or one of DATABASE_ERRORS.
         """
         await self._find_table()
-        hook = self.office.config.periodic_jobs_start
-        if hook is not None:
+        if self._hooks:
             states = await self._states() if self._is_there else {}
+            start = PeriodicJobsStart(jobs=self._jobs, states=states)
             reason = f"the hook periodic_jobs_start took longer than {HOOK_TIMEOUT:g} s"
             with anyio.fail_after(HOOK_TIMEOUT, reason=reason):
-                await hook(PeriodicJobsStart(jobs=self._jobs, states=states))
+                for hook in self._hooks:
+                    await hook.periodic_jobs_start(start)
         if self._is_there:
             await self._register()
 

@@ -134,6 +134,13 @@ class Attempt(Job[Any]):
         cancelled = Standing(own, JobState.CANCELLED, errors)
         return standing == stored or (not outcome.final and standing == cancelled)
 
+    def timeout_error(self) -> TimeoutError:
+        """What its code ends with at its timeout."""
+        text = f"job exceeded its timeout of {self.timeout:g} s"
+        if self.timeout_is_default:
+            text += " (the client's job_timeout; give the worker a timeout of its own to change it)"
+        return TimeoutError(text)
+
     def set_args(self, args: Any) -> None:
         """Keep the decoded args."""
         self._args = args

@@ -13,6 +13,7 @@ import structlog
 from msgspec import UNSET
 
 from riverpy._lifecycle import StopCause
+from riverpy._plugins import Plugins, plugins_of
 from riverpy._work.attempt import Outcome
 from riverpy._work.blocking import BlockingRunner
 from riverpy._work.failure import (
@@ -23,6 +24,7 @@ from riverpy._work.failure import (
     storable,
     trace_text,
 )
+from riverpy._work.work_stack import WorkStack
 from riverpy.context import running_job
 from riverpy.errors import JobCancel, JobSnooze
 from riverpy.events import EventKind
@@ -31,6 +33,8 @@ from riverpy.retry import RETRY_DELAY_MAX, DefaultRetryPolicy, retry_delay
 from riverpy.worker import check_timeout
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from msgspec import UnsetType
 
     from riverpy._work.attempt import Attempt
@@ -65,10 +69,27 @@ class Executor:
         self._blocking = BlockingRunner()
         self._log: Any = structlog.get_logger("riverpy").bind()
         self.plans = {kind: self._plan(workers.get(kind)) for kind in workers}
+        plugins = Plugins(config.plugins, config.hooks, config.middleware)
+        self._stacks, self._client_stack = self._make_stacks(plugins)
 
     def _plan(self, unit: WorkUnit | None) -> Plan:
         assert unit is not None  # noqa: S101 (the registry gave its own key)
         return Plan(unit, self._config.job_timeout)
+
+    def _make_stacks(
+        self, plugins: Plugins
+    ) -> tuple[dict[str, WorkStack | None], WorkStack | None]:
+        """By kind, what is around its attempts: None for nothing, and no kinds if that is so for
+        all. Then that of unknown kinds."""
+        stacks = {
+            kind: WorkStack(plugins, plugins_of(plan.unit.args_type), plan.unit, self._start)
+            for kind, plan in self.plans.items()
+        }
+        used = {kind: None if stack.is_empty else stack for kind, stack in stacks.items()}
+        unknown = WorkStack(plugins, Plugins(), None, self._start)
+        if unknown.is_empty:
+            return (used, None) if any(used.values()) else ({}, None)
+        return used, unknown
 
     def close(self) -> None:
         """Let go of the threads."""
@@ -88,25 +109,32 @@ class Executor:
             if attempt.started > group.prompt_until and not attempt.producer.may_begin:
                 self.give_back(attempt)
                 return
-            unit = attempt.unit
-            if unit is None:
-                raise LookupError(  # noqa: TRY301
-                    f"job kind is not registered in the client's Workers bundle: {attempt.kind}"
-                )
-            attempt.set_args(unit.decode(attempt.encoded_args))
-            if unit.job_timeout is not None:
-                self._set_timeout(attempt, unit.job_timeout(attempt), group)
-            if unit.blocking is None:
-                await unit.work(attempt)
-            elif unit.blocking == "thread":
-                await self._blocking.in_thread(unit.work, attempt)
+            stack = self._stacks.get(attempt.kind, self._client_stack) if self._stacks else None
+            if stack is None:
+                await self._start(attempt, group)
             else:
-                await self._blocking.in_process(unit.work, attempt)
+                await stack.work(attempt, group)
         except BaseException as error:  # a job's SystemExit is its failure, not ours
             await self._fail(attempt, error)
         finally:
             attempt.ended = time.monotonic()
             group.finish(attempt)
+
+    def _start(self, attempt: Attempt, group: WorkGroup) -> Awaitable[None]:
+        """Decode the args; returns the code of the job, to be awaited."""
+        unit = attempt.unit
+        if unit is None:
+            raise LookupError(
+                f"job kind is not registered in the client's Workers bundle: {attempt.kind}"
+            )
+        attempt.set_args(unit.decode(attempt.encoded_args))
+        if unit.job_timeout is not None:
+            self._set_timeout(attempt, unit.job_timeout(attempt), group)
+        if unit.blocking is None:
+            return unit.work(attempt)
+        if unit.blocking == "thread":
+            return self._blocking.in_thread(unit.work, attempt)
+        return self._blocking.in_process(unit.work, attempt)
 
     def give_back(self, attempt: Attempt) -> None:
         """Set the outcome of an attempt that does not begin."""
@@ -124,7 +152,7 @@ class Executor:
             return
         check_timeout(attempt.kind, timeout)
         attempt.timeout, attempt.timeout_is_default = _seconds(timeout), False
-        attempt.deadline = attempt.started + attempt.timeout
+        attempt.deadline = time.monotonic() + attempt.timeout
         group.watch(attempt.deadline)
 
     async def _fail(self, attempt: Attempt, error: BaseException) -> None:
@@ -150,9 +178,7 @@ class Executor:
             if attempt.cause is StopCause.HARD_STOP:
                 return self._interrupted(attempt)
             if attempt.cause is StopCause.JOB_TIMEOUT:
-                error = TimeoutError(self._timeout_text(attempt)).with_traceback(
-                    error.__traceback__
-                )
+                error = attempt.timeout_error().with_traceback(error.__traceback__)
         text, trace = error_text(error), "" if attempt.unit is None else trace_text(error)
         outcome = self._failed(attempt, text, trace, self._retry_delay(attempt).total_seconds())
         self._log.warning(
@@ -165,12 +191,6 @@ class Executor:
             error=text,
         )
         return outcome
-
-    def _timeout_text(self, attempt: Attempt) -> str:
-        text = f"job exceeded its timeout of {attempt.timeout:g} s"
-        if attempt.timeout_is_default:
-            text += " (the client's job_timeout; give the worker a timeout of its own to change it)"
-        return text
 
     def _snoozed(self, attempt: Attempt, delay: timedelta) -> Outcome:
         snoozes = attempt.metadata.get("snoozes")

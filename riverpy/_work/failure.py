@@ -23,7 +23,11 @@ TRACE_LENGTH_MAX = 32 * 1024
 """Characters of a trace that are stored; the end is kept."""
 OWN_FILES = {
     concurrent.futures.thread.__file__,
-    *(str(Path(__file__).with_name(name)) for name in ("executor.py", "blocking.py")),
+    *(
+        str(Path(__file__).with_name(name))
+        for name in ("executor.py", "work_stack.py", "blocking.py")
+    ),
+    str(Path(__file__).parent.with_name("_plugins.py")),
 }
 """Whose frames stand before a job's own."""
 _CUT_MARK = " … [truncated]"

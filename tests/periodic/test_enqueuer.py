@@ -13,6 +13,7 @@ import pytest
 from riverpy._maintenance import periodic_enqueuer
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
 from riverpy.errors import FencedOutError
+from riverpy.hooks import HookPeriodicJobsStartFunc
 from riverpy.insert_opts import InsertOpts, UniqueOpts
 from riverpy.job import RawArgs
 from riverpy.periodic import PeriodicJob, cron, every
@@ -597,7 +598,7 @@ async def test_without_table(
 
     await schema.execute("ALTER TABLE riverpy_periodic RENAME TO elsewhere")
     try:
-        async with enqueuing(schema, ticks(), periodic_jobs_start=hook) as one:
+        async with enqueuing(schema, ticks(), hooks=[HookPeriodicJobsStartFunc(hook)]) as one:
             assert await one.run() == 60.0
             assert await one.run() == 60.0
             (said,) = log
@@ -628,7 +629,7 @@ async def test_start_hook(schema: Schema) -> None:
 
     for _ in range(2):
         async with enqueuing(
-            schema, ticks("stays"), ticks("removed"), periodic_jobs_start=hook
+            schema, ticks("stays"), ticks("removed"), hooks=[HookPeriodicJobsStartFunc(hook)]
         ) as one:
             assert [job.id for job in one.jobs] == ["stays", "added"]
             assert await one.row("added") is not None
@@ -644,7 +645,7 @@ async def test_failing_start_hook(schema: Schema) -> None:
         raise ZeroDivisionError(start)
 
     with pytest.raises(ZeroDivisionError):
-        async with enqueuing(schema, ticks(), periodic_jobs_start=fail):
+        async with enqueuing(schema, ticks(), hooks=[HookPeriodicJobsStartFunc(fail)]):
             pytest.fail("it started")
     assert await schema.fetchval("SELECT count(*) FROM riverpy_periodic") == 0
 
@@ -658,5 +659,5 @@ async def test_hanging_start_hook(schema: Schema, monkeypatch: pytest.MonkeyPatc
         await anyio.sleep_forever()
 
     with pytest.raises(TimeoutError, match="the hook periodic_jobs_start"):
-        async with enqueuing(schema, ticks(), periodic_jobs_start=hang):
+        async with enqueuing(schema, ticks(), hooks=[HookPeriodicJobsStartFunc(hang)]):
             pytest.fail("it started")

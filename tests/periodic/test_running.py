@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from riverpy import Client, Config, Job, QueueConfig, Workers
+from riverpy import Client, Config, HookPeriodicJobsStartFunc, Job, QueueConfig, Workers
 from riverpy._clock import SystemTimer
 from riverpy._lifecycle import ServiceGroup
 from riverpy._maintenance.periodic_enqueuer import PLAN_TIME
@@ -172,7 +172,9 @@ async def test_client_inserts_and_works(schema: Schema) -> None:
 
     start = PeriodicJob(HOURLY, Tick(1), id="start", run_on_start=True)
     one_term = timedelta(seconds=15)
-    async with leading(schema, start, periodic_jobs_start=hook, leader_ttl=one_term) as client:
+    async with leading(
+        schema, start, hooks=[HookPeriodicJobsStartFunc(hook)], leader_ttl=one_term
+    ) as client:
         await state(schema, "count(*) = 1 FROM river_job WHERE state = 'completed'")
         assert [one.jobs for one in hooked] == [client.periodic_jobs]
         client.periodic_jobs.add(

@@ -1,0 +1,574 @@
+"""Hooks and middleware around attempts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence  # noqa: TC003 (msgspec reads it)
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import anyio
+import msgspec
+import pytest
+
+import riverpy
+from riverpy import (
+    EventKind,
+    HookWorkBeginFunc,
+    HookWorkEndFunc,
+    Job,
+    JobCancel,
+    JobSnooze,
+    QueueConfig,
+    WorkerMiddlewareFunc,
+    WorkInner,
+)
+from tests.work.rig import PATIENCE, Task, errors_of, metadata_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.work.rig import Rig
+
+
+class Recorder:
+    """A plugin that notes what is called, in the order of the calls."""
+
+    def __init__(self, name: str, calls: list[str]) -> None:
+        self.name, self.calls = name, calls
+
+    async def work_begin(self, job: Job[Any], /) -> None:
+        self.calls.append(f"{self.name} begin")
+
+    async def work_end(self, job: Job[Any], error: BaseException | None, /) -> bool | None:
+        self.calls.append(f"{self.name} end {type(error).__name__}")
+
+    async def work(self, job: Job[Any], do_inner: WorkInner, /) -> None:
+        self.calls.append(f"{self.name} in")
+        try:
+            await do_inner()
+        except BaseException as error:
+            self.calls.append(f"{self.name} out {type(error).__name__}")
+            raise
+        self.calls.append(f"{self.name} out")
+
+
+calls_of_class: list[str] = []
+
+
+class Traced(msgspec.Struct):
+    """Args that declare hooks and plugins."""
+
+    kind: ClassVar[str] = "traced"
+    hooks: ClassVar[Sequence[riverpy.Hook]] = (Recorder("args hook", calls_of_class),)
+    plugins: ClassVar[Sequence[riverpy.Plugin]] = (Recorder("args plugin", calls_of_class),)
+
+
+class Fields(msgspec.Struct):
+    """Args whose fields have the names of the declarations."""
+
+    kind: ClassVar[str] = "fields"
+    hooks: list[str] = []
+    plugins: str = ""
+
+
+async def test_order(rig: Rig) -> None:
+    """A worker's own middleware is outermost, then plugins, middleware, those of the args class;
+    hooks are inside of all, in the same order."""
+    calls = calls_of_class
+    calls.clear()
+
+    class OwnWorker(riverpy.Worker[Traced]):
+        async def work(self, job: Job[Traced]) -> None:
+            calls.append("work")
+
+        def middleware(self, job: Job[Any]) -> Sequence[riverpy.WorkerMiddleware]:
+            with pytest.raises(riverpy.ClientStateError, match="encoded_args"):
+                job.args  # noqa: B018
+            return [Recorder("own", calls)]
+
+    rig.workers.add(OwnWorker())
+    await rig.run_one(
+        Traced(),
+        hooks=[Recorder("hook", calls)],
+        middleware=[Recorder("middleware", calls)],
+        plugins=[Recorder("plugin 1", calls), Recorder("plugin 2", calls)],
+    )
+    wrapping = ["own", "plugin 1", "plugin 2", "middleware", "args plugin"]
+    hooking = ["plugin 1", "plugin 2", "hook", "args plugin", "args hook"]
+    assert calls == [
+        *(f"{name} in" for name in wrapping),
+        *(f"{name} begin" for name in hooking),
+        "work",
+        *(f"{name} end NoneType" for name in hooking),
+        *(f"{name} out" for name in reversed(wrapping)),
+    ]
+
+
+async def test_fields_are_no_declarations(rig: Rig) -> None:
+    """Fields named `hooks` and `plugins` are args like any other."""
+
+    @rig.job(args=Fields)
+    async def work(job: Job[Fields]) -> None: ...
+
+    row = await rig.run_one(Fields(hooks=["a"], plugins="b"))
+    assert row["state"] == "completed"
+
+
+async def test_own_middleware_of_functions(rig: Rig) -> None:
+    """A function has middleware of its own too, async or blocking."""
+    calls: list[str] = []
+
+    @rig.job(middleware=[Recorder("own", calls)])
+    async def work(job: Job[Task]) -> None:
+        calls.append("work")
+
+    @rig.job(args=Traced, kind="blocking", executor="thread", middleware=[Recorder("b", calls)])
+    def block(job: Job[Traced]) -> None:
+        calls.append("block")
+
+    await rig.run_one()
+    assert calls == ["own in", "work", "own out"]
+    calls.clear()
+    await rig.run_one(riverpy.RawArgs("blocking", "{}"))
+    assert calls == ["b in", "block", "b out"]
+
+
+@pytest.mark.parametrize(
+    ("insert", "error"),
+    [
+        (riverpy.RawArgs("nobody", "{}"), "LookupError"),
+        (riverpy.RawArgs("task", '{"n": "x"}'), "ValidationError"),
+    ],
+    ids=["unknown kind", "undecodable args"],
+)
+async def test_failures_before_the_code(rig: Rig, insert: Any, error: str) -> None:
+    """TY-07: hooks and middleware see an unknown kind and args that cannot be decoded."""
+    calls: list[str] = []
+
+    @rig.job
+    async def work(job: Job[Task]) -> None: ...
+
+    row = await rig.run_one(insert, plugins=[Recorder("p", calls)])
+    assert calls == ["p in", "p begin", f"p end {error}", f"p out {error}"]
+    assert len(errors_of(row)) == 1
+
+
+async def test_begin_sets_encoded_args(rig: Rig) -> None:
+    """What work_begin sets is decoded; the row keeps what it had."""
+    seen: list[int] = []
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        seen.append(job.args.n)
+
+    async def upgrade(job: Job[Any]) -> None:
+        assert job.encoded_args == '{"n": 1}'
+        job.encoded_args = '{"n": 2}'
+
+    row = await rig.run_one(Task(1), hooks=[HookWorkBeginFunc(upgrade)])
+    assert seen == [2]
+    assert row["args"] == '{"n": 1}'
+
+
+async def test_begin_raises(rig: Rig) -> None:
+    """TY-07: an error of work_begin is the attempt's; neither the job nor work_end is run, and the
+    worker goes on."""
+    ran: list[str] = []
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        ran.append("work")
+
+    async def refuse(job: Job[Any]) -> None:
+        if job.attempt == 1 and not ran:
+            raise SystemExit("no")
+
+    recorder = Recorder("after", ran)
+    hooks = [HookWorkBeginFunc(refuse), HookWorkEndFunc(recorder.work_end)]
+    async with rig.working(hooks=hooks) as client:
+        (row,) = await rig.work(client, Task())
+        assert ran == []
+        assert errors_of(row)[0]["error"] == "no"
+        ran.append("go on")
+        (row,) = await rig.work(client, Task(2))
+    assert row["state"] == "completed"
+    assert ran == ["go on", "work", "after end NoneType"]
+
+
+async def test_end_swallows_and_replaces(rig: Rig) -> None:
+    """work_end swallows an error by returning True, replaces it by raising, and keeps it
+    otherwise; the next hook sees what became of it."""
+    seen: list[str] = []
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        raise ValueError("its own")
+
+    async def keep(job: Job[Any], error: BaseException | None) -> None:
+        seen.append(repr(error))
+
+    async def replace(job: Job[Any], error: BaseException | None) -> None:
+        raise KeyError("another") from error
+
+    async def swallow(job: Job[Any], error: BaseException | None) -> bool:
+        return isinstance(error, KeyError)
+
+    hooks: list[riverpy.Hook] = [
+        HookWorkEndFunc(keep),
+        HookWorkEndFunc(replace),
+        HookWorkEndFunc(keep),
+    ]
+    row = await rig.run_one(hooks=hooks)
+    assert errors_of(row)[0]["error"] == "'another'"
+    row = await rig.run_one(hooks=[*hooks, HookWorkEndFunc(swallow), HookWorkEndFunc(keep)])
+    assert row["state"] == "completed"
+    both = ["ValueError('its own')", "KeyError('another')"]
+    assert seen == [*both, *both, "None"]
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        (JobSnooze(timedelta(hours=1)), EventKind.JOB_SNOOZED),
+        (JobCancel("enough"), EventKind.JOB_CANCELLED),
+        (ValueError("bad"), EventKind.JOB_FAILED),
+    ],
+)
+async def test_middleware_raises(rig: Rig, raised: Exception, kind: EventKind) -> None:
+    """What a middleware raises ends the attempt as if the job had raised it, before or after the
+    job, whose result is lost."""
+    ran: list[int] = []
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        ran.append(job.id)
+
+    async def before(job: Job[Any], do_inner: WorkInner) -> None:
+        raise raised
+
+    async def after(job: Job[Any], do_inner: WorkInner) -> None:
+        await do_inner()
+        raise raised
+
+    await rig.run_one(middleware=[WorkerMiddlewareFunc(before)])
+    assert (rig.last_event.kind, len(ran)) == (kind, 0)
+    await rig.run_one(Task(1), middleware=[WorkerMiddlewareFunc(after)])
+    assert (rig.last_event.kind, len(ran)) == (kind, 1)
+
+
+async def test_outcomes_pass_through(rig: Rig) -> None:
+    """Snooze, cancel and failure of a job mean the same inside of hooks and middleware, which see
+    them; what a middleware records is stored."""
+    calls: list[str] = []
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        if job.args.n == 1:
+            raise JobSnooze(timedelta(hours=1))
+        if job.args.n == 2:
+            raise JobCancel("enough")
+        raise ValueError("bad")
+
+    async def record(job: Job[Any], do_inner: WorkInner) -> None:
+        job.set_metadata("seen", True)
+        await do_inner()
+
+    plugins = [WorkerMiddlewareFunc(record), Recorder("p", calls)]
+    async with rig.working(plugins=plugins) as client:
+        rows = await rig.work(client, Task(1), Task(2), Task(3))
+    assert [row["state"] for row in rows] == ["scheduled", "cancelled", "available"]
+    assert all(metadata_of(row)["seen"] for row in rows)
+    for name in ("JobSnooze", "JobCancel", "ValueError"):
+        assert f"p end {name}" in calls
+        assert f"p out {name}" in calls
+
+
+async def test_caught_error_completes(rig: Rig) -> None:
+    """A middleware that catches what the job raised completes it."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        raise ValueError("bad")
+
+    async def catch(job: Job[Any], do_inner: WorkInner) -> None:
+        with pytest.raises(ValueError):
+            await do_inner()
+
+    outer: list[str] = []
+    middleware = [Recorder("outer", outer), WorkerMiddlewareFunc(catch)]
+    row = await rig.run_one(middleware=middleware)
+    assert row["state"] == "completed"
+    assert outer == ["outer in", "outer out"]
+
+
+async def _never(job: Job[Any], do_inner: WorkInner) -> None: ...
+
+
+async def _twice(job: Job[Any], do_inner: WorkInner) -> None:
+    await do_inner()
+    await do_inner()
+
+
+async def _in_the_background(job: Job[Any], do_inner: WorkInner) -> None:
+    tasks.append(asyncio.create_task(do_inner()))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+
+
+tasks: list[asyncio.Task[None]] = []
+
+
+@pytest.mark.parametrize(
+    ("function", "text", "runs"),
+    [
+        (_never, "first returned without calling do_inner", 0),
+        (_twice, "first called do_inner twice", 1),
+        (_in_the_background, "first returned before do_inner had ended", 1),
+    ],
+)
+async def test_rules_for_do_inner(
+    rig: Rig, function: Callable[..., Any], text: str, runs: int
+) -> None:
+    """A middleware that does not call do_inner once, and wait for it, fails the attempt; the next
+    job is worked."""
+    ran: list[int] = []
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        ran.append(job.id)
+        await anyio.sleep(0.01)
+
+    @rig.job(args=Traced, kind="good")
+    async def good(job: Job[Traced]) -> None: ...
+
+    async def first(job: Job[Any], do_inner: WorkInner) -> None:
+        await (function(job, do_inner) if job.kind == "task" else do_inner())
+
+    tasks.clear()
+    async with rig.working(middleware=[WorkerMiddlewareFunc(first)]) as client:
+        row, other = await rig.work(client, Task(), riverpy.RawArgs("good", "{}"))
+    assert text in errors_of(row)[0]["error"]
+    assert len(ran) == runs
+    assert other["state"] == "completed"
+    assert all(task.done() for task in tasks)
+
+
+async def test_timeout_is_an_error(rig: Rig) -> None:
+    """At its timeout the job is cancelled; hooks and middleware see TimeoutError, and may await."""
+    calls: list[str] = []
+
+    @rig.job(timeout=timedelta(milliseconds=20))
+    async def work(job: Job[Task]) -> None:
+        await anyio.sleep_forever()
+
+    async def end(job: Job[Any], error: BaseException | None) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asyncio.sleep(0.001))
+        async with asyncio.timeout(10):
+            await anyio.sleep(0.001)
+        calls.append(type(error).__name__)
+
+    row = await rig.run_one(hooks=[HookWorkEndFunc(end)], middleware=[Recorder("p", calls)])
+    assert calls == ["p in", "TimeoutError", "p out TimeoutError"]
+    assert "exceeded its timeout of 0.02 s" in errors_of(row)[0]["error"]
+
+
+async def test_timeout_covers_work_end(rig: Rig) -> None:
+    """The timeout ends a work_end hook that hangs, and that is the attempt's failure."""
+
+    @rig.job(timeout=timedelta(milliseconds=20))
+    async def work(job: Job[Task]) -> None: ...
+
+    async def hang(job: Job[Any], error: BaseException | None) -> None:
+        await anyio.sleep_forever()
+
+    row = await rig.run_one(hooks=[HookWorkEndFunc(hang)])
+    assert "exceeded its timeout" in errors_of(row)[0]["error"]
+
+
+async def test_timeout_leaves_middleware_out(rig: Rig) -> None:
+    """What a middleware does before and after the job is not counted."""
+    limit = timedelta(milliseconds=30)
+
+    class Limited(riverpy.Worker[Task]):
+        async def work(self, job: Job[Task]) -> None: ...
+
+        def timeout(self, job: Job[Task]) -> timedelta:
+            return limit
+
+    rig.workers.add(Limited())
+
+    async def slow(job: Job[Any], do_inner: WorkInner) -> None:
+        await anyio.sleep(2 * limit.total_seconds())
+        await do_inner()
+        await anyio.sleep(2 * limit.total_seconds())
+
+    row = await rig.run_one(middleware=[WorkerMiddlewareFunc(slow)], job_timeout=limit)
+    assert row["state"] == "completed"
+
+
+async def test_timeout_in_another_task(rig: Rig) -> None:
+    """A middleware may run the job in a task group; its timeout is told as such all the same."""
+
+    @rig.job(timeout=timedelta(milliseconds=20))
+    async def work(job: Job[Task]) -> None:
+        await anyio.sleep_forever()
+
+    async def beside(job: Job[Any], do_inner: WorkInner) -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(do_inner)
+
+    row = await rig.run_one(middleware=[WorkerMiddlewareFunc(beside)])
+    assert "exceeded its timeout" in errors_of(row)[0]["error"]
+
+
+async def _catch_around(job: Job[Any], do_inner: WorkInner) -> None:
+    with suppress(asyncio.CancelledError):
+        await do_inner()
+
+
+async def _catch_before(job: Job[Any], do_inner: WorkInner) -> None:
+    begun.set()
+    try:
+        await anyio.sleep_forever()
+    except asyncio.CancelledError:
+        await do_inner()
+
+
+async def _catch_and_return(job: Job[Any], do_inner: WorkInner) -> None:
+    begun.set()
+    try:
+        await anyio.sleep_forever()
+    except asyncio.CancelledError:
+        return
+
+
+async def _catch_and_raise(job: Job[Any], do_inner: WorkInner) -> None:
+    try:
+        await do_inner()
+    except asyncio.CancelledError:
+        raise ValueError("another") from None
+
+
+async def _swallow(job: Job[Any], error: BaseException | None) -> bool:
+    return True
+
+
+class Signal:
+    """An event that each test makes anew."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    async def wait(self) -> None:
+        with anyio.fail_after(PATIENCE):
+            await self._event.wait()
+
+
+begun = Signal()
+
+
+@pytest.mark.parametrize(
+    "plugin",
+    [
+        WorkerMiddlewareFunc(_catch_around),
+        WorkerMiddlewareFunc(_catch_before),
+        WorkerMiddlewareFunc(_catch_and_return),
+        WorkerMiddlewareFunc(_catch_and_raise),
+        HookWorkEndFunc(_swallow),
+    ],
+    ids=["around", "before", "return", "raise", "hook"],
+)
+@pytest.mark.parametrize("way", ["cancel", "stop"])
+async def test_cancellation_stands(rig: Rig, plugin: riverpy.Plugin, way: str) -> None:
+    """A job that a cancel or a stop ended is cancelled or given back, whatever hooks and middleware
+    that catch the cancellation make of it."""
+    begun.clear()
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        begun.set()
+        await anyio.sleep_forever()
+
+    async with rig.working(plugins=[plugin]) as client:
+        job = (await client.insert(Task())).job
+        await begun.wait()
+        if way == "cancel":
+            await client.job_cancel(job.id)
+        else:
+            client.stop_and_cancel()
+        event = await rig.event()
+    row = await rig.row(job.id)
+    if way == "cancel":
+        assert (event.kind, row["state"]) == (EventKind.JOB_CANCELLED, "cancelled")
+    else:
+        assert (event.kind, row["state"]) == (EventKind.JOB_INTERRUPTED, "available")
+        assert (row["attempt"], row["errors"]) == (0, None)
+
+
+async def test_completes_in_spite_of_cancel(rig: Rig) -> None:
+    """A job that ends by itself after it was cancelled completes, with middleware as without."""
+    begun.clear()
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        begun.set()
+        try:
+            await anyio.sleep_forever()
+        except asyncio.CancelledError:
+            return
+
+    async with rig.working(plugins=[Recorder("p", [])]) as client:
+        job = (await client.insert(Task())).job
+        await begun.wait()
+        await client.job_cancel(job.id)
+        event = await rig.event()
+    assert event.kind is EventKind.JOB_COMPLETED
+
+
+async def test_hanging_middleware(rig: Rig) -> None:
+    """A middleware that hangs keeps its slot and nothing else; a cancel ends it."""
+    begun.clear()
+
+    @rig.job
+    async def work(job: Job[Task]) -> None: ...
+
+    async def hang(job: Job[Any], do_inner: WorkInner) -> None:
+        if job.encoded_args == '{"n": 1}':
+            begun.set()
+            await anyio.sleep_forever()
+        await do_inner()
+
+    queues = {"default": QueueConfig(max_workers=2)}
+    async with rig.working(queues=queues, middleware=[WorkerMiddlewareFunc(hang)]) as client:
+        job = (await client.insert(Task(1))).job
+        await begun.wait()
+        rows = await rig.work(client, *(Task(n) for n in range(10, 20)))
+        assert {row["state"] for row in rows} == {"completed"}
+        await client.job_cancel(job.id)
+        assert (await rig.event()).kind is EventKind.JOB_CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "text"),
+    [
+        ("hooks", [object()], "object has none of the methods insert_begin"),
+        ("hooks", [Recorder], "the class Recorder: call it"),
+        ("hooks", Recorder("x", []), "hooks must be a list"),
+        ("middleware", [HookWorkBeginFunc(_never)], "none of the methods insert_many, work"),
+        ("middleware", [WorkerMiddlewareFunc(print)], "work of print must be an"),
+        ("hooks", [riverpy.HookMetricEmitFunc(_never)], "must be a plain function"),
+        ("plugins", [lambda job: None], "a plain function needs one of the adapters"),
+    ],
+)
+def test_refused(setting: str, value: Any, text: str) -> None:
+    """TY-04: what is no hook or middleware is refused when the settings are made."""
+    with pytest.raises(riverpy.ConfigError, match=text):
+        riverpy.Config(**{setting: value})
