@@ -263,7 +263,7 @@ def worker_looks(clients: Sequence[ClientRow], running: dict[str, int]) -> list[
             queues=client.queues,
             candidate=client.candidate,
             started_at=client.started_at,
-            silent_for=round(client.silent_for, 3),
+            silent_for=round(max(client.silent_for, 0.0), 3),
         )
         for client in clients
     ]

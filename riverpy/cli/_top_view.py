@@ -196,6 +196,8 @@ def _count(number: int, cap: int) -> str:
 def _rate(rate: float) -> str:
     if not rate:
         return "-"
+    if rate < 0.1:
+        return "<0.1"
     return f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
 
 
@@ -213,7 +215,7 @@ def _seconds(seconds: float | None) -> str:
 def _ago(duration: timedelta) -> str:
     minutes = int(duration.total_seconds()) // 60
     if minutes < 2:
-        return f"{duration.total_seconds():.0f} s"
+        return f"{max(duration.total_seconds(), 0.0):.0f} s"
     if minutes < 120:
         return f"{minutes} min"
     return f"{minutes // 60} h" if minutes < 48 * 60 else f"{minutes // 1440} days"

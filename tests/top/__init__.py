@@ -1,0 +1,3 @@
+"""Tests of `riverpy top`."""
+
+from __future__ import annotations

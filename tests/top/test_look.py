@@ -1,0 +1,260 @@
+"""What `riverpy top` reads of a staged fleet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from riverpy.cli import _top_look
+from riverpy.cli._top_look import Looker
+from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from riverpy.errors import SchemaMissingError
+from tests.kit import pgbouncer
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from riverpy.cli._top_look import Look, QueueLook, WorkerLook
+    from tests._database import Schema
+
+
+async def register(schema: Schema, client_id: str, *, queues: str, age: str = "0 s") -> None:
+    """Write the row of a client that gave its last sign of life so long ago."""
+    await schema.execute(
+        "INSERT INTO riverpy_client"
+        " (client_id, queues, kinds, candidate, poll_only, version, dead_after, heartbeat_at)"
+        " VALUES ($1, $2, '{}', $1 = 'alive', false, '1.2', '60 s', now() - $3::text::interval)",
+        client_id,
+        queues.split(","),
+        age,
+    )
+
+
+async def insert(schema: Schema, queue: str, state: str, columns: str, *values: str) -> None:
+    """Insert one job; the values are SQL."""
+    await schema.execute(
+        f"INSERT INTO river_job (kind, args, max_attempts, queue, state, {columns})"
+        f" VALUES ('k', '{{}}', 25, '{queue}', '{state}', {', '.join(values)})"
+    )
+
+
+async def seat(schema: Schema, leader_id: str, seconds: float) -> None:
+    """Let somebody lead."""
+    await schema.execute(
+        "INSERT INTO river_leader (leader_id, elected_at, expires_at)"
+        " VALUES ($1, now(), now() + make_interval(secs => $2))",
+        leader_id,
+        seconds,
+    )
+
+
+def queue_of(look: Look, name: str) -> QueueLook:
+    """One queue of a look."""
+    (queue,) = [queue for queue in look.queues if queue.name == name]
+    return queue
+
+
+def worker_of(look: Look, client_id: str) -> WorkerLook:
+    """One worker of a look."""
+    (worker,) = [worker for worker in look.workers if worker.client_id == client_id]
+    return worker
+
+
+async def test_queues(schema: Schema, looker: Looker) -> None:
+    """OP-08: each queue is shown with its jobs; one that is paused, or that a client works, with no
+    job too."""
+    await schema.execute(
+        "INSERT INTO river_queue (name, updated_at, paused_at) VALUES ('idle', now(), now())"
+    )
+    await register(schema, "alive", queues="default,worked")
+    await register(schema, "gone", queues="default,left", age="61 s")
+    for priority, age in ((4, 90), (1, 5), (1, -600)):
+        await insert(
+            schema, "default", "available", "priority, scheduled_at", str(priority),
+            f"now() - interval '{age} s'",
+        )  # fmt: skip
+    await insert(schema, "default", "scheduled", "scheduled_at", "now() + interval '1 h'")
+    await insert(schema, "other", "retryable", "scheduled_at", "now() + interval '1 h'")
+    await insert(schema, "waits", "pending", "scheduled_at", "now()")
+    look = await looker.look()
+    assert [queue.name for queue in look.queues] == ["default", "idle", "other", "waits", "worked"]
+    default, idle = queue_of(look, "default"), queue_of(look, "idle")
+    assert (default.available, default.scheduled, default.running, default.workers) == (3, 1, 0, 1)
+    assert default.due_for is not None
+    assert 90 <= default.due_for < 120
+    assert not default.paused
+    assert idle.paused
+    assert (idle.available, idle.due_for, idle.workers) == (0, None, 0)
+    assert queue_of(look, "other").retryable == 1
+    assert look.totals == {
+        "available": 3, "cancelled": 0, "completed": 0, "discarded": 0, "pending": 1,
+        "retryable": 1, "running": 0, "scheduled": 1,
+    }  # fmt: skip
+
+
+async def test_rates(schema: Schema, looker: Looker) -> None:
+    """What started, was completed and failed in the last seconds, by the rows; nothing older."""
+    error = "array[json_build_object('at', to_char(now() - interval '{} s', '{}'))::jsonb]"
+    rfc3339 = 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'
+    recent, old = error.format(2, rfc3339), error.format(30, rfc3339)
+    await schema.execute("SET timezone = 'UTC'")
+    for age in (1, 1, 60):
+        await insert(
+            schema, "q", "completed", "attempt, scheduled_at, attempted_at, finalized_at", "1",
+            f"now() - interval '{age + 2} s'", f"now() - interval '{age} s'",
+            f"now() - interval '{age} s'",
+        )  # fmt: skip
+    for age, errors in ((2, recent), (30, old)):
+        at = f"now() - interval '{age} s'"
+        await insert(schema, "q", "discarded", "attempted_at, finalized_at, errors", at, at, errors)
+        await insert(schema, "q", "retryable", "attempt, attempted_at, errors", "1", at, errors)
+        await insert(schema, "q", "available", "attempt, attempted_at, errors", "1", at, errors)
+    await insert(schema, "q", "running", "attempt, attempted_at", "1", "now()")
+    await insert(schema, "q", "running", "attempt, attempted_at", "1", "now() - interval '1 h'")
+    queue = queue_of(look := await looker.look(), "q")
+    assert look.rates_over == 10
+    # Two that were completed, one that was discarded and one that runs.
+    assert (queue.started_per_s, queue.completed_per_s, queue.failed_per_s) == (0.4, 0.2, 0.3)
+    assert queue.wait_p95 is not None
+    assert 1 < queue.wait_p95 <= 2
+
+
+async def test_caps(schema: Schema, looker: Looker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers stop at the cap; rates are then of the seconds of the jobs that were counted."""
+    monkeypatch.setattr(_top_look, "CAP", 20)
+    await schema.execute(
+        "INSERT INTO river_job"
+        " (kind, args, max_attempts, queue, state, finalized_at, attempted_at)"
+        " SELECT 'k', '{}', 25, 'q', 'completed', at, at"
+        " FROM (SELECT now() - i * interval '100 ms' AS at FROM generate_series(1, 90) AS i) AS _"
+    )
+    await schema.execute(
+        "INSERT INTO river_job (kind, args, max_attempts, queue)"
+        " SELECT 'k', '{}', 25, 'q' FROM generate_series(1, 30)"
+    )
+    look = await looker.look()
+    assert look.cap == 20
+    assert queue_of(look, "q").available == 20
+    assert look.totals["completed"] == 20
+    assert look.rates_over < 10
+    assert 0 < queue_of(look, "q").completed_per_s <= 10.01
+    monkeypatch.setattr(_top_look, "QUEUES_CAP", 10)
+    look = await looker.look()
+    assert (look.cap, queue_of(look, "q").available) == (10, 10)
+
+
+async def test_workers(schema: Schema, looker: Looker) -> None:
+    """Clients that live, are silent, or are not registered, each with the jobs that it runs."""
+    await register(schema, "alive", queues="a,b")
+    await register(schema, "gone", queues="a", age="61 s")
+    for client_id in ("alive", "alive", "gone", "go", None):
+        by = "NULL" if client_id is None else f"array['before', '{client_id}']"
+        await insert(schema, "a", "running", "attempted_by", by)
+    look = await looker.look()
+    alive, gone = worker_of(look, "alive"), worker_of(look, "gone")
+    assert (alive.state, alive.running, alive.queues) == ("alive", 2, ["a", "b"])
+    assert (alive.version, alive.candidate) == ("1.2", True)
+    assert (gone.state, gone.running, gone.candidate) == ("silent", 1, False)
+    assert gone.silent_for is not None
+    assert gone.silent_for >= 61
+    for client_id in ("go", ""):
+        worker = worker_of(look, client_id)
+        assert (worker.state, worker.running, worker.version) == ("unregistered", 1, None)
+    assert look.candidates == 1
+
+
+async def test_leader(schema: Schema, looker: Looker) -> None:
+    """Who leads, whether it is a client of riverpy's, and whether the lease has expired."""
+    assert (await looker.look()).leader is None
+    await seat(schema, "alive", 15)
+    look = await looker.look()
+    assert look.leader is not None
+    assert (look.leader.leader_id, look.leader.foreign) == ("alive", True)
+    await register(schema, "alive", queues="a")
+    look = await looker.look()
+    assert look.leader is not None
+    assert not look.leader.foreign
+    assert 0 < look.leader.expires_in <= 15
+    await schema.execute("UPDATE river_leader SET expires_at = now() - interval '1 s'")
+    look = await looker.look()
+    assert look.leader is not None
+    assert look.leader.expires_in < 0
+
+
+async def test_line_main_alone(schema: Schema, looker: Looker) -> None:
+    """Without riverpy's own tables the rest is shown, and what is not known is said not to be."""
+    await insert(schema, "q", "running", "attempted_by", "array['go']")
+    await seat(schema, "go", 15)
+    await schema.execute("UPDATE river_migration SET line = 'hidden' WHERE line = 'riverpy'")
+    try:
+        look = await looker.look()
+    finally:  # the schema is used again
+        await schema.execute("UPDATE river_migration SET line = 'riverpy' WHERE line = 'hidden'")
+    assert (look.candidates, queue_of(look, "q").workers) == (None, None)
+    assert worker_of(look, "go").running == 1
+    assert look.leader is not None
+    assert look.leader.foreign is None
+
+
+@pytest.mark.parametrize(
+    "entry", ['{"at": 7}', '{"at": "soon"}', '{"at": null}', "[]", "null", '"x"', '{"at": "9"}']
+)
+async def test_odd_errors(schema: Schema, looker: Looker, entry: str) -> None:
+    """MG-07: errors that another program wrote in a form of its own harm no look."""
+    for state in ("retryable", "running", "available"):
+        await insert(schema, "q", state, "attempt, errors", "2", f"array['{entry}'::jsonb]")
+    for state in ("completed", "discarded", "cancelled"):
+        columns = "attempt, errors, finalized_at"
+        await insert(schema, "q", state, columns, "2", f"array['{entry}'::jsonb]", "now()")
+    queue = queue_of(await looker.look(), "q")
+    assert (queue.retryable, queue.running, queue.available) == (1, 1, 1)
+
+
+async def test_no_tables(fresh_database_url: str) -> None:
+    """Without River's tables the error says how to make them."""
+    with pytest.raises(SchemaMissingError, match="riverpy migrate up"):
+        await Looker(fresh_database_url, None).look()
+
+
+async def test_connection_is_made_again(schema: Schema, looker: Looker) -> None:
+    """After its connection was cut, one look fails and the next one has a new connection."""
+    await looker.look()
+    assert looker._connection is not None
+    looker._connection.terminate()
+    assert (await looker.look()).queues == []
+
+
+async def test_failed_statement_ends_the_look_alone(schema: Schema, looker: Looker) -> None:
+    """A table that somebody has locked ends the look at its limit; afterwards it is as before."""
+    async with schema.connected() as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute("LOCK TABLE river_job IN ACCESS EXCLUSIVE MODE")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_top_look, "STATEMENT_LIMIT", _top_look.STATEMENT_LIMIT / 20)
+            with pytest.raises(DATABASE_ERRORS):
+                await looker.look()
+        await transaction.rollback()
+    assert (await looker.look()).queues == []
+
+
+@pytest.fixture
+def pooler_url(database_url: str) -> Generator[str]:
+    """A pooler with one connection to this worker's database."""
+    if not pgbouncer.is_installed():
+        pytest.skip("pgbouncer or setpriv is not installed")
+    with pgbouncer.pooled(database_url, size=1) as url:
+        yield url
+
+
+async def test_through_pooler(schema: Schema, pooler_url: str) -> None:
+    """PB-01: looks go through a pooler in transaction mode, and leave no setting in its session."""
+    looker = Looker(pooler_url, schema.name)
+    for _ in range(3):
+        assert (await looker.look()).queues == []
+    assert looker._connection is not None
+    for setting in ("statement_timeout", "jit", "enable_seqscan"):
+        show = f"SELECT setting = reset_val FROM pg_settings WHERE name = '{setting}'"
+        assert await looker._connection.fetchval(show)
+    await looker.close()
