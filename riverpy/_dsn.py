@@ -97,8 +97,11 @@ def mask_url(text: str) -> str:
         text = _URL_PASSWORD.sub(r"\g<user>:***", text)
         text = _LIKE_URL_PASSWORD.sub(r"\g<user>:***", text)
         text = _BARE_PASSWORD.sub(r"\g<user>:***", text)
+    if "=" not in text:  # as in most lines of a log, which may be long
+        return text
     text = _PASSWORD_PARAMETER.sub(r"\1=***", text)
-    text = _URL_QUERY.sub(lambda match: match["place"] + _masked_query(match["query"]), text)
+    if "://" in text:
+        text = _URL_QUERY.sub(lambda match: match["place"] + _masked_query(match["query"]), text)
     return _PASSWORD_KEYWORD.sub(r"\1***", text)
 
 

@@ -1,57 +1,19 @@
-"""The log of a worker process: of structlog and of the standard library's loggers, to stderr.
-
-When the reader of a pipe has gone, the log goes silent and a stop is asked for.
-"""
+"""The log of a worker process: of structlog and of the standard library's loggers, to stderr."""
 
 from __future__ import annotations
 
 import logging
-import os
 import sys
-import threading
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 
 from riverpy._dsn import mask_url
+from riverpy.cli._log_stream import LogStream
 from riverpy.cli._output import has_color
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from structlog.typing import EventDict, Processor
-
-
-class LogStream:
-    """Stderr for log lines. When its reader has gone, all later output is dropped."""
-
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
-        self._lock = threading.Lock()
-        self.on_broken: Callable[[], None] | None = None
-        """Called once, from any thread, when the reader has gone."""
-        self._is_broken = False
-
-    def write(self, text: str) -> None:
-        """Write, or do nothing."""
-        self._guarded(self._stream.write, text)
-
-    def flush(self) -> None:
-        """Flush, or do nothing."""
-        self._guarded(self._stream.flush)
-
-    def _guarded(self, operation: Callable[..., Any], *args: str) -> None:
-        with self._lock:
-            if self._is_broken:
-                return
-            try:
-                operation(*args)
-                return
-            except BrokenPipeError:
-                self._is_broken = True
-        _silence(self._stream)
-        if self.on_broken:
-            self.on_broken()
 
 
 class _Stderr:
@@ -134,14 +96,3 @@ def _mask_passwords(_logger: object, _method: str, event: EventDict) -> EventDic
         if isinstance(value, str):
             event[key] = mask_url(value)
     return event
-
-
-def _silence(stream: IO[str]) -> None:
-    """Let stderr, and stdout if it is the same pipe, lead nowhere: nobody's write fails."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    numbers = {stream.fileno()}
-    if os.path.sameopenfile(stream.fileno(), 1):
-        numbers.add(1)
-    for number in numbers:
-        os.dup2(devnull, number)
-    os.close(devnull)

@@ -24,6 +24,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from riverpy.cli._log_stream import drain_logs
 from riverpy.cli._output import print_last_note
 
 if TYPE_CHECKING:
@@ -235,15 +236,16 @@ def leave(exit_code: int, note: str) -> NoReturn:
 
     Whoever reads stdout or stderr may be slow or stuck: it has `FLUSH` for what is buffered.
     """
-    print_last_note(note)
     with suppress(RuntimeError):  # no more threads
         flush = threading.Thread(target=_flush, daemon=True)
         flush.start()
         flush.join(FLUSH)
+    print_last_note(note)
     os._exit(exit_code)
 
 
 def _flush() -> None:
+    drain_logs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()

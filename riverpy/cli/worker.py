@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from riverpy._db.jobs import Stamp
     from riverpy._work.run import StopReport
-    from riverpy.cli._logging import LogStream
+    from riverpy.cli._log_stream import LogStream
     from riverpy.cli._options import DatabaseSettings
     from riverpy.client import Client
     from riverpy.worker import WorkUnit

@@ -224,11 +224,9 @@ async def test_thread_of_a_cancelled_job(schema: Schema, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("signals", [1, 3])
-async def test_reader_of_the_log_does_not_read(
-    schema: Schema, tmp_path: Path, signals: int
-) -> None:
-    """A log that nobody reads blocks the loop: the limits hold, rows are put back, and a third
-    signal ends it at once."""
+async def test_reader_of_stderr_does_not_read(schema: Schema, tmp_path: Path, signals: int) -> None:
+    """A job that itself prints to a stderr that nobody reads blocks the loop: the limits hold, rows
+    are put back, and a third signal ends it at once."""
     await insert(schema, "flood")
     (tmp_path / "jobs.py").write_text(JOBS)
     reader, writer = os.pipe()

@@ -85,7 +85,7 @@ async def do(job: riverpy.Job[Do]) -> None:
                     os.write(2, b"x")
             except BlockingIOError:
                 os.set_blocking(2, True)
-            logging.getLogger("mine").warning("nobody reads this")
+            print("nobody reads this", file=sys.stderr, flush=True)
         case "fork":
             child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(3600,))
             child.start()

@@ -1,0 +1,213 @@
+"""More log than its reader takes: the worker goes on, what is lost is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from riverpy.cli._log_stream import KEPT_MAX, LogStream
+from tests.cli.worker_process import RIVERPY, environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests._database import Schema
+
+DROPPED = "log lines were dropped: what reads them is too slow"
+PATIENCE = 30.0
+LINES = 600
+LENGTH = 10_000
+JOBS = f"""
+import logging
+from typing import ClassVar
+
+import msgspec
+import riverpy
+
+workers = riverpy.Workers()
+
+
+class Task(msgspec.Struct):
+    kind: ClassVar[str] = "task"
+    n: int = 0
+
+
+@workers.job
+async def task(job: riverpy.Job[Task]) -> None:
+    if job.args.n == 1:
+        for number in range({LINES}):
+            logging.getLogger("mine").warning("%05d %s", number, "x" * {LENGTH})
+
+
+client = riverpy.Client(workers=workers, queues={{"default": riverpy.QueueConfig()}})
+"""
+
+
+def pipe() -> tuple[int, int]:
+    """The ends to read and to write of a pipe, as a shell makes it."""
+    return os.pipe()
+
+
+def journal() -> tuple[int, int]:
+    """Those of a socket, as systemd makes it."""
+    reader, writer = socket.socketpair()
+    return reader.detach(), writer.detach()
+
+
+def terminal() -> tuple[int, int]:
+    """Those of a terminal."""
+    reader, writer = os.openpty()
+    return reader, writer
+
+
+async def insert(schema: Schema, n: int) -> None:
+    """Insert a job."""
+    await schema.execute(
+        "INSERT INTO river_job (args, kind, max_attempts)"
+        " VALUES (jsonb_build_object('n', $1::int), 'task', 25)",
+        n,
+    )
+
+
+async def until_completed(schema: Schema, count: int) -> None:
+    """Wait until so many jobs are."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            jobs = await schema.jobs()
+            if [job["state"] for job in jobs] == ["completed"] * count:
+                return
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("ends", [pipe, journal, terminal])
+async def test_reader_of_the_log_has_stopped(
+    schema: Schema, tmp_path: Path, ends: Callable[[], tuple[int, int]]
+) -> None:
+    """A job that logs 6 MB beside a reader that does not read blocks nothing: it and others are
+    completed. When the reader goes on it gets each line that was kept, in order, and the number of
+    those that were not."""
+    (tmp_path / "jobs.py").write_text(JOBS)
+    reader, writer = ends()
+    await insert(schema, 1)
+    with subprocess.Popen(
+        [
+            *(RIVERPY, "worker", "jobs", "--log=json"),
+            *(f"--database-url={schema.url}", f"--schema={schema.name}"),
+        ],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=writer,
+    ) as process:
+        os.close(writer)
+        try:
+            await until_completed(schema, 1)
+            await insert(schema, 2)
+            await until_completed(schema, 2)
+
+            entries = await asyncio.to_thread(read_until, reader, DROPPED)
+            process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(process.wait, PATIENCE) == 0
+        finally:
+            process.kill()
+            os.close(reader)
+    numbers = [int(entry["event"][:5]) for entry in entries if "xxx" in entry["event"]]
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) * LENGTH > KEPT_MAX * 0.8
+    assert entries[-1]["lines"] >= LINES - len(numbers)
+
+
+def read_until(reader: int, event: str) -> list[dict[str, object]]:
+    """The log up to the line of this event."""
+    entries: list[dict[str, object]] = []
+    with os.fdopen(os.dup(reader), encoding="utf-8") as lines:
+        for line in lines:
+            entries.append(json.loads(line))
+            if entries[-1]["event"] == event:
+                return entries
+    raise AssertionError(f"no line {event!r}")
+
+
+@pytest.mark.parametrize("end", ["left", "crash"])
+def test_log_of_a_process_that_ends(end: str) -> None:
+    """What was logged before a process is left, or crashes, is in the log where it could be
+    written without waiting."""
+    leave = {
+        "left": "from riverpy.cli._signals import leave; leave(3, 'the last note')",
+        "crash": "os._exit(3)",
+    }[end]
+    code = (
+        "import os, structlog; from riverpy.cli._logging import configure_logging; "
+        f"configure_logging('json', 'info'); structlog.get_logger().info('the last line'); {leave}"
+    )
+    done = subprocess.run(
+        [RIVERPY.with_name("python"), "-c", code],
+        stderr=subprocess.PIPE,
+        env=environment(),
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 3
+    first, *others = done.stderr.decode().splitlines()
+    assert json.loads(first)["event"] == "the last line"
+    assert others == (["the last note"] if end == "left" else [])
+
+
+def test_descriptor_that_cannot_be_written(tmp_path: Path) -> None:
+    """A full disk costs log lines, no exception for who logs; the log goes on when there is
+    room."""
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        stream = LogStream(full)
+        stream.write("lost\n")
+        stream.drain(PATIENCE)
+        with (tmp_path / "log").open("w", encoding="utf-8") as file:
+            os.dup2(file.fileno(), full.fileno())
+    assert stream._dropped == 1
+
+
+def test_descriptor_that_others_made_unwaiting() -> None:
+    """A descriptor that somebody who shares it has made one that does not wait loses nothing."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with os.fdopen(writer, "w", encoding="utf-8") as end:
+        stream = LogStream(end)
+        text = "x" * 200_000 + "\n"
+        stream.write(text)
+        with os.fdopen(reader, encoding="utf-8") as lines:
+            assert lines.readline() == text
+        stream.drain(PATIENCE)
+
+
+@pytest.mark.parametrize("ends", [pipe, journal])
+def test_reader_has_gone(ends: Callable[[], tuple[int, int]]) -> None:
+    """Who waits for a stop is told once that the reader has gone, while a line waited for it too;
+    later lines lead nowhere."""
+    reader, writer = ends()
+    told = Counter[str]()
+    is_told = threading.Event()
+
+    def broken() -> None:
+        told["broken"] += 1
+        is_told.set()
+
+    with os.fdopen(writer, "w", encoding="utf-8") as end:
+        stream = LogStream(end)
+        stream.on_broken = broken
+        stream.write("x" * 1_000_000)  # more than fits: a thread writes on
+        os.close(reader)
+        assert is_told.wait(PATIENCE)
+        stream.write("y")
+        stream.write("z")
+        end.write("of others")
+        end.flush()
+    assert told == {"broken": 1}
