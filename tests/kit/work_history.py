@@ -401,13 +401,20 @@ LATE = 3.0
 EARLY = 0.2
 PER_JOB = {"job failed"}
 """Events of which there is a line for each job."""
+AT_A_STOP = {
+    "jobs may be claimed that never ran: a claim had no answer",
+    "job results were not stored in time",
+    "jobs did not end and were abandoned",
+}
+"""Errors that a worker tells of when it is stopped in an outage."""
 
 
 def _check_logs(history: History) -> Iterator[Violation]:
     recoveries = history.recoveries()
     for worker, lines in history.logs.items():
         for line in lines:
-            if line.exception or line.level in {"error", "critical"}:
+            is_error = line.level in {"error", "critical"} and line.event not in AT_A_STOP
+            if line.exception or is_error:
                 yield Violation("plain logs", f"{worker}: {line}")
         yield from _check_pairs(worker, lines)
         mine = [recovery for recovery in recoveries if recovery.worker == worker]
@@ -431,3 +438,5 @@ def _check_pairs(worker: str, lines: Iterable[LogLine]) -> Iterator[Violation]:
         if last.get(line.client_id, RESTORED) == line.event:
             yield Violation("one line an outage", f"{worker}: again {line}")
         last[line.client_id] = line.event
+    if last and list(last.values())[-1] == LOST:  # the newest process; others may have been killed
+        yield Violation("one line a recovery", f"{worker}: the last outage has none")

@@ -1,0 +1,378 @@
+"""scripts/chaos work: its checker finds each kind of fault, its plans are those of their seeds, and
+a bounded run finds nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from riverpy._maintenance.job_rescuer import DEAD_ERROR
+from scripts.chaos import parse_arguments
+from scripts.chaos_work import FaultKind, make_plan, run_chaos
+from tests.kit.work_history import (
+    ALL,
+    CANCEL_ERROR,
+    LINES_MOST,
+    LOST,
+    RESTORED,
+    Act,
+    Cancel,
+    History,
+    JobEnd,
+    LogLine,
+    Span,
+    check,
+)
+
+START = 1_800_000_000.0
+RATE = 300
+"""Jobs a second of the bounded run: what its machine must do beside other tests."""
+BUSY_BOUND = 30.0
+"""Seconds until work goes on, for the same reason."""
+
+
+def claim(seconds: float) -> int:
+    """The claim of a time after the start."""
+    return round((START + seconds - 946684800) * 1e6)
+
+
+def act(what: str, job_id: int, attempt: int, claimed: float, at: float, **values: Any) -> Act:
+    return Act(
+        **{
+            "process": "w0:1",
+            "what": what,
+            "at": START + at,
+            "job_id": job_id,
+            "attempt": attempt,
+            "claim": claim(claimed),
+        }
+        | values
+    )
+
+
+def attempt(
+    job_id: int,
+    number: int = 1,
+    *,
+    at: float,
+    how: str = "returned",
+    stored: str | None = "job_completed",
+    process: str = "w0:1",
+) -> list[Act]:
+    """One that took 20 ms."""
+    acts = [
+        act("begin", job_id, number, at, at + 0.01, process=process),
+        act("end", job_id, number, at, at + 0.03, how=how, process=process),
+    ]
+    if stored:
+        acts.append(act("stored", job_id, number, at, at + 0.04, how=stored, process=process))
+    return acts
+
+
+def job(job_id: int, *, claimed: float, kind: str = "quick", **values: Any) -> JobEnd:
+    return JobEnd(
+        **{
+            "id": job_id,
+            "number": job_id,
+            "kind": kind,
+            "state": "completed",
+            "attempt": 1,
+            "claim": claim(claimed),
+            "created": START + claimed - 0.01,
+        }
+        | values
+    )
+
+
+def log(event: str, at: float, **values: Any) -> LogLine:
+    return LogLine(**{"event": event, "level": "info", "at": START + at, "client_id": "a"} | values)
+
+
+def span(kind: str, began: float, ended: float, worker: str = "w0", **values: Any) -> Span:
+    return Span(kind, worker, START + began, START + ended, **values)
+
+
+# Job 1 completed; 2 failed as planned, then snoozed; 3 was rescued from a killed worker; 4 was
+# cancelled while it ran; 5 is unique; 6 was interrupted; 7 was forgotten by a crash and began anew.
+ACTS = {
+    1: attempt(1, at=0.1),
+    2: [
+        *attempt(2, at=0.2, how="RuntimeError", stored="job_failed"),
+        *attempt(2, 2, at=0.5, how="JobSnooze", stored=None),
+        act("stored", 2, 1, 0.5, 0.54, how="job_snoozed"),
+        *attempt(2, 2, at=0.8),
+    ],
+    3: [act("begin", 3, 1, 1.0, 1.01), *attempt(3, 2, at=4.0)],
+    4: attempt(4, at=4.3, how="CancelledError", stored="job_cancelled"),
+    5: attempt(5, at=4.5),
+    6: [
+        *attempt(6, at=4.6, how="CancelledError", stored=None),
+        act("stored", 6, 0, 4.6, 4.64, how="job_interrupted"),
+        *attempt(6, at=4.9),
+    ],
+    7: [*attempt(7, at=5.2, stored=None), *attempt(7, at=6.2)],
+}
+JOBS = {
+    1: job(1, claimed=0.1),
+    2: job(
+        2,
+        claimed=0.8,
+        kind="flaky",
+        attempt=2,
+        failures=1,
+        failed=[1],
+        errors=["planned failure 1"],
+        failed_at=[START + 0.23],
+    ),
+    3: job(3, claimed=4.0, attempt=2, failed=[1], errors=[DEAD_ERROR], failed_at=[START + 3.9]),
+    4: job(
+        4,
+        claimed=4.3,
+        kind="endless",
+        state="cancelled",
+        failed=[1],
+        errors=[CANCEL_ERROR],
+        failed_at=[START + 4.33],
+    ),
+    5: job(5, claimed=4.5, kind="once"),
+    6: job(6, claimed=4.9),
+    7: job(7, claimed=6.2),
+}
+SPANS = [
+    span("worker killed", 1.1, 2.0),
+    span("server crashed", 5.3, 5.9, ALL),
+]
+LOGS = {
+    "w0": [
+        log(LOST, 5.35, level="warning"),
+        log(RESTORED, 6.0),
+        log("job failed", 0.23, level="warning"),
+    ],
+    "w1": [],
+}
+
+
+def history(**changes: Any) -> History:
+    """One of every kind of thing that may happen, with changes."""
+    values: dict[str, Any] = {
+        "jobs": list(JOBS.values()),
+        "acts": [one for acts in ACTS.values() for one in acts],
+        "committed": set(JOBS),
+        "rolled_back": {99},
+        "unique": [5],
+        "cancels": [Cancel(4, START + 4.32)],
+        "spans": SPANS,
+        "crashes": [(START + 5.3, START + 5.9)],
+        "logs": LOGS,
+        "ended": START + 8.0,
+        "dead_after": 1.0,
+    }
+    return History(**values | changes)
+
+
+def with_job(number: int, *acts: Act, **values: Any) -> History:
+    """The history with another end of a job, and more acts on it."""
+    changed = JOBS | {number: msgspec.structs.replace(JOBS[number], **values)}
+    return history(jobs=list(changed.values()), acts=[*history().acts, *acts])
+
+
+def with_acts(number: int, acts: list[Act]) -> History:
+    """The history with other acts on a job."""
+    return history(acts=[one for each in (ACTS | {number: acts}).values() for one in each])
+
+
+def rules(broken: History) -> set[str]:
+    """What the checker finds."""
+    found = check(broken)
+    assert all(violation.text for violation in found)
+    return {violation.rule for violation in found}
+
+
+def test_good_history() -> None:
+    """Nothing is found where nothing is wrong."""
+    assert check(history()) == []
+    assert check(History()) == []
+
+
+TWICE = act("stored", 1, 1, 0.1, 0.5, how="job_completed")
+BROKEN = {
+    "a committed job is gone": (
+        history(committed={*JOBS, 8}),
+        "no committed job lost",
+    ),
+    "a job that a job inserted is gone": (
+        history(acts=[*history().acts, Act(process="w0:1", what="child", at=START, child_id=8)]),
+        "no committed job lost",
+    ),
+    "a job of a rolled back transaction exists": (
+        history(rolled_back={1}),
+        "nothing of what was rolled back",
+    ),
+    "a job of a rolled back transaction ran": (
+        history(acts=[*history().acts, *attempt(8, at=1.0)]),
+        "nothing of what was rolled back",
+    ),
+    "a job never ends": (with_job(1, state="running"), "every job ends"),
+    "a job is discarded": (with_job(1, state="discarded"), "every job ends"),
+    "a claim has two results": (with_job(1, TWICE), "one result of each claim"),
+    "a job is finished by two claims": (
+        with_job(1, *attempt(1, 2, at=0.3, process="w1:1")),
+        "no job finished twice",
+    ),
+    "a stored result is gone": (
+        with_job(1, state="cancelled", failed=[1], errors=[CANCEL_ERROR], failed_at=[START]),
+        "a stored result stays",
+    ),
+    "a stored failure is gone": (
+        with_acts(1, attempt(1, at=0.1, how="RuntimeError", stored="job_failed")),
+        "a stored result stays",
+    ),
+    "a job is completed whose handler did not end": (
+        with_acts(1, ACTS[1][:1]),
+        "what is completed has returned",
+    ),
+    "a job is completed by another claim than its last": (
+        with_job(1, claim=claim(0.3)),
+        "what is completed has returned",
+    ),
+    "an attempt is not counted": (
+        with_job(2, attempt=1, failed=[1]),
+        "an error for each attempt but the last",
+    ),
+    "an attempt has two errors": (
+        with_job(2, failed=[1, 1], errors=["planned"] * 2, failed_at=[START] * 2, failures=2),
+        "an error for each attempt but the last",
+    ),
+    "a job did not fail as it should": (with_job(2, failures=2), "it fails as planned"),
+    "a job failed too often": (with_job(2, failures=0), "it fails as planned"),
+    "an error that nobody raised": (
+        with_job(2, errors=["oh"], failures=0),
+        "an error has a reason",
+    ),
+    "a rescue from a worker that was well": (
+        history(spans=[SPANS[1], span("worker killed", 1.1, 2.0, "w1")]),
+        "a rescue has a reason",
+    ),
+    "a claim that begins twice": (with_job(1, ACTS[1][0]), "a claim begins once"),
+    "an attempt that begins again": (
+        with_job(1, *attempt(1, at=0.05, stored=None)),
+        "an attempt begins again for a reason",
+    ),
+    "an attempt that begins again without the crash": (
+        history(crashes=[]),
+        "an attempt begins again for a reason",
+    ),
+    "a unique job twice": (
+        history(jobs=[*JOBS.values(), job(8, number=5, claimed=0.1, kind="once")]),
+        "what is unique exists once",
+    ),
+    "a unique job inserted twice": (history(unique=[5, 5]), "what is unique is inserted once"),
+    "a cancelled job goes on": (
+        with_job(4, state="completed", failed=[], errors=[], failed_at=[]),
+        "what is cancelled ends",
+    ),
+    "a cancelled job runs again": (
+        with_job(4, *attempt(4, 2, at=4.5)),
+        "what is cancelled does not run again",
+    ),
+    "a worker does not work again": (
+        history(ended=START + 60, spans=[*SPANS, span("cut", 7.0, 7.0)]),
+        "work goes on soon after a fault",
+    ),
+    "jobs wait while workers could work": (
+        history(
+            ended=START + 60,
+            jobs=[*JOBS.values(), job(8, claimed=50.0, created=START + 7.0)],
+            acts=[*history().acts, *attempt(8, at=50.0)],
+        ),
+        "no stall",
+    ),
+    "a traceback": (
+        history(logs={"w0": [log("job failed", 1, exception="Traceback …")]}),
+        "plain logs",
+    ),
+    "an error": (history(logs={"w0": [log("oh", 1, level="error")]}), "plain logs"),
+    "many lines": (
+        history(logs=LOGS | {"w0": [log(f"{n}", 5.5) for n in range(LINES_MOST + 1)]}),
+        "no storm of log lines",
+    ),
+    "two lines about one loss": (
+        history(logs=LOGS | {"w0": [*LOGS["w0"][:1], *LOGS["w0"]]}),
+        "one line an outage",
+    ),
+    "two losses in one outage": (
+        history(logs=LOGS | {"w0": [*LOGS["w0"][:2], *LOGS["w0"]]}),
+        "one line an outage",
+    ),
+    "a loss that never ends": (
+        history(logs=LOGS | {"w0": LOGS["w0"][:1]}),
+        "one line a recovery",
+    ),
+}
+
+
+@pytest.mark.parametrize(("broken", "rule"), BROKEN.values(), ids=BROKEN.keys())
+def test_broken_history(broken: History, rule: str) -> None:
+    """Each thing that must not be is found."""
+    assert rule in rules(broken)
+
+
+def test_halts() -> None:
+    """Nobody can be expected to work while the server is broken, or every worker is."""
+    spans = [
+        span("down", 1, 2, ALL),
+        span("frozen", 2, 5, "w0"),
+        span("killed", 4, 6, "w1"),
+        span("locked", 6, 9, ALL, halts=False),
+    ]
+    found = history(spans=spans).halts()
+    assert found == [(START + 1, START + 2), (START + 4, START + 5)]
+
+
+def test_recoveries() -> None:
+    """A worker has recovered when it stores again; what begins before that is one trouble more."""
+    spans = [span("cut", 0, 1), span("frozen", 2, 3), span("down", 2.5, 3.5, ALL)]
+    acts = [act("stored", 1, 1, 0, at) for at in (0.5, 1.25, 3.1, 4.0)]
+    found = history(spans=spans, acts=acts, logs={"w0": []}).recoveries()
+    assert [(one.kind, one.seconds, one.spans) for one in found] == [
+        ("cut", 0.25, 1),
+        ("several at once", 0.5, 2),
+    ]
+
+
+def test_plan() -> None:
+    """A seed has one plan, in which a minute brings nearly every kind of fault."""
+    plan = make_plan(1, seconds=60, workers=3, dead_after=6)
+    assert plan == make_plan(1, seconds=60, workers=3, dead_after=6)
+    assert plan != make_plan(2, seconds=60, workers=3, dead_after=6)
+    assert {fault.kind for fault in make_plan(1, seconds=90, workers=3, dead_after=6)} == set(
+        FaultKind
+    )
+    assert {fault.number for fault in plan} == {0, 1, 2}
+
+
+def test_long_outages() -> None:
+    """A long run has outages of two minutes."""
+    plan = make_plan(1, seconds=3600, workers=3, dead_after=6)
+    assert max(fault.seconds for fault in plan) == 120
+
+
+def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    """What cannot be run is refused with exit code 2."""
+    with pytest.raises(SystemExit) as raised:
+        parse_arguments(["work", "--rate", "0"])
+    assert raised.value.code == 2
+    assert "usage: scripts/chaos" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(600)
+async def test_minute_of_chaos() -> None:
+    """A minute of faults of a fixed seed: no committed job is lost, none is finished twice, every
+    attempt has a reason, and work goes on after each fault."""
+    found = await run_chaos(1, seconds=60, workers=3, rate=RATE, bound=BUSY_BOUND)
+    assert found["violations"] == []
+    assert found["faults"]
+    for name in ("completed", "cancelled", "rolled_back"):
+        assert found[name] > 0, name
