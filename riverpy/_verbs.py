@@ -10,13 +10,15 @@ import msgspec
 
 from riverpy._db import jobs, periodic, queues
 from riverpy._insert_row import encode_metadata, json_size
+from riverpy._names import validate_queue
 from riverpy.drivers.asyncpg import UniqueViolationError
 from riverpy.errors import ArgsError, ConfigError, NotFoundError, UniqueConflictError
 from riverpy.job import JobRow, encode_metadata_value
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
+    from datetime import timedelta
 
     from riverpy.config import Config
     from riverpy.drivers.asyncpg import Transaction
@@ -127,6 +129,21 @@ class Verbs(ABC):
             raise ConfigError(f"limit must be 1 or more, got {limit}")
         async with self._transaction(tx) as connection:
             return await queues.queue_list(connection, self._config.schema, limit)
+
+    async def queue_lags(
+        self, names: Sequence[str], *, tx: Transaction | None = None
+    ) -> dict[str, timedelta]:
+        """How long the oldest due job of each of these queues has waited; zero where none waits.
+
+        Quick however long the queues are: for metrics, and for what scales a fleet.
+
+        Raises:
+            ConfigError: the name of a queue is not allowed.
+        """
+        for name in names:
+            validate_queue(name)
+        async with self._transaction(tx) as connection:
+            return await queues.queue_lag(connection, self._config.schema, list(names))
 
     async def queue_update(
         self, name: str, *, metadata: Mapping[str, object], tx: Transaction | None = None

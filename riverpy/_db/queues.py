@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,7 +13,7 @@ from riverpy.queue import Queue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import datetime, timedelta
+    from datetime import datetime
 
     from asyncpg import Record
 
@@ -87,6 +88,20 @@ async def queue_update(
         statement.text, *statement.arguments({"name": name, "metadata": metadata})
     )
     return None if row is None else _queue(row)
+
+
+async def queue_lag(
+    connection: Transaction, schema: str | None, names: Sequence[str]
+) -> dict[str, timedelta]:
+    """How long the oldest due job of each of the queues has waited; 0: none waits."""
+    rows = await connection.fetch(query("river_queue", "queue_lag", schema).text, names)
+    return {name: timedelta(seconds=seconds) for name, seconds in rows}
+
+
+async def queue_waiting(connection: Transaction, schema: str | None, limit: int) -> list[str]:
+    """Up to `limit` queues that hold available jobs and are not paused."""
+    rows = await connection.fetch(query("river_queue", "queue_waiting", schema).text, limit)
+    return [row[0] for row in rows]
 
 
 async def control_notify(connection: Transaction, schema: str | None, payload: str) -> None:

@@ -26,6 +26,7 @@ from riverpy._dsn import (
     validate_url,
 )
 from riverpy._duration import format_duration, parse_duration
+from riverpy._health.address import Address
 from riverpy._names import validate_client_id, validate_schema
 from riverpy.cli._output import print_table
 from riverpy.cli._types import check_queues, format_queues, parse_queues
@@ -159,6 +160,7 @@ DEAD_AFTER: Setting[timedelta] = Setting(
     "dead-after", _positive_duration, format_duration, default="the client's, else 1m"
 )
 NAME: Setting[str] = Setting("name", _name, default="the client's, else the host's")
+HEALTH: Setting[Address] = Setting("health", Address.parse, default="none")
 LOG: Setting[str] = Setting("log", _one_of("console", "json"), default="console")
 LOG_LEVEL: Setting[str] = Setting(
     "log-level", _one_of("debug", "info", "warning", "error"), default="info"
@@ -173,6 +175,7 @@ SETTINGS: tuple[Setting[Any], ...] = (
     SOFT_STOP,
     DEAD_AFTER,
     NAME,
+    HEALTH,
     LOG,
     LOG_LEVEL,
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from contextlib import nullcontext
 from datetime import timedelta
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -17,6 +19,9 @@ from msgspec import UNSET
 from riverpy._clock import Backoff
 from riverpy._dsn import mask_url
 from riverpy._duration import format_duration
+from riverpy._health.probes import liveness
+from riverpy._health.systemd import Systemd
+from riverpy._health.worker_health import WorkerHealth
 from riverpy.cli import _settings
 from riverpy.cli._logging import configure_logging
 from riverpy.cli._options import database_options
@@ -51,6 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from riverpy._db.jobs import Stamp
+    from riverpy._health.address import Address
     from riverpy._work.run import StopReport
     from riverpy.cli._log_stream import LogStream
     from riverpy.cli._options import DatabaseSettings
@@ -89,6 +95,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     soft_stop: Value[timedelta]
     dead_after: Value[timedelta]
     name: Value[str]
+    health: Value[Address]
     log: Value[str]
     log_level: Value[str]
 
@@ -148,6 +155,13 @@ def _parse_queues(
     callback=flag_value(_settings.NAME),
     help="First part of the id that is written into claimed rows. Default: the host's name.",
 )
+@click.option(
+    "--health",
+    metavar="[HOST]:PORT",
+    callback=flag_value(_settings.HEALTH),
+    help="Serve /livez, /readyz, /metrics and /events there; without a host for this machine only."
+    " Default: not.",
+)
 @click.option("--drain", is_flag=True, help="End when the queues hold nothing more to work.")
 @click.option(
     "--log",
@@ -172,6 +186,7 @@ def worker(
     soft_stop: timedelta | None,
     dead_after: timedelta | None,
     name: str | None,
+    health: Address | None,
     log: str | None,
     log_level: str | None,
 ) -> None:
@@ -191,6 +206,7 @@ def worker(
         soft_stop=sources.value(_settings.SOFT_STOP, soft_stop),
         dead_after=sources.value(_settings.DEAD_AFTER, dead_after),
         name=sources.value(_settings.NAME, name),
+        health=sources.value(_settings.HEALTH, health),
         log=sources.value(_settings.LOG, log),
         log_level=sources.value(_settings.LOG_LEVEL, log_level),
     )
@@ -221,6 +237,10 @@ class _WorkerProcess:
         self._starting: anyio.CancelScope | None = None
         self._is_start_stopped = False
         self._abandoned: tuple[Stamp, ...] = ()
+        address = settings.health.or_none()
+        self._health = None if address is None else WorkerHealth(address)
+        self._systemd = Systemd(os.environ)
+        self._client: Client | None = None
         self._signals = StopSignals(
             StopPlan(
                 soft=self._stop_start,
@@ -259,8 +279,15 @@ class _WorkerProcess:
         with anyio.CancelScope() as self._starting:
             if self._is_start_stopped:
                 self._starting.cancel()
-            return await self._work(spec, target)
+            async with (
+                self._health.serving() if self._health else nullcontext(),
+                self._systemd.watched(self._is_alive),
+            ):
+                return await self._work(spec, target)
         return 0
+
+    def _is_alive(self) -> bool:
+        return self._client is None or liveness(self._client.stats()).ok
 
     def _stop_start(self) -> None:
         self._is_start_stopped = True
@@ -270,10 +297,13 @@ class _WorkerProcess:
     async def _work(self, spec: str, target: object) -> int:
         async with entered(spec, target) as client:
             self._configure(client)
+            self._client = client
+            if self._health is not None:
+                self._health.client = client
             await _wait_for_database(client.database_url, pooled=client.config.pooler)
             self._signals.follow(
                 StopPlan(
-                    soft=client.stop,
+                    soft=self._stop,
                     hard=client.stop_and_cancel,
                     soft_limit=client.config.soft_stop_timeout,
                     hard_limit=client.config.hard_stop_timeout,
@@ -287,6 +317,11 @@ class _WorkerProcess:
             await self._leave_abandoned(client, report)
         self._log.info("worker stopped", unstored=report.unstored)
         return 0 if report.is_clean else EXIT_ABANDONED
+
+    def _stop(self) -> None:
+        self._systemd.tell(STOPPING=1, STATUS="waiting for running jobs")
+        if self._client is not None:
+            self._client.stop()
 
     def _configure(self, client: Client) -> None:
         settings = self._settings
@@ -316,7 +351,7 @@ class _WorkerProcess:
         )
 
     async def _run(self, client: Client) -> StopReport:
-        started = _Started(client)
+        started = _Started(client, self._systemd)
         try:
             return await client.run(drain=self._is_draining, task_status=started)
         except (SchemaMissingError, *DATABASE_ERRORS) as error:
@@ -356,8 +391,8 @@ async def _put_back_and_leave(client: Client, stamps: Sequence[Stamp], why: str 
 class _Started:
     """Told when the client works: logs it, and takes what lives on out of the collector's sight."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, client: Client, systemd: Systemd) -> None:
+        self._client, self._systemd = client, systemd
         self.is_up = False
 
     def started(self, value: None = None) -> None:
@@ -378,6 +413,8 @@ class _Started:
             poll_only=config.poll_only,
             candidate=config.candidate,
         )
+        queues = ", ".join(client.queues)
+        self._systemd.tell(READY=1, STATUS=f"working {queues}")
         settle_collector()
 
 

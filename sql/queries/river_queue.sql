@@ -92,3 +92,43 @@ returning name;
 
 -- name: control_notify
 select pg_notify(coalesce(@schema::text, current_schema()::text) || '.river_control', @payload::text);
+
+
+-- name: queue_lag
+-- How many seconds the oldest due job of each of these queues has waited; 0: none waits. The index of claims is entered
+-- once for each queue and priority.
+select
+  given.queue,
+  coalesce(max(extract(epoch from now() - greatest(oldest.scheduled_at, oldest.created_at))), 0)::float8
+from unnest(@name::text[]) as given (queue)
+cross join generate_series(1, 4) as level (priority)
+left join lateral (
+  select job.scheduled_at, job.created_at
+  from /* schema */ river_job as job
+  where job.state = 'available'
+    and job.queue = given.queue
+    and job.priority = level.priority
+    and job.scheduled_at <= now()
+  order by job.scheduled_at
+  limit 1
+) as oldest on true
+group by given.queue;
+
+
+-- name: queue_waiting
+-- Up to @limit queues that hold available jobs and are not paused. The index is entered once for each.
+with recursive held (queue, number) as (
+  select (select min(job.queue) from /* schema */ river_job as job where job.state = 'available'), 1
+  union all
+  select
+    (select min(job.queue) from /* schema */ river_job as job where job.state = 'available' and job.queue > held.queue),
+    held.number + 1
+  from held
+  where held.queue is not null and held.number < @limit::bigint
+)
+select held.queue
+from held
+where held.queue is not null
+  and not exists (
+    select from /* schema */ river_queue as queue where queue.name = held.queue and queue.paused_at is not null
+  );

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from riverpy._health.address import Address
 from riverpy.cli._settings import (
     CANDIDATE,
     DATABASE_URL,
     DEAD_AFTER,
+    HEALTH,
     LOG,
     LOG_LEVEL,
     NAME,
@@ -40,6 +42,7 @@ SAMPLES: list[tuple[Setting[Any], Any, str, str]] = [
     (SOFT_STOP, timedelta(seconds=1), "2s", "'3s'"),
     (DEAD_AFTER, timedelta(seconds=1), "2s", "'3s'"),
     (NAME, "flag", "env", "'file'"),
+    (HEALTH, Address("::1", 1), "0.0.0.0:2", "':3'"),
     (LOG, "console", "json", "'json'"),
     (LOG_LEVEL, "debug", "warning", "'error'"),
 ]

@@ -1,0 +1,139 @@
+"""Event lines: the events of a client as JSON lines, for those who follow a worker.
+
+They hold no args, metadata or tags of jobs: whoever may look at a worker need not see its data.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import msgspec
+
+from riverpy.errors import ConfigError
+from riverpy.events import EventKind
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping, Sequence
+
+    from riverpy._work.subscriptions import Subscription
+    from riverpy.client import Client
+    from riverpy.events import Event
+    from riverpy.job import JobRow
+
+FOLLOWED_MAX = 1_000
+"""Events that wait for a follower who is slow; more are dropped, and counted."""
+QUIET = 10.0
+"""Seconds without an event after which an empty line says that the worker is there."""
+ERROR_LENGTH_MAX = 500
+PARAMETERS = ("event", "kind", "queue", "state")
+"""Each may be given more than once: events that match one value of each are told."""
+
+
+class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One line."""
+
+    event: str
+    """The kind of event; `dropped`: the follower was too slow for so many."""
+    queue: str = ""
+    job_id: int = 0
+    kind: str = ""
+    state: str = ""
+    attempt: int = 0
+    max_attempts: int = 0
+    wait: float | None = None
+    run: float | None = None
+    """Seconds."""
+    error: str = ""
+    """Of the attempt, where it failed or was cancelled; cut."""
+    dropped: int = 0
+
+
+class _Filter(msgspec.Struct, frozen=True):
+    """What a follower wants; empty: all."""
+
+    events: frozenset[EventKind]
+    kinds: frozenset[str]
+    queues: frozenset[str]
+    states: frozenset[str]
+
+    def wants(self, event: Event) -> bool:
+        """Whether the event is told. Those of a queue have neither kind nor state."""
+        job = event.job
+        if self.queues and (event.queue if job is None else job.queue) not in self.queues:
+            return False
+        if self.kinds and (job is None or job.kind not in self.kinds):
+            return False
+        return not self.states or (job is not None and job.state in self.states)
+
+
+def follow(client: Client, params: Mapping[str, Sequence[str]]) -> AsyncGenerator[bytes, None]:
+    """The lines from now on, until the client stops.
+
+    Raises:
+        ValueError: a parameter or a kind of event is not known.
+    """
+    if unknown := set(params) - set(PARAMETERS):
+        raise ValueError(f"unknown parameter {min(unknown)}; known are {', '.join(PARAMETERS)}")
+    named = params.get("event") or list(EventKind)
+    try:
+        events = client.subscribe(*map(EventKind, named), size=FOLLOWED_MAX)
+    except (ConfigError, ValueError) as error:
+        known = ", ".join(EventKind)
+        raise ValueError(f"{error}; the kinds of events are {known}") from None
+    wanted = _Filter(
+        frozenset(events.kinds),
+        frozenset(params.get("kind", ())),
+        frozenset(params.get("queue", ())),
+        frozenset(params.get("state", ())),
+    )
+    return _lines(events, wanted)
+
+
+async def _lines(events: Subscription, wanted: _Filter) -> AsyncGenerator[bytes, None]:
+    async with events:
+        yield b"\n"  # the follower sees at once that it is connected
+        told = 0
+        while True:
+            event: Event | None = None
+            try:
+                with anyio.move_on_after(QUIET):
+                    event = await anext(events)
+            except StopAsyncIteration:
+                return
+            if events.dropped > told:
+                told, count = events.dropped, events.dropped - told
+                yield _encode(EventLine(event="dropped", dropped=count))
+            if event is None:
+                yield b"\n"
+            elif wanted.wants(event):
+                yield _encode(line_of(event))
+
+
+def line_of(event: Event) -> EventLine:
+    """What is told of an event."""
+    job, times = event.job, event.statistics
+    if job is None or times is None:
+        return EventLine(event=event.kind.value, queue=event.queue or "")
+    return EventLine(
+        event=event.kind.value,
+        queue=job.queue,
+        job_id=job.id,
+        kind=job.kind,
+        state=job.state,
+        attempt=job.attempt,
+        max_attempts=job.max_attempts,
+        wait=round(times.queue_wait.total_seconds(), 6),
+        run=round(times.run.total_seconds(), 6),
+        error=_error(event.kind, job),
+    )
+
+
+def _error(kind: EventKind, job: JobRow) -> str:
+    if kind not in {EventKind.JOB_FAILED, EventKind.JOB_CANCELLED} or not job.errors:
+        return ""
+    return job.errors[-1].error[:ERROR_LENGTH_MAX]
+
+
+def _encode(line: EventLine) -> bytes:
+    return msgspec.json.encode(line) + b"\n"

@@ -1,0 +1,101 @@
+"""Probes: whether a worker is alive, and whether it is ready, judged by its stats."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from riverpy._duration import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import timedelta
+
+    from riverpy.stats import ClientStats, QueueStats
+
+CLAIM_AGE_POLLS = 3
+"""Poll intervals within which a queue that has something to do must have been claimed from."""
+CLAIM_AGE_MARGIN = 1.0
+"""Seconds more, so that a quick poll is no race."""
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One thing that was looked at."""
+
+    ok: bool
+    reason: str
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The answer of a probe."""
+
+    ok: bool
+    checks: dict[str, Check]
+
+    @classmethod
+    def of(cls, checks: dict[str, Check]) -> Verdict:
+        """All must be well."""
+        return cls(all(check.ok for check in checks.values()), checks)
+
+    @property
+    def summary(self) -> str:
+        """What is wrong; or that nothing is."""
+        wrong = [f"{name}: {one.reason}" for name, one in self.checks.items() if not one.ok]
+        return "; ".join(wrong) or "ok"
+
+
+def liveness(stats: ClientStats | None) -> Verdict:
+    """Whether the process does what it should, whatever the database does. That it can be asked
+    shows that its event loop turns.
+
+    Args:
+        stats: None: there is no client yet.
+    """
+    stuck = stats.stuck if stats is not None else ()
+    reason = f"stuck: {', '.join(stuck)}; restart the worker" if stuck else "all turn"
+    return Verdict.of({"event_loop": Check(True, "turns"), "services": Check(not stuck, reason)})
+
+
+def readiness(stats: ClientStats | None, lag: Mapping[str, timedelta] | None = None) -> Verdict:
+    """Whether it works jobs.
+
+    Args:
+        stats: None: there is no client yet.
+        lag: how long the oldest due job of each queue waits, where that is too long. None: it is
+            not asked for.
+    """
+    state = "starting" if stats is None else stats.state
+    checks = {"state": Check(state == "working", state)}
+    if stats is not None and stats.state not in {"starting", "stopped"}:
+        checks["schema"] = Check(True, "as expected")  # the start checks it
+        checks["listener"] = _listener(stats)
+        for name, queue in stats.queues.items():
+            checks[f"queue {name}"] = _queue(queue)
+    if lag is not None:
+        late = ", ".join(f"{name} {format_duration(age)}" for name, age in lag.items())
+        checks["lag"] = Check(not lag, f"due jobs wait too long: {late}" if lag else "short")
+    return Verdict.of(checks)
+
+
+def _listener(stats: ClientStats) -> Check:
+    match stats.listener:
+        case "proven":
+            return Check(True, "notifications arrive")
+        case "off":
+            return Check(True, "polling, as configured")
+        case "deaf":
+            reason = "no notification arrives: give a listen_url past the pooler, or poll only"
+            return Check(False, reason)
+
+
+def _queue(queue: QueueStats) -> Check:
+    if queue.paused:
+        return Check(True, "paused")
+    if queue.running >= queue.slots:
+        return Check(True, "every slot is taken")
+    age = queue.claim_age
+    if age is None:
+        return Check(False, "not claimed from yet")
+    most = CLAIM_AGE_POLLS * queue.poll_interval + CLAIM_AGE_MARGIN
+    return Check(age <= most, f"last claimed from {age:.1f} s ago, at most {most:g} s are well")

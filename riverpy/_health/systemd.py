@@ -1,0 +1,71 @@
+"""Systemd: tells the service manager that the worker is ready, stops, and is alive, where it asks
+to be told."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+import anyio
+
+from riverpy._lifecycle import only_error
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Mapping
+
+WATCHDOG_SHARE = 1 / 3
+"""Of the manager's limit: how often the worker says that it is alive."""
+
+
+class Systemd:
+    """Talks to the manager that the environment names; without one it does nothing."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        """Read NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID."""
+        path = environ.get("NOTIFY_SOCKET", "")
+        self._path = "\0" + path[1:] if path.startswith("@") else path
+        self._interval = _watchdog_seconds(environ) * WATCHDOG_SHARE
+
+    def tell(self, **values: object) -> None:
+        """Send these, as in `tell(READY=1)`. A manager that does not listen is not waited for."""
+        if not self._path:
+            return
+        text = "\n".join(f"{name}={value}" for name, value in values.items())
+        with (
+            suppress(OSError, AttributeError),  # gone, full, or no such sockets on this system
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
+        ):
+            sender.setblocking(False)
+            sender.sendto(text.encode(), self._path)
+
+    @asynccontextmanager
+    async def watched(self, is_alive: Callable[[], bool]) -> AsyncGenerator[None]:
+        """Say, from the event loop, that the process is alive, for as long as it is so."""
+        if not self._path or not self._interval:
+            yield
+            return
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._ping, is_alive, name="riverpy watchdog")
+                yield
+                tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            raise only_error(group) from None
+
+    async def _ping(self, is_alive: Callable[[], bool]) -> None:
+        while True:
+            if is_alive():
+                self.tell(WATCHDOG=1)
+            await anyio.sleep(self._interval)
+
+
+def _watchdog_seconds(environ: Mapping[str, str]) -> float:
+    """The limit of the manager; 0: there is none, or it is another process's."""
+    if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return 0.0
+    try:
+        return max(int(environ.get("WATCHDOG_USEC", "0")) / 1e6, 0.0)
+    except ValueError:
+        return 0.0
