@@ -1,0 +1,3 @@
+"""Tests of `riverpy dev`."""
+
+from __future__ import annotations
