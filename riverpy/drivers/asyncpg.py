@@ -285,10 +285,14 @@ async def close(connection: Connection) -> None:
 
 class _UnresetConnection(_Connection):
     """A pooled connection that is not reset at release: nothing of ours changes a session, and a
-    reset is a round trip."""
+    reset is a round trip. A call that was cancelled may leave a transaction, for what it does then
+    is cancelled too; asyncpg would tell the event loop of that as of a fault."""
 
-    def get_reset_query(self) -> str:
-        return ""
+    async def reset(self, *, timeout: float | None = None) -> None:
+        if self._top_xact is None and not self.is_in_transaction():
+            return
+        self._top_xact = None
+        await self.execute("ROLLBACK", timeout=timeout)
 
 
 async def create_pool(
