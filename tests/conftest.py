@@ -35,8 +35,12 @@ if TYPE_CHECKING:
 
 URL_VARIABLE = "RIVERPY_TEST_DATABASE_URL"
 LOOP_VARIABLE = "RIVERPY_TEST_LOOP"
-ONE_WORKER = ("tests/maintenance/test_plans.py", "tests/work/test_plans.py")
-"""Files whose tests share a table that takes long to fill."""
+ONE_WORKER = (
+    "tests/faults/test_connections.py",
+    "tests/maintenance/test_plans.py",
+    "tests/work/test_plans.py",
+)
+"""Files whose tests share a fleet, or a table that takes long to fill."""
 
 
 class _Scheduling(LoadScopeScheduling):

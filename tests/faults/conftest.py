@@ -1,0 +1,24 @@
+"""A stage for the tests of one file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest_asyncio
+
+from tests.kit.fleet import running_fleet
+from tests.kit.load import LoadSettings, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+SETTINGS = LoadSettings(slots=50)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stage() -> AsyncGenerator[Stage]:
+    """Two workers on a server of their own."""
+    async with running_fleet() as fleet:
+        stage = Stage(fleet)
+        await stage.start(SETTINGS)
+        yield stage

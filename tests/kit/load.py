@@ -1,0 +1,311 @@
+"""A load of jobs on a fleet, and what must hold of it whatever was broken meanwhile: no job that
+was inserted is lost, none is finished twice or run more often than its attempts say, and the
+workers' logs are plain."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from contextlib import asynccontextmanager, contextmanager, suppress
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+import riverpy
+from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from tests.kit.fleet import WorkerSettings
+from tests.kit.statements import read_statements
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+
+    from tests.kit.fleet import Fleet, Worker
+
+STATEMENTS = read_statements(Path(__file__).with_name("load.sql"))
+RATE = 500
+"""Jobs a second."""
+BATCH_INTERVAL = 0.05
+JOB_SECONDS = 0.02
+LOOK_INTERVAL = 0.02
+LIMIT = 90.0
+"""Seconds that a machine, however busy, may take for anything that is waited for."""
+CALM_BACKLOG = RATE // 4
+"""Jobs that wait or run while nothing is broken, at most."""
+CLAIMS_LOST = 1.0
+"""Seconds before a crash of the server whose claims it may forget, unless they are durable."""
+LOST, RESTORED = "database connection lost", "database connection restored"
+
+
+class LoadSettings(WorkerSettings, frozen=True, kw_only=True):
+    """What a worker process under load is told (`tests/kit/load_worker.py`)."""
+
+    target: str = "tests.kit.load_worker:client"
+    effects: str = ""
+    """The file of its effects. The stage fills it in."""
+    durable_claims: bool = False
+    look_interval: float = 0.3
+    """Seconds between two uses of the connections that are used now and then."""
+
+
+class Start(NamedTuple):
+    """An attempt that began, as its handler noted."""
+
+    job_id: int
+    attempt: int
+    at: float
+
+
+class Tail:
+    """What is appended to a file, in whole lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def lines(self) -> list[str]:
+        """What came since the last call."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            text = file.read()
+        text = text[: text.rfind(b"\n") + 1]
+        self._offset += len(text)
+        return text.decode().splitlines()
+
+
+class Place:
+    """A worker of the stage, with what it wrote."""
+
+    def __init__(self, worker: Worker, settings: LoadSettings) -> None:
+        self.worker = worker
+        self._log = Tail(worker.log)
+        self._effects = Tail(Path(settings.effects))
+        self.said: list[dict[str, Any]] = []
+        """Its log since the load began."""
+        self.starts: list[Start] = []
+        self.led_since = ""
+        """When it began to lead last."""
+
+    def read(self) -> None:
+        """Take in what it wrote meanwhile."""
+        said = [json.loads(line) for line in self._log.lines()]
+        self.said += said
+        for line in said:
+            if line["event"] == "leading begins":
+                self.led_since = line["timestamp"]
+        for line in self._effects.lines():
+            job_id, attempt, at = line.split()
+            self.starts.append(Start(int(job_id), int(attempt), float(at)))
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.read()
+        self.said, self.starts = [], []
+
+    def count(self, event: str) -> int:
+        """How often it has said this."""
+        self.read()
+        return [line["event"] for line in self.said].count(event)
+
+    @property
+    def warnings(self) -> list[dict[str, Any]]:
+        """What it said at warning, and above."""
+        self.read()
+        return [line for line in self.said if line["level"] not in {"debug", "info"}]
+
+
+class Stage:
+    """A fleet of two workers, for one load after the other."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.places: list[Place] = []
+
+    @property
+    def url(self) -> str:
+        """Past the proxies."""
+        return self.fleet.server.url
+
+    @property
+    def leader(self) -> Place:
+        """The worker that began to lead last."""
+        begun = [(place.led_since, place) for place in self.places if place.led_since]
+        return max(begun, key=itemgetter(0))[1]
+
+    async def start(self, settings: LoadSettings, workers: int = 2) -> None:
+        """Have the workers work."""
+        await self.execute("create")
+        for number in range(workers):
+            name = f"w{number}"
+            async with self.fleet.server.connected() as connection:
+                await connection.execute(f"CREATE ROLE {name} LOGIN IN ROLE postgres")
+            effects = str(self.fleet.directory / f"{name}.effects")
+            its_settings = msgspec.structs.replace(settings, effects=effects)
+            worker = await self.fleet.add(name, its_settings, user=name)
+            await worker.start()
+            self.places.append(Place(worker, its_settings))
+        for place in self.places:
+            await until(lambda place=place: place.count("worker started") == 1)
+        await until(lambda: any(place.count("leading begins") for place in self.places))
+
+    @asynccontextmanager
+    async def load(self, *, rate: int = RATE) -> AsyncGenerator[Load]:
+        """A load for the time of the block; on leaving it recovers, ends, and is checked."""
+        for place in self.places:
+            place.forget()
+        with self._keeping_logs():
+            async with self._checked(Load(self, rate)) as load:
+                yield load
+
+    @asynccontextmanager
+    async def _checked(self, load: Load) -> AsyncGenerator[Load]:
+        pids = [place.worker.pid for place in self.places]
+        async with asyncio.TaskGroup() as tasks:
+            inserting = tasks.create_task(load.insert())
+            await load.flows()
+            yield load
+            await load.recovers()
+            inserting.cancel()
+        await load.ends()
+        assert await load.faults() == []
+        assert [place.worker.pid for place in self.places if place.worker.is_running] == pids
+        await self.execute("clear")
+
+    @contextmanager
+    def _keeping_logs(self) -> Generator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.fleet.is_kept = True
+            error.add_note(f"logs: {self.fleet.directory}")
+            raise
+
+    async def fetchval(self, name: str, *arguments: object) -> Any:
+        """A value past the proxies; None where the server does not answer."""
+        with suppress(*DATABASE_ERRORS):
+            async with self.fleet.server.connected() as connection:
+                return await connection.fetchval(STATEMENTS[name], *arguments)
+        return None
+
+    async def execute(self, name: str) -> None:
+        """Run a script past the proxies."""
+        async with self.fleet.server.connected() as connection:
+            await connection.execute(STATEMENTS[name])
+
+
+class Load:
+    """Jobs that are inserted, and what became of them."""
+
+    def __init__(self, stage: Stage, rate: int) -> None:
+        self._stage, self._rate = stage, rate
+        self.inserted: list[int] = []
+        """The jobs whose insert was answered."""
+        self.failures: list[Exception] = []
+        """Of inserts."""
+        self.crashes: list[tuple[float, float]] = []
+        """From when to when the server crashed and recovered; it forgets claims then."""
+
+    async def insert(self) -> None:
+        """Insert until cancelled."""
+        job = riverpy.InsertManyParams(
+            riverpy.RawArgs("effect", json.dumps({"seconds": JOB_SECONDS}))
+        )
+        batch = [job] * round(self._rate * BATCH_INTERVAL)
+        async with riverpy.Client(self._stage.url) as client:
+            due = time.monotonic()
+            while True:
+                try:
+                    results = await client.insert_many(batch)
+                    self.inserted += [result.job.id for result in results]
+                except DATABASE_ERRORS as error:
+                    self.failures.append(error)
+                due = max(due + BATCH_INTERVAL, time.monotonic() - BATCH_INTERVAL)
+                await asyncio.sleep(due - time.monotonic())
+
+    async def flows(self) -> None:
+        """Return when jobs that are inserted now are completed."""
+        newest = None
+        while newest is None:
+            newest = await self._stage.fetchval("newest")
+        await until(lambda: self._is_positive("completed_since", newest))
+
+    async def recovers(self) -> float:
+        """Return when new jobs are completed and none waits for longer than usual; gives the
+        seconds that this took."""
+        began = time.monotonic()
+        await self.flows()
+        await until(self._is_calm)
+        return time.monotonic() - began
+
+    async def ends(self) -> None:
+        """Return when every job is completed."""
+
+        async def is_done() -> bool:
+            return await self._stage.fetchval("unfinished") == 0
+
+        await until(is_done)
+
+    async def faults(self) -> list[str]:
+        """What became of the jobs that must not be."""
+        async with self._stage.fleet.server.connected() as connection:
+            ends = await connection.fetch(STATEMENTS["ends"], 0)
+        for place in self._stage.places:
+            place.read()
+        starts = [start for place in self._stage.places for start in place.starts]
+        return [
+            *(f"job {job_id} is lost" for job_id in {*self.inserted} - {row["id"] for row in ends}),
+            *_faults_of_ends(ends, {start.job_id for start in starts}),
+            *self._faults_of_starts(starts),
+        ]
+
+    def _faults_of_starts(self, starts: list[Start]) -> list[str]:
+        """An attempt begins once; once more for a claim that a crash made the server forget."""
+        counts = Counter((start.job_id, start.attempt) for start in starts)
+        forgotten = Counter(
+            (start.job_id, start.attempt)
+            for start in starts
+            if any(began - CLAIMS_LOST <= start.at <= ended for began, ended in self.crashes)
+        )
+        return [
+            f"attempt {attempt} of job {job_id} began {count} times"
+            for (job_id, attempt), count in counts.items()
+            if count > 1 + forgotten[job_id, attempt]
+        ]
+
+    async def _is_calm(self) -> bool:
+        unfinished = await self._stage.fetchval("unfinished")
+        return unfinished is not None and unfinished <= CALM_BACKLOG
+
+    async def _is_positive(self, name: str, *arguments: object) -> bool:
+        return bool(await self._stage.fetchval(name, *arguments))
+
+
+def _faults_of_ends(ends: Sequence[Any], begun: set[int]) -> list[str]:
+    return [
+        f"{dict(row)}, {'begun' if row['id'] in begun else 'never begun'}"
+        for row in ends
+        if row["state"] != "completed"
+        or row["finishes"] != 1
+        or row["attempt"] != 1 + row["rescues"]
+        or row["errors"] != row["rescues"]
+        or row["id"] not in begun
+    ]
+
+
+async def until(holds: Callable[[], bool | Awaitable[bool]]) -> None:
+    """Return when this holds.
+
+    Raises:
+        TimeoutError: it does not within `LIMIT`.
+    """
+    async with asyncio.timeout(LIMIT):
+        while True:
+            found = holds()
+            if found if isinstance(found, bool) else await found:
+                return
+            await asyncio.sleep(LOOK_INTERVAL)

@@ -1,0 +1,38 @@
+-- A load of jobs, and what became of them.
+
+-- name: create
+create schema load;
+create table load.finish (job_id bigint not null, attempt int not null);
+create function load.note_finish() returns trigger language plpgsql as $$
+begin
+  insert into load.finish values (new.id, new.attempt);
+  return null;
+end $$;
+create trigger note_finish after update on river_job
+for each row when (new.state = 'completed') execute function load.note_finish();
+
+-- name: unfinished
+select count(*) from river_job where state <> 'completed';
+
+-- name: completed_since
+select count(*) from river_job where id > $1 and state = 'completed';
+
+-- name: newest
+select coalesce(max(id), 0) from river_job;
+
+-- name: ends
+select
+  id,
+  state::text as state,
+  attempt::int as attempt,
+  coalesce((metadata ->> 'river:rescue_count')::int, 0) as rescues,
+  coalesce(array_length(errors, 1), 0) as errors,
+  (select count(*) from load.finish where job_id = job.id) as finishes
+from river_job as job
+where id > $1
+order by id;
+
+-- name: clear
+-- Nothing is under way.
+truncate load.finish;
+delete from river_job;

@@ -1,0 +1,66 @@
+"""The client of worker processes under load: `riverpy worker tests.kit.load_worker:client`.
+
+Each start of an attempt is a line in a file, which outlives the process and needs no database.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from time import time
+from typing import ClassVar
+
+import anyio
+import msgspec
+
+import riverpy
+from riverpy._maintenance import job_scheduler
+from riverpy._work import reconciler
+from tests.kit.fleet import SETTINGS_VARIABLE, end_with_the_fleet
+from tests.kit.load import LoadSettings
+
+LOOK_INTERVAL = 0.02
+
+settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=LoadSettings)
+effects = os.open(settings.effects, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+job_scheduler.INTERVAL = reconciler.INTERVAL = settings.look_interval
+workers = riverpy.Workers()
+
+
+class Effect(msgspec.Struct, frozen=True):
+    """A job with a side effect."""
+
+    kind: ClassVar[str] = "effect"
+    seconds: float = 0.0
+    """How long it takes."""
+    until: str = ""
+    """The path of a file until whose appearance it goes on."""
+    hoards: int = 0
+    """How many connections of the client's pool it holds meanwhile."""
+
+
+@workers.job(timeout=None)
+async def effect(job: riverpy.Job[Effect]) -> None:
+    """Note the start, and take a while."""
+    os.write(effects, b"%d %d %f\n" % (job.id, job.attempt, time()))
+    pool = client._open_pool()
+    held = [await pool.acquire() for _ in range(job.args.hoards)]
+    await anyio.sleep(job.args.seconds)
+    while job.args.until and not Path(job.args.until).exists():
+        await anyio.sleep(LOOK_INTERVAL)
+    for connection in held:
+        await pool.release(connection)
+
+
+client = riverpy.Client(
+    workers=workers,
+    queues={"default": riverpy.QueueConfig(max_workers=settings.slots)},
+    config=riverpy.Config(
+        elect_interval=timedelta(seconds=settings.elect_interval),
+        leader_ttl=timedelta(seconds=settings.leader_ttl),
+        dead_after=timedelta(seconds=settings.dead_after),
+        durable_claims=settings.durable_claims,
+    ),
+)
+end_with_the_fleet()
