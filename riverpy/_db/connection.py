@@ -147,7 +147,7 @@ class DedicatedConnection:
         self._connection: Connection | None = None
         self._was_connected = False
         self._outages = 0
-        """How many there were when it was made."""
+        """How many there were when it was seen to work last."""
         self._lock = anyio.Lock(fast_acquire=True)  # a statement follows, and yields
         self._backoff = Backoff(RECONNECT_FIRST, RECONNECT_MOST)
 
@@ -190,6 +190,7 @@ class DedicatedConnection:
                         if connection.is_closed() or _leaves_doubt(error):
                             self._discard()
                         raise
+                    self._outages = self._outage.count
                     self._outage.restored(self.name)
         except DATABASE_ERRORS as error:
             if self._connection is None:
