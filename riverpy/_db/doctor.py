@@ -87,6 +87,11 @@ class ClientRow(NamedTuple):
         """Whether it is not dead by its own setting."""
         return self.silent <= self.dead_after
 
+    @property
+    def is_lively(self) -> bool:
+        """Whether it gives signs of life as it should: each sixth of `dead_after`."""
+        return self.silent <= self.dead_after / 2
+
 
 class RunningRow(NamedTuple):
     """The running jobs of one kind that one client claimed."""
@@ -227,6 +232,11 @@ async def doctor_now(connection: Transaction) -> datetime:
 async def doctor_connections(connection: Transaction) -> ConnectionsRow:
     """How many connections there are."""
     return ConnectionsRow(*(await _rows(connection, "doctor_connections"))[0])
+
+
+async def doctor_listeners(connection: Transaction) -> int:
+    """How many connections there are on which clients of riverpy's listen."""
+    return (await _rows(connection, "doctor_listeners"))[0][0]
 
 
 async def doctor_notify(connection: Transaction, *, channel: str, payload: str) -> None:

@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from riverpy._db.schema import MAIN_LINE, read_schema_state
-from riverpy._doctor.finding import Finding, Level, names
+from riverpy._doctor.finding import Finding, Level
 from riverpy._doctor.fleet import look_at_clients, look_at_leader
-from riverpy._doctor.listening import look_at_listening
+from riverpy._doctor.listening import look_at_listeners, look_at_listening
 from riverpy._doctor.patient import Patient
 from riverpy._doctor.running import look_at_running
 from riverpy._doctor.server import (
@@ -18,7 +18,7 @@ from riverpy._doctor.server import (
     look_at_server,
     look_at_settings,
 )
-from riverpy._doctor.session import Session
+from riverpy._doctor.session import Session, SessionLostError
 from riverpy._doctor.storage import (
     look_at_indexes,
     look_at_locks,
@@ -43,9 +43,13 @@ if TYPE_CHECKING:
     from riverpy._db.schema import SchemaState
 
 _PRIVILEGE_LACKING = "42501"
+_UNREACHABLE = (
+    "see that the server runs, that the network leads to it, and that it lets this role in"
+)
 _LOOKS: tuple[tuple[str, Callable[[Patient], Awaitable[list[Finding]]]], ...] = (
     ("grants", look_at_grants),
     ("listen", look_at_listening),
+    ("listeners", look_at_listeners),
     ("leader", look_at_leader),
     ("clients", look_at_clients),
     ("running", look_at_running),
@@ -84,25 +88,19 @@ class Examination:
         """
         self._request, self._report = request, report
         self._session = Session(request.url)
-        self._forbidden: dict[str, list[str]] = {}
-        """What could not be looked at, by what the server says."""
+        self._forbidden: dict[str, str] = {}
+        """What the role may not look at, each with what the server says."""
 
     async def run(self) -> None:
         """Look at everything that can be looked at."""
         try:
             server = await self._connect()
-            if server is None:
-                return
-            for name, look in (
-                ("settings", look_at_settings),
-                ("clock", look_at_clock),
-                ("connections", look_at_connections),
-            ):
-                await self._look(name, partial(look, self._session))
-            state = await self._schema()
-            if state is not None and not server.is_standby:
-                await self._look_at_jobs(server, state)
-            self._report_forbidden(server)
+            if server is not None:
+                await self._look_at_all(server)
+                self._report_forbidden(server)
+        except SessionLostError as error:
+            text = f"the connection was lost, and cannot be made again: {error}"
+            self._report(Finding(Level.FAIL, "connect", text, _UNREACHABLE))
         finally:
             await self._session.close()
 
@@ -110,17 +108,23 @@ class Examination:
         try:
             server, findings = await look_at_server(self._session)
         except (*DATABASE_ERRORS, RiverError) as error:
-            fix = (
-                "put the URL right"
-                if isinstance(error, ConfigError)
-                else "see that the server runs, that the network leads to it, and that it lets "
-                "this role in"
-            )
+            fix = "put the URL right" if isinstance(error, ConfigError) else _UNREACHABLE
             self._report(Finding(Level.FAIL, "connect", describe(error), fix))
             return None
         for finding in findings:
             self._report(finding)
         return server
+
+    async def _look_at_all(self, server: ServerRow) -> None:
+        for name, look in (
+            ("settings", partial(look_at_settings, self._session, server.role)),
+            ("clock", partial(look_at_clock, self._session)),
+            ("connections", partial(look_at_connections, self._session)),
+        ):
+            await self._look(name, look)
+        state = await self._schema()
+        if state is not None and not server.is_standby:
+            await self._look_at_jobs(server, state)
 
     async def _schema(self) -> SchemaState | None:
         """What there is of River's tables. None: nothing that could be looked at further."""
@@ -152,7 +156,7 @@ class Examination:
             findings = await look()
         except (*DATABASE_ERRORS, ConfigError) as error:
             if getattr(error, "sqlstate", None) == _PRIVILEGE_LACKING:
-                self._forbidden.setdefault(describe(error), []).append(name)
+                self._forbidden[name] = describe(error)
                 return
             findings = [
                 Finding(
@@ -167,14 +171,17 @@ class Examination:
             self._report(finding)
 
     def _report_forbidden(self, server: ServerRow) -> None:
-        for why, looks in self._forbidden.items():
-            self._report(
-                Finding(
-                    Level.WARN,
-                    "unseen",
-                    f"{names(looks)} could not be looked at: {why}",
-                    f'run riverpy doctor with the role of the workers, or grant "{server.role}" '
-                    "SELECT on River's tables",
-                    {"looks": looks},
-                )
+        if not self._forbidden:
+            return
+        looks = list(self._forbidden)
+        why = "; ".join(dict.fromkeys(self._forbidden.values()))
+        self._report(
+            Finding(
+                Level.WARN,
+                "unseen",
+                f"{', '.join(looks)} could not be looked at: {why}",
+                f'run riverpy doctor with the role of the workers, or grant "{server.role}" '
+                "SELECT on River's tables",
+                {"looks": looks},
             )
+        )

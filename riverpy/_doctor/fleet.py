@@ -19,8 +19,6 @@ ELECTION_LIMIT = 20.0
 """Seconds within which a client that stands for election leads, if nobody else does."""
 RESCUE_LIMIT = 60.0
 """Seconds after a client's death within which a leader gives its jobs back."""
-_SILENT_SHARE = 1 / 2
-"""Of `dead_after`: a client beats each sixth."""
 
 
 async def look_at_leader(patient: Patient) -> list[Finding]:
@@ -120,6 +118,7 @@ async def look_at_clients(patient: Patient) -> list[Finding]:
         Exception: one of DATABASE_ERRORS.
     """
     clients = await patient.clients()
+    lead = await patient.lead()
     if clients is None:
         text = "not known: the table of clients is not there (see `schema`)"
         return [Finding(Level.OK, "clients", text, data={"clients": None})]
@@ -130,7 +129,7 @@ async def look_at_clients(patient: Patient) -> list[Finding]:
         for one in clients
     }
     living = [one for one in clients if one.is_alive]
-    findings = [_silent(one) for one in living if one.silent > one.dead_after * _SILENT_SHARE]
+    findings = [_silent(one) for one in living if not one.is_lively]
     findings += [_dead(one, left[one.client_id]) for one in clients if not one.is_alive]
     data: dict[str, object] = {
         "clients": [
@@ -149,13 +148,14 @@ async def look_at_clients(patient: Patient) -> list[Finding]:
         ]
     }
     if not living:
-        finding = Finding(
-            Level.WARN,
-            "clients",
-            "no client of riverpy's runs on this schema",
-            "start a worker: riverpy worker MODULE:ATTR",
-            data,
-        )
+        text = "no client of riverpy's runs on this schema"
+        if lead is not None and not lead.is_over and not lead.is_registered:
+            finding = Finding(
+                Level.OK, "clients", f"{text}; one of another language leads", data=data
+            )
+        else:
+            fix = "start a worker: riverpy worker MODULE:ATTR"
+            finding = Finding(Level.WARN, "clients", text, fix, data)
     else:
         jobs = count(sum(left[one.client_id] for one in living), "running job", limit=RUNNING_LIMIT)
         who = names(one.client_id for one in living)

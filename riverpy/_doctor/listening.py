@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from riverpy._db.doctor import doctor_notify
-from riverpy._doctor.finding import Finding, Level
+from riverpy._db.doctor import doctor_listeners, doctor_notify
+from riverpy._doctor.finding import Finding, Level, count, names
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, close, connect, describe, listen
 from riverpy.errors import ConfigError
 
@@ -55,6 +55,38 @@ async def look_at_listening(patient: Patient) -> list[Finding]:
             "set Config(listen_url=…) to a URL that leads past the pooler (try it here with "
             "--listen-url), or Config(poll_only=True)",
             {"seconds": None},
+        )
+    ]
+
+
+async def look_at_listeners(patient: Patient) -> list[Finding]:
+    """Whether each client that lives and does not only poll has a connection to listen on. The
+    server knows how many there are, in all its schemas, not whose they are.
+
+    Raises:
+        Exception: one of DATABASE_ERRORS.
+    """
+    clients = await patient.clients()
+    if clients is None:
+        return []
+    async with patient.session.reading() as connection:
+        listeners = await doctor_listeners(connection)
+    needed = [one for one in clients if one.is_lively and not one.poll_only]
+    data: dict[str, object] = {"listeners": listeners, "needed": len(needed)}
+    if listeners >= len(needed):
+        text = f"{count(listeners, 'client')} of this database listen{'s' * (listeners == 1)}"
+        return [Finding(Level.OK, "listeners", text, data=data)]
+    who = names(one.client_id for one in needed)
+    return [
+        Finding(
+            Level.WARN,
+            "listeners",
+            f"{count(len(needed), 'client')} should listen, and there "
+            f"{'is' if listeners == 1 else 'are'} {count(listeners, 'connection')} for that: who "
+            f"has none finds jobs by polling. They are {who}",
+            "look in their logs for `database connection lost` of the listener, and try the way "
+            "that they listen on with --listen-url",
+            data,
         )
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from riverpy._db.doctor import doctor_running
@@ -96,12 +97,15 @@ def _unregistered(strangers: Sequence[RunningRow], clients: Sequence[ClientRow])
     left = [row for row in strangers if row.kind not in had]
     age = RESCUE_AFTER_DEFAULT.total_seconds()
     old = [row for row in left if row.longest >= age]
+    unknown: Counter[str] = Counter()
+    for row in left:
+        unknown[row.kind] += row.jobs
     who = names(sorted({row.client_id or "nobody" for row in strangers}))
     text = f"{count(jobs, 'job', limit=RUNNING_LIMIT)} of clients that are not registered: {who}"
     data: dict[str, object] = {
         "running": jobs,
         "clients": sorted({row.client_id or "" for row in strangers}),
-        "unknown_kinds": {row.kind: row.jobs for row in left},
+        "unknown_kinds": dict(unknown),
     }
     if not old:
         text += " (clients in another language, or of a time before their table)"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from riverpy._db.doctor import doctor_connections, doctor_now, doctor_server, doctor_settings
 from riverpy._doctor.finding import Finding, Level, span
+from riverpy._sql import quote_identifier
 
 if TYPE_CHECKING:
     from riverpy._db.doctor import ServerRow, SettingRow
@@ -31,7 +32,10 @@ SHORTEST = {
 }
 """Seconds below which a limit of the role's sessions ends what works as it should."""
 ISOLATION = "default_transaction_isolation"
-_NAMES = (*SHORTEST, ISOLATION, "track_activities")
+TRACKING = "track_activities"
+_GOOD = {ISOLATION: "'read committed'", TRACKING: "on"}
+_NAMES = (*SHORTEST, *_GOOD)
+_GIVEN_BY_CLIENT = {"client", "environment variable"}
 
 
 def now() -> datetime:
@@ -109,7 +113,7 @@ def _pooler(*, is_pooled: bool) -> Finding:
     )
 
 
-async def look_at_settings(session: Session) -> list[Finding]:
+async def look_at_settings(session: Session, role: str) -> list[Finding]:
     """Settings of the role's sessions that hurt.
 
     Raises:
@@ -125,7 +129,7 @@ async def look_at_settings(session: Session) -> list[Finding]:
             Level.WARN,
             "settings",
             f"{setting.name} is {_shown(setting)}, set by the {setting.source}: {why}",
-            _reset(setting),
+            _reset(setting, role),
             {
                 "setting": setting.name,
                 "value": setting.value,
@@ -142,7 +146,7 @@ def _why_bad(setting: SettingRow) -> str | None:
         if setting.value == "read committed":
             return None
         return "claims fail whenever two workers want the same job"
-    if setting.name == "track_activities":
+    if setting.name == TRACKING:
         return "snapshots and locks cannot be told" if setting.value == "off" else None
     least = SHORTEST[setting.name]
     if not setting.seconds or setting.seconds >= least:
@@ -155,20 +159,13 @@ def _shown(setting: SettingRow) -> str:
     return setting.value if setting.seconds is None else span(setting.seconds)
 
 
-def _reset(setting: SettingRow) -> str:
-    place = {
-        "user": "ALTER ROLE … RESET",
-        "database": "ALTER DATABASE … RESET",
-        "database user": "ALTER ROLE … IN DATABASE … RESET",
-    }.get(setting.source, "ALTER ROLE … SET")
-    if setting.name == ISOLATION:
-        value = "'read committed'"
-    elif setting.name == "track_activities":
-        value = "on"
-    else:
-        value = f"'{SHORTEST[setting.name]:g}s'"
-    end = f" = {value}" if place.endswith("SET") and not place.endswith("RESET") else ""
-    return f"{place} {setting.name}{end} for the role of the workers, then restart them"
+def _reset(setting: SettingRow, role: str) -> str:
+    """How to put it right for the sessions of the role."""
+    if setting.source in _GIVEN_BY_CLIENT:
+        return f"take {setting.name} out of the URL, or of PGOPTIONS"
+    value = _GOOD.get(setting.name) or f"'{SHORTEST[setting.name]:g}s', or 0 for no limit"
+    alter = f"ALTER ROLE {quote_identifier(role)} SET {setting.name}"
+    return f"{alter} = {value}; then restart the workers"
 
 
 async def look_at_clock(session: Session) -> list[Finding]:

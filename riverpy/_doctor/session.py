@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 
 from riverpy._db.doctor import doctor_limits
-from riverpy.drivers.asyncpg import close, connect
+from riverpy.drivers.asyncpg import DATABASE_ERRORS, close, connect, describe
+from riverpy.errors import RiverError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable
@@ -24,6 +25,10 @@ LOCK_LIMIT = timedelta(seconds=1)
 """After which the server ends the wait for a table that somebody has locked."""
 READ_TIMEOUT = 8.0
 """Seconds that one look may take in all."""
+
+
+class SessionLostError(Exception):
+    """The connection was lost, and cannot be made again. The text says why."""
 
 
 class Session:
@@ -43,10 +48,16 @@ class Session:
         """The connection, made again if it was lost.
 
         Raises:
-            ConfigError, DatabaseError, or one of DATABASE_ERRORS.
+            ConfigError, DatabaseError, or one of DATABASE_ERRORS: the first cannot be made.
+            SessionLostError: a later one cannot be.
         """
-        if self._connection is None or self._connection.is_closed():
+        if self._connection is None:
             self._connection = await connect(self.url, pooled=True)
+        elif self._connection.is_closed():
+            try:
+                self._connection = await connect(self.url, pooled=True)
+            except (*DATABASE_ERRORS, RiverError) as error:
+                raise SessionLostError(describe(error)) from error
         return self._connection
 
     @asynccontextmanager
@@ -54,7 +65,7 @@ class Session:
         """A read-only transaction.
 
         Raises:
-            ConfigError, DatabaseError, or one of DATABASE_ERRORS; TimeoutError after READ_TIMEOUT.
+            Exception: as `connection`; one of DATABASE_ERRORS, TimeoutError after READ_TIMEOUT.
         """
         connection = await self.connection()
         try:

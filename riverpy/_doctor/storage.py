@@ -22,6 +22,13 @@ LOCK_WAIT_AGE = 3.0
 BLOAT_SIZE = 64 * 1024 * 1024
 BLOAT_FACTOR = 4.0
 """An index is bloated that is this large, and that many times its estimate."""
+NEEDED = {
+    "river_job_pkey",
+    "river_job_prioritized_fetching_index",
+    "river_job_state_and_finalized_at_index",
+    "river_job_unique_idx",
+}
+"""The indexes of the table of jobs that riverpy's statements walk."""
 DEAD_ROWS = 100_000
 """Dead rows that do not matter."""
 SHOWN = 10
@@ -40,6 +47,17 @@ async def look_at_indexes(patient: Patient) -> list[Finding]:
     text = f"{count(len(rows), 'index', plural='indexes')}, {size(total)}"
     data: dict[str, object] = {row.name: row.size for row in rows}
     findings = [_index(patient, row) for row in rows]
+    missing = sorted(NEEDED - {row.name for row in rows})
+    if missing:
+        findings.append(
+            Finding(
+                Level.FAIL,
+                "indexes",
+                f"{names(missing)} should be there: without them every claim reads the whole table",
+                "make them as `riverpy migrate sql` shows, with CREATE INDEX CONCURRENTLY",
+                {"missing": missing},
+            )
+        )
     return [
         Finding(Level.OK, "indexes", text, data={"indexes": data}),
         *(finding for finding in findings if finding is not None),

@@ -45,6 +45,13 @@ from pg_stat_activity
 where datid is not null and coalesce(backend_type, 'client backend') = 'client backend';
 
 
+-- name: doctor_listeners
+-- How many connections there are on which clients of riverpy's listen.
+select count(*)
+from pg_stat_activity
+where datname = current_database() and application_name = 'riverpy listener';
+
+
 -- name: doctor_notify
 -- The one thing that is sent to anybody: the doctor itself.
 select pg_notify(@channel::text, @payload::text);

@@ -1,0 +1,291 @@
+"""What `riverpy doctor` finds about leader, clients, and the jobs that they run or do not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from riverpy.migrate import Migrator
+from tests.doctor.conftest import examine, put, register, seat
+from tests.work.rig import Rig, Task
+
+if TYPE_CHECKING:
+    from tests._database import Schema
+    from tests.doctor.conftest import Doctor
+
+
+async def test_healthy(schema: Schema, doctor: Doctor) -> None:
+    """A fleet at work has nothing that is not ok, and the exit code is 0."""
+    rig = Rig(schema)
+    begun, end = anyio.Event(), anyio.Event()
+
+    async def work(job: Any) -> None:
+        begun.set()
+        await end.wait()
+
+    rig.job(work)
+    async with rig.working(id="one") as client, rig.working(id="two"):
+        await rig.until("SELECT count(*) FROM river_leader")
+        await rig.until("SELECT count(*) FROM riverpy_client", 2)
+        await client.insert(Task())
+        await begun.wait()
+        report = await doctor()
+        end.set()
+    assert report.problems() == []
+    assert report.exit_code == 0
+    names = list(dict.fromkeys(one["name"] for one in report.findings))
+    assert names == [
+        *("connect", "pooler", "settings", "clock", "connections", "schema", "grants", "listen"),
+        *("listeners", "leader", "clients", "running", "queues", "kinds", "scheduled", "periodic"),
+        *("snapshots", "locks", "vacuum", "indexes"),
+    ]
+    assert report.one("listeners", "ok")["data"] == {"listeners": 2, "needed": 2}
+    assert report.one("leader", "ok")["data"]["leader_id"] in {"one", "two"}
+    clients = report.one("clients", "ok")["data"]["clients"]
+    assert {one["client_id"]: one["alive"] for one in clients} == {"one": True, "two": True}
+    assert sum(one["running_jobs"] for one in clients) == 1
+    assert 'kind "task"' in report.one("running", "ok")["text"]
+    assert report.one("queues", "ok")["data"]["queues"] == {
+        "default": {"available": 0, "oldest_due": None, "paused_for": None, "clients": 2}
+    }
+
+
+async def test_no_client(doctor: Doctor) -> None:
+    """Where nothing runs, that is said, with what it means."""
+    report = await doctor()
+    assert "nobody leads, and no client runs" in report.one("leader", "warn")["text"]
+    assert "riverpy worker" in report.one("clients", "warn")["fix"]
+    assert {one["name"] for one in report.problems()} == {"leader", "clients"}
+
+
+async def test_no_leader_though_there_are_candidates(schema: Schema, doctor: Doctor) -> None:
+    """Nobody leads and somebody could: a failure, unless they have only just begun."""
+    await register(schema, "young", running=1)
+    text = (await doctor()).one("leader", "warn")["text"]
+    assert 'nobody leads, though 1 client could: "young"' in text
+    await schema.execute("DELETE FROM riverpy_client")
+    await register(schema, "old")
+    await seat(schema, "gone", -30)
+    found = (await doctor()).one("leader", "fail")
+    assert "the lease of gone has expired 30s ago" in found["text"]
+    assert found["data"] == {"leader_id": None, "candidates": ["old"]}
+    assert "`locks`" in found["fix"]
+
+
+async def test_no_candidate(schema: Schema, doctor: Doctor) -> None:
+    """Nobody leads and nobody stands: a failure, with what to change."""
+    await register(schema, "worker", candidate=False)
+    await register(schema, "dead", silent=61)
+    found = (await doctor()).one("leader", "fail")
+    assert "no client stands for election" in found["text"]
+    assert "--no-candidate" in found["fix"]
+
+
+async def test_leader_is_silent(schema: Schema, doctor: Doctor) -> None:
+    """A leader that gives no sign of life is told of while its lease lasts."""
+    await register(schema, "leader", silent=61)
+    await seat(schema, "leader", 9)
+    assert "gave no sign of life for 1m1s" in (await doctor()).one("leader", "warn")["text"]
+
+
+async def test_foreign_leader(schema: Schema, doctor: Doctor) -> None:
+    """A leader that is no client of riverpy's puts kinds of Python at risk, which are named; where
+    there are none all is well."""
+    await seat(schema, "go_host_2026")
+    report = await doctor()
+    assert "no kind of Python's" in report.one("leader", "ok")["text"]
+    assert "one of another language leads" in report.one("clients", "ok")["text"]
+    assert report.exit_code == 0
+    await register(schema, "python", kinds=("resize", "embed"))
+    found = (await doctor()).one("leader", "warn")
+    assert found["data"]["kinds_at_risk"] == ["embed", "resize"]
+    assert 'At risk: "embed", "resize"' in found["text"]
+    assert "docs/go.md" in found["fix"]
+
+
+async def test_silent_and_dead_clients(schema: Schema, doctor: Doctor) -> None:
+    """LM-14: a client that gives no signs of life is told of, with what may be the matter; a dead
+    one with how many of its jobs still run, which is a failure when nobody gives them back."""
+    await register(schema, "leader")
+    await seat(schema, "leader")
+    for client_id, silent in (("still", 31), ("empty", 90), ("fresh", 90), ("old", 121)):
+        await register(schema, client_id, silent=silent)
+    await put(schema, "running", client_id="fresh", since=100)
+    for _ in range(2):
+        await put(schema, "running", client_id="old", since=200)
+    report = await doctor()
+    found = {one["data"].get("client_id"): one for one in report.of("clients")}
+    assert found["still"]["level"] == "warn"
+    assert "taken for dead after 1m" in found["still"]["text"]
+    assert "event loop is blocked" in found["still"]["fix"]
+    assert found["empty"]["level"] == "warn"
+    assert found["empty"]["data"]["running_jobs"] == 0
+    assert found["fresh"]["level"] == "warn"
+    assert "1 job of its still runs" in found["fresh"]["text"]
+    assert found["old"]["level"] == "fail"
+    assert "2 jobs of its still run: nobody gives them back" in found["old"]["text"]
+    assert report.exit_code == 1
+
+
+async def test_no_listener(schema: Schema, doctor: Doctor) -> None:
+    """A client that should listen and has no connection for it is told of; one that only polls, or
+    gives no signs of life, needs none."""
+    await register(schema, "polls")
+    await register(schema, "dead", silent=61, poll_only=False)
+    assert (await doctor()).one("listeners", "ok")["data"] == {"listeners": 0, "needed": 0}
+    await register(schema, "listens", poll_only=False)
+    found = (await doctor()).one("listeners", "warn")
+    assert "1 client should listen, and there are 0 connections for that" in found["text"]
+    assert "--listen-url" in found["fix"]
+
+
+async def test_stuck_job(schema: Schema, doctor: Doctor) -> None:
+    """A job that runs for long in a client that lives is named, with how to end it."""
+    await register(schema, "alive", kinds=("task",))
+    await seat(schema, "alive")
+    await put(schema, "running", client_id="alive", since=60)
+    report = await doctor()
+    assert report.exit_code == 0
+    assert "1 job, the longest for 1m" in report.one("running", "ok")["text"]
+    job_id = await put(schema, "running", client_id="alive", since=3700)
+    found = (await doctor()).one("running", "warn")
+    assert (
+        f'job {job_id} of kind "task" in queue "default" runs for 1h1m, in alive' in found["text"]
+    )
+    assert f"client.job_cancel({job_id})" in found["fix"]
+    assert (await doctor("--stuck-after", "2h")).exit_code == 0
+
+
+async def test_unregistered_clients(schema: Schema, doctor: Doctor) -> None:
+    """Running jobs of clients that nobody knows are counted; those of an unknown kind that run for
+    longer than River's hour are told of, since nobody gives them back."""
+    await register(schema, "alive", kinds=("known",))
+    await seat(schema, "alive")
+    await put(schema, "running", kind="known", client_id="go_1", since=3601)
+    await put(schema, "running", kind="foreign", client_id="go_2", since=3599)
+    report = await doctor()
+    assert (
+        '2 jobs of clients that are not registered: "go_1", "go_2"'
+        in (report.one("unregistered", "ok")["text"])
+    )
+    assert report.exit_code == 0
+    await put(schema, "running", kind="foreign", client_id="go_1", since=3700)
+    found = (await doctor()).one("unregistered", "warn")
+    assert 'Those of kind "foreign" run for up to 1h1m' in found["text"]
+    assert found["data"]["unknown_kinds"] == {"foreign": 2}
+    assert "stub" in found["fix"]
+
+
+async def test_kinds_without_worker(schema: Schema, doctor: Doctor) -> None:
+    """A kind of waiting jobs that no living client has is named, in whatever state they wait."""
+    await register(schema, "alive", kinds=("known",))
+    await register(schema, "dead", kinds=("resize",), silent=100)
+    await seat(schema, "alive")
+    await put(schema, kind="known")
+    for state in ("available", "retryable", "scheduled"):
+        job_id = await put(schema, state, kind="resize", due=-100)
+    report = await doctor()
+    found = report.one("kinds", "warn")
+    assert (
+        'no worker of riverpy\'s has kind "resize", of which at least 3 jobs wait' in found["text"]
+    )
+    assert found["data"]["job_id"] == job_id - 2
+    assert "deploy a worker" in found["fix"]
+    assert report.one("kinds", "ok")["data"]["kinds"] == {"known": True, "resize": False}
+
+
+async def test_queues(schema: Schema, doctor: Doctor) -> None:
+    """OP-08: every queue is told of, also an empty one: how many jobs are available, and since when
+    the first of any priority is due. Late, unworked and paused ones are told with the reason."""
+    await register(schema, "alive", kinds=("task",), queues=("busy", "late", "paused", "empty"))
+    await seat(schema, "alive")
+    await schema.execute(
+        "INSERT INTO river_queue (name, paused_at, updated_at) VALUES ('empty', NULL, now()),"
+        " ('paused', now() - interval '1 hour', now()), ('go', NULL, now())"
+    )
+    await put(schema, queue="busy", due=10)
+    await put(schema, queue="late", due=10)
+    await put(schema, queue="late", due=100, priority=4)
+    await put(schema, queue="paused", due=1)
+    await put(schema, queue="go", due=700)
+    await put(schema, queue="nobody", due=700)
+    await put(schema, queue="new", due=20)
+    report = await doctor()
+    queues = report.one("queues", "ok")["data"]["queues"]
+    assert list(queues) == ["busy", "empty", "go", "late", "new", "nobody", "paused"]
+    assert queues["empty"] == {
+        "available": 0,
+        "oldest_due": None,
+        "paused_for": None,
+        "clients": 1,
+    }
+    assert 100 <= queues["late"]["oldest_due"] < 200
+    found = {one["data"]["queue"]: one for one in report.of("queues") if one["level"] != "ok"}
+    assert {queue: one["level"] for queue, one in found.items()} == {
+        "late": "warn",
+        "paused": "warn",
+        "go": "warn",
+        "new": "warn",
+        "nobody": "fail",
+    }
+    assert '2 jobs of queue "late" wait, the oldest for 1m40s' in found["late"]["text"]
+    assert "it is paused for 1h" in found["paused"]["text"]
+    assert "queue_resume('paused')" in found["paused"]["fix"]
+    assert "though one of another language may" in found["go"]["text"]
+    assert "no client of riverpy's works it" in found["nobody"]["text"]
+    assert "-q nobody:50" in found["nobody"]["fix"]
+    later = await doctor("--max-lag", "1h")
+    assert {one["data"]["queue"] for one in later.of("queues", "warn")} == {
+        "paused",
+        "go",
+        "new",
+        "nobody",
+    }
+
+
+async def test_scheduled_jobs_are_late(schema: Schema, doctor: Doctor) -> None:
+    """Scheduled jobs and retries that nobody moves on are told of: a failure without a leader."""
+    await put(schema, "scheduled", due=-100)
+    await put(schema, "retryable", due=20)
+    assert "2 scheduled jobs and retries" in (await doctor()).one("scheduled", "ok")["text"]
+    await put(schema, "scheduled", queue="mail", due=90)
+    found = (await doctor()).one("scheduled", "fail")
+    assert (
+        'of queue "mail" are due for up to 1m30s and not moved on, and nobody leads'
+        in (found["text"])
+    )
+    assert "`leader`" in found["fix"]
+    await seat(schema, "somebody")
+    found = (await doctor()).one("scheduled", "warn")
+    assert "though there is a leader" in found["text"]
+    assert "job scheduler" in found["fix"]
+
+
+async def test_periodic_jobs(schema: Schema, doctor: Doctor) -> None:
+    """Paused and late periodic jobs are named; one that no client has any more is not late."""
+    await schema.execute(
+        "INSERT INTO riverpy_periodic (id, schedule, next_run_at, paused_at, updated_at) VALUES"
+        " ('soon', '1m', now() + interval '1 min', NULL, now()),"
+        " ('late', '1m', now() - interval '2 min', NULL, now()),"
+        " ('paused', '1m', now() - interval '1 day', now() - interval '1 day', now()),"
+        " ('unused', '1m', now() - interval '1 day', NULL, now() - interval '1 day')"
+    )
+    report = await doctor()
+    assert report.one("periodic", "ok")["data"]["periodic_jobs"] == 4
+    late, paused = sorted(report.of("periodic", "warn"), key=lambda one: one["text"])
+    assert late["text"] == 'late, by up to 2m: "late"'
+    assert paused["text"] == 'paused, for up to 1d: "paused"'
+    assert "riverpy periodic resume" in paused["fix"]
+
+
+async def test_only_rivers_line(fresh_database_url: str) -> None:
+    """A database with River's line alone: what is off is said, and the rest is looked at."""
+    await Migrator(fresh_database_url).up()
+    report = await examine("--database-url", fresh_database_url)
+    assert {one["name"] for one in report.problems()} == {"schema", "leader"}
+    found = report.one("schema", "warn")
+    assert "periodic jobs" in found["text"]
+    assert "riverpy migrate up" in found["fix"]
+    assert report.one("clients", "ok")["data"] == {"clients": None}
+    assert report.one("periodic", "ok")["text"].startswith("off")
