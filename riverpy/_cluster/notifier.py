@@ -57,6 +57,7 @@ class Notifier:
         schema: str | None,
         reserved: DedicatedConnection,
         outage: Outage,
+        quiet: float = 0.0,
     ) -> None:
         """Make it.
 
@@ -65,11 +66,13 @@ class Notifier:
             schema: whose topics; None: the first of the connection's search path.
             reserved: another connection to the database, through which the first probe is sent.
             outage: told of losses and recoveries.
+            quiet: seconds between two probes, at least.
         """
         self._connect = connect
         self._schema = schema
         self._reserved = reserved
         self._outage = outage
+        self._quiet = quiet
         self._callbacks: dict[str, Callable[[str], None]] = {}
         self._resync: Callable[[], None] = _nothing
         self._connection: Connection | None = None
@@ -81,6 +84,11 @@ class Notifier:
         """Whether notifications arrive: the last probe came back, over the connection that there
         is now."""
         self.connected = TestSignal("Notifier.connected")
+
+    @property
+    def probe_interval(self) -> float:
+        """Seconds between two probes."""
+        return max(PROBE_INTERVAL, self._quiet)
 
     @property
     def is_up(self) -> bool:
@@ -111,7 +119,8 @@ class Notifier:
                 await close(self._connection)
 
     async def _open(self) -> None:
-        self._lost.clear()
+        # Its own: the end of the last one, which this process may have cut, can be told of late.
+        self._lost = asyncio.Event()
         reason = f"listening for notifications took longer than {LISTEN_TIMEOUT:g} s"
         with anyio.fail_after(LISTEN_TIMEOUT, reason=reason):
             self._connection = connection = await self._connect()
@@ -148,7 +157,7 @@ class Notifier:
     async def _watch(self, scope: StopScope) -> None:
         """Return when the connection is lost, or hears nothing."""
         while True:
-            interval = PROBE_INTERVAL if self.proven else DEAF_RETRY
+            interval = self.probe_interval if self.proven else DEAF_RETRY
             scope.turns(within=interval + PROBE_TIMEOUT)
             with anyio.move_on_after(interval):
                 await self._lost.wait()

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from riverpy._cluster import notifier
 from tests.kit.proxy import proxied
 from tests.work.rig import PATIENCE, Rig, Task
 
 if TYPE_CHECKING:
+    import pytest
+
     from riverpy import Job
     from tests._database import Schema
 
@@ -38,3 +41,42 @@ async def test_lost_listener_hears_nothing(schema: Schema) -> None:
         await until(is_notified=False)
         proxy.refusing = False
         await until(is_notified=True)
+
+
+async def test_half_open_listener_is_replaced_once(
+    schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listener that does not answer, of which nobody tells, is cut and made again, once: that it
+    was cut is no end of the new one, which goes on to prove itself."""
+    monkeypatch.setattr(notifier, "PROBE_INTERVAL", 0.05)
+    monkeypatch.setattr(notifier, "PROBE_TIMEOUT", 1.0)
+    opened: list[object] = []
+    probed: list[object] = []
+    rig = Rig(schema)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    async with proxied(schema.url) as proxy, rig.working(listen_url=proxy.url) as client:
+        run: Any = client._run
+        listening = run._notifier
+        connect, send_probe = listening._connect, listening._send_probe
+
+        async def connect_again() -> object:
+            opened.append(await connect())
+            return opened[-1]
+
+        async def send(connection: object, token: str) -> None:
+            await send_probe(connection, token)
+            probed.append(connection)
+
+        listening._connect, listening._send_probe = connect_again, send
+        proxy.hold("riverpy listener")
+        with anyio.fail_after(PATIENCE):
+            while run._is_notified():
+                await asyncio.sleep(0.005)
+            await proxy.release()
+            while not opened or probed.count(opened[0]) < 3:
+                await asyncio.sleep(0.005)
+        assert len(opened) == 1
