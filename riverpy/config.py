@@ -135,6 +135,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """How long cancelled jobs may take to end and results to be stored. Default 10 s."""
     fetch_poll_interval: timedelta = FETCH_POLL_INTERVAL_DEFAULT
     """How often an idle queue is looked at without a notification. Default 1 s."""
+    quiet_interval: timedelta | None = None
+    """For a database that should sleep: the least time between two looks of an idle client at
+    whether notifications arrive and at what it may have missed of them. Default none: it looks
+    each 10 s and 30 s. A listener that falls silent without an end is noticed that much later."""
     poll_only: bool = False
     """Do not LISTEN: find jobs by polling alone. Default False."""
     pooler: bool = False
@@ -224,6 +228,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         _expect_positive("job_stuck_threshold", self.job_stuck_threshold)
         if self.job_timeout is not None:
             _expect_positive("job_timeout", self.job_timeout)
+        if self.quiet_interval is not None:
+            _expect_positive("quiet_interval", self.quiet_interval)
         if self.soft_stop_timeout is not None:
             _expect_positive("soft_stop_timeout", self.soft_stop_timeout, allow_zero=True)
         for name in _SWITCHES:

@@ -75,6 +75,7 @@ class Reconciler:
         heartbeat: Heartbeat,
         is_notified: Callable[[], bool],
         abandoned: frozenset[Stamp],
+        quiet: float = 0.0,
     ) -> None:
         """Make it.
 
@@ -85,12 +86,14 @@ class Reconciler:
             is_notified: whether notifications arrive; look more often while they do not.
             abandoned: attempts of earlier runs in this process: in our name, and not to be put
                 back.
+            quiet: seconds between two looks, at least, while notifications arrive.
         """
         self._schema, self._client_id = schema, client_id
         self._reserved, self._claims = reserved, claims
         self._work, self._completer, self._heartbeat = work, completer, heartbeat
         self._is_notified = is_notified
         self._abandoned = abandoned
+        self._quiet = quiet
         self._producers: Mapping[str, Producer] = {}
         self._wake = asyncio.Event()
         self._sweep_at = 0.0
@@ -103,6 +106,11 @@ class Reconciler:
         """Whether what an earlier run left is rescued."""
         self._log: Any = structlog.get_logger("riverpy").bind()
         self.ran = TestSignal("Reconciler.ran")
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two looks while notifications arrive."""
+        return max(INTERVAL, self._quiet)
 
     def watch(self, producers: Mapping[str, Producer]) -> None:
         """Look after these producers from now on."""
@@ -128,12 +136,13 @@ class Reconciler:
         """Adopt the pauses, then look again until stopped."""
         await self._touch_queues(STATEMENT_TIMEOUT)
         self._touch_at = time.monotonic() + TOUCH_INTERVAL
-        self._sweep_at = time.monotonic() + INTERVAL
+        self._sweep_at = time.monotonic() + self.interval
         await self._attempt("jobs of an earlier run", self._look_back)
         task_status.started()
         is_done = True
         while True:
-            interval = RETRY if not is_done else INTERVAL if self._is_notified() else INTERVAL_DEAF
+            settled = self.interval if self._is_notified() else INTERVAL_DEAF
+            interval = settled if is_done else RETRY
             wait = min(interval, max(self._sweep_at - time.monotonic(), 0.0))
             scope.turns(within=wait + TURN_MOST)
             with anyio.move_on_after(wait):
@@ -159,7 +168,7 @@ class Reconciler:
         elif self._settled_at > began:
             self._sweep_at = self._settled_at
         else:
-            self._sweep_at = began + INTERVAL
+            self._sweep_at = began + self.interval
             self.in_doubt = False
 
     async def _attempt(self, what: str, step: Callable[[], Awaitable[None]]) -> bool:

@@ -185,6 +185,8 @@ class Run:
         self._executor = Executor(workers, config)
         self._notifier: Notifier | None = None
         self.work = WorkGroup(self._executor, config, self._completer.add)
+        quiet = config.quiet_interval or timedelta(0)
+        self._quiet = quiet.total_seconds()
         self._reconciler = Reconciler(
             schema=config.schema,
             client_id=client_id,
@@ -195,6 +197,7 @@ class Run:
             heartbeat=self._heartbeat,
             is_notified=self._is_notified,
             abandoned=abandoned,
+            quiet=self._quiet,
         )
         self.producers = {
             name: Producer(
@@ -463,6 +466,7 @@ class Run:
             schema=self._config.schema,
             reserved=self._reserved,
             outage=self._outage,
+            quiet=self._quiet,
         )
         notifier.subscribe("river_insert", self._heard_insert)
         notifier.subscribe("river_control", self._heard_control)

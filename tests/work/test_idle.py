@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from riverpy import Client, Config, Job, PeriodicJobs, QueueConfig
-from riverpy._cluster import leader_watch, notifier
+from riverpy import Client, Config, InsertManyParams, Job, PeriodicJobs, QueueConfig
+from riverpy._cluster import leader_watch
 from riverpy._cluster.heartbeat import BEATS
 from riverpy._db.connection import close_all
 from riverpy._lifecycle import ServiceGroup, StopScope
 from riverpy._maintenance.candidacy import services
-from riverpy._work import reconciler
 from riverpy._work.producer import CLAIM_TIMEOUT, ECHOES
 from tests._statements import record_statements
 from tests.maintenance.office import held_office
@@ -41,24 +41,27 @@ async def statements_of(sent: list[Sent], step: Callable[[], Awaitable[Any]]) ->
     return len(sent) - before
 
 
-async def rate_beside_polls(rig: Rig, sent: list[Sent]) -> float:
+async def rate_beside_polls(rig: Rig, sent: list[Sent], **settings: Any) -> float:
     """Statements a second of a client that follows, but for the polls of its queues. (One that
     leads renews its lease where this one bids.)"""
-    config = Config(schema=rig.schema.name)
+    config = Config(schema=rig.schema.name, **settings)
     queues = {"default": QueueConfig(max_workers=10)}
     run: Any = Client(rig.url, workers=rig.workers, queues=queues, config=config)._new_run()
     run._reconciler._touch_at = float("inf")
-    elector, listening = run._candidacy.elector, run._make_notifier()
+    listening = run._make_notifier()
     dead_after = config.dead_after.total_seconds()
     lost_claims = run._reconciler._put_back_lost_claims
     steps: list[tuple[Callable[[], Awaitable[Any]], float]] = [
         (run._heartbeat._beat_somewhere, dead_after / BEATS),
         (run._leader_watch._look, dead_after / leader_watch.LOOKS),
-        (lambda: elector._bid(StopScope()), config.elect_interval.total_seconds()),
-        (run._reconciler._read_pauses, reconciler.INTERVAL),
-        (lambda: lost_claims(age=CLAIM_TIMEOUT), reconciler.INTERVAL),
-        (lambda: listening._prove(first=False), notifier.PROBE_INTERVAL),
+        (run._reconciler._read_pauses, run._reconciler.interval),
+        (lambda: lost_claims(age=CLAIM_TIMEOUT), run._reconciler.interval),
+        (lambda: listening._prove(first=False), listening.probe_interval),
     ]
+    if config.candidate:
+        elector = run._candidacy.elector
+        bidding = config.elect_interval.total_seconds()
+        steps.append((lambda: elector._bid(StopScope()), bidding))
     async with ServiceGroup() as group:
         await group.start(listening)
         counts = [await statements_of(sent, step) for step, _ in steps]
@@ -107,6 +110,51 @@ async def test_statements_while_idle(rig: Rig, monkeypatch: pytest.MonkeyPatch) 
     assert maintenance <= 0.32
     assert 1 / poll + beside_polls + maintenance < 1.85
     assert 35 / (5.0 * POLL) + beside_polls + maintenance <= 35 / 5 + 0.5
+
+
+async def test_statements_of_a_quiet_client(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PB-06: with the settings of docs/operations.md for a database that should sleep, an idle
+    client sends less than one statement in ten minutes."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    sent = record_statements(monkeypatch, "")
+    beside_polls = await rate_beside_polls(
+        rig, sent, candidate=False, quiet_interval=timedelta(hours=1), dead_after=timedelta(hours=6)
+    )
+    polls = 1 / (3600 * POLL)
+    assert (polls + beside_polls) * 600 < 1
+
+
+async def test_all_sessions_of_a_quiet_client_are_closed(rig: Rig) -> None:
+    """PB-06: after the server has closed every session, the next insert of another program works,
+    and the worker runs the job long before its poll."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    async with (
+        rig.client(queues={}, pool_size=1) as inserter,
+        rig.working(candidate=False, quiet_interval=timedelta(hours=1)) as worker,
+    ):
+        await rig.work(worker, Task())
+        await inserter.insert(Task())
+        await rig.event()
+        closed = await rig.schema.fetchval(
+            "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name ~ '^riverpy'"
+        )
+        assert closed >= 5
+        await rig.until(
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name = 'riverpy listener'",
+            1,
+        )
+        await inserter.insert_many([InsertManyParams(Task())])
+        await rig.event()
 
 
 def claims_of(sent: list[Sent]) -> int:
