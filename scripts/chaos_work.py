@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import random
 import statistics
 import sys
 import time
 from collections import Counter, defaultdict
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import msgspec
@@ -22,9 +21,18 @@ from riverpy.drivers.asyncpg import DATABASE_ERRORS
 from tests.kit import server_faults
 from tests.kit.chaos_jobs import ChaosSettings, Hoarding
 from tests.kit.chaos_load import FAILURES, Load
+from tests.kit.chaos_plan import (
+    BACKENDS,
+    HARMLESS,
+    OF_SERVER,
+    OF_USERS,
+    PARTITIONS,
+    Fault,
+    FaultKind,
+    make_plan,
+)
 from tests.kit.fleet import Shutdown, running_fleet, with_user
 from tests.kit.history import Violation
-from tests.kit.proxy import Partition
 from tests.kit.work_history import (
     ALL,
     STATEMENTS,
@@ -44,6 +52,7 @@ if TYPE_CHECKING:
 
 PROGRESS_INTERVAL = 5.0
 STARTED = b'"event": "worker started"'
+LAST_WORDS = "riverpy: "
 START_LIMIT = 60.0
 """Seconds until a worker that was started must work."""
 CALM_LIMIT = 120.0
@@ -54,9 +63,6 @@ LOOK_INTERVAL = 0.05
 PROBE_LIMIT = 1.0
 STOPPED, NOT_READY, ABANDONED, KILLED = 0, 3, 4, -9
 """Exit codes of workers."""
-LONG_RUN = 600.0
-"""Seconds from which on a run has outages of two minutes."""
-LONG_OUTAGE = 120.0
 LOAD_USER = "load"
 TIMEOUTS = {"statement_timeout": "1s", "idle_in_transaction_session_timeout": "300ms"}
 READ_ONLY = {"default_transaction_read_only": "on"}
@@ -66,111 +72,6 @@ SHOWN = 40
 """Violations that are printed, at most."""
 HOARDING_FIRST = 1_000_000_000
 """Above the numbers of the load's jobs."""
-
-
-# --- the plan
-
-
-class FaultKind(StrEnum):
-    """What is done."""
-
-    KILL_LISTENER = "backend of the listener killed"
-    KILL_RESERVED = "backend of lease and heartbeat killed"
-    KILL_CLAIMS = "backend of the claims killed"
-    KILL_RESULTS = "backend of the results killed"
-    KILL_MAINTENANCE = "backend of the maintenance killed"
-    KILL_POOL = "backends of the pool killed"
-    FREEZE_LISTENER = "backend of the listener frozen"
-    FREEZE_RESERVED = "backend of lease and heartbeat frozen"
-    FREEZE_CLAIMS = "backend of the claims frozen"
-    FREEZE_RESULTS = "backend of the results frozen"
-    FREEZE_POOL = "backends of the pool frozen"
-    CUT = "connections cut"
-    REQUESTS_LOST = "partition, requests lost"
-    ANSWERS_LOST = "partition, answers lost"
-    HELD = "partition, held"
-    PROXY_REFUSES = "connections refused on the way"
-    RESTART = "server restarted"
-    CRASH = "server crashed"
-    DOWN = "server down"
-    REFUSE = "connections refused by the server"
-    EXHAUST = "connections exhausted"
-    TIMEOUTS = "timeouts set by the administrator"
-    ROLE_TIMEOUTS = "timeouts set for a role"
-    READ_ONLY = "server read-only"
-    LOCK_ROWS = "job rows locked"
-    HOARD_POOL = "pool filled by user code"
-    KILL = "worker killed"
-    STOP = "worker stopped"
-    FREEZE = "worker frozen"
-
-
-BACKENDS = {
-    "LISTENER": "riverpy listener",
-    "RESERVED": "riverpy reserved",
-    "CLAIMS": "riverpy claims",
-    "RESULTS": "riverpy results",
-    "MAINTENANCE": "riverpy maintenance",
-    "POOL": server_faults.POOL_NAME,
-}
-PARTITIONS = {
-    FaultKind.REQUESTS_LOST: Partition.REQUESTS_LOST,
-    FaultKind.ANSWERS_LOST: Partition.ANSWERS_LOST,
-    FaultKind.HELD: Partition.HELD,
-}
-OF_SERVER = {
-    FaultKind.RESTART,
-    FaultKind.CRASH,
-    FaultKind.DOWN,
-    FaultKind.REFUSE,
-    FaultKind.EXHAUST,
-    FaultKind.TIMEOUTS,
-    FaultKind.READ_ONLY,
-}
-"""One at a time."""
-OF_USERS = {FaultKind.LOCK_ROWS, FaultKind.HOARD_POOL}
-OF_PROCESS = {FaultKind.KILL, FaultKind.STOP, FaultKind.FREEZE}
-HARMLESS = {FaultKind.TIMEOUTS, FaultKind.LOCK_ROWS, FaultKind.HOARD_POOL}
-"""Work goes on meanwhile."""
-
-
-class Fault(NamedTuple):
-    """One thing to be done."""
-
-    at: float
-    """Seconds since the start."""
-    kind: FaultKind
-    number: int
-    """Of the worker that it is done to."""
-    seconds: float
-    """How long it lasts."""
-
-
-def make_plan(seed: int, *, seconds: float, workers: int, dead_after: float) -> list[Fault]:
-    """The faults of a seed: the same each time. Each kind comes once in each round."""
-    dice = random.Random(seed)
-    plan: list[Fault] = []
-    kinds: list[FaultKind] = []
-    at = 1.0
-    while at < seconds:
-        if not kinds:
-            kinds = dice.sample(list(FaultKind), len(FaultKind))
-        kind = kinds.pop()
-        duration = _duration(kind, dice, dead_after)
-        if kind is FaultKind.DOWN and seconds >= LONG_RUN and dice.random() < 0.2:
-            duration = LONG_OUTAGE
-        plan.append(Fault(at, kind, dice.randrange(workers), duration))
-        at += dice.uniform(0.3, 3.7)
-    return plan
-
-
-def _duration(kind: FaultKind, dice: random.Random, dead_after: float) -> float:
-    """A silent fault is of interest around the time after which a client counts as dead."""
-    if kind in PARTITIONS or kind.name.startswith("FREEZE"):
-        return dice.uniform(0.1, 1.7) * dead_after
-    if kind in {FaultKind.KILL, FaultKind.STOP, FaultKind.RESTART, FaultKind.CRASH}:
-        return dice.uniform(0.0, 2.0)
-    return dice.uniform(1.0, 8.0)
 
 
 # --- doing it
@@ -225,6 +126,19 @@ class ChaosOfWork:
         await self._stop()
         await self._read(history)
         return history
+
+    @contextmanager
+    def watching_loop(self) -> Generator[None]:
+        """The event loop of those who insert has nothing to complain of."""
+        loop = asyncio.get_running_loop()
+        before = loop.get_exception_handler()
+        loop.set_exception_handler(
+            lambda _, context: self._violate("no complaint of the event loop", f"{context}")
+        )
+        try:
+            yield
+        finally:
+            loop.set_exception_handler(before)
 
     async def _prepare(self, workers: int) -> None:
         for number in range(workers):
@@ -472,12 +386,14 @@ def _read_acts(path: Path) -> Iterator[Act]:
 
 
 def _read_log(path: Path) -> list[LogLine]:
-    """What is no JSON is an error."""
+    """What is no JSON is an error, but for the last words of a worker that could not start."""
     lines: list[LogLine] = []
     for text in path.read_text().splitlines():
         try:
             line = json.loads(text)
         except ValueError:
+            if text.startswith(LAST_WORDS) or not text:
+                continue
             lines.append(LogLine(text, "error", lines[-1].at if lines else 0.0))
             continue
         at = datetime.fromisoformat(line["timestamp"]).timestamp()
@@ -504,16 +420,25 @@ async def run_chaos(
     workers: int,
     rate: float,
     bound: float = BOUND,
-    settings: ChaosSettings | None = None,
+    outages_most: int = 1,
 ) -> dict[str, Any]:
-    """Run once, and tell what is known: figures and violations."""
-    settings = settings or ChaosSettings()
+    """Run once, and tell what is known: figures and violations.
+
+    Args:
+        seed, seconds, workers: of the plan.
+        rate: jobs that are inserted a second.
+        bound: seconds after the end of a fault within which work must go on.
+        outages_most: how often a worker may lose its connections in one fault; more than once on a
+            machine so busy that an answer takes as long as a signal that nobody is there.
+    """
+    settings = ChaosSettings()
     plan = make_plan(seed, seconds=seconds, workers=workers, dead_after=settings.dead_after)
     async with running_fleet() as fleet:
         load = Load(with_user(fleet.server.url, LOAD_USER), rate, seed)
         chaos = ChaosOfWork(fleet, settings, plan)
-        history = await chaos.run(workers, seconds, load)
-        history.bound = bound
+        with chaos.watching_loop():
+            history = await chaos.run(workers, seconds, load)
+        history.bound, history.outages_most = bound, outages_most
         violations = [*chaos.violations, *check(history)]
         if violations:
             fleet.keep("history.json", msgspec.json.encode(history))

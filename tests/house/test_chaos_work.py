@@ -10,7 +10,8 @@ import pytest
 
 from riverpy._maintenance.job_rescuer import DEAD_ERROR
 from scripts.chaos import parse_arguments
-from scripts.chaos_work import FaultKind, make_plan, run_chaos
+from scripts.chaos_work import run_chaos
+from tests.kit.chaos_plan import FaultKind, make_plan
 from tests.kit.work_history import (
     ALL,
     CANCEL_ERROR,
@@ -371,7 +372,7 @@ def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
 async def test_minute_of_chaos() -> None:
     """A minute of faults of a fixed seed: no committed job is lost, none is finished twice, every
     attempt has a reason, and work goes on after each fault."""
-    found = await run_chaos(1, seconds=60, workers=3, rate=RATE, bound=BUSY_BOUND)
+    found = await run_chaos(1, seconds=60, workers=3, rate=RATE, bound=BUSY_BOUND, outages_most=4)
     assert found["violations"] == []
     assert found["faults"]
     for name in ("completed", "cancelled", "rolled_back"):

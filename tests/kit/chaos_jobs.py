@@ -20,7 +20,7 @@ class ChaosSettings(WorkerSettings, frozen=True, kw_only=True):
     target: str = "tests.kit.chaos_worker:client"
     elect_interval: float = 1.0
     leader_ttl: float = 3.0
-    dead_after: float = 6.0
+    dead_after: float = 10.0
     slots: int = 60
     """Of each of its two queues."""
     acts: str = ""

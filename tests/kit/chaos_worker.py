@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import anyio
 import msgspec
 
 import riverpy
+from riverpy.drivers.asyncpg import DATABASE_ERRORS
 from riverpy.job import JobColumn
 from riverpy.retry import DefaultRetryPolicy
 from tests.kit.chaos_jobs import (
@@ -175,16 +176,13 @@ async def parent(job: riverpy.Job[Parent]) -> None:
 async def hoarding(job: riverpy.Job[Hoarding]) -> None:
     """Keeps every connection of the client's pool."""
     with _Attempt(job):
-        pool = pooled._open_pool()
-        held = []
-        try:
+        async with AsyncExitStack() as held:
             with anyio.move_on_after(job.args.seconds):
-                while True:
-                    held.append(await pool.acquire())
-        finally:
-            with anyio.CancelScope(shield=True):
-                for connection in held:
-                    await pool.release(connection)
+                try:
+                    while True:
+                        await held.enter_async_context(pooled._acquire())
+                except DATABASE_ERRORS as error:
+                    raise RuntimeError(f"{PLANNED}: no connection, {error}") from error
 
 
 async def _record_stored(events: riverpy.Subscription) -> None:

@@ -145,6 +145,8 @@ class History(msgspec.Struct, kw_only=True):
     ended: float = 0.0
     """When the faults and the load were over."""
     dead_after: float = 60.0
+    outages_most: int = 1
+    """How often a worker may lose its connections in one fault."""
     bound: float = 5.0
     """Seconds after the end of a fault within which work must go on."""
 
@@ -396,10 +398,9 @@ def _check_going_on(history: History) -> Iterator[Violation]:
 LOST, RESTORED = "database connection lost", "database connection restored"
 LINES_MOST = 12
 """Lines about one fault, of one worker."""
-LATE = 3.0
-"""Seconds after its recovery in which a worker may still tell of a fault."""
-EARLY = 0.2
-PER_JOB = {"job failed"}
+EARLY = 0.1
+"""Seconds by which a line may be earlier than the fault that it is about seems to begin."""
+PER_JOB = {"job failed", "job result refused: the attempt is no longer this client's"}
 """Events of which there is a line for each job."""
 AT_A_STOP = {
     "jobs may be claimed that never ran: a claim had no answer",
@@ -418,15 +419,27 @@ def _check_logs(history: History) -> Iterator[Violation]:
                 yield Violation("plain logs", f"{worker}: {line}")
         yield from _check_pairs(worker, lines)
         mine = [recovery for recovery in recoveries if recovery.worker == worker]
-        told = [line for line in lines if line.event not in PER_JOB]
-        for recovery in mine:
-            until = recovery.ended + recovery.seconds + LATE
-            about = [line for line in told if recovery.began - EARLY <= line.at <= until]
+        for recovery, about in _by_trouble(mine, lines):
             if len(about) > LINES_MOST * recovery.spans:
                 yield Violation("no storm of log lines", f"{len(about)} lines about {recovery}")
-            lost = [line for line in about if line.event == LOST]
-            if len(lost) > recovery.spans:
-                yield Violation("one line an outage", f"{len(lost)} lines about {recovery}")
+            lost = sum(line.event == LOST for line in about)
+            if lost > history.outages_most * recovery.spans:
+                yield Violation("one line an outage", f"{lost} lines about {recovery}")
+        if not mine and any(line.event == LOST for line in lines):
+            yield Violation("one line an outage", f"{worker} tells of one where none was")
+
+
+def _by_trouble(
+    troubles: list[Recovery], lines: Iterable[LogLine]
+) -> Iterator[tuple[Recovery, list[LogLine]]]:
+    """What was said about each: what came after its begin, and before that of the next."""
+    begins = [trouble.began - EARLY for trouble in troubles]
+    about = defaultdict[int, list[LogLine]](list)
+    for line in lines:
+        if line.event not in PER_JOB:
+            about[bisect_right(begins, line.at) - 1].append(line)
+    for index, trouble in enumerate(troubles):
+        yield trouble, about[index]
 
 
 def _check_pairs(worker: str, lines: Iterable[LogLine]) -> Iterator[Violation]:

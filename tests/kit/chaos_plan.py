@@ -1,0 +1,116 @@
+"""What is done to a fleet that works jobs, and when: a seed has one plan."""
+
+from __future__ import annotations
+
+import random
+from enum import StrEnum
+from typing import NamedTuple
+
+from tests.kit.proxy import Partition
+from tests.kit.server_faults import POOL_NAME
+
+LONG_RUN = 600.0
+"""Seconds from which on a run has outages of two minutes."""
+LONG_OUTAGE = 120.0
+
+
+class FaultKind(StrEnum):
+    """What is done."""
+
+    KILL_LISTENER = "backend of the listener killed"
+    KILL_RESERVED = "backend of lease and heartbeat killed"
+    KILL_CLAIMS = "backend of the claims killed"
+    KILL_RESULTS = "backend of the results killed"
+    KILL_MAINTENANCE = "backend of the maintenance killed"
+    KILL_POOL = "backends of the pool killed"
+    FREEZE_LISTENER = "backend of the listener frozen"
+    FREEZE_RESERVED = "backend of lease and heartbeat frozen"
+    FREEZE_CLAIMS = "backend of the claims frozen"
+    FREEZE_RESULTS = "backend of the results frozen"
+    FREEZE_POOL = "backends of the pool frozen"
+    CUT = "connections cut"
+    REQUESTS_LOST = "partition, requests lost"
+    ANSWERS_LOST = "partition, answers lost"
+    HELD = "partition, held"
+    PROXY_REFUSES = "connections refused on the way"
+    RESTART = "server restarted"
+    CRASH = "server crashed"
+    DOWN = "server down"
+    REFUSE = "connections refused by the server"
+    EXHAUST = "connections exhausted"
+    TIMEOUTS = "timeouts set by the administrator"
+    ROLE_TIMEOUTS = "timeouts set for a role"
+    READ_ONLY = "server read-only"
+    LOCK_ROWS = "job rows locked"
+    HOARD_POOL = "pool filled by user code"
+    KILL = "worker killed"
+    STOP = "worker stopped"
+    FREEZE = "worker frozen"
+
+
+BACKENDS = {
+    "LISTENER": "riverpy listener",
+    "RESERVED": "riverpy reserved",
+    "CLAIMS": "riverpy claims",
+    "RESULTS": "riverpy results",
+    "MAINTENANCE": "riverpy maintenance",
+    "POOL": POOL_NAME,
+}
+PARTITIONS = {
+    FaultKind.REQUESTS_LOST: Partition.REQUESTS_LOST,
+    FaultKind.ANSWERS_LOST: Partition.ANSWERS_LOST,
+    FaultKind.HELD: Partition.HELD,
+}
+OF_SERVER = {
+    FaultKind.RESTART,
+    FaultKind.CRASH,
+    FaultKind.DOWN,
+    FaultKind.REFUSE,
+    FaultKind.EXHAUST,
+    FaultKind.TIMEOUTS,
+    FaultKind.READ_ONLY,
+}
+"""One at a time."""
+OF_USERS = {FaultKind.LOCK_ROWS, FaultKind.HOARD_POOL}
+OF_PROCESS = {FaultKind.KILL, FaultKind.STOP, FaultKind.FREEZE}
+HARMLESS = {FaultKind.TIMEOUTS, FaultKind.LOCK_ROWS, FaultKind.HOARD_POOL}
+"""Work goes on meanwhile."""
+
+
+class Fault(NamedTuple):
+    """One thing to be done."""
+
+    at: float
+    """Seconds since the start."""
+    kind: FaultKind
+    number: int
+    """Of the worker that it is done to."""
+    seconds: float
+    """How long it lasts."""
+
+
+def make_plan(seed: int, *, seconds: float, workers: int, dead_after: float) -> list[Fault]:
+    """The faults of a seed: the same each time. Each kind comes once in each round."""
+    dice = random.Random(seed)
+    plan: list[Fault] = []
+    kinds: list[FaultKind] = []
+    at = 1.0
+    while at < seconds:
+        if not kinds:
+            kinds = dice.sample(list(FaultKind), len(FaultKind))
+        kind = kinds.pop()
+        duration = _duration(kind, dice, dead_after)
+        if kind is FaultKind.DOWN and seconds >= LONG_RUN and dice.random() < 0.2:
+            duration = LONG_OUTAGE
+        plan.append(Fault(at, kind, dice.randrange(workers), duration))
+        at += dice.uniform(0.3, 3.7)
+    return plan
+
+
+def _duration(kind: FaultKind, dice: random.Random, dead_after: float) -> float:
+    """A silent fault is of interest around the time after which a client counts as dead."""
+    if kind in PARTITIONS or kind.name.startswith("FREEZE"):
+        return dice.uniform(0.1, 1.7) * dead_after
+    if kind in {FaultKind.KILL, FaultKind.STOP, FaultKind.RESTART, FaultKind.CRASH}:
+        return dice.uniform(0.0, 2.0)
+    return dice.uniform(1.0, 8.0)
