@@ -328,14 +328,19 @@ def encode_metadata_value(value: object) -> str:
     Raises:
         ArgsError: it is not JSON, or larger than 32 MiB when encoded.
     """
+    if isinstance(value, str | bytes):  # encoding what is refused would hold the event loop up
+        _check_size(len(value))
     text = _json.encode(value)
-    size = len(text.encode())
+    _check_size(len(text.encode()))
+    return text
+
+
+def _check_size(size: int) -> None:
     if size > OUTPUT_SIZE_MAX:
         raise ArgsError(
             f"an output or a metadata value has at most {OUTPUT_SIZE_MAX} bytes when encoded, "
             f"got {size}"
         )
-    return text
 
 
 def check_metadata_key(key: object) -> None:

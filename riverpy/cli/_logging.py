@@ -1,10 +1,12 @@
-"""The log of a worker process: of structlog and of the standard library's loggers, to stderr."""
+"""The log of a worker process, to stderr: of structlog, of the standard library's loggers, and of
+errors that nobody can catch."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -13,6 +15,8 @@ from riverpy.cli._log_stream import LogStream
 from riverpy.cli._output import has_color
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from structlog.typing import EventDict, Processor
 
 
@@ -71,7 +75,32 @@ def configure_logging(log: str, level: str) -> LogStream:
     )
     logging.basicConfig(handlers=[handler], level=number, force=True)
     logging.captureWarnings(capture=True)
+    sys.unraisablehook = _log_unraisable
+    threading.excepthook = _log_thread
     return stream
+
+
+def _log_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
+    """Where Python cannot raise it: in `__del__`, or a callback of the garbage collector."""
+    place = getattr(unraisable.object, "__qualname__", type(unraisable.object).__name__)
+    _log_uncaught(unraisable.exc_type, unraisable.exc_value, unraisable.exc_traceback, place)
+
+
+def _log_thread(args: threading.ExceptHookArgs) -> None:
+    if args.exc_type is not SystemExit:  # as Python has it
+        name = "thread" if args.thread is None else args.thread.name
+        _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback, name)
+
+
+def _log_uncaught(
+    kind: type[BaseException],
+    error: BaseException | None,
+    trace: TracebackType | None,
+    place: str,
+) -> None:
+    log: Any = structlog.get_logger("riverpy")
+    info = (kind, kind() if error is None else error, trace)
+    log.error("an error was raised where nobody can catch it", place=place, exc_info=info)
 
 
 def _last_processors(log: str) -> list[Processor]:

@@ -222,13 +222,20 @@ class StopSignals:
 
     def _force(self) -> None:
         if self._exit_code is not None:
-            leave(self._exit_code, "riverpy: left while something did not end")
+            leave(self._exit_code, f"riverpy: left while {_what_holds()}")
         self._exit_code = self._plan.exit_code
         self._deadline = time.monotonic() + LAST_RESORT
         with suppress(RuntimeError):  # no more threads
             threading.Thread(
                 target=self._plan.last_resort, name="riverpy last resort", daemon=True
             ).start()
+
+
+def _what_holds() -> str:
+    """What a process that does not end waits for, as far as can be seen."""
+    held = [one.name for one in threading.enumerate() if not one.daemon and one.is_alive()]
+    names = ", ".join(name for name in held if name != threading.main_thread().name)
+    return f"threads went on: {names}" if names else "something did not end"
 
 
 def leave(exit_code: int, note: str) -> NoReturn:
@@ -247,7 +254,7 @@ def leave(exit_code: int, note: str) -> NoReturn:
 def _flush() -> None:
     drain_logs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, AttributeError):  # None: user code took it away
             stream.flush()
 
 

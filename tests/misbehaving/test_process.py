@@ -1,0 +1,91 @@
+"""Jobs that misbehave in a worker process: it goes on, leads on, and stops when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cli.worker_process import running_worker
+from tests.misbehaving.misdeeds import deeds
+
+if TYPE_CHECKING:
+    from tests._database import Schema
+
+PATIENCE = 60.0
+CODE = Path(__file__).with_name("misdeeds.py").read_text("utf-8")
+FAILS = {
+    "raise SystemExit": "3",
+    "raise KeyboardInterrupt": "KeyboardInterrupt",
+    "raise GeneratorExit": "GeneratorExit",
+    "raise Mine": "mine",
+    "recurse": "maximum recursion depth exceeded",
+    "recurse in C": "recursions (3 sub-exceptions)",
+    "recurse in an error's text": "<unprintable Endless object>",
+    "record a huge output": "has at most 33554432 bytes when encoded, got 100000000",
+    "cancel itself": "CancelledError",
+}
+"""What these are failed attempts with; all others are completed."""
+
+
+async def insert(schema: Schema, kind: str, name: str) -> int:
+    """Insert a job that is tried once."""
+    return await schema.fetchval(
+        "INSERT INTO river_job (args, kind, max_attempts)"
+        " VALUES (jsonb_build_object('name', $1::text), $2, 1) RETURNING id",
+        name,
+        kind,
+    )
+
+
+async def ended(schema: Schema, job_id: int) -> str:
+    """Wait until a job has ended and return its state."""
+    sql = "SELECT state::text FROM river_job WHERE id = $1 AND finalized_at IS NOT NULL"
+    async with asyncio.timeout(PATIENCE):
+        while (state := await schema.fetchval(sql, job_id)) is None:
+            await asyncio.sleep(0.01)
+    return state
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+async def test_whatever_a_job_does(schema: Schema, tmp_path: Path, loop: str) -> None:
+    """One worker outlives jobs that raise what ends a process, recurse to the limit in Python and
+    in C, raise in `__del__`, leak tasks, threads and generators, fill the default executor, log a
+    megabyte, record 100 MB, close its connections, and change the process, the loop, the streams
+    and the signal handlers. After each another job is worked; in the end jobs in threads and
+    processes are too, it has led all the time, gives signs of life, and stops at SIGTERM."""
+    code = CODE if loop == "uvloop" else f"{CODE}\nsys.modules['uvloop'] = None\n"
+    where = (f"--database-url={schema.url}", f"--schema={schema.name}")
+    async with running_worker(tmp_path, "jobs", *where, code=code) as worker:
+        await worker.until_logged("leading begins")
+        term = await schema.fetchval("SELECT elected_at FROM river_leader")
+        for name in deeds:
+            job_id = await insert(schema, "misdeed", name)
+            state = await ended(schema, job_id)
+            errors = await schema.fetchval("SELECT errors FROM river_job WHERE id = $1", job_id)
+            if name in FAILS:
+                assert FAILS[name] in json.loads(errors[0])["error"], name
+            assert state == ("discarded" if name in FAILS else "completed"), (name, errors)
+            assert await ended(schema, await insert(schema, "good", "")) == "completed", name
+        for kind in ("good_thread", "good_process"):
+            assert await ended(schema, await insert(schema, kind, "")) == "completed", kind
+
+        now = await schema.fetchval("SELECT clock_timestamp()")
+        async with asyncio.timeout(PATIENCE):
+            while not await schema.fetchval("SELECT heartbeat_at > $1 FROM riverpy_client", now):
+                await asyncio.sleep(0.05)
+        assert await schema.fetchval("SELECT elected_at FROM river_leader") == term
+        worker.send(signal.SIGTERM)
+        assert await worker.exit_code() == 0
+    uncaught = worker.entries("an error was raised where nobody can catch it")
+    assert len(uncaught) >= 5
+    assert {entry["place"] for entry in uncaught} == {"Dying.__del__"}
+    assert "ValueError: from __del__" in uncaught[0]["exception"]
+    assert worker.entries("cancelling tasks that jobs left behind")[0]["count"] == 1000
+    (last,) = [entry["text"] for entry in worker.logged if "text" in entry]
+    assert last.startswith(f"riverpy: left while threads went on: {loop}_0, {loop}_1, ")
