@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import anyio
 
 from riverpy._clock import Backoff
-from riverpy._insert_row import InsertRow, InsertRules, prepare, prepare_all
+from riverpy._insert_row import InsertRow, InsertRules, PreparedJob, prepare, prepare_all
+from riverpy._insert_stack import InsertStacks
 from riverpy._sql import query
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, InterfaceError, describe, is_transaction
 from riverpy.errors import (
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from riverpy._clock import Clock
+    from riverpy._plugins import Plugins
     from riverpy.drivers.asyncpg import Transaction
     from riverpy.job import JobArgs
 
 T = TypeVar("T")
+Args: TypeAlias = "JobArgs | RawArgs"
 
 STATEMENT_SIZE_MAX = 900 * 1024 * 1024
 """Bytes of the args and metadata of one statement: a message to the server ends at 1 GiB."""
@@ -142,6 +145,7 @@ class Inserter:
         *,
         schema: str | None,
         rules: InsertRules,
+        plugins: Plugins,
         clock: Clock,
     ) -> None:
         """
@@ -149,11 +153,13 @@ class Inserter:
             acquire: lends a connection of the client's pool.
             schema: where River's tables are. None: the search path decides.
             rules: what the client says about all inserts.
+            plugins: what is around them.
             clock: tells the time of unique periods and notifications.
         """
         self._acquire = acquire
         self._schema = schema
         self._rules = rules
+        self._stacks = InsertStacks(plugins, rules)
         self._clock = clock
         self._limiter = NotifyLimiter(clock)
 
@@ -174,17 +180,19 @@ class Inserter:
 
         Raises:
             InsertError, ConfigError: a job was refused; nothing was sent.
+            BaseException: what a hook or middleware raised; unless it did so after its inner part,
+                nothing was sent.
             TransactionError: `tx` is aborted or closed.
             SchemaMissingError: River's tables are not there.
             TypeError: `tx` is nothing that jobs can be inserted on.
             asyncpg.PostgresError, OSError, TimeoutError: the database failed; without `tx` the jobs
                 may have been stored if the connection was lost.
         """
-        return await self.insert_rows(self._prepare(params), tx=tx)
+        return await self._insert(tx, *self._prepare(params), self._insert_rows)
 
     def prepare_due(
         self, args: JobArgs | RawArgs, opts: InsertOpts, *, due_at: datetime
-    ) -> InsertRow:
+    ) -> PreparedJob:
         """Check a job that is due at this time, by a clock that is not ours: available at once, and
         in the unique period of that time, unless its options name another.
 
@@ -192,15 +200,16 @@ class Inserter:
             InsertError, ConfigError: it is refused.
         """
         row = prepare(args, opts, rules=self._rules, now=due_at)
-        if row.state != JobState.AVAILABLE:
-            return row
-        return row._replace(scheduled_at=due_at.astimezone(UTC).isoformat())
+        if row.state == JobState.AVAILABLE:
+            row = row._replace(scheduled_at=due_at.astimezone(UTC).isoformat())
+        return PreparedJob(args, row)
 
     async def insert_rows(
-        self, rows: list[InsertRow], *, tx: Transaction | None
+        self, jobs: list[PreparedJob], *, tx: Transaction | None
     ) -> list[InsertResult]:
         """Insert jobs that are checked already; see `insert_many`."""
-        return await self._run(tx, rows, self._insert_rows)
+        args, rows = zip(*jobs, strict=True)
+        return await self._insert(tx, args, list(rows), self._insert_rows)
 
     async def insert_many_fast(
         self, params: Sequence[InsertManyParams], *, tx: Transaction | None
@@ -212,15 +221,27 @@ class Inserter:
                 lives.
             Exception: as `insert_many`.
         """
-        rows = self._prepare(params)
-        return await self._run(tx, rows, self._copy_rows)
+        return await self._insert(tx, *self._prepare(params), self._copy_rows)
 
-    def _prepare(self, params: Sequence[InsertManyParams]) -> list[InsertRow]:
+    def _prepare(self, params: Sequence[InsertManyParams]) -> tuple[list[Args], list[InsertRow]]:
         now = self._clock.now()
-        rows = prepare_all(_checked(params), rules=self._rules, now=now)
-        if not rows:
+        jobs = list(_checked(params))
+        if not jobs:
             raise InsertError("nothing to insert: give at least one job")
-        return rows
+        rows = prepare_all(jobs, rules=self._rules, now=now)
+        return [job.args for job in jobs], rows
+
+    async def _insert(
+        self,
+        tx: Transaction | None,
+        args: Sequence[Args],
+        rows: list[InsertRow],
+        send: Callable[[Transaction, list[InsertRow], list[str]], Awaitable[T]],
+    ) -> T:
+        if self._stacks.is_empty_for(args):
+            return await self._run(tx, rows, send)
+        jobs = [PreparedJob(*job) for job in zip(args, rows, strict=True)]
+        return await self._stacks.insert(jobs, lambda rows: self._run(tx, rows, send))
 
     async def _run(
         self,

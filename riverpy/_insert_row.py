@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -16,6 +16,7 @@ from riverpy.insert_opts import (
     PRIORITY_DEFAULT,
     QUEUE_DEFAULT,
     InsertOpts,
+    JobInsertParams,
     UniqueOpts,
 )
 from riverpy.job import JobState, RawArgs, check_metadata_key
@@ -31,6 +32,8 @@ T = TypeVar("T")
 MAX_ATTEMPTS_MAX = 32767
 PRIORITY_MAX = 4
 
+_KEY_SIZE = 32
+_STATES = (JobState.AVAILABLE, JobState.PENDING, JobState.SCHEDULED)
 _NO_OPTS = InsertOpts()
 
 
@@ -72,6 +75,13 @@ class InsertRow(NamedTuple):
     def shared(self) -> tuple[object, ...]:
         """What all jobs have in common that go by the simple form of the statement."""
         return self[2:]
+
+
+class PreparedJob(NamedTuple):
+    """A job that was checked, with the args that it was made of."""
+
+    args: JobArgs | RawArgs
+    row: InsertRow
 
 
 def prepare_all(
@@ -150,6 +160,67 @@ def prepare(
     )
 
 
+def params_of(job: PreparedJob) -> JobInsertParams:
+    """The job as hooks and middleware see it."""
+    row = job.row
+    return JobInsertParams(
+        args=job.args,
+        encoded_args=row.args,
+        kind=row.kind,
+        max_attempts=int(row.max_attempts),
+        metadata=_decoded(row.metadata),
+        priority=int(row.priority),
+        queue=row.queue,
+        scheduled_at=_time(row.scheduled_at),
+        state=JobState(row.state),
+        tags=row.tags.split(",") if row.tags else [],
+        unique_key=None if row.unique_key is None else bytes.fromhex(row.unique_key),
+    )
+
+
+def row_of(job: PreparedJob, params: JobInsertParams, *, rules: InsertRules) -> InsertRow:
+    """The job as hooks and middleware left it, checked again.
+
+    Raises:
+        InsertError, ConfigError: they set what is not allowed.
+    """
+    row = job.row
+    state = _expect("state", params.state, JobState)
+    if state not in _STATES:
+        raise InsertError(f"state must be one of {', '.join(_STATES)}, got {state}")
+    key = params.unique_key
+    if key is not None and (not isinstance(key, bytes) or len(key) != _KEY_SIZE):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InsertError(f"unique_key must be {_KEY_SIZE} bytes or None")
+    if key is not None and row.unique_states is None:
+        raise InsertError("the unique_key of a job that is not unique cannot be set")
+    validate_queue(_expect("queue", params.queue, str))
+    same_time = params.scheduled_at == _time(row.scheduled_at)
+    same_metadata = params.metadata == _decoded(row.metadata)
+    return InsertRow(
+        args=row.args
+        if params.encoded_args == row.args
+        else _raw_text("encoded_args", params.encoded_args),
+        unique_key=None if key is None else key.hex(),
+        kind=_checked_kind(_expect("kind", params.kind, str), rules),
+        metadata=row.metadata if same_metadata else _metadata(params.metadata),
+        queue=params.queue,
+        priority=_in_range("priority", params.priority, PRIORITY_MAX),
+        max_attempts=_in_range("max_attempts", params.max_attempts, MAX_ATTEMPTS_MAX),
+        state=state,
+        scheduled_at=row.scheduled_at if same_time else _scheduled_at(params.scheduled_at),
+        tags=_tags(params.tags),
+        unique_states=None if key is None else row.unique_states,
+    )
+
+
+def _decoded(metadata: str) -> dict[str, Any]:
+    return msgspec.json.decode(metadata, type=dict[str, Any])
+
+
+def _time(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
+
+
 def _first(call: T | None, own: T | None, default: T) -> T:
     if call is not None:
         return call
@@ -180,6 +251,10 @@ def _kind(args: JobArgs | RawArgs, rules: InsertRules) -> str:
             f"{type(args).__qualname__} says no kind: give its class `kind: ClassVar[str] = ...`, "
             "or insert RawArgs"
         )
+    return _checked_kind(kind, rules)
+
+
+def _checked_kind(kind: str, rules: InsertRules) -> str:
     if rules.skip_job_kind_validation:
         _json.encode(kind, path="kind")
         if not 1 <= len(kind) <= KIND_LENGTH_MAX:
@@ -200,17 +275,20 @@ def _own_opts(args: JobArgs | RawArgs) -> InsertOpts:
 
 def _args_text(args: JobArgs | RawArgs) -> str:
     if isinstance(args, RawArgs):
-        given = cast("object", args.json)
-        if not isinstance(given, str):
-            raise ArgsError(
-                f"$: RawArgs takes its JSON as a text, got {type(given).__name__}: decode or "
-                "serialize it first"
-            )
-        return _json.normalize_object(_within_limit("args", given))
+        return _raw_text("RawArgs", args.json)
     text = _within_limit("args", _json.encode(args))
     if not text.startswith("{"):
         raise ArgsError(f"args must be a JSON object, got {text[:80]}")
     return text
+
+
+def _raw_text(owner: str, given: object) -> str:
+    if not isinstance(given, str):
+        raise ArgsError(
+            f"$: {owner} takes its JSON as a text, got {type(given).__name__}: decode or "
+            "serialize it first"
+        )
+    return _json.normalize_object(_within_limit("args", given))
 
 
 def _metadata(metadata: object) -> str:

@@ -23,6 +23,7 @@ from riverpy._insert import ACQUIRE_TIMEOUT, NO_CONNECTION, Inserter
 from riverpy._insert_row import InsertRules
 from riverpy._lifecycle import only_error
 from riverpy._names import CLIENT_ID_LENGTH_MAX, validate_queue
+from riverpy._plugins import Plugins
 from riverpy._verbs import Verbs
 from riverpy._work.put_back import put_back
 from riverpy._work.run import Run, StopReport
@@ -320,6 +321,7 @@ class Client(Verbs):
                 skip_job_kind_validation=self._config.skip_job_kind_validation,
                 notify=self._config.insert_notify,
             ),
+            plugins=Plugins(self._config.plugins, self._config.hooks, self._config.middleware),
             clock=SystemClock(),
         )
 

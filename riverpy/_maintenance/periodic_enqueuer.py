@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from riverpy._insert import Inserter
-    from riverpy._insert_row import InsertRow
+    from riverpy._insert_row import PreparedJob
     from riverpy._lifecycle import StopScope
     from riverpy._maintenance.base import Office
     from riverpy.drivers.asyncpg import Connection
@@ -75,7 +75,7 @@ class Firing(NamedTuple):
     """What is to be done for one periodic job."""
 
     advance: Advance
-    rows: list[InsertRow]
+    jobs: list[PreparedJob]
     failed: Exception | None = None
     """Why it does not come further."""
 
@@ -257,7 +257,7 @@ class PeriodicEnqueuer(MaintenanceService):
             firing = self._plan(look)
             if firing is not None:
                 firings.append(firing)
-            rows = sum(len(firing.rows) for firing in firings)
+            rows = sum(len(firing.jobs) for firing in firings)
             is_long = self.office.timer.boottime() - began >= PLAN_TIME
             if is_long or rows >= ROWS_MOST or len(firings) >= BATCH:
                 yield firings
@@ -287,9 +287,9 @@ class PeriodicEnqueuer(MaintenanceService):
 
     def _requested(self, job: PeriodicJob, look: Look, at: datetime) -> Firing:
         """The run that somebody asked for; its slots wait for the next pass."""
-        row = self._row(job, at)
-        ran_at = None if row is None else at
-        return Firing(_advance(look, look.next_run_at, ran_at), [row] if row else [])
+        prepared = self._prepare(job, at)
+        ran_at = None if prepared is None else at
+        return Firing(_advance(look, look.next_run_at, ran_at), [prepared] if prepared else [])
 
     def _due(self, job: PeriodicJob, look: Look, first: datetime) -> Firing:
         """Its slots, up to the first whose job cannot be made."""
@@ -300,21 +300,21 @@ class PeriodicEnqueuer(MaintenanceService):
             self.log.warning(
                 "too many slots were missed, only the newest are inserted", periodic_job_id=job.id
             )
-        rows: list[InsertRow] = []
+        jobs: list[PreparedJob] = []
         ran_at = None
         for slot in due.slots:
             if look.resumed_at is not None and slot <= look.resumed_at:
                 continue
             try:
-                row = self._row(job, slot)
+                prepared = self._prepare(job, slot)
             except Exception as error:
-                return Firing(_advance(look, slot, ran_at), rows, error)
-            if row is not None:
-                rows.append(row)
+                return Firing(_advance(look, slot, ran_at), jobs, error)
+            if prepared is not None:
+                jobs.append(prepared)
                 ran_at = slot
-        return Firing(_advance(look, due.following, ran_at), rows)
+        return Firing(_advance(look, due.following, ran_at), jobs)
 
-    def _row(self, job: PeriodicJob, due_at: datetime) -> InsertRow | None:
+    def _prepare(self, job: PeriodicJob, due_at: datetime) -> PreparedJob | None:
         run = job.construct()
         if run is None:
             return None
@@ -390,16 +390,22 @@ class PeriodicEnqueuer(MaintenanceService):
             done = await periodic_advance(
                 connection, self.office.schema, [firing.advance for firing in firings]
             )
-            rows = [row for firing in firings if firing.advance.id in done for row in firing.rows]
-            if rows:
-                await self._insert(rows, connection)
+            jobs = [job for firing in firings if firing.advance.id in done for job in firing.jobs]
+            if jobs:
+                await self._insert(jobs, connection)
         return done
 
-    async def _insert(self, rows: list[InsertRow], connection: Connection) -> None:
+    async def _insert(self, jobs: list[PreparedJob], connection: Connection) -> None:
         try:
-            await self._inserter.insert_rows(rows, tx=connection)
+            await self._inserter.insert_rows(jobs, tx=connection)
         except TransactionError as error:  # meant for whoever brings a connection: it is lost
             raise ConnectionError(describe(error.__cause__ or error)) from error
+        except (*DATABASE_ERRORS, InsertError, anyio.get_cancelled_exc_class(), GeneratorExit):
+            raise
+        except BaseException as error:  # not even a SystemExit may end the term
+            raise InsertError(
+                f"a hook or middleware of inserts raised {type(error).__name__}: {error}"
+            ) from error
 
     def _fired(self, firing: Firing) -> None:
         if firing.failed is not None:

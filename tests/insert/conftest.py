@@ -11,6 +11,7 @@ import pytest
 from riverpy._clock import SystemClock
 from riverpy._insert import Inserter
 from riverpy._insert_row import InsertRules
+from riverpy._plugins import Plugins
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -29,7 +30,9 @@ async def inserter_on(
         url, min_size=0, max_size=size, command_timeout=60, server_settings=settings
     )
     async with pool:
-        yield Inserter(pool.acquire, schema=schema, rules=rules, clock=SystemClock())
+        yield Inserter(
+            pool.acquire, schema=schema, rules=rules, plugins=Plugins(), clock=SystemClock()
+        )
         assert pool.get_idle_size() == pool.get_size(), "a connection was not given back"
 
 

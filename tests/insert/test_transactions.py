@@ -15,6 +15,7 @@ import pytest
 
 from riverpy._clock import SystemClock
 from riverpy._insert import Inserter
+from riverpy._plugins import Plugins
 from riverpy.errors import TransactionError, UniqueConflictError
 from riverpy.insert_opts import InsertOpts
 from tests._database import connected
@@ -296,7 +297,11 @@ async def test_a_connection_that_cannot_be_had_yet(schema: Schema, send: Send) -
         asyncpg.TooManyConnectionsError("too many clients"),
     ]
     inserter = Inserter(
-        lambda: flaky(schema, failures), schema=schema.name, rules=RULES, clock=SystemClock()
+        lambda: flaky(schema, failures),
+        schema=schema.name,
+        rules=RULES,
+        plugins=Plugins(),
+        clock=SystemClock(),
     )
     await send(inserter, Welcome(1), None)
     assert not failures
@@ -307,7 +312,11 @@ async def test_a_connection_that_will_never_be_had(schema: Schema, send: Send) -
     """What time does not mend is raised at once."""
     failures: list[Exception] = [asyncpg.InvalidPasswordError("wrong password")]
     inserter = Inserter(
-        lambda: flaky(schema, failures), schema=schema.name, rules=RULES, clock=SystemClock()
+        lambda: flaky(schema, failures),
+        schema=schema.name,
+        rules=RULES,
+        plugins=Plugins(),
+        clock=SystemClock(),
     )
     with pytest.raises(asyncpg.InvalidPasswordError):
         await send(inserter, Welcome(1), None)

@@ -12,6 +12,7 @@ from riverpy._clock import SystemClock
 from riverpy._insert import Inserter
 from riverpy._insert_row import InsertRules
 from riverpy._maintenance.periodic_enqueuer import PeriodicEnqueuer
+from riverpy._plugins import Plugins
 from riverpy.periodic import PeriodicJob, PeriodicJobs, every
 from tests.maintenance.office import QuickTimer, held_office
 
@@ -59,7 +60,7 @@ class Enqueuing:
     def __init__(self, held: HeldOffice, *jobs: PeriodicJob) -> None:
         self.held, self.schema = held, held.schema
         self.jobs = PeriodicJobs(jobs)
-        self.enqueuer = PeriodicEnqueuer(held.office, self.jobs, inserter(held.schema))
+        self.enqueuer = PeriodicEnqueuer(held.office, self.jobs, inserter(held))
 
     async def run(self) -> float:
         """Passes until nothing is due; returns the seconds until something may be."""
@@ -96,14 +97,18 @@ class Enqueuing:
         self.held.timer.skipped += 60
 
 
-def inserter(schema: Schema) -> Inserter:
+def inserter(held: HeldOffice) -> Inserter:
     """An inserter without a pool, on a machine with a wrong clock."""
 
     def no_pool() -> Any:
         raise AssertionError("an insert left the transaction")
 
     rules = InsertRules(max_attempts=25)
-    return Inserter(no_pool, schema=schema.name, rules=rules, clock=WrongClock())
+    config = held.office.config
+    plugins = Plugins(config.plugins, config.hooks, config.middleware)
+    return Inserter(
+        no_pool, schema=held.schema.name, rules=rules, plugins=plugins, clock=WrongClock()
+    )
 
 
 @asynccontextmanager

@@ -1,0 +1,317 @@
+"""Hooks and middleware around inserts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence  # noqa: TC003 (msgspec reads it)
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import msgspec
+import pytest
+
+import riverpy
+from riverpy import (
+    Client,
+    Config,
+    HookInsertBeginFunc,
+    InsertInner,
+    InsertManyParams,
+    InsertOpts,
+    InsertResult,
+    JobInsertMiddlewareFunc,
+    JobInsertParams,
+    JobState,
+    RawArgs,
+    UniqueOpts,
+)
+from riverpy.periodic import PeriodicJob, every
+from tests.periodic.enqueuing import enqueuing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests._database import Schema
+
+calls: list[str] = []
+
+
+class Recorder:
+    """A plugin that notes what is called."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def insert_begin(self, params: JobInsertParams, /) -> None:
+        calls.append(f"{self.name} begin {params.kind}")
+
+    async def insert_many(
+        self, params: Sequence[JobInsertParams], do_inner: InsertInner, /
+    ) -> None:
+        calls.append(f"{self.name} in {len(params)}")
+        results = await do_inner()
+        calls.append(f"{self.name} out {len(results)}")
+
+
+class Plain(msgspec.Struct, frozen=True):
+    """Args without declarations."""
+
+    kind: ClassVar[str] = "plain"
+    n: Annotated[int, riverpy.Unique] = 0
+
+
+class Traced(msgspec.Struct, frozen=True):
+    """Args with declarations."""
+
+    kind: ClassVar[str] = "traced"
+    hooks: ClassVar[Sequence[riverpy.Hook]] = (Recorder("args hook"),)
+    plugins: ClassVar[Sequence[riverpy.Plugin]] = (Recorder("args plugin"),)
+    n: int = 0
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> None:
+    calls.clear()
+
+
+def client_on(schema: Schema, **settings: Any) -> Client:
+    """A client that only inserts."""
+    return Client(schema.url, config=Config(schema=schema.name, **settings))
+
+
+async def insert(client: Client, args: Any, opts: InsertOpts | None = None) -> None:
+    """By `insert`."""
+    await client.insert(args, opts)
+
+
+async def insert_many(client: Client, args: Any, opts: InsertOpts | None = None) -> None:
+    """By `insert_many`."""
+    await client.insert_many([InsertManyParams(args, opts)])
+
+
+async def insert_many_fast(client: Client, args: Any, opts: InsertOpts | None = None) -> None:
+    """By COPY."""
+    assert await client.insert_many_fast([InsertManyParams(args, opts)]) == 1
+
+
+WAYS = [insert, insert_many, insert_many_fast]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_every_way(schema: Schema, way: Callable[..., Any]) -> None:
+    """TY-07: hooks and middleware see each way of inserting; COPY tells them nothing of rows."""
+    async with client_on(schema, plugins=[Recorder("p")]) as client:
+        await way(client, Plain())
+    rows = 0 if way is insert_many_fast else 1
+    assert calls == ["p in 1", "p begin plain", f"p out {rows}"]
+    assert len(await schema.jobs()) == 1
+
+
+async def test_transaction(schema: Schema) -> None:
+    """TY-07: they see inserts on a transaction of the caller's, which an error of theirs leaves
+    alive."""
+
+    async def refuse(params: JobInsertParams) -> None:
+        raise ZeroDivisionError
+
+    client = client_on(schema, plugins=[Recorder("p")])
+    refusing = client_on(schema, hooks=[HookInsertBeginFunc(refuse)])
+    async with schema.connected() as connection, connection.transaction():
+        await client.insert(Plain(), tx=connection)
+        with pytest.raises(ZeroDivisionError):
+            await refusing.insert(Plain(), tx=connection)
+        await client.insert(Plain(), tx=connection)
+    assert len(await schema.jobs()) == 2
+
+
+async def test_periodic(schema: Schema) -> None:
+    """TY-07: they see what the clock inserts, and may change it."""
+
+    async def tag(params: JobInsertParams) -> None:
+        params.tags.append("by-hook")
+
+    job = PeriodicJob(every(timedelta(minutes=1)), Traced(1), id="ticks")
+    hooks = [HookInsertBeginFunc(tag)]
+    async with enqueuing(schema, job, plugins=[Recorder("p")], hooks=hooks) as one:
+        await one.move("ticks", timedelta(seconds=1))
+        await one.run()
+    (row,) = await schema.jobs()
+    assert row["tags"] == ["by-hook"]
+    assert json.loads(row["metadata"])["river:periodic_job_id"] == "ticks"
+    assert calls == [
+        "p in 1",
+        "args plugin in 1",
+        "p begin traced",
+        "args plugin begin traced",
+        "args hook begin traced",
+        "args plugin out 1",
+        "p out 1",
+    ]
+
+
+@pytest.mark.parametrize("raised", [ValueError("bad"), SystemExit(1), TimeoutError("slow")])
+@pytest.mark.usefixtures("log")
+async def test_periodic_error(schema: Schema, raised: BaseException) -> None:
+    """A hook that fails holds its periodic job, which is tried again; the others are inserted."""
+    is_failing = True
+
+    async def refuse(params: JobInsertParams) -> None:
+        if is_failing and params.metadata["river:periodic_job_id"] == "bad":
+            raise raised
+
+    jobs = [PeriodicJob(every(timedelta(minutes=1)), Plain(), id=name) for name in ("bad", "good")]
+    async with enqueuing(schema, *jobs, hooks=[HookInsertBeginFunc(refuse)]) as one:
+        for name in ("bad", "good"):
+            await one.move(name, timedelta(seconds=1))
+        for _ in range(3):
+            try:
+                await one.run()
+            except TimeoutError:  # it could be the database's: the pass begins anew
+                continue
+        assert (len(await one.slots("bad")), len(await one.slots("good"))) == (0, 1)
+        is_failing = False
+        one.wait_out_holds()
+        await one.run()
+        assert (len(await one.slots("bad")), len(await one.slots("good"))) == (1, 1)
+
+
+async def test_order(schema: Schema) -> None:
+    """Plugins come before the others; each kind of a batch brings its own, once and inside of
+    those; hooks are called job by job."""
+    batch = [InsertManyParams(one) for one in (Traced(1), Plain(), Traced(2))]
+    settings = {
+        "plugins": [Recorder("p")],
+        "hooks": [Recorder("h")],
+        "middleware": [Recorder("m")],
+    }
+    async with client_on(schema, **settings) as client:
+        results = await client.insert_many(batch)
+    assert [result.job.kind for result in results] == ["traced", "plain", "traced"]
+    of_traced = [f"{name} begin traced" for name in ("p", "h", "args plugin", "args hook")]
+    assert calls == [
+        "p in 3",
+        "m in 3",
+        "args plugin in 3",
+        *of_traced,
+        "p begin plain",
+        "h begin plain",
+        *of_traced,
+        "args plugin out 3",
+        "m out 3",
+        "p out 3",
+    ]
+
+
+async def test_only_declared(schema: Schema) -> None:
+    """Declarations of an args class need nothing in the settings, and do not touch others."""
+    async with client_on(schema) as client:
+        await client.insert(Plain())
+        await client.insert(RawArgs("traced", "{}"))
+        assert calls == []
+        await client.insert(Traced())
+    assert len(calls) == 4
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_changes(schema: Schema, way: Callable[..., Any]) -> None:
+    """What hooks and middleware set is stored; the unique key stays that of the args given."""
+    due = datetime(2040, 1, 2, tzinfo=UTC)
+
+    async def change(params: Sequence[JobInsertParams], do_inner: InsertInner) -> None:
+        (job,) = params
+        assert job.args == Plain(1)
+        job.encoded_args = '{"n":2}'
+        job.metadata["trace"] = {"id": 1}
+        job.queue, job.priority, job.max_attempts = "other", 3, 7
+        await do_inner()
+
+    async def begin(job: JobInsertParams) -> None:
+        assert job.queue == "other"
+        job.tags.append("tag")
+        job.state, job.scheduled_at = JobState.SCHEDULED, due
+
+    opts = InsertOpts(metadata={"kept": 1.5}, unique_opts=UniqueOpts(by_args=True))
+    async with client_on(schema) as client:
+        key = (await client.insert(Plain(1), opts)).job.unique_key
+    await schema.execute("DELETE FROM river_job")
+    middleware, hooks = [JobInsertMiddlewareFunc(change)], [HookInsertBeginFunc(begin)]
+    async with client_on(schema, middleware=middleware, hooks=hooks) as client:
+        await way(client, Plain(1), opts)
+    (row,) = await schema.jobs()
+    assert json.loads(row["args"]) == {"n": 2}
+    assert json.loads(row["metadata"]) == {"kept": 1.5, "trace": {"id": 1}}
+    assert (row["queue"], row["priority"], row["max_attempts"]) == ("other", 3, 7)
+    assert (row["tags"], row["state"], row["scheduled_at"]) == (["tag"], "scheduled", due)
+    assert row["unique_key"] == key
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("encoded_args", "[]", "JSON object"),
+        ("encoded_args", {"n": 1}, "encoded_args takes its JSON as a text, got dict"),
+        ("kind", "bad kind", "kind"),
+        ("max_attempts", 0, "max_attempts must be between"),
+        ("metadata", {"a": float("nan")}, "metadata"),
+        ("metadata", {"cancel_attempted_at": 1}, "belongs to River"),
+        ("priority", 5, "priority must be between"),
+        ("queue", "Bad queue", "queue"),
+        ("scheduled_at", datetime(2040, 1, 1), "no time zone"),
+        ("state", "running", "state must be JobState"),
+        ("state", JobState.RUNNING, "state must be one of available"),
+        ("tags", ["bad tag"], "tag"),
+        ("unique_key", b"short", "32 bytes"),
+        ("unique_key", b"k" * 32, "not unique cannot be set"),
+    ],
+)
+async def test_bad_changes(schema: Schema, name: str, value: object, text: str) -> None:
+    """What hooks set is checked as the options of an insert are; nothing is sent."""
+
+    async def change(params: JobInsertParams) -> None:
+        setattr(params, name, value)
+
+    async with client_on(schema, hooks=[HookInsertBeginFunc(change)]) as client:
+        with pytest.raises(ValueError, match=text):
+            await client.insert(Plain())
+    assert await schema.jobs() == []
+
+
+async def _never(params: Sequence[JobInsertParams], do_inner: InsertInner) -> None: ...
+
+
+async def _twice(params: Sequence[JobInsertParams], do_inner: InsertInner) -> None:
+    await do_inner()
+    await do_inner()
+
+
+@pytest.mark.parametrize(
+    ("function", "text", "stored"),
+    [(_never, "_never returned without", 0), (_twice, "_twice called do_inner twice", 1)],
+)
+async def test_rules_for_do_inner(
+    schema: Schema, function: Callable[..., Any], text: str, stored: int
+) -> None:
+    """A middleware that does not call do_inner once makes the insert fail; with two calls the jobs
+    are stored once."""
+    async with client_on(schema, middleware=[JobInsertMiddlewareFunc(function)]) as client:
+        with pytest.raises(RuntimeError, match=text):
+            await client.insert(Plain())
+    assert len(await schema.jobs()) == stored
+
+
+async def test_no_failure_is_caught(schema: Schema) -> None:
+    """What the database refused is raised, even if a middleware has caught it."""
+    seen: list[Sequence[InsertResult]] = []
+
+    async def catch(params: Sequence[JobInsertParams], do_inner: InsertInner) -> None:
+        with pytest.raises(riverpy.UniqueConflictError):
+            seen.append(await do_inner())
+
+    params = [InsertManyParams(Plain(1), InsertOpts(unique_opts=UniqueOpts(by_args=True)))]
+    middleware = [JobInsertMiddlewareFunc(catch), JobInsertMiddlewareFunc(catch)]
+    async with client_on(schema) as client:
+        await client.insert_many(params)
+    async with client_on(schema, middleware=middleware) as client:
+        with pytest.raises(riverpy.UniqueConflictError):
+            await client.insert_many_fast(params)
+    assert seen == []
