@@ -67,8 +67,9 @@ DATABASE_WAIT = 10.0
 """Seconds that the worker waits at its start for a database that cannot be reached."""
 END_LIMIT = 3.0
 """Seconds from the end of the run to that of the process, at most."""
-_NOT_READY_STATES = frozenset({"57P03", "53300"})
-"""SQLSTATEs of a server that is starting, stopping, or has no connection left."""
+_NOT_READY_STATES = frozenset({"57P03", "53300", "55000"})
+"""SQLSTATEs of a server that is starting, stopping, or has no connection left, and of a database
+that takes none for now."""
 
 _EPILOG = """\b
 Exit codes:

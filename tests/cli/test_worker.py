@@ -10,9 +10,12 @@ import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
 
+from riverpy.migrate import migrate_all
+from tests._database import connected
 from tests.cli.worker_process import JOBS, RIVERPY, environment, running_worker
 
 if TYPE_CHECKING:
@@ -351,6 +354,26 @@ async def test_stop_while_waiting_for_the_database(tmp_path: Path) -> None:
         assert await worker.exit_code() == 0
     assert worker.printed == ["entered", "left"]
     assert "s3cret" not in str(waiting)
+
+
+async def test_waits_for_a_database_that_takes_no_connections(
+    server_url: str, fresh_database_url: str, tmp_path: Path
+) -> None:
+    """An administrator who lets nobody connect for a moment is waited for, as a server that
+    starts is; then the worker works."""
+    await migrate_all(fresh_database_url)
+    name = urlsplit(fresh_database_url).path[1:]
+    async with connected(server_url) as administrator:
+        await administrator.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+        async with running_worker(
+            tmp_path, "jobs:managed", f"--database-url={fresh_database_url}"
+        ) as worker:
+            waiting = await worker.until_logged("waiting for the database")
+            await administrator.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
+            await worker.until_logged("worker started")
+            worker.send(TERM)
+            assert await worker.exit_code() == 0
+    assert "not currently accepting connections" in waiting["error"]
 
 
 async def test_drain(schema: Schema, tmp_path: Path) -> None:
