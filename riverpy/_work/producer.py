@@ -276,7 +276,9 @@ class Producer:
         """Claim and launch. Returns whether the queue had fewer jobs than asked for."""
         # There was room a moment ago; what there is no room for now waits, or is given back.
         limit = self._refusals.limit(min(max(self._wanted(), 1), self._chunk))
-        with scope.shielded(CLAIM_TIMEOUT, after_stop=CLAIM_TIMEOUT_STOPPING):
+        # The bound of the use ends a claim, and tells of it; that of the scope ends a stop.
+        longest = CLAIM_TIMEOUT + CLAIM_TIMEOUT_STOPPING
+        with scope.shielded(longest, after_stop=CLAIM_TIMEOUT_STOPPING):
             async with self._claims.use("claiming jobs", CLAIM_TIMEOUT) as connection:
                 if self.paused:  # while it waited for the connection
                     return True
