@@ -25,6 +25,7 @@ from tests._database import (
     new_database_name,
     run_apart,
 )
+from tests.kit.pgbouncer import through_pooler
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 URL_VARIABLE = "RIVERPY_TEST_DATABASE_URL"
 LOOP_VARIABLE = "RIVERPY_TEST_LOOP"
+POOLER_VARIABLE = "RIVERPY_TEST_POOLER"
 ONE_WORKER = (
     "tests/faults/test_connections.py",
     "tests/maintenance/test_plans.py",
@@ -81,6 +83,17 @@ def database_url(server_url: str) -> Generator[str]:
     name = new_database_name()
     yield run_apart(create_database, server_url, name)
     run_apart(drop_database, server_url, name)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _through_pooler(request: pytest.FixtureRequest) -> Generator[None]:
+    """With RIVERPY_TEST_POOLER=1 clients and inserters go through PgBouncer to this worker's
+    database, and listen past it. (Tests that know connections by their names fail then.)"""
+    if os.environ.get(POOLER_VARIABLE) != "1":
+        yield
+        return
+    with through_pooler(request.getfixturevalue("database_url")):
+        yield
 
 
 @pytest.fixture

@@ -83,6 +83,8 @@ class Notifier:
         self.proven = False
         """Whether notifications arrive: the last probe came back, over the connection that there
         is now."""
+        self._is_deaf = False
+        """Whether somebody was told that none do."""
         self.connected = TestSignal("Notifier.connected")
 
     @property
@@ -162,7 +164,8 @@ class Notifier:
             with anyio.move_on_after(interval):
                 await self._lost.wait()
                 return
-            if not await self._prove(first=False):
+            # Its own probe may come back by chance: a pooler can give both to one session.
+            if not self.proven or not await self._prove(first=False):
                 return
 
     async def _prove(self, *, first: bool) -> bool:
@@ -181,11 +184,11 @@ class Notifier:
                 is_sent = True
                 await heard.wait()
         except DATABASE_ERRORS:
-            if is_sent and (first or not self.proven):
+            if is_sent and first:
                 self._say_deaf()
             self.proven = False
         else:
-            self.proven = True
+            self.proven, self._is_deaf = True, False
             self._backoff.reset()
         finally:
             del self._probes[token]
@@ -196,6 +199,10 @@ class Notifier:
         await connection.execute(statement.text, self._probe_channel, token)
 
     def _say_deaf(self) -> None:
+        """Once, until it hears."""
+        if self._is_deaf:
+            return
+        self._is_deaf = True
         self._log.warning(
             "LISTEN hears nothing, so jobs are found by polling: is there a pooler in "
             "transaction mode, as PgBouncer's? Give a listen_url that leads past it, or set "

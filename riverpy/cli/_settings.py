@@ -43,6 +43,7 @@ OTHER_VARIABLES = (
     "RIVERPY_PG_BIN",
     "RIVERPY_TEST_DATABASE_URL",
     "RIVERPY_TEST_LOOP",
+    "RIVERPY_TEST_POOLER",
 )
 """Variables of ours that are no settings of a command."""
 

@@ -179,6 +179,7 @@ def test_unknown_variable(tmp_path: Path, variable: str, message: str) -> None:
         "RIVERPY_DEBUG",
         "RIVERPY_TEST_DATABASE_URL",
         "RIVERPY_TEST_LOOP",
+        "RIVERPY_TEST_POOLER",
         "RIVERPYX",
     ],
 )

@@ -12,6 +12,7 @@ from riverpy._clock import SystemClock
 from riverpy._insert import Inserter
 from riverpy._insert_row import InsertRules
 from riverpy._plugins import Plugins
+from tests.kit.pgbouncer import detour
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -27,7 +28,12 @@ async def inserter_on(
 ) -> AsyncGenerator[Inserter]:
     """An inserter with a pool of its own."""
     pool: Any = asyncpg.create_pool(
-        url, min_size=0, max_size=size, command_timeout=60, server_settings=settings
+        url if settings else detour(url),
+        min_size=0,
+        max_size=size,
+        command_timeout=60,
+        server_settings=settings,
+        statement_cache_size=100 if settings or detour(url) == url else 0,
     )
     async with pool:
         yield Inserter(

@@ -10,13 +10,20 @@ import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+import msgspec
+import pytest
+
+from riverpy import Client, Config
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
 PROGRAMS = ("pgbouncer", "setpriv")
+_detours: dict[str, str] = {}
+"""The URL of a pooler by that of its database, for clients that know nothing of it."""
 START_LIMIT = 20.0
 POOL_SIZE = 20
 """Connections to the server, unless told otherwise."""
@@ -27,32 +34,92 @@ def is_installed() -> bool:
     return all(map(shutil.which, PROGRAMS))
 
 
+def detour(url: str) -> str:
+    """The URL by which tests go to this database: a pooler's, where one stands before it."""
+    return _detours.get(url, url)
+
+
 @contextmanager
-def pooled(url: str, *, size: int = POOL_SIZE) -> Generator[str]:
-    """The URL of a pooler that leads to the database of `url`, by at most `size` connections.
+def through_pooler(url: str) -> Generator[None]:
+    """Let all clients of this process that are made with this URL go through a pooler."""
+    init = Client.__init__
+
+    def init_pooled(client: Client, database: Any = None, **options: Any) -> None:
+        if isinstance(database, str) and database in _detours:
+            config = options.get("config") or Config()
+            options["config"] = msgspec.structs.replace(
+                config, pooler=True, listen_url=config.listen_url or database
+            )
+            database = _detours[database]
+        init(client, database, **options)
+
+    with pooled(url) as _detours[url], pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Client, "__init__", init_pooled)
+        yield
+    del _detours[url]
+
+
+class Pooler:
+    """One PgBouncer, which can be killed and started again at the same place."""
+
+    def __init__(self, url: str, directory: Path, size: int, settings: dict[str, object]) -> None:
+        self.url = f"postgresql://postgres@/db?host={quote(str(directory))}&port=6432"
+        """Leads through it."""
+        self._directory = directory
+        self._user = _account(_host(url))
+        self._process: subprocess.Popen[bytes] | None = None
+        os.chown(directory, self._user.pw_uid, self._user.pw_gid)
+        lines = [f"{name} = {value}" for name, value in settings.items()]
+        text = _settings(url, directory, size) + "\n".join([*lines, ""])
+        (directory / "pgbouncer.ini").write_text(text)
+
+    def start(self) -> None:
+        """Start it, and wait until it can be reached.
+
+        Raises:
+            RuntimeError: it did not start; the text is its log.
+        """
+        log, program = self._directory / "log", shutil.which("pgbouncer") or ""
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*_as_user(self._user), program, self._directory / "pgbouncer.ini"],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        _wait_for(self._directory / ".s.PGSQL.6432", self._process, log)
+
+    def kill(self) -> None:
+        """End it at once. Its connections are cut; nobody is let in."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        (self._directory / ".s.PGSQL.6432").unlink(missing_ok=True)
+
+
+@contextmanager
+def pooler(url: str, *, size: int = POOL_SIZE, **settings: object) -> Generator[Pooler]:
+    """A pooler that leads to the database of `url` by at most `size` connections, with other
+    settings of `pgbouncer.ini`.
 
     Raises:
         RuntimeError: it did not start; the text is its log.
     """
     with tempfile.TemporaryDirectory(prefix="riverpy-pgbouncer-") as place:
-        directory = Path(place)
-        user = _account(_host(url))
-        os.chown(directory, user.pw_uid, user.pw_gid)
-        (directory / "pgbouncer.ini").write_text(_settings(url, directory, size))
-        log = directory / "log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [*_as_user(user), shutil.which("pgbouncer") or "", directory / "pgbouncer.ini"],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
-        with process:
-            try:
-                _wait_for(directory / ".s.PGSQL.6432", process, log)
-                yield f"postgresql://postgres@/db?host={quote(place)}&port=6432"
-            finally:
-                process.kill()
+        pooler = Pooler(url, Path(place), size, settings)
+        try:
+            pooler.start()
+            yield pooler
+        finally:
+            pooler.kill()
+
+
+@contextmanager
+def pooled(url: str, *, size: int = POOL_SIZE) -> Generator[str]:
+    """The URL of a pooler that leads to the database of `url`, by at most `size` connections."""
+    with pooler(url, size=size) as made:
+        yield made.url
 
 
 def _host(url: str) -> str:

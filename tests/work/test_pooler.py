@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,8 @@ import pytest
 import riverpy
 from riverpy import EventKind, InsertManyParams
 from riverpy.migrate import Migrator, migrate_all
-from tests.kit.pgbouncer import is_installed, pooled
-from tests.work.rig import PATIENCE, Task
+from tests.kit.pgbouncer import is_installed, pooled, pooler
+from tests.work.rig import PATIENCE, Task, errors_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -48,6 +49,23 @@ async def insert_in_every_way(client: Client, pooler_url: str) -> int:
     finally:
         connection.terminate()
     return 2 * COUNT + 5
+
+
+async def until_said(log: list[dict[str, Any]], event: str) -> None:
+    """Wait for a line of the log."""
+    with anyio.fail_after(PATIENCE, reason=f"{event!r} was not said"):
+        while all(entry["event"] != event for entry in log):
+            await anyio.sleep(0.005)
+
+
+async def backends_of(url: str) -> int:
+    """The process of the server that serves a pooler's next transaction."""
+    connection = await asyncpg.connect(url, statement_cache_size=0)
+    try:
+        pid: int = await connection.fetchval("SELECT pg_backend_pid()")
+        return pid
+    finally:
+        connection.terminate()
 
 
 def told(log: list[dict[str, Any]]) -> list[str]:
@@ -117,6 +135,153 @@ async def test_through_pooler_alone(
     deaf, no_reindexing = sorted(set(told(log)))
     assert deaf.startswith("LISTEN hears nothing")
     assert no_reindexing.startswith("no indexes are rebuilt")
+
+
+async def test_stays_deaf(
+    rig: Rig, database_url: str, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PB-05: a pooler with one connection gives the listener's own questions the session that
+    listens, so that it seems to hear: it is not taken for one that does, however often it is tried
+    again, and the warning comes once."""
+    monkeypatch.setattr("riverpy._cluster.notifier.PROBE_TIMEOUT", 0.1)
+    monkeypatch.setattr("riverpy._cluster.notifier.DEAF_RETRY", 0.02)
+
+    @rig.job
+    async def task(job: Job[Any]) -> None: ...
+
+    heard: list[bool] = []
+    with pooled(database_url, size=1) as url:
+        async with rig.working(url=url, pooler=True, candidate=False) as client:
+            listening: Any = client._run._notifier  # type: ignore[union-attr]
+            prove, is_enough = listening._prove, anyio.Event()
+
+            async def spy(**options: Any) -> bool:
+                heard.append(await prove(**options))
+                if len(heard) == 4:
+                    is_enough.set()
+                return heard[-1]
+
+            monkeypatch.setattr(listening, "_prove", spy)
+            with anyio.fail_after(PATIENCE):
+                await is_enough.wait()
+    assert not any(heard)
+    assert len(told(log)) == 1
+
+
+async def test_pooler_that_is_restarted(
+    rig: Rig, database_url: str, log: list[dict[str, Any]]
+) -> None:
+    """PB-01: a pooler that is killed and started again is an outage like any other: told of once,
+    and once when it is over; the job that ran meanwhile is stored, and inserts and work go on."""
+    go_on, runs = anyio.Event(), 0
+
+    @rig.job
+    async def task(job: Job[Any]) -> None:
+        nonlocal runs
+        runs += 1
+        if job.args.n == 1:
+            await go_on.wait()
+
+    with pooler(database_url, size=3) as made:
+        async with rig.working(url=made.url, pooler=True, listen_url=rig.url) as client:
+            await client.insert(Task(1))
+            await rig.until_state("running")
+            made.kill()
+            go_on.set()
+            await until_said(log, "database connection lost")
+            made.start()
+            assert (await rig.event()).kind is EventKind.JOB_COMPLETED
+            await client.insert(Task())
+            assert (await rig.event()).kind is EventKind.JOB_COMPLETED
+            await until_said(log, "database connection restored")
+    said = [
+        entry["event"] for entry in log if str(entry["event"]).startswith("database connection")
+    ]
+    assert said == ["database connection lost", "database connection restored"]
+    assert runs == 2
+
+
+async def test_pooler_that_resets_and_renews(rig: Rig, database_url: str) -> None:
+    """PB-01: connections to the server that are reset after each transaction, and closed after a
+    second, change nothing."""
+
+    @rig.job
+    async def task(job: Job[Any]) -> None: ...
+
+    settings: dict[str, Any] = {
+        "server_lifetime": 1,
+        "server_idle_timeout": 1,
+        "server_reset_query": "DISCARD ALL",
+        "server_reset_query_always": 1,
+    }
+    with pooler(database_url, size=3, **settings) as made:
+        backends = (
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid() AND pid = ANY($1)"
+        )
+        first = await backends_of(made.url)
+        async with rig.working(url=made.url, pooler=True, listen_url=rig.url) as client:
+            while await rig.schema.fetchval(backends, [first]):
+                await client.insert(Task())
+                await rig.event()
+            await client.insert(Task())
+            await rig.event()
+
+
+async def test_pooler_without_a_free_connection(
+    rig: Rig, database_url: str, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PB-09: while somebody keeps the pooler's only connection nothing waits for ever: claims are
+    given up in their time and told of as an outage; once it is free all goes on by itself."""
+    monkeypatch.setattr("riverpy._work.producer.CLAIM_TIMEOUT", 0.3)
+
+    @rig.job
+    async def task(job: Job[Any]) -> None: ...
+
+    settings: dict[str, Any] = {"pooler": True, "listen_url": rig.url, "candidate": False}
+    with pooled(database_url, size=1) as url:
+        keeper = await asyncpg.connect(url, statement_cache_size=0)
+        async with rig.working(url=url, fetch_poll_interval=SOON, **settings) as client:
+            transaction = keeper.transaction()
+            await transaction.start()
+            await rig.insert_rows(1)
+            await until_said(log, "database connection lost")
+            await transaction.commit()
+            assert (await rig.event()).kind is EventKind.JOB_COMPLETED
+            await client.insert(Task())
+            assert (await rig.event()).kind is EventKind.JOB_COMPLETED
+            await until_said(log, "database connection restored")
+        keeper.terminate()
+
+
+async def test_json(rig: Rig, pooler_url: str) -> None:
+    """PB-03: without prepared statements JSON is sent and read as it is: args on each way in,
+    metadata, output and errors."""
+    args = {"n": 1, "text": "ä \u2028 \\ \" ' $1", "deep": [{"x": [1.5, None, True]}]}
+    seen: list[Any] = []
+
+    @rig.job(kind="json", args=dict)
+    async def work(job: Job[Any]) -> None:
+        seen.append((job.args, job.metadata))
+        job.record_output(job.args)
+        if len(seen) == 3:
+            raise ValueError(args["text"])
+
+    raw = riverpy.RawArgs("json", json.dumps(args))
+    opts = riverpy.InsertOpts(metadata=args)
+    settings: dict[str, Any] = {"url": pooler_url, "pooler": True, "listen_url": rig.url}
+    async with rig.working(slots=1, **settings) as client:
+        await client.insert(raw, opts)
+        await rig.event()
+        await client.insert_many([InsertManyParams(raw, opts)])
+        await rig.event()
+        await client.insert_many_fast([InsertManyParams(raw, opts)])
+        await rig.event()
+    assert seen == [(args, args)] * 3
+    rows = await rig.schema.jobs()
+    assert [json.loads(row["args"]) for row in rows] == [args] * 3
+    assert [json.loads(row["metadata"]) for row in rows] == [args | {"output": args}] * 3
+    assert errors_of(rows[2])[0]["error"] == args["text"]
 
 
 async def test_migrate(fresh_database_url: str) -> None:
