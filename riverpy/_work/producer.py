@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from riverpy._work.completer import Completer
     from riverpy._work.counters import QueueCounters
     from riverpy._work.front import Position
+    from riverpy._work.metrics import Metrics
     from riverpy._work.subscriptions import Subscriptions
     from riverpy._work.work_group import WorkGroup
     from riverpy.config import QueueConfig
@@ -88,9 +89,10 @@ class Producer:
         heartbeat: Heartbeat,
         claim_failed: Callable[[], None],
         counters: QueueCounters,
+        metrics: Metrics,
     ) -> None:
         self.queue = queue
-        self.counters = counters
+        self.counters, self._metrics = counters, metrics
         self._client_id, self._schema = client_id, schema
         self._claims, self._completer, self._work = claims, completer, work
         self._subscriptions, self._heartbeat = subscriptions, heartbeat
@@ -298,6 +300,7 @@ class Producer:
         is_full = len(rows) == limit
         now = self._claimed_at = time.monotonic()
         self.counters.claimed(len(rows), now - sent)
+        self._metrics.claimed(self.queue, len(rows), now - sent)
         self._front.claimed(rows, start=after, is_full=is_full, took=now - sent, now=now)
         if not is_full and after != BEGINNING:
             self.expect(self._front.look_in(now))

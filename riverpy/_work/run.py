@@ -48,10 +48,12 @@ from riverpy._db.schema import (
 from riverpy._db.upkeep import DUE_ACTION
 from riverpy._lifecycle import ServiceGroup, only_error
 from riverpy._maintenance.candidacy import Candidacy
+from riverpy._plugins import Plugins
 from riverpy._work.completer import Completer
 from riverpy._work.counters import Counters
 from riverpy._work.executor import Executor
 from riverpy._work.loop_watch import LoopWatch
+from riverpy._work.metrics import Metrics
 from riverpy._work.overview import Overview
 from riverpy._work.producer import Producer
 from riverpy._work.reconciler import Reconciler
@@ -199,6 +201,7 @@ class Run:
             abandoned=abandoned,
             quiet=self._quiet,
         )
+        metrics = Metrics(Plugins(config.plugins, config.hooks).metric_emit)
         self.producers = {
             name: Producer(
                 name,
@@ -213,6 +216,7 @@ class Run:
                 heartbeat=self._heartbeat,
                 claim_failed=self._reconciler.claim_failed,
                 counters=self._counters.queues[name],
+                metrics=metrics,
             )
             for name, queue in queues.items()
         }
