@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import riverpy.client
+from riverpy._db.leaders import leader_request_resign
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
-from tests.kit.load import LOST, RESTORED, until
-from tests.kit.server_faults import POOL_NAME, kill_backends
+from tests.kit.load import LOST, PUT_BACK, RESTORED, until
+from tests.kit.server_faults import POOL_NAME, find_backends, frozen_backends, kill_backends
 
 if TYPE_CHECKING:
     from tests.kit.load import Stage
@@ -44,6 +46,32 @@ async def test_killed_backends(stage: Stage, name: str) -> None:
         assert {line["connection"] for line in place.warnings} == {name}
 
 
+async def test_topics_after_losses(stage: Stage) -> None:
+    """NR-02, NR-11: after a loss each topic is heard again, and what is heard is done once: a
+    pause, a cancel, a leader's resigning. (That inserts are heard shows wherever load flows: nobody
+    polls here.)"""
+    for place in stage.places:
+        place.forget()
+    assert await kill_backends(stage.url, "riverpy listener") == len(stage.places)
+    for place in stage.places:
+        await until(lambda place=place: place.count(RESTORED) == 1)
+        place.forget()
+    async with stage.load() as load:
+        (job_id,) = await load.begin_held()
+        await load.client.queue_pause("default")
+        for place in stage.places:
+            await until(lambda place=place: place.count("queue paused") == 1)
+        await load.client.queue_resume("default")
+        await load.cancel(job_id)
+        leader = stage.leader
+        async with stage.fleet.server.connected() as connection:
+            await leader_request_resign(connection, None)
+        await until(lambda: leader.count("leading ends") == 1)
+    for place in stage.places:
+        assert place.count("queue paused") == place.count("queue resumed") == 1
+        assert place.warnings == []
+
+
 async def test_killed_pool(stage: Stage) -> None:
     """PB-07: the connections of a web side's pool are killed 20 times: an insert fails at most
     once for each."""
@@ -53,4 +81,53 @@ async def test_killed_pool(stage: Stage) -> None:
             await load.flows()
         assert len(load.failures) <= KILLS
         assert all(isinstance(error, DATABASE_ERRORS) for error in load.failures)
+    assert [place.warnings for place in stage.places] == [[], []]
+
+
+async def test_frozen_claims_and_results(stage: Stage) -> None:
+    """NR-17, LD-14: one worker's claims and another's results freeze: no error comes. Each is given
+    up in time and made anew, with one line, while the other worker goes on; what the frozen
+    backends do when they thaw makes nothing happen twice."""
+    claiming, storing = stage.places
+    async with stage.load() as load:
+        pids = [
+            *await find_backends(stage.url, "riverpy claims", user=claiming.worker.name),
+            *await find_backends(stage.url, "riverpy results", user=storing.worker.name),
+        ]
+        async with frozen_backends(pids):
+            await load.flows()
+            for place in stage.places:
+                await until(lambda place=place: place.count(RESTORED) == 1)
+            await load.flows()
+    for place, name in ((claiming, "claims"), (storing, "results")):
+        assert [line["connection"] for line in place.said if line["event"] == LOST] == [name]
+        assert {line["event"] for line in place.warnings} <= {LOST, PUT_BACK}
+
+
+async def test_frozen_beside_the_work(stage: Stage) -> None:
+    """The listener and the reserved connection of each worker, and the leader's maintenance,
+    freeze: work goes on, each is given up and made anew, and that is told in one line."""
+    async with stage.load() as load:
+        pids = [
+            pid
+            for name in ("listener", "reserved", "maintenance")
+            for pid in await find_backends(stage.url, f"riverpy {name}")
+        ]
+        async with frozen_backends(pids):
+            await load.flows()
+            for place in stage.places:
+                await until(lambda place=place: place.count(RESTORED) == 1)
+    for place in stage.places:
+        assert [line["event"] for line in place.warnings] == [LOST]
+
+
+async def test_frozen_pool(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connections of a web side's pool freeze: an insert fails when its time is over, and the
+    next one has another connection."""
+    monkeypatch.setattr(riverpy.client, "STATEMENT_TIMEOUT", 2.0)
+    async with stage.load() as load:
+        async with frozen_backends(await find_backends(stage.url, POOL_NAME)):
+            await until(lambda: len(load.failures) > 0)
+            await load.flows()
+        assert all(isinstance(error, TimeoutError) for error in load.failures)
     assert [place.warnings for place in stage.places] == [[], []]

@@ -38,6 +38,7 @@ CALM_BACKLOG = RATE // 4
 CLAIMS_LOST = 1.0
 """Seconds before a crash of the server whose claims it may forget, unless they are durable."""
 LOST, RESTORED = "database connection lost", "database connection restored"
+PUT_BACK = "put back jobs whose claims were lost"
 
 
 class LoadSettings(WorkerSettings, frozen=True, kw_only=True):
@@ -165,10 +166,11 @@ class Stage:
     @asynccontextmanager
     async def _checked(self, load: Load) -> AsyncGenerator[Load]:
         pids = [place.worker.pid for place in self.places]
-        async with asyncio.TaskGroup() as tasks:
+        async with load.client, asyncio.TaskGroup() as tasks:
             inserting = tasks.create_task(load.insert())
             await load.flows()
             yield load
+            load.release()
             await load.recovers()
             inserting.cancel()
         await load.ends()
@@ -203,6 +205,11 @@ class Load:
 
     def __init__(self, stage: Stage, rate: int) -> None:
         self._stage, self._rate = stage, rate
+        self.client = riverpy.Client(stage.url)
+        """A web side's."""
+        self._released = stage.fleet.directory / f"released-{time.monotonic_ns()}"
+        """Held jobs go on until it exists."""
+        self._cancelled: set[int] = set()
         self.inserted: list[int] = []
         """The jobs whose insert was answered."""
         self.failures: list[Exception] = []
@@ -216,16 +223,38 @@ class Load:
             riverpy.RawArgs("effect", json.dumps({"seconds": JOB_SECONDS}))
         )
         batch = [job] * round(self._rate * BATCH_INTERVAL)
-        async with riverpy.Client(self._stage.url) as client:
-            due = time.monotonic()
-            while True:
-                try:
-                    results = await client.insert_many(batch)
-                    self.inserted += [result.job.id for result in results]
-                except DATABASE_ERRORS as error:
-                    self.failures.append(error)
-                due = max(due + BATCH_INTERVAL, time.monotonic() - BATCH_INTERVAL)
-                await asyncio.sleep(due - time.monotonic())
+        due = time.monotonic()
+        while True:
+            try:
+                results = await self.client.insert_many(batch)
+                self.inserted += [result.job.id for result in results]
+            except DATABASE_ERRORS as error:
+                self.failures.append(error)
+            due = max(due + BATCH_INTERVAL, time.monotonic() - BATCH_INTERVAL)
+            await asyncio.sleep(due - time.monotonic())
+
+    async def begin_held(self, count: int = 1, **args: object) -> list[int]:
+        """Insert jobs that run until `release`; returns their ids when all run."""
+        text = json.dumps({"until": str(self._released), **args})
+        job = riverpy.InsertManyParams(riverpy.RawArgs("effect", text))
+        ids = [result.job.id for result in await self.client.insert_many([job] * count)]
+        self.inserted += ids
+        await until(lambda: {*ids} <= {start.job_id for start in self._starts()})
+        return ids
+
+    def release(self) -> None:
+        """Let the held jobs end."""
+        self._released.touch()
+
+    async def cancel(self, job_id: int) -> None:
+        """Cancel a running job, and return when it has ended so."""
+
+        async def is_cancelled() -> bool:
+            return await self._stage.fetchval("state", job_id) == "cancelled"
+
+        await self.client.job_cancel(job_id)
+        await until(is_cancelled)
+        self._cancelled.add(job_id)
 
     async def flows(self) -> None:
         """Return when jobs that are inserted now are completed."""
@@ -254,14 +283,31 @@ class Load:
         """What became of the jobs that must not be."""
         async with self._stage.fleet.server.connected() as connection:
             ends = await connection.fetch(STATEMENTS["ends"], 0)
-        for place in self._stage.places:
-            place.read()
-        starts = [start for place in self._stage.places for start in place.starts]
+        starts = self._starts()
         return [
             *(f"job {job_id} is lost" for job_id in {*self.inserted} - {row["id"] for row in ends}),
-            *_faults_of_ends(ends, {start.job_id for start in starts}),
+            *self._faults_of_ends(ends, {start.job_id for start in starts}),
             *self._faults_of_starts(starts),
         ]
+
+    def _starts(self) -> list[Start]:
+        for place in self._stage.places:
+            place.read()
+        return [start for place in self._stage.places for start in place.starts]
+
+    def _faults_of_ends(self, ends: Sequence[Any], begun: set[int]) -> list[str]:
+        found: list[str] = []
+        for row in ends:
+            is_cancelled = row["id"] in self._cancelled
+            expected = {
+                "state": "cancelled" if is_cancelled else "completed",
+                "finishes": 0 if is_cancelled else 1,
+                "attempt": 1 + row["rescues"],
+                "errors": is_cancelled + row["rescues"],
+            }
+            if row["id"] not in begun or any(row[name] != expected[name] for name in expected):
+                found.append(f"{dict(row)}, {'begun' if row['id'] in begun else 'never begun'}")
+        return found
 
     def _faults_of_starts(self, starts: list[Start]) -> list[str]:
         """An attempt begins once; once more for a claim that a crash made the server forget."""
@@ -283,18 +329,6 @@ class Load:
 
     async def _is_positive(self, name: str, *arguments: object) -> bool:
         return bool(await self._stage.fetchval(name, *arguments))
-
-
-def _faults_of_ends(ends: Sequence[Any], begun: set[int]) -> list[str]:
-    return [
-        f"{dict(row)}, {'begun' if row['id'] in begun else 'never begun'}"
-        for row in ends
-        if row["state"] != "completed"
-        or row["finishes"] != 1
-        or row["attempt"] != 1 + row["rescues"]
-        or row["errors"] != row["rescues"]
-        or row["id"] not in begun
-    ]
 
 
 async def until(holds: Callable[[], bool | Awaitable[bool]]) -> None:

@@ -12,10 +12,13 @@ create trigger note_finish after update on river_job
 for each row when (new.state = 'completed') execute function load.note_finish();
 
 -- name: unfinished
-select count(*) from river_job where state <> 'completed';
+select count(*) from river_job where state not in ('completed', 'cancelled');
 
 -- name: completed_since
 select count(*) from river_job where id > $1 and state = 'completed';
+
+-- name: state
+select state::text from river_job where id = $1;
 
 -- name: newest
 select coalesce(max(id), 0) from river_job;

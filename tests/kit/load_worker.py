@@ -57,6 +57,7 @@ client = riverpy.Client(
     workers=workers,
     queues={"default": riverpy.QueueConfig(max_workers=settings.slots)},
     config=riverpy.Config(
+        fetch_poll_interval=timedelta(minutes=10),  # what is not heard of is not worked
         elect_interval=timedelta(seconds=settings.elect_interval),
         leader_ttl=timedelta(seconds=settings.leader_ttl),
         dead_after=timedelta(seconds=settings.dead_after),
