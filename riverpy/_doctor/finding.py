@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
 from enum import StrEnum
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from riverpy._dsn import mask_url
-from riverpy._duration import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 QUERY_LENGTH = 80
 """Characters of a statement that are shown."""
 NAMES_SHOWN = 5
+FINDINGS_SHOWN = 10
+"""Of one sort."""
+_UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 _DOLLAR_QUOTED = re.compile(r"\$(\w*)\$.*?(?:\$\1\$|\Z)", re.DOTALL)
 _QUOTED = re.compile(r"'(?:\\.|''|[^'\\])*(?:'|\\?\Z)", re.DOTALL)
@@ -55,12 +57,27 @@ def worst(findings: Iterable[Finding]) -> Level:
     return max((finding.level for finding in findings), key=_ORDER.index, default=Level.OK)
 
 
+def shown(findings: Sequence[Finding]) -> list[Finding]:
+    """The worst of findings of one sort, and how many more there are."""
+    ordered = sorted(findings, key=lambda finding: _ORDER.index(finding.level), reverse=True)
+    more = ordered[FINDINGS_SHOWN:]
+    if not more:
+        return ordered
+    text = f"and {count(len(more), 'more like this', plural='more like these')}"
+    rest = Finding(worst(more), more[0].name, text, more[0].fix, {"more": len(more)})
+    return [*ordered[:FINDINGS_SHOWN], rest]
+
+
 def span(seconds: float) -> str:
-    """A duration for people: its two largest units."""
+    """A duration for people: its largest unit and the one below."""
     if seconds < 10:
         return f"{max(seconds, 0):.1f}".removesuffix(".0") + "s"
-    parts = re.findall(r"\d+[a-z]+", format_duration(timedelta(seconds=round(seconds))))
-    return "".join(parts[:2])
+    whole = round(seconds)
+    for (unit, length), (lower, part) in pairwise(_UNITS):
+        if whole >= length:
+            rest = whole % length // part
+            return f"{whole // length}{unit}" + (f"{rest}{lower}" if rest else "")
+    return f"{whole}s"
 
 
 def size(number: float) -> str:

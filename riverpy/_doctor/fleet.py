@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from riverpy._db.doctor import doctor_running
-from riverpy._doctor.finding import Finding, Level, count, names, span
+from riverpy._doctor.finding import Finding, Level, count, names, shown, span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -161,7 +161,7 @@ async def look_at_clients(patient: Patient) -> list[Finding]:
         who = names(one.client_id for one in living)
         text = f"{count(len(living), 'client')} with {jobs}: {who}"
         finding = Finding(Level.OK, "clients", text, data=data)
-    return [finding, *findings]
+    return [finding, *shown(findings)]
 
 
 def _silent(one: ClientRow) -> Finding:

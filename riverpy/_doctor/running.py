@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from riverpy._db.doctor import doctor_running
-from riverpy._doctor.finding import Finding, Level, count, names, span
+from riverpy._doctor.finding import Finding, Level, count, names, shown, span
 from riverpy._doctor.fleet import RUNNING_LIMIT
 from riverpy.config import RESCUE_AFTER_DEFAULT
 
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
     from riverpy._db.doctor import ClientRow, RunningRow
     from riverpy._doctor.patient import Patient
-
-SHOWN = 20
-"""Findings of one sort."""
 
 
 async def look_at_running(patient: Patient) -> list[Finding]:
@@ -47,7 +44,7 @@ async def look_at_running(patient: Patient) -> list[Finding]:
     strangers = [row for row in rows if clients is not None and row.client_id not in known]
     return [
         Finding(Level.OK, "running", text, data=data),
-        *_stuck(patient, rows, known, clients is None)[:SHOWN],
+        *shown(_stuck(patient, rows, known, clients is None)),
         *_unregistered(strangers, clients or []),
     ]
 

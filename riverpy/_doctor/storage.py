@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from riverpy._db.doctor import doctor_indexes, doctor_locks, doctor_snapshots, doctor_table
-from riverpy._doctor.finding import Finding, Level, count, masked_query, names, size, span
+from riverpy._doctor.finding import Finding, Level, count, masked_query, names, shown, size, span
 
 if TYPE_CHECKING:
     from riverpy._db.doctor import IndexRow, LockRow, SnapshotRow, TableRow
@@ -31,8 +31,6 @@ NEEDED = {
 """The indexes of the table of jobs that riverpy's statements walk."""
 DEAD_ROWS = 100_000
 """Dead rows that do not matter."""
-SHOWN = 10
-"""Findings of one sort."""
 
 
 async def look_at_indexes(patient: Patient) -> list[Finding]:
@@ -158,7 +156,7 @@ async def look_at_snapshots(patient: Patient) -> list[Finding]:
         text = f"{count(len(rows), 'open one')}, the oldest for {span(longest)}"
         text = text if rows else "nobody holds one"
         return [Finding(Level.OK, "snapshots", text, data={"oldest": round(longest, 3)})]
-    return [_snapshot(row) for row in old[:SHOWN]]
+    return shown([_snapshot(row) for row in old])
 
 
 def _is_old(row: SnapshotRow) -> bool:
@@ -220,7 +218,7 @@ async def look_at_locks(patient: Patient) -> list[Finding]:
     if not old:
         text = "nobody holds any on River's tables for long"
         return [Finding(Level.OK, "locks", text)]
-    return [
+    findings = [
         Finding(
             Level.WARN,
             "locks",
@@ -239,5 +237,6 @@ async def look_at_locks(patient: Patient) -> list[Finding]:
                 "query": masked_query(row.text),
             },
         )
-        for row in old[:SHOWN]
+        for row in old
     ]
+    return shown(findings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from riverpy._db.doctor import doctor_kinds, doctor_periodic, doctor_queues
-from riverpy._doctor.finding import Finding, Level, count, names, span
+from riverpy._doctor.finding import Finding, Level, count, names, shown, span
 from riverpy._doctor.patient import COUNT_LIMIT
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ async def look_at_queues(patient: Patient) -> list[Finding]:
     text = f"{count(len(workers), 'queue')}, {count(jobs, 'job')} available"
     if jobs:
         text += f", the oldest due for {span(oldest)}"
-    return [Finding(Level.OK, "queues", text, data={"queues": facts}), *problems]
+    return [Finding(Level.OK, "queues", text, data={"queues": facts}), *shown(problems)]
 
 
 def _queue_facts(place: PlaceRow | None, row: QueueRow | None) -> dict[str, object]:
@@ -76,7 +76,8 @@ def _queue(
     if lag < 0:
         return None
     most = patient.max_lag.total_seconds()
-    waiting = f'{count(place.jobs, "job", limit=COUNT_LIMIT)} of queue "{place.queue}" wait'
+    jobs = count(place.jobs, "job", limit=COUNT_LIMIT)
+    waiting = f'{jobs} of queue "{place.queue}" wait{"s" if place.jobs == 1 else ""}'
     data: dict[str, object] = {
         "queue": place.queue,
         "available": place.jobs,
@@ -131,22 +132,20 @@ async def look_at_kinds(patient: Patient) -> list[Finding]:
     unknown = [row for row in rows if row.kind not in had]
     text = f"{count(len(rows), 'kind')} among the waiting jobs"
     data: dict[str, object] = {"kinds": {row.kind: row.kind in had for row in rows}}
-    return [
-        Finding(Level.OK, "kinds", text, data=data),
-        *(
-            Finding(
-                Level.WARN,
-                "kinds",
-                f'no worker of riverpy\'s has kind "{row.kind}", of which at least '
-                f"{count(row.jobs, 'job')} wait{'s' if row.jobs == 1 else ''} in queue "
-                f"{names(row.queues)}, as job {row.id} (a client in another language may have it)",
-                "deploy a worker that has it; a worker that takes it without having it fails it, "
-                "which costs an attempt each time",
-                {"kind": row.kind, "jobs": row.jobs, "job_id": row.id, "queues": row.queues},
-            )
-            for row in unknown
-        ),
+    problems = [
+        Finding(
+            Level.WARN,
+            "kinds",
+            f'no worker of riverpy\'s has kind "{row.kind}", of which at least '
+            f"{count(row.jobs, 'job')} wait{'s' if row.jobs == 1 else ''} in queue "
+            f"{names(row.queues)}, as job {row.id} (a client in another language may have it)",
+            "deploy a worker that has it; a worker that takes it without having it fails it, which "
+            "costs an attempt each time",
+            {"kind": row.kind, "jobs": row.jobs, "job_id": row.id, "queues": row.queues},
+        )
+        for row in unknown
     ]
+    return [Finding(Level.OK, "kinds", text, data=data), *shown(problems)]
 
 
 async def look_at_scheduled(patient: Patient) -> list[Finding]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
 
+from riverpy._doctor import listening, server, session
 from riverpy._dsn import PG_VARIABLES
 from riverpy.cli import main
 
@@ -47,11 +49,11 @@ class Report:
 
 
 async def text_of(*args: str) -> tuple[int, str]:
-    """The exit code of a run, and all that it printed. Nothing but the arguments names a
-    database."""
+    """The exit code of a run and what it printed: findings, or else its error. Nothing but the
+    arguments names a database."""
     runner = CliRunner(env=dict.fromkeys(("DATABASE_URL", "RIVERPY_DATABASE_URL", *PG_VARIABLES)))
     result = await asyncio.to_thread(runner.invoke, main, ["doctor", *args])
-    return result.exit_code, result.output
+    return result.exit_code, result.stdout or result.stderr
 
 
 async def examine(*args: str) -> Report:
@@ -63,6 +65,17 @@ async def examine(*args: str) -> Report:
     assert printed["level"] == worst
     assert exit_code == {"ok": 0, "warn": 5, "fail": 1}[worst]
     return report
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No finding of these tests comes of a busy machine."""
+    monkeypatch.setattr(server, "LATENCY_WARN", 20.0)
+    monkeypatch.setattr(server, "SKEW_WARN", 20.0)
+    monkeypatch.setattr(listening, "PROBE_TIMEOUT", 20.0)
+    monkeypatch.setattr(session, "READ_TIMEOUT", 40.0)
+    monkeypatch.setattr(session, "STATEMENT_LIMIT", timedelta(seconds=20))
+    monkeypatch.setattr(session, "LOCK_LIMIT", timedelta(seconds=20))
 
 
 @pytest.fixture

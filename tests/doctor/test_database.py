@@ -439,8 +439,8 @@ def test_masked_query(text: str, shown: str) -> None:
 
 def test_words() -> None:
     """Durations, sizes, counts and names as people read them."""
-    assert [span(n) for n in (-1, 0.04, 2, 9.96, 61, 3725, 200_000)] == [
-        *("0s", "0s", "2s", "10s", "1m1s", "1h2m", "2d7h"),
+    assert [span(n) for n in (-1, 0.04, 2, 9.96, 61, 3725, 3630, 200_000)] == [
+        *("0s", "0s", "2s", "10s", "1m1s", "1h2m", "1h", "2d7h"),
     ]
     assert [size(n) for n in (0, 9_999, 20_480, 5e7, 2e10, 2e16)] == [
         *("0 bytes", "9,999 bytes", "20 kB", "48 MB", "19 GB", "18,190 TB"),

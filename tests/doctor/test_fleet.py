@@ -40,7 +40,7 @@ async def test_healthy(schema: Schema, doctor: Doctor) -> None:
         *("listeners", "leader", "clients", "running", "queues", "kinds", "scheduled", "periodic"),
         *("snapshots", "locks", "vacuum", "indexes"),
     ]
-    assert report.one("listeners", "ok")["data"] == {"listeners": 2, "needed": 2}
+    assert report.one("listeners", "ok")["data"]["needed"] == 2
     assert report.one("leader", "ok")["data"]["leader_id"] in {"one", "two"}
     clients = report.one("clients", "ok")["data"]["clients"]
     assert {one["client_id"]: one["alive"] for one in clients} == {"one": True, "two": True}
@@ -66,9 +66,9 @@ async def test_no_leader_though_there_are_candidates(schema: Schema, doctor: Doc
     assert 'nobody leads, though 1 client could: "young"' in text
     await schema.execute("DELETE FROM riverpy_client")
     await register(schema, "old")
-    await seat(schema, "gone", -30)
+    await seat(schema, "gone", -3610)
     found = (await doctor()).one("leader", "fail")
-    assert "the lease of gone has expired 30s ago" in found["text"]
+    assert "the lease of gone has expired 1h ago" in found["text"]
     assert found["data"] == {"leader_id": None, "candidates": ["old"]}
     assert "`locks`" in found["fix"]
 
@@ -84,9 +84,9 @@ async def test_no_candidate(schema: Schema, doctor: Doctor) -> None:
 
 async def test_leader_is_silent(schema: Schema, doctor: Doctor) -> None:
     """A leader that gives no sign of life is told of while its lease lasts."""
-    await register(schema, "leader", silent=61)
-    await seat(schema, "leader", 9)
-    assert "gave no sign of life for 1m1s" in (await doctor()).one("leader", "warn")["text"]
+    await register(schema, "leader", silent=3610)
+    await seat(schema, "leader")
+    assert "gave no sign of life for 1h" in (await doctor()).one("leader", "warn")["text"]
 
 
 async def test_foreign_leader(schema: Schema, doctor: Doctor) -> None:
@@ -109,7 +109,7 @@ async def test_silent_and_dead_clients(schema: Schema, doctor: Doctor) -> None:
     one with how many of its jobs still run, which is a failure when nobody gives them back."""
     await register(schema, "leader")
     await seat(schema, "leader")
-    for client_id, silent in (("still", 31), ("empty", 90), ("fresh", 90), ("old", 121)):
+    for client_id, silent in (("still", 31), ("empty", 70), ("fresh", 70), ("old", 200)):
         await register(schema, client_id, silent=silent)
     await put(schema, "running", client_id="fresh", since=100)
     for _ in range(2):
@@ -144,11 +144,11 @@ async def test_stuck_job(schema: Schema, doctor: Doctor) -> None:
     """A job that runs for long in a client that lives is named, with how to end it."""
     await register(schema, "alive", kinds=("task",))
     await seat(schema, "alive")
-    await put(schema, "running", client_id="alive", since=60)
+    await put(schema, "running", client_id="alive", since=361)
     report = await doctor()
     assert report.exit_code == 0
-    assert "1 job, the longest for 1m" in report.one("running", "ok")["text"]
-    job_id = await put(schema, "running", client_id="alive", since=3700)
+    assert "1 job, the longest for 6m" in report.one("running", "ok")["text"]
+    job_id = await put(schema, "running", client_id="alive", since=3670)
     found = (await doctor()).one("running", "warn")
     assert (
         f'job {job_id} of kind "task" in queue "default" runs for 1h1m, in alive' in found["text"]
@@ -163,14 +163,14 @@ async def test_unregistered_clients(schema: Schema, doctor: Doctor) -> None:
     await register(schema, "alive", kinds=("known",))
     await seat(schema, "alive")
     await put(schema, "running", kind="known", client_id="go_1", since=3601)
-    await put(schema, "running", kind="foreign", client_id="go_2", since=3599)
+    await put(schema, "running", kind="foreign", client_id="go_2", since=3000)
     report = await doctor()
     assert (
         '2 jobs of clients that are not registered: "go_1", "go_2"'
         in (report.one("unregistered", "ok")["text"])
     )
     assert report.exit_code == 0
-    await put(schema, "running", kind="foreign", client_id="go_1", since=3700)
+    await put(schema, "running", kind="foreign", client_id="go_1", since=3670)
     found = (await doctor()).one("unregistered", "warn")
     assert 'Those of kind "foreign" run for up to 1h1m' in found["text"]
     assert found["data"]["unknown_kinds"] == {"foreign": 2}
@@ -206,7 +206,7 @@ async def test_queues(schema: Schema, doctor: Doctor) -> None:
     )
     await put(schema, queue="busy", due=10)
     await put(schema, queue="late", due=10)
-    await put(schema, queue="late", due=100, priority=4)
+    await put(schema, queue="late", due=3610, priority=4)
     await put(schema, queue="paused", due=1)
     await put(schema, queue="go", due=700)
     await put(schema, queue="nobody", due=700)
@@ -220,7 +220,7 @@ async def test_queues(schema: Schema, doctor: Doctor) -> None:
         "paused_for": None,
         "clients": 1,
     }
-    assert 100 <= queues["late"]["oldest_due"] < 200
+    assert 3610 <= queues["late"]["oldest_due"] < 3660
     found = {one["data"]["queue"]: one for one in report.of("queues") if one["level"] != "ok"}
     assert {queue: one["level"] for queue, one in found.items()} == {
         "late": "warn",
@@ -229,13 +229,13 @@ async def test_queues(schema: Schema, doctor: Doctor) -> None:
         "new": "warn",
         "nobody": "fail",
     }
-    assert '2 jobs of queue "late" wait, the oldest for 1m40s' in found["late"]["text"]
+    assert '2 jobs of queue "late" wait, the oldest for 1h' in found["late"]["text"]
     assert "it is paused for 1h" in found["paused"]["text"]
     assert "queue_resume('paused')" in found["paused"]["fix"]
     assert "though one of another language may" in found["go"]["text"]
     assert "no client of riverpy's works it" in found["nobody"]["text"]
     assert "-q nobody:50" in found["nobody"]["fix"]
-    later = await doctor("--max-lag", "1h")
+    later = await doctor("--max-lag", "2h")
     assert {one["data"]["queue"] for one in later.of("queues", "warn")} == {
         "paused",
         "go",
@@ -249,11 +249,10 @@ async def test_scheduled_jobs_are_late(schema: Schema, doctor: Doctor) -> None:
     await put(schema, "scheduled", due=-100)
     await put(schema, "retryable", due=20)
     assert "2 scheduled jobs and retries" in (await doctor()).one("scheduled", "ok")["text"]
-    await put(schema, "scheduled", queue="mail", due=90)
+    await put(schema, "scheduled", queue="mail", due=3610)
     found = (await doctor()).one("scheduled", "fail")
     assert (
-        'of queue "mail" are due for up to 1m30s and not moved on, and nobody leads'
-        in (found["text"])
+        'of queue "mail" are due for up to 1h and not moved on, and nobody leads' in (found["text"])
     )
     assert "`leader`" in found["fix"]
     await seat(schema, "somebody")
@@ -267,14 +266,14 @@ async def test_periodic_jobs(schema: Schema, doctor: Doctor) -> None:
     await schema.execute(
         "INSERT INTO riverpy_periodic (id, schedule, next_run_at, paused_at, updated_at) VALUES"
         " ('soon', '1m', now() + interval '1 min', NULL, now()),"
-        " ('late', '1m', now() - interval '2 min', NULL, now()),"
+        " ('late', '1m', now() - interval '1 hour', NULL, now()),"
         " ('paused', '1m', now() - interval '1 day', now() - interval '1 day', now()),"
         " ('unused', '1m', now() - interval '1 day', NULL, now() - interval '1 day')"
     )
     report = await doctor()
     assert report.one("periodic", "ok")["data"]["periodic_jobs"] == 4
     late, paused = sorted(report.of("periodic", "warn"), key=lambda one: one["text"])
-    assert late["text"] == 'late, by up to 2m: "late"'
+    assert late["text"] == 'late, by up to 1h: "late"'
     assert paused["text"] == 'paused, for up to 1d: "paused"'
     assert "riverpy periodic resume" in paused["fix"]
 
