@@ -294,8 +294,8 @@ async def test_poll_finds_what_nobody_told(rig: Rig) -> None:
 
 
 async def test_paused_queue(rig: Rig) -> None:
-    """A queue that is paused at the start is not claimed from; pausing stops claiming and lets
-    running jobs go on; repetitions do nothing; resuming claims at once."""
+    """OP-09: a queue that is paused at the start is not claimed from; pausing stops claiming and
+    lets running jobs go on; repetitions do nothing; resuming claims at once."""
     started: asyncio.Queue[int] = asyncio.Queue()
     release = asyncio.Event()
 

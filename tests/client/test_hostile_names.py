@@ -1,0 +1,77 @@
+"""Names that would be code if they were pasted into SQL."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from riverpy import Client, Config, ConfigError, InsertError, InsertOpts, QueueConfig, RawArgs
+from riverpy.cli import main
+from riverpy.errors import NotFoundError
+from riverpy.migrate import Migrator
+from tests.work.rig import Rig, Task
+
+if TYPE_CHECKING:
+    from riverpy import Job
+    from tests._database import Schema
+
+EVIL = '"; DROP TABLE river_job; --'
+QUOTED = "'; DROP TABLE river_job; --"
+
+
+@pytest.mark.parametrize("name", [EVIL, QUOTED])
+async def test_names_given_to_riverpy(schema: Schema, name: str) -> None:
+    """SE-03: names of schemas, queues, kinds and tags that hold SQL are refused, or asked for as
+    they are and not found; the table is there."""
+    async with Client(schema.url, config=Config(schema=schema.name)) as client:
+        for refused in (
+            lambda: Config(schema=name),
+            lambda: Migrator(schema.url, schema=name),
+            lambda: Client(schema.url, queues={name: QueueConfig()}),
+        ):
+            with pytest.raises(ConfigError):
+                refused()
+        for args, opts in (
+            (RawArgs(name, "{}"), None),
+            (RawArgs("task", "{}"), InsertOpts(queue=name)),
+            (RawArgs("task", "{}"), InsertOpts(tags=[name])),
+        ):
+            with pytest.raises((InsertError, ConfigError)):
+                await client.insert(args, opts)
+        for call in (client.queue_get, client.queue_pause, client.queue_resume):
+            with pytest.raises((NotFoundError, ConfigError)):
+                await call(name)
+        await client.insert(RawArgs("task", json.dumps({name: name})))
+    assert [json.loads(job["args"]) for job in await schema.jobs()] == [{name: name}]
+
+
+async def test_names_in_the_table(schema: Schema) -> None:
+    """SE-03, BI-05: rows that somebody inserted by SQL under names that riverpy refuses are listed,
+    found by their names and worked; the others are not harmed."""
+    rig = Rig(schema)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    kinds = [EVIL, QUOTED, "new\nline", "tägé", "x" * 127, "%s $1 {}", "task"]
+    for kind in kinds[:-1]:
+        await rig.insert_rows(1, kind=kind)
+    await rig.insert_rows(1, queue="Bad Queue\n")
+    await rig.insert_rows(1)
+    where = ["--json", f"--database-url={schema.url}", f"--schema={schema.name}"]
+    for options, count in (([], 8), (["--kind", EVIL], 1), (["--queue", "Bad Queue\n"], 1)):
+        command = ["job", "list", *options, *where]
+        listed = await asyncio.to_thread(CliRunner().invoke, main, command)
+        assert len(json.loads(listed.stdout)["jobs"]) == count
+    async with rig.working():
+        await rig.take(len(kinds))
+    rows = await schema.jobs()
+    assert [row["kind"] for row in rows[:6]] == kinds[:-1]
+    assert {row["state"] for row in rows[:6]} == {"available"}
+    assert [row["state"] for row in rows[6:]] == ["available", "completed"]
+    assert all(row["errors"] for row in rows[:6])
