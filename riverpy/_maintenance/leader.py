@@ -193,8 +193,7 @@ class _Tenure:
             self._give_up(error)
             return
         delay = self._backoff.next()
-        is_deposed = isinstance(error, FencedOutError)  # no failure: the elector ends the term
-        (self._log.info if is_deposed else self._log.error)(
+        self._say_of(error)(
             "maintenance failed, trying again",
             attempt=self._failures,
             attempts=ATTEMPTS,
@@ -202,6 +201,13 @@ class _Tenure:
             **_account(error),
         )
         await self._timer.sleep(delay)
+
+    def _say_of(self, error: BaseException) -> Callable[..., None]:
+        """As loudly as its kind deserves: a fault of ours, an outage, or what is no failure, for
+        the elector ends the term."""
+        if isinstance(error, FencedOutError):
+            return self._log.info
+        return self._log.warning if isinstance(error, DATABASE_ERRORS) else self._log.error
 
     def _was_steady(self) -> bool:
         since = self._up_since
