@@ -31,7 +31,7 @@ from tests.kit.chaos_plan import (
     FaultKind,
     make_plan,
 )
-from tests.kit.fleet import Shutdown, running_fleet, with_user
+from tests.kit.fleet import Server, Shutdown, running_fleet, with_user
 from tests.kit.history import Violation
 from tests.kit.work_history import (
     ALL,
@@ -68,6 +68,10 @@ TIMEOUTS = {"statement_timeout": "1s", "idle_in_transaction_session_timeout": "3
 READ_ONLY = {"default_transaction_read_only": "on"}
 BOUND = 5.0
 """Seconds after the end of a fault within which work must go on."""
+OUTAGES_MOST = 2
+"""How often a worker may tell of one fault that its connections are lost: one that was idle may be
+found lost after the others are back."""
+CONNECTIONS_MOST = 90
 SHOWN = 40
 """Violations that are printed, at most."""
 HOARDING_FIRST = 1_000_000_000
@@ -84,7 +88,7 @@ class ChaosOfWork:
         self._fleet, self._settings, self._plan = fleet, settings, plan
         self._url = fleet.server.url
         self._busy: set[Worker] = set()
-        """Whose process is being hit."""
+        """Who is being hit."""
         self._server_lock = anyio.Lock()
         self._hoardings = HOARDING_FIRST
         self.done: Counter[str] = Counter()
@@ -171,10 +175,8 @@ class ChaosOfWork:
                 with self._spanning(fault.kind, ALL):
                     await self._do_as_user(fault)
             elif worker := self._choose(fault.number):
-                self._busy.add(worker)
-                with self._spanning(fault.kind, worker.name):
+                with self._spanning(fault.kind, worker.name), self._busying(worker):
                     await self._do_to_worker(worker, fault)
-                self._busy.discard(worker)
         except* FAILURES:
             pass
 
@@ -288,6 +290,14 @@ class ChaosOfWork:
             yield
         finally:
             self.spans.append(Span(kind, worker, began, time.time(), kind not in HARMLESS))
+
+    @contextmanager
+    def _busying(self, worker: Worker) -> Generator[None]:
+        self._busy.add(worker)
+        try:
+            yield
+        finally:
+            self._busy.discard(worker)
 
     def _choose(self, number: int) -> Worker | None:
         """The worker of this number, or the next one that nothing is done to."""
@@ -420,7 +430,7 @@ async def run_chaos(
     workers: int,
     rate: float,
     bound: float = BOUND,
-    outages_most: int = 1,
+    outages_most: int = OUTAGES_MOST,
 ) -> dict[str, Any]:
     """Run once, and tell what is known: figures and violations.
 
@@ -433,7 +443,7 @@ async def run_chaos(
     """
     settings = ChaosSettings()
     plan = make_plan(seed, seconds=seconds, workers=workers, dead_after=settings.dead_after)
-    async with running_fleet() as fleet:
+    async with running_fleet(_make_server) as fleet:
         load = Load(with_user(fleet.server.url, LOAD_USER), rate, seed)
         chaos = ChaosOfWork(fleet, settings, plan)
         with chaos.watching_loop():
@@ -455,6 +465,11 @@ async def run_chaos(
             "violations": [msgspec.structs.asdict(violation) for violation in violations],
             "logs": str(fleet.directory) if violations else None,
         }
+
+
+def _make_server(directory: Path) -> Server:
+    """One that is soon full."""
+    return Server(directory, max_connections=str(CONNECTIONS_MOST))
 
 
 def figures(history: History) -> dict[str, Any]:

@@ -70,8 +70,11 @@ class Shutdown(Enum):
 class Server:
     """A PostgreSQL of its own, below `directory`."""
 
-    def __init__(self, directory: Path) -> None:
-        self._postgres = EmbeddedPostgres("fleet", base_dir=directory, settings=SERVER_SETTINGS)
+    def __init__(self, directory: Path, **settings: str) -> None:
+        """Make it, with settings of PostgreSQL beside the usual ones."""
+        self._postgres = EmbeddedPostgres(
+            "fleet", base_dir=directory, settings=SERVER_SETTINGS | settings
+        )
 
     @property
     def url(self) -> str:

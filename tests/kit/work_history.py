@@ -146,7 +146,7 @@ class History(msgspec.Struct, kw_only=True):
     """When the faults and the load were over."""
     dead_after: float = 60.0
     outages_most: int = 1
-    """How often a worker may lose its connections in one fault."""
+    """How often a worker may tell that its connections are lost in one fault."""
     bound: float = 5.0
     """Seconds after the end of a fault within which work must go on."""
 
@@ -402,19 +402,23 @@ EARLY = 0.1
 """Seconds by which a line may be earlier than the fault that it is about seems to begin."""
 PER_JOB = {"job failed", "job result refused: the attempt is no longer this client's"}
 """Events of which there is a line for each job."""
-AT_A_STOP = {
+EXPECTED_ERRORS = {
     "jobs may be claimed that never ran: a claim had no answer",
     "job results were not stored in time",
     "jobs did not end and were abandoned",
+    (
+        "maintenance did not end in time: the lease is not released but lapses, and this client does "
+        "not bid before it has ended"
+    ),
 }
-"""Errors that a worker tells of when it is stopped in an outage."""
+"""What a worker tells of that is stopped, or deposed, in an outage."""
 
 
 def _check_logs(history: History) -> Iterator[Violation]:
     recoveries = history.recoveries()
     for worker, lines in history.logs.items():
         for line in lines:
-            is_error = line.level in {"error", "critical"} and line.event not in AT_A_STOP
+            is_error = line.level in {"error", "critical"} and line.event not in EXPECTED_ERRORS
             if line.exception or is_error:
                 yield Violation("plain logs", f"{worker}: {line}")
         yield from _check_pairs(worker, lines)
