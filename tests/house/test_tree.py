@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "riverpy").rglob("*.py"))
-NAMES = ("_env", "bench", "chaos", "check", "demo", "failover", "test")
+NAMES = ("_env", "bench", "chaos", "check", "demo", "failover", "soak", "test")
 SCRIPTS = [ROOT / "scripts" / name for name in NAMES]
 TEXT = [
     path

@@ -1,0 +1,276 @@
+"""Works many jobs and loses many connections, and shows whether anything is left of them.
+
+A PostgreSQL of its own and one worker, in this process. Of the jobs some fail, run into their time
+limit, are cancelled by themselves or by somebody, snooze, run in threads, record outputs. Samples
+are taken between batches, with nothing running. Exit code 1: a value at the end is higher than
+after the warm-up by more than its tolerance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import sys
+import threading
+import time
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import anyio
+import asyncpg
+import msgspec
+import structlog
+
+import riverpy
+from riverpy.cli._process import memory_mib
+from riverpy.embedded import EmbeddedPostgres
+from riverpy.migrate import migrate_all
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+BATCH = 10_000
+SLOTS = 100
+PATIENCE = 120.0
+"""Seconds that a batch may take."""
+INSERT = """
+INSERT INTO river_job (kind, args, max_attempts, metadata)
+SELECT 'soak', jsonb_build_object('n', n % 100), 2, '{}' FROM generate_series(1, $1::int) AS n
+"""
+LEFT = "SELECT count(*) FROM river_job WHERE finalized_at IS NULL"
+ENDS = "SELECT state::text, count(*) FROM river_job GROUP BY 1"
+KILL = """
+SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+WHERE application_name LIKE 'riverpy %' AND datname = current_database()
+"""
+
+
+class Soak(msgspec.Struct):
+    """The args of each job: what it does goes by `n`."""
+
+    kind: ClassVar[str] = "soak"
+    n: int
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """What the process holds at one moment."""
+
+    memory_mib: float
+    objects: int
+    """That the garbage collector knows."""
+    blocks: int
+    """Of memory that Python has given out."""
+    tasks: int
+    threads: int
+    descriptors: int
+
+
+TOLERANCES = Sample(memory_mib=16.0, objects=2_000, blocks=5_000, tasks=3, threads=3, descriptors=2)
+"""How much more there may be at the end."""
+
+
+def sample() -> Sample:
+    """What it is now."""
+    gc.collect()
+    return Sample(
+        memory_mib=round(memory_mib() or 0.0, 1),
+        objects=len(gc.get_objects()),
+        blocks=sys.getallocatedblocks(),
+        tasks=len(asyncio.all_tasks()),
+        threads=threading.active_count(),
+        descriptors=len(list(Path("/proc/self/fd").iterdir())),
+    )
+
+
+def growth(first: Sample, last: Sample) -> dict[str, float]:
+    """What there is more of than is tolerated, and how much more."""
+    found: dict[str, float] = {}
+    for name in Sample.__struct_fields__:
+        more = getattr(last, name) - getattr(first, name)
+        if more > getattr(TOLERANCES, name):
+            found[name] = more
+    return found
+
+
+class AtOnce:
+    """A retry policy."""
+
+    def next_retry(self, job: riverpy.JobRow, /) -> timedelta:
+        return timedelta(0)
+
+
+class Place:
+    """A client at work, and a connection of its own to its tables."""
+
+    def __init__(self, client: riverpy.Client, connection: asyncpg.Connection) -> None:
+        self.client, self._connection = client, connection
+        self.ends: dict[str, int] = {}
+        """How many jobs ended in which state."""
+        self.reconnects = 0
+
+    async def work(self, jobs: int) -> None:
+        """Have so many jobs worked to their end."""
+        await self._connection.execute(INSERT, jobs)
+        await self._until(LEFT, 0)
+        for state, count in await self._connection.fetch(ENDS):
+            self.ends[state] = self.ends.get(state, 0) + count
+        await self._connection.execute("TRUNCATE river_job")
+
+    async def lose_connections(self, *, jobs: int) -> None:
+        """Have every connection of the client's ended, and then so many jobs worked."""
+        self.reconnects += await self._connection.fetchval(KILL)
+        await self.work(jobs)
+
+    async def _until(self, sql: str, value: int) -> None:
+        with anyio.fail_after(PATIENCE, reason=f"{sql} did not become {value}"):
+            while await self._connection.fetchval(sql) != value:  # noqa: ASYNC110 (nobody tells)
+                await asyncio.sleep(0.02)
+
+
+def make_client(url: str, schema: str) -> riverpy.Client:
+    """A client whose jobs end in every way."""
+    workers = riverpy.Workers()
+
+    @workers.job(timeout=timedelta(minutes=1), kind="soak")
+    async def work(job: riverpy.Job[Soak]) -> None:
+        match job.args.n:
+            case n if n < 15:
+                held = bytearray(10_000)
+                raise ValueError(f"the {job.attempt}th time, with {len(held)} bytes in a local")
+            case n if n < 20:
+                raise riverpy.JobCancel("no")
+            case n if n < 22:
+                await client.job_cancel(job.id)
+                await asyncio.sleep(3600)
+            case n if n < 30 and not job.metadata.get("snoozes"):
+                raise riverpy.JobSnooze(timedelta(0))
+            case n if n < 40:
+                job.record_output("x" * 1000)
+            case n if n < 50:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(asyncio.sleep(0))
+            case n if n < 53:
+                await client.insert(SoakThread())
+            case n if n < 56:
+                await client.insert(SoakTimeout(), riverpy.InsertOpts(max_attempts=1))
+            case _:
+                pass
+
+    @workers.job(timeout=timedelta(milliseconds=10))
+    async def time_out(job: riverpy.Job[SoakTimeout]) -> None:
+        await asyncio.sleep(3600)
+
+    @workers.blocking_job()
+    def work_in_thread(job: riverpy.Job[SoakThread]) -> None:
+        job.set_metadata("thread", threading.current_thread().name)
+
+    client = riverpy.Client(
+        url,
+        workers=workers,
+        queues={"default": riverpy.QueueConfig(max_workers=SLOTS)},
+        config=riverpy.Config(
+            schema=schema,
+            retry_policy=AtOnce(),
+            fetch_poll_interval=timedelta(milliseconds=50),
+        ),
+    )
+    return client
+
+
+class SoakThread(msgspec.Struct):
+    """Args of a job in a thread."""
+
+    kind: ClassVar[str] = "soak_thread"
+
+
+class SoakTimeout(msgspec.Struct):
+    """Args of a job that does not end in time."""
+
+    kind: ClassVar[str] = "soak_timeout"
+
+
+@asynccontextmanager
+async def working(url: str, schema: str) -> AsyncGenerator[Place]:
+    """A client at work on these tables."""
+    client = make_client(url, schema)
+    connection = await asyncpg.connect(url, server_settings={"search_path": f'"{schema}"'})
+    try:
+        async with client, client.working():
+            yield Place(client, connection)
+    finally:
+        connection.terminate()
+
+
+async def soak_jobs(place: Place, jobs: int, *, batch: int = BATCH) -> AsyncIterator[Sample]:
+    """Work so many jobs in batches; a sample after each."""
+    for first in range(0, jobs, batch):
+        await place.work(min(batch, jobs - first))
+        yield sample()
+
+
+async def soak_reconnects(
+    place: Place, reconnects: int, *, jobs: int = 100
+) -> AsyncIterator[Sample]:
+    """Lose all connections again and again, until so many were lost; a sample after each time, when
+    `jobs` jobs have been worked over those that came instead."""
+    end = place.reconnects + reconnects
+    while place.reconnects < end:
+        await place.lose_connections(jobs=jobs)
+        yield sample()
+
+
+async def run(options: argparse.Namespace) -> int:
+    """Soak, print, and return the exit code."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    with EmbeddedPostgres("soak") as url:
+        await migrate_all(url)
+        async with working(url, "public") as place:
+            soaks = {
+                "jobs": soak_jobs(place, options.jobs),
+                "reconnects": soak_reconnects(place, options.reconnects),
+            }
+            reports = {name: await report(name, soak) for name, soak in soaks.items()}
+    totals = {"jobs": dict(sorted(place.ends.items())), "reconnects": place.reconnects}
+    if options.json:
+        print(json.dumps({**totals, "soaks": reports}))
+    else:
+        print(json.dumps(totals))
+    return 1 if any(one.get("grew") for one in reports.values()) else 0
+
+
+async def report(name: str, samples: AsyncIterator[Sample]) -> dict[str, dict[str, float]]:
+    """Take the samples, the first tenth as warm-up, and say how the last compares."""
+    taken: list[Sample] = []
+    began = time.monotonic()
+    async for one in samples:
+        taken.append(one)
+        seconds = time.monotonic() - began
+        print(f"{name} {len(taken)} {seconds:.0f} s {msgspec.to_builtins(one)}", file=sys.stderr)
+    if not taken:
+        return {}
+    warm, last = taken[len(taken) // 10], taken[-1]
+    found = growth(warm, last)
+    for title, one in (("after the warm-up", warm), ("at the end", last)):
+        print(f"{name} {title}: {msgspec.to_builtins(one)}")
+    print(f"{name}: {f'GREW {found}' if found else 'flat'}")
+    return {"warm": msgspec.to_builtins(warm), "end": msgspec.to_builtins(last), "grew": found}
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=1_000_000, help="jobs to work (1000000)")
+    parser.add_argument("--reconnects", type=int, default=1_000, help="connections to lose (1000)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    options = parser.parse_args()
+    if options.jobs < 0 or options.reconnects < 0:
+        parser.error("--jobs and --reconnects are 0 or more")
+    return asyncio.run(run(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""Memory, descriptors and tasks over many jobs and reconnects: `scripts/soak`, in short."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import structlog
+
+from scripts.soak import growth, soak_jobs, soak_reconnects, working
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from tests._database import Schema
+
+UNSTEADY = {"memory_mib"}
+"""What says nothing in a process that has run other tests before."""
+
+
+@pytest.fixture(autouse=True)
+def no_log() -> Generator[None]:
+    """Thousands of jobs fail on purpose."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.mark.timeout(240)
+async def test_memory_over_many_jobs(schema: Schema) -> None:
+    """ME-01: jobs that fail, run into their limit, are cancelled by themselves and by others,
+    snooze, record outputs and run in threads leave no objects, memory, tasks, threads or
+    descriptors. (A million of them: `scripts/soak`.)"""
+    async with working(schema.url, schema.name) as place:
+        samples = [one async for one in soak_jobs(place, 12_000, batch=3_000)]
+    assert growth(samples[1], samples[-1]).keys() <= UNSTEADY
+    assert place.ends.keys() == {"completed", "cancelled", "discarded"}
+    assert sum(place.ends.values()) > 12_000
+
+
+@pytest.mark.timeout(240)
+async def test_memory_over_many_reconnects(schema: Schema) -> None:
+    """ME-05: connections that the server ends, with jobs worked over those that come instead, leave
+    nothing either. (A thousand of them: `scripts/soak`.)"""
+    async with working(schema.url, schema.name) as place:
+        samples = [one async for one in soak_reconnects(place, 100, jobs=20)]
+    assert growth(samples[len(samples) // 2], samples[-1]).keys() <= UNSTEADY
+    assert place.reconnects >= 100
