@@ -85,7 +85,8 @@ async def look_at_listeners(patient: Patient) -> list[Finding]:
             f"{'is' if listeners == 1 else 'are'} {count(listeners, 'connection')} for that: who "
             f"has none finds jobs by polling. They are {who}",
             "look in their logs for `database connection lost` of the listener, and try the way "
-            "that they listen on with --listen-url",
+            "that they listen on with --listen-url. One that was killed is counted until it is "
+            "silent for half of dead_after",
             data,
         )
     ]

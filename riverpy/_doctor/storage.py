@@ -123,7 +123,7 @@ def _vacuum_problem(row: TableRow, table: str) -> tuple[str, str] | None:
     if row.is_off_here:
         return (
             "autovacuum is off for the table",
-            f"ALTER TABLE {table} RESET (autovacuum_enabled), then VACUUM {table}",
+            f"let it be on: ALTER TABLE {table} RESET (autovacuum_enabled), then VACUUM {table}",
         )
     if not row.is_on:
         return (
