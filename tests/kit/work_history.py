@@ -446,7 +446,7 @@ def _by_trouble(
         yield trouble, about[index]
 
 
-def _check_pairs(worker: str, lines: Iterable[LogLine]) -> Iterator[Violation]:
+def _check_pairs(worker: str, lines: list[LogLine]) -> Iterator[Violation]:
     """Of each process, a loss and a recovery by turns."""
     last: dict[str, str] = {}
     for line in lines:
@@ -455,5 +455,6 @@ def _check_pairs(worker: str, lines: Iterable[LogLine]) -> Iterator[Violation]:
         if last.get(line.client_id, RESTORED) == line.event:
             yield Violation("one line an outage", f"{worker}: again {line}")
         last[line.client_id] = line.event
-    if last and list(last.values())[-1] == LOST:  # the newest process; others may have been killed
+    newest = next((line.client_id for line in reversed(lines) if line.client_id), "")
+    if last.get(newest) == LOST:  # others may have ended in an outage
         yield Violation("one line a recovery", f"{worker}: the last outage has none")
