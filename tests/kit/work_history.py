@@ -402,14 +402,15 @@ EARLY = 0.1
 """Seconds by which a line may be earlier than the fault that it is about seems to begin."""
 PER_JOB = {"job failed", "job result refused: the attempt is no longer this client's"}
 """Events of which there is a line for each job."""
+LAPSES = (
+    "maintenance did not end in time: the lease is not released but lapses, and this client does "
+    "not bid before it has ended"
+)
 EXPECTED_ERRORS = {
     "jobs may be claimed that never ran: a claim had no answer",
     "job results were not stored in time",
     "jobs did not end and were abandoned",
-    (
-        "maintenance did not end in time: the lease is not released but lapses, and this client does "
-        "not bid before it has ended"
-    ),
+    LAPSES,
 }
 """What a worker tells of that is stopped, or deposed, in an outage."""
 
