@@ -49,9 +49,10 @@ for update skip locked;
 
 
 -- name: job_complete
--- Store attempts that just completed. @age is the seconds since each ended: the server's clock decides when that was.
+-- Store attempts that just completed. @age is the seconds since each ended: the server's clock decides when that was,
+-- at the statement, for the transaction may have begun before and waited.
 update /* schema */ river_job as job
-set state = 'completed', finalized_at = now() - done.age * interval '1 second'
+set state = 'completed', finalized_at = statement_timestamp() - done.age * interval '1 second'
 from unnest(@id::bigint[], @attempt::smallint[], @attempted_at::timestamptz[], @age::float8[])
   as done (id, attempt, attempted_at, age)
 where job.id = done.id and job.state = 'running'
@@ -69,8 +70,8 @@ set
     else done.state::/* schema */ river_job_state
   end,
   finalized_at = case
-    when done.finalize is null and job.metadata ? 'cancel_attempted_at' then now()
-    when done.finalize then now() - done.age * interval '1 second'
+    when done.finalize is null and job.metadata ? 'cancel_attempted_at' then statement_timestamp()
+    when done.finalize then statement_timestamp() - done.age * interval '1 second'
   end,
   attempt = case
     when done.finalize is null and job.metadata ? 'cancel_attempted_at' then job.attempt
@@ -78,7 +79,7 @@ set
   end,
   scheduled_at = case
     when done.finalize is null and not job.metadata ? 'cancel_attempted_at'
-    then coalesce(now() + done.delay * interval '1 second', job.scheduled_at)
+    then coalesce(statement_timestamp() + done.delay * interval '1 second', job.scheduled_at)
     else job.scheduled_at
   end,
   errors = case

@@ -87,7 +87,7 @@ async def test_another_job_of_the_number(rig: Rig, started: asyncio.Queue[Job[Ta
         channel = f"{rig.schema.name}.river_control"
         for payload in (
             f'{{"action":"cancel","job_id":{inserted.job.id},"queue":"other"}}',
-            f'{{"action":"cancel","job_id":{inserted.job.id + 1},"queue":"default"}}',
+            f'{{"action":"cancel","job_id":{inserted.job.id + 1000},"queue":"default"}}',
             '{"action":"cancel"}',
         ):
             await rig.schema.execute("SELECT pg_notify($1, $2)", channel, payload)

@@ -35,6 +35,28 @@ def id_of(event: Event) -> int:
     return event.job.id
 
 
+@pytest.mark.parametrize("n", [0, 1])
+async def test_time_of_the_end(rig: Rig, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    """SK-19: when a job ended is told from the moment at which its result is sent, though the
+    transaction began before, to look for locks: no job ends before it began."""
+    look = jobs.job_lock_attempts
+
+    async def slow(*args: Any) -> set[int]:
+        free = await look(*args)
+        await asyncio.sleep(0.3)
+        return free
+
+    monkeypatch.setattr(jobs, "job_lock_attempts", slow)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        if job.args.n:
+            raise JobCancel("no")
+
+    row = await rig.run_one(Task(n), pooler=True, listen_url=rig.url)
+    assert row["attempted_at"] <= row["finalized_at"]
+
+
 class Gate:
     """Jobs wait here, so that the test decides when they end."""
 
