@@ -12,6 +12,11 @@ from tests.kit.server_faults import POOL_NAME
 LONG_RUN = 600.0
 """Seconds from which on a run has outages of two minutes."""
 LONG_OUTAGE = 120.0
+LONG_SHARE = 0.2
+"""Of the times that the server is down."""
+CALM_SHARE = 0.3
+"""Of the faults: before them all is mended for `CALM` seconds."""
+CALM = 2.0
 
 
 class FaultKind(StrEnum):
@@ -90,20 +95,24 @@ class Fault(NamedTuple):
 
 
 def make_plan(seed: int, *, seconds: float, workers: int, dead_after: float) -> list[Fault]:
-    """The faults of a seed: the same each time. Each kind comes once in each round."""
+    """The faults of a seed: the same each time. Each kind comes once a round. Most begin while
+    others last; some when all is well."""
     dice = random.Random(seed)
     plan: list[Fault] = []
     kinds: list[FaultKind] = []
-    at = 1.0
+    at = until = 1.0
     while at < seconds:
         if not kinds:
             kinds = dice.sample(list(FaultKind), len(FaultKind))
         kind = kinds.pop()
         duration = _duration(kind, dice, dead_after)
-        if kind is FaultKind.DOWN and seconds >= LONG_RUN and dice.random() < 0.2:
+        if kind is FaultKind.DOWN and seconds >= LONG_RUN and dice.random() < LONG_SHARE:
             duration = LONG_OUTAGE
         plan.append(Fault(at, kind, dice.randrange(workers), duration))
+        until = max(until, at + duration)
         at += dice.uniform(0.3, 3.7)
+        if dice.random() < CALM_SHARE:
+            at = max(at, until + CALM)
     return plan
 
 
@@ -113,4 +122,4 @@ def _duration(kind: FaultKind, dice: random.Random, dead_after: float) -> float:
         return dice.uniform(0.1, 1.7) * dead_after
     if kind in {FaultKind.KILL, FaultKind.STOP, FaultKind.RESTART, FaultKind.CRASH}:
         return dice.uniform(0.0, 2.0)
-    return dice.uniform(1.0, 8.0)
+    return dice.uniform(1.0, 5.0)
