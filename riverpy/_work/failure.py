@@ -7,9 +7,11 @@ import concurrent.futures.thread
 import traceback
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
+
+from riverpy.errors import JobCancel, JobSnooze
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +36,8 @@ _CUT_MARK = " … [truncated]"
 _UNSTORABLE = dict.fromkeys([0, *range(0xD800, 0xE000)], "\ufffd")
 """NUL and lone surrogates, which PostgreSQL refuses, become the replacement character."""
 
+Ending: TypeAlias = Literal["completed", "snoozed", "cancelled", "stopped", "failed"]
+"""Stopped: by a cancel or a stop that came from outside."""
 ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 
@@ -89,6 +93,18 @@ def find(error: BaseException, wanted: type[ErrorT]) -> ErrorT | None:
 def is_cancellation(error: BaseException) -> bool:
     """Whether this is a cancellation and nothing else: a group counts only if all of it is."""
     return all(isinstance(leaf, asyncio.CancelledError) for leaf in _leaves(error))
+
+
+def ending(error: BaseException | None) -> Ending:
+    """How an attempt ends whose code, or what is around it, ends so. (What somebody else wants of
+    the job, and hooks and middleware further out, may change that.)"""
+    if error is None:
+        return "completed"
+    if find(error, JobSnooze) is not None:
+        return "snoozed"
+    if find(error, JobCancel) is not None:
+        return "cancelled"
+    return "stopped" if is_cancellation(error) else "failed"
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

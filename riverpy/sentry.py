@@ -1,0 +1,162 @@
+"""Sentry: failed attempts as its events, attempts and inserts as its traces."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+try:
+    import sentry_sdk
+    from sentry_sdk.utils import event_from_exception
+except ImportError as error:
+    raise ImportError(
+        "riverpy.sentry needs the Sentry SDK: pip install 'riverpy[sentry]'"
+    ) from error
+
+from riverpy._work.failure import ending
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sentry_sdk.types import Event
+
+    from riverpy._work.failure import Ending
+    from riverpy.insert_opts import JobInsertParams
+    from riverpy.job import Job
+    from riverpy.middleware import InsertInner, WorkInner
+
+_ORIGIN = "auto.queue.riverpy"
+_HEADERS = ("sentry-trace", "baggage")
+_STATUS: dict[Ending, str] = {
+    "completed": "ok",
+    "snoozed": "ok",
+    "cancelled": "cancelled",
+    "stopped": "aborted",
+    "failed": "internal_error",
+}
+
+
+class SentryPlugin:
+    """Reports failed attempts, each in an isolation scope of its own, with the tags `river.kind`,
+    `river.queue` and `river.attempt` and a context `river_job`: `Config(plugins=[SentryPlugin()])`
+    beside `sentry_sdk.init(…)`.
+
+    Snoozes, cancels and stops are no failures. Where the SDK traces, an attempt is a transaction
+    `queue.process` that goes on with the trace of the insert, which its jobs carry in their
+    metadata (`sentry-trace`, `baggage`).
+    """
+
+    def __init__(self, *, final_only: bool = False, include_args: bool = False) -> None:
+        """
+        Args:
+            final_only: report a failure only if the job is not tried again. Default False: all.
+            include_args: put the args, as JSON, into the context. Default False. Local variables
+                are the business of the SDK's `include_local_variables`; those of riverpy's own code
+                are never sent.
+        """
+        self._final_only, self._include_args = final_only, include_args
+
+    async def insert_many(
+        self, params: Sequence[JobInsertParams], do_inner: InsertInner, /
+    ) -> None:
+        """Trace an insert."""
+        queues = sorted({job.queue for job in params})
+        name = ", ".join(queues)
+        with sentry_sdk.start_span(op="queue.publish", name=name, origin=_ORIGIN) as span:
+            span.set_data("messaging.system", "river")
+            span.set_data("messaging.destination.name", name)
+            for job in params:
+                if _HEADERS[0] not in job.metadata:
+                    job.metadata.update(_headers())
+            await do_inner()
+
+    async def work(self, job: Job[Any], do_inner: WorkInner, /) -> None:
+        """Trace an attempt, and report it if it fails."""
+        with sentry_sdk.isolation_scope() as scope:
+            scope.set_tag("river.kind", job.kind)
+            scope.set_tag("river.queue", job.queue)
+            scope.set_tag("river.attempt", job.attempt)
+            scope.set_context("river_job", self._context(job))
+            transaction = sentry_sdk.continue_trace(
+                _carried(job.metadata),
+                op="queue.process",
+                name=job.kind,
+                source="task",
+                origin=_ORIGIN,
+            )
+            with sentry_sdk.start_transaction(transaction) as trace:
+                for key, value in _data(job).items():
+                    trace.set_data(key, value)
+                error: BaseException | None = None
+                try:
+                    await do_inner()
+                except BaseException as raised:  # a span that sees it takes it for a failure
+                    error = raised
+                end = ending(error)
+                trace.set_status(_STATUS[end])
+                if error is not None and end == "failed":
+                    self._report(job, error)
+            try:
+                if error is not None:
+                    raise error
+            finally:
+                error = None  # it holds this frame
+
+    def _context(self, job: Job[Any]) -> dict[str, Any]:
+        context: dict[str, Any] = {
+            "id": job.id,
+            "kind": job.kind,
+            "queue": job.queue,
+            "attempt": job.attempt,
+            "max_attempts": job.max_attempts,
+            "priority": job.priority,
+            "scheduled_at": job.scheduled_at.isoformat(),
+        }
+        if self._include_args:
+            context["args"] = job.encoded_args
+        return context
+
+    def _report(self, job: Job[Any], error: BaseException) -> None:
+        if self._final_only and job.attempt < job.max_attempts:
+            return
+        event, hint = event_from_exception(
+            (type(error), error, error.__traceback__),
+            client_options=sentry_sdk.get_client().options,
+            mechanism={"type": "riverpy", "handled": False},
+        )
+        _drop_own_variables(event)
+        sentry_sdk.capture_event(event, hint=hint)
+
+
+def _headers() -> dict[str, str]:
+    values = (sentry_sdk.get_traceparent(), sentry_sdk.get_baggage())
+    return {name: value for name, value in zip(_HEADERS, values, strict=True) if value}
+
+
+def _carried(metadata: dict[str, Any]) -> dict[str, str]:
+    values = {name: metadata.get(name) for name in _HEADERS}
+    return {name: value for name, value in values.items() if isinstance(value, str)}
+
+
+def _data(job: Job[Any]) -> dict[str, Any]:
+    """What Sentry shows of queues."""
+    data: dict[str, Any] = {
+        "messaging.system": "river",
+        "messaging.destination.name": job.queue,
+        "messaging.message.id": str(job.id),
+        "messaging.message.retry.count": max(job.attempt - 1, 0),
+    }
+    if (claimed_at := job.attempted_at) is not None:
+        wait = (claimed_at - job.scheduled_at).total_seconds()
+        data["messaging.message.receive.latency"] = max(wait, 0.0) * 1000
+    return data
+
+
+def _drop_own_variables(event: Event) -> None:
+    exceptions: Any = event.get("exception") or {}
+    values: list[dict[str, Any]] = exceptions.get("values", [])
+    for exception in values:
+        trace: dict[str, Any] = exception.get("stacktrace") or {}
+        frames: list[dict[str, Any]] = trace.get("frames", [])
+        for frame in frames:
+            if str(frame.get("module")).partition(".")[0] == "riverpy":
+                frame.pop("vars", None)

@@ -1,0 +1,173 @@
+"""What Sentry's SDK is given to send."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sentry_sdk
+from sentry_sdk.transport import Transport
+
+from riverpy import InsertOpts, Job, JobCancel, JobSnooze, RawArgs
+from riverpy.sentry import SentryPlugin
+from tests.work.rig import Task, metadata_of
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from sentry_sdk.envelope import Envelope
+
+    from tests.work.rig import Rig
+
+
+SECRET = 987654321
+
+
+class Memory(Transport):
+    """A transport that keeps what it is given."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        super().__init__(options)
+        self.events: list[Any] = []
+        self.transactions: list[Any] = []
+
+    def capture_envelope(self, envelope: Envelope) -> None:
+        for item in envelope.items:
+            if (event := item.get_event()) is not None:
+                self.events.append(event)
+            elif (transaction := item.get_transaction_event()) is not None:
+                self.transactions.append(transaction)
+
+
+@pytest.fixture
+def sent() -> Generator[Memory]:
+    """What is sent meanwhile."""
+    sentry_sdk.init(
+        "https://public@sentry.invalid/1",
+        transport=Memory,
+        default_integrations=False,
+        auto_enabling_integrations=False,
+        auto_session_tracking=False,
+        traces_sample_rate=1.0,
+    )
+    client = sentry_sdk.get_client()
+    assert isinstance(client.transport, Memory)
+    yield client.transport
+    client.close(timeout=0)
+    sentry_sdk.get_global_scope().set_client(None)
+
+
+def tags_of(event: dict[str, Any]) -> dict[str, Any]:
+    """Those of ours."""
+    return {key: value for key, value in event["tags"].items() if key.startswith("river.")}
+
+
+async def test_failure(rig: Rig, sent: Memory) -> None:
+    """A failure is sent with its kind, queue and attempt, without the args, in a scope that the
+    next attempt does not see."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        if job.args.n > 2:
+            sentry_sdk.set_tag("mine", "yes")
+        raise ValueError("bad")
+
+    async with rig.working(plugins=[SentryPlugin()]) as client:
+        await rig.work(client, Task(SECRET))
+        await rig.work(client, Task(2))
+    first, second = sent.events
+    tags = {"river.kind": "task", "river.queue": "default", "river.attempt": 1}
+    assert tags_of(first) == tags_of(second) == tags
+    assert first["tags"]["mine"] == "yes"
+    assert "mine" not in second["tags"]
+    (exception,) = first["exception"]["values"]
+    assert (exception["type"], exception["value"]) == ("ValueError", "bad")
+    assert exception["mechanism"] == {"type": "riverpy", "handled": False}
+    frames = exception["stacktrace"]["frames"]
+    assert frames[-1]["function"] == "work"
+    assert frames[-1]["module"] == __name__
+    assert all("vars" not in frame for frame in frames if frame["module"].startswith("riverpy"))
+    assert first["contexts"]["river_job"]["max_attempts"] == 25
+    assert str(SECRET) not in json.dumps(first, default=str)
+
+
+async def test_args(rig: Rig, sent: Memory) -> None:
+    """Args are sent if that is asked for."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        raise ValueError("bad")
+
+    await rig.run_one(Task(7), plugins=[SentryPlugin(include_args=True)])
+    (event,) = sent.events
+    assert event["contexts"]["river_job"]["args"] == '{"n": 7}'
+
+
+async def test_final_only(rig: Rig, sent: Memory) -> None:
+    """With `final_only` a failure is sent when the job is not tried again."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        raise ValueError(str(job.args.n))
+
+    async with rig.working(plugins=[SentryPlugin(final_only=True)]) as client:
+        await rig.work(client, Task(1))
+        await rig.work(client, Task(2), opts=InsertOpts(max_attempts=1))
+    assert [event["exception"]["values"][0]["value"] for event in sent.events] == ["2"]
+
+
+async def test_no_failures(rig: Rig, sent: Memory) -> None:
+    """Snooze and cancel are not sent; a timeout, an unknown kind and undecodable args are."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        raise JobSnooze(timedelta(hours=1)) if job.args.n else JobCancel("enough")
+
+    async with rig.working(plugins=[SentryPlugin()]) as client:
+        await rig.work(client, Task(0))
+        await rig.work(client, Task(1))
+        assert sent.events == []
+        await rig.work(client, RawArgs("nobody", "{}"))
+        await rig.work(client, RawArgs("task", '{"n":"x"}'))
+    types = [event["exception"]["values"][-1]["type"] for event in sent.events]
+    assert types == ["LookupError", "ValidationError"]
+    statuses = [one["contexts"]["trace"]["status"] for one in sent.transactions]
+    assert statuses == ["cancelled", "ok", "internal_error", "internal_error"]
+
+
+async def test_trace(rig: Rig, sent: Memory) -> None:
+    """The attempt goes on with the trace of what inserted the job."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None: ...
+
+    async with rig.working(plugins=[SentryPlugin()]) as client:
+        with sentry_sdk.start_transaction(op="test", name="request") as request:
+            job = (await client.insert(Task())).job
+        await rig.event()
+    first, second = sorted(sent.transactions, key=lambda one: one["transaction"])
+    assert (first["transaction"], second["transaction"]) == ("request", "task")
+    (publish,) = first["spans"]
+    assert publish["op"] == "queue.publish"
+    trace = second["contexts"]["trace"]
+    assert trace["op"] == "queue.process"
+    assert trace["trace_id"] == request.trace_id
+    assert trace["parent_span_id"] == publish["span_id"]
+    assert trace["data"]["messaging.message.id"] == str(job.id)
+    assert trace["data"]["messaging.destination.name"] == "default"
+    assert metadata_of(await rig.row(job.id))["sentry-trace"].startswith(request.trace_id)
+
+
+async def test_without_sdk(rig: Rig) -> None:
+    """Where the SDK is not set up, jobs are worked as ever."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        if job.args.n:
+            raise ValueError("bad")
+
+    async with rig.working(plugins=[SentryPlugin()]) as client:
+        good, bad = await rig.work(client, Task(0), Task(1))
+    assert (good["state"], bad["state"]) == ("completed", "available")
