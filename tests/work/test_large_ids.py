@@ -39,7 +39,8 @@ async def test_insert_and_work(rig: Rig, first: int) -> None:
             await asyncio.sleep(3600)
 
     await rig.schema.execute("SELECT setval('river_job_id_seq', $1, false)", first)
-    async with rig.working(slots=10) as client:
+    poll = timedelta(milliseconds=50)  # nobody notifies of a retry
+    async with rig.working(slots=10, fetch_poll_interval=poll) as client:
         ids = [(await client.insert(Task(n=n))).job.id for n in range(4)]
         assert (await client.job_get(first)).id == first
         many = await client.insert_many([InsertManyParams(Task(n=n)) for n in range(4, 8)])
