@@ -99,6 +99,17 @@ async def test_p02_exhausted_resigns_once(house: House, log: list[dict[str, obje
     assert (last["log_level"], last["attempt"], last["error"]) == ("error", 3, "start 3")
 
 
+async def test_outage_is_no_fault(house: House, log: list[dict[str, object]]) -> None:
+    """A start that fails for a database that does not answer is warned of, without a traceback:
+    nothing of ours is broken."""
+    house.plans = [Plan(error=ConnectionError("the server is gone"))]
+    await house.gain(1)
+    await house.timer.advance(FOR_EVER)
+    (again,) = the_log(log, "maintenance failed, trying again")
+    assert (again["log_level"], again["error"]) == ("warning", "the server is gone")
+    assert "exc_info" not in again
+
+
 async def test_p03_failed_start_can_be_repeated(house: House) -> None:
     """P3: a start that failed has ended wholly before the next, which truly runs, and which can be
     ended."""
