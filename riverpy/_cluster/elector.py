@@ -119,6 +119,7 @@ class Elector:
         store: LeaderStore,
         keeper: Keeper,
         timer: Timer,
+        is_outage_told: Callable[[], bool] = bool,
         changed: Callable[[LeadershipChange], None] | None = None,
     ) -> None:
         """Make it.
@@ -129,12 +130,14 @@ class Elector:
             store: the row of leaders.
             keeper: holds the services of a term.
             timer: by which it measures and waits.
+            is_outage_told: whether it is known that the database is out of reach, so that a failure
+                need not be told.
             changed: told of each transition, at once.
         """
         self._leader_id = leader_id
         self._lease, self._timing = lease, lease.timing
         self._store, self._keeper, self._timer = store, keeper, timer
-        self._changed = changed
+        self._is_outage_told, self._changed = is_outage_told, changed
         self._tenure: _Tenure | None = None
         self._wake = asyncio.Event()
         self._may_bid_at = timer.boottime()
@@ -214,7 +217,7 @@ class Elector:
     async def _stand(self, scope: StopScope) -> tuple[Term, float]:
         """Bid until elected. Returns the term, and when its bid began."""
         backoff = self._new_backoff()
-        is_failing = False
+        is_told = False
         while True:
             self._wake.clear()
             scope.turns(within=self._turn_most)
@@ -222,14 +225,15 @@ class Elector:
             try:
                 bid = await self._bid(scope)
             except DATABASE_ERRORS as error:
-                say = self._log.debug if is_failing else self._log.warning
+                is_new = not (is_told or self._is_outage_told())
+                say = self._log.warning if is_new else self._log.debug
                 say("cannot stand for election, trying again", error=describe(error))
-                is_failing = True
+                is_told = is_told or is_new
                 wait = backoff.next()
             else:
                 if bid is not None and bid.elected:
                     return Term(self._leader_id, bid.elected_at), asked_at
-                is_failing = False
+                is_told = False
                 backoff.reset()
                 wait = self._until_next_bid(bid)
                 self.denied.emit()
@@ -297,7 +301,7 @@ class Elector:
         that is heard meanwhile puts off."""
         due = asked_at + self._timing.interval
         backoff = self._new_backoff()
-        is_failing = False
+        is_told = False
         while True:
             scope.turns(within=self._turn_most)
             await self._sleep_until(due)
@@ -311,13 +315,14 @@ class Elector:
                 is_held = await self._store.renew(tenure.term, self._timing.ttl_delta, bound)
             except DATABASE_ERRORS as error:
                 left = self._time_left
-                say = self._log.debug if is_failing else self._log.warning
+                is_new = not (is_told or self._is_outage_told())
+                say = self._log.warning if is_new else self._log.debug
                 say(
                     "the lease was not renewed, trying again",
                     seconds_left=round(left, 1),
                     error=describe(error),
                 )
-                is_failing = True
+                is_told = is_told or is_new
                 self.renewal_failures += 1
                 due = self._timer.boottime() + min(backoff.next(), left / 2)
                 continue
@@ -329,9 +334,9 @@ class Elector:
                 await anyio.sleep_forever()
             self._lease.granted(tenure.term, asked_at=asked_at)
             self.renewals += 1
-            if is_failing:
-                is_failing = False
-                backoff.reset()
+            backoff.reset()
+            if is_told:
+                is_told = False
                 self._log.info("the lease is renewed again")
             due = asked_at + self._timing.interval
 

@@ -3,6 +3,7 @@ line an outage."""
 
 from __future__ import annotations
 
+import time
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ RECONNECT_MOST = timedelta(seconds=2)
 MAINTENANCE_STATEMENT_LIMIT = timedelta(seconds=5)
 """After which the server ends a statement of maintenance: a leader that is gone delays the next one
 by no more."""
+MEANWHILE = "running jobs go on, their results are kept, and connecting is tried until it succeeds"
 CHECK_INTERVAL = timedelta(seconds=1)
 """How often the server looks, during a statement, whether we are still there."""
 _UNUSABLE_CLASSES = {"08", "53", "57", "58", "XX"}
@@ -103,21 +105,29 @@ class Outage:
     def __init__(self, client_id: str | None = None) -> None:
         """Make it. The lines name the client, if it is given."""
         self._lost: set[str] = set()
+        self._began_at = 0.0
         self.count = 0
         """How many outages were told of."""
         self._log: Any = structlog.get_logger("riverpy").bind()
         if client_id is not None:
             self._log = self._log.bind(client_id=client_id)
 
+    @property
+    def is_told(self) -> bool:
+        """Whether there is one now: what fails meanwhile fails for a reason that is known."""
+        return bool(self._lost)
+
     def lost(self, connection: str, error: BaseException) -> None:
         """A connection is lost, or cannot be made."""
         if not self._lost:
             self.count += 1
+            self._began_at = time.monotonic()
             self._log.warning(
                 "database connection lost",
                 connection=connection,
                 exception=type(error).__name__,
                 error=describe(error),
+                meanwhile=MEANWHILE,
             )
         self._lost.add(connection)
 
@@ -126,7 +136,11 @@ class Outage:
         if connection in self._lost:
             self._lost.discard(connection)
             if not self._lost:
-                self._log.info("database connection restored", connection=connection)
+                self._log.info(
+                    "database connection restored",
+                    connection=connection,
+                    seconds=round(time.monotonic() - self._began_at, 1),
+                )
 
     def forget(self, connection: str) -> None:
         """A connection is not needed any more."""
@@ -155,6 +169,11 @@ class DedicatedConnection:
     def is_up(self) -> bool:
         """Whether there is a connection, as far as is known."""
         return self._connection is not None and not self._connection.is_closed()
+
+    @property
+    def is_outage_told(self) -> bool:
+        """Whether it was said that connections are lost, and not yet that all are back."""
+        return self._outage.is_told
 
     async def open(self) -> None:
         """Connect now, so that a database that cannot be used shows at the start.

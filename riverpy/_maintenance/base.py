@@ -119,13 +119,15 @@ class MaintenanceService(ABC):
         return delay
 
     def _say_failed(self, error: Exception) -> None:
-        """Once an outage, and once a fault of the same kind, with its traceback."""
+        """Once for what the database refuses, unless it is known to be out of reach; and once a
+        fault of the same kind, with its traceback."""
         is_outage = isinstance(error, DATABASE_ERRORS)
         kind = "outage" if is_outage else type(error).__name__
-        is_new, self._failing = kind != self._failing, kind
-        if not is_new:
+        if kind == self._failing or (is_outage and self.office.connection.is_outage_told):
             self.log.debug("maintenance pass failed again", error=describe(error))
-        elif is_outage:
+            return
+        self._failing = kind
+        if is_outage:
             self.log.warning("maintenance pass failed, trying again", error=describe(error))
         else:
             self.log.error("maintenance pass failed, trying again", exc_info=error)

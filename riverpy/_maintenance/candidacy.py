@@ -82,6 +82,7 @@ class Candidacy:
             store=LeaderTable(reserved, config.schema),
             keeper=self.maintenance,
             timer=timer,
+            is_outage_told=lambda: outage.is_told,
             changed=changed,
         )
         self.maintenance.resign = self.elector.resign
