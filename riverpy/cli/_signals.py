@@ -18,6 +18,7 @@ import os
 import selectors
 import signal
 import socket
+import stat
 import sys
 import threading
 import time
@@ -40,6 +41,7 @@ LAST_RESORT = 2.5
 """Seconds that the last resort may take; then the process is left without it."""
 FLUSH = 0.3
 """Seconds."""
+_STDERR = 2
 _WAKE = 0
 """No signal: makes the thread look at the deadline."""
 _LONGEST_WAIT = 3600.0
@@ -127,7 +129,9 @@ class StopSignals:
         self._wakeup_before = -1
 
     def start(self) -> None:
-        """Take the signals. Called in the main thread."""
+        """Take the signals. Called in the main thread. A crash in C code, which nothing can take,
+        tells where it was."""
+        faulthandler.enable(_STDERR if _is_socket(_STDERR) else _unwaiting_stderr())
         for number in STOP_SIGNALS:
             signal.signal(number, self._handler)
         self.take_wake_ups()
@@ -256,6 +260,15 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # None: user code took it away
             stream.flush()
+
+
+def _is_socket(number: int) -> bool:
+    """Whether it is one, as that of systemd, which cannot be opened once more. What a crash says
+    finds room there."""
+    try:
+        return stat.S_ISSOCK(os.fstat(number).st_mode)
+    except OSError:  # closed
+        return False
 
 
 def _unwaiting_stderr() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import time
@@ -269,6 +270,8 @@ class _WorkerProcess:
                 code = run_to_end(main, self._loop, self._signals.take_wake_ups)
         except click.ClickException as error:
             code = show_error(error)
+        except asyncio.CancelledError:  # nothing of ours cancels it
+            self._log.error("the worker was cancelled by code that runs in it, and ends")
         except Exception as error:
             sys.excepthook(type(error), error, error.__traceback__)  # there may be no later
         finally:

@@ -229,6 +229,11 @@ async def cancel_itself(job: riverpy.Job[Misdeed]) -> None:
     await asyncio.sleep(0)
 
 
+@deed("close the loop")
+async def close_the_loop(job: riverpy.Job[Misdeed]) -> None:
+    asyncio.get_running_loop().close()
+
+
 @deed("terminate connections")
 async def terminate_connections(job: riverpy.Job[Misdeed]) -> None:
     for value in gc.get_objects():

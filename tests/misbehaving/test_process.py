@@ -28,6 +28,7 @@ FAILS = {
     "recurse in an error's text": "<unprintable Endless object>",
     "record a huge output": "has at most 33554432 bytes when encoded, got 100000000",
     "cancel itself": "CancelledError",
+    "close the loop": "Cannot close a running event loop",
 }
 """What these are failed attempts with; all others are completed."""
 
