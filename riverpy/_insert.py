@@ -16,6 +16,7 @@ from riverpy._sql import query
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, InterfaceError, describe, is_transaction
 from riverpy.errors import (
     ArgsError,
+    ConfigError,
     InsertError,
     SchemaMissingError,
     TransactionError,
@@ -65,6 +66,7 @@ _NOT_NOW = {"53300", "57P03"}
 """Too many connections; the server starts or stops."""
 _TOO_LARGE = "54000"
 _NO_MEMORY = "invalid memory alloc request size"
+_STATEMENT_LOST = {"26000", "42P05"}
 _SCHEMA_MISSING = {"42P01", "42P10", "42703", "42704", "42883", "3F000"}
 _EXISTED = 18
 """Where a row that the statements return says whether the job existed."""
@@ -519,6 +521,16 @@ def _meaning(error: Exception, tx: Transaction | None) -> Exception | None:
     if sqlstate == _TOO_LARGE or _NO_MEMORY in str(error):
         return ArgsError(
             f"PostgreSQL cannot store args or metadata of this size: {describe(error)}"
+        )
+    if sqlstate in _STATEMENT_LOST:
+        remedy = (
+            "set Config(pooler=True)"
+            if tx is None
+            else "connect with statement_cache_size=0 what is given as tx"
+        )
+        return ConfigError(
+            "the session is not the one that its statements were prepared in, so a pooler in "
+            f"transaction mode stands before it: {remedy}"
         )
     if tx is None:
         return None

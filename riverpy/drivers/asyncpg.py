@@ -196,7 +196,7 @@ async def connect(
         setting: what gave the URL, for the texts of errors.
 
     Raises:
-        ConfigError: the URL cannot be one.
+        ConfigError: the URL cannot be one, or leads to a pooler that `pooled` does not tell of.
         ServerVersionError: the server is older than PostgreSQL 13.
         OSError, TimeoutError, asyncpg.PostgresError: the database cannot be reached or refuses.
             The text names the server.
@@ -219,6 +219,14 @@ async def connect(
         own = isinstance(error, asyncpg.InterfaceError)
         reason = describe(error) if own else "a part of it, or a PG* variable, has a wrong value"
         raise ConfigError(f"the {setting} cannot be used: {reason}") from None
+    except asyncpg.ProtocolViolationError as error:
+        if "startup parameter" not in str(error):
+            raise
+        raise ConfigError(
+            f"the {setting} leads to a pooler that takes no settings of a session "
+            f"({describe(error)}): say so with Config(pooler=True), and give a listen_url that "
+            "leads past it; or set ignore_startup_parameters there, if it pools whole sessions"
+        ) from error
     except OSError as error:
         raise _unreachable(error, target, setting, timeout) from error
     try:

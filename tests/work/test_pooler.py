@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 import riverpy
-from riverpy import EventKind, InsertManyParams
+from riverpy import ConfigError, EventKind, InsertManyParams
 from riverpy.migrate import Migrator, migrate_all
 from tests.kit.pgbouncer import is_installed, pooled, pooler
 from tests.work.rig import PATIENCE, Task, errors_of
@@ -252,6 +252,35 @@ async def test_pooler_without_a_free_connection(
             assert (await rig.event()).kind is EventKind.JOB_COMPLETED
             await until_said(log, "database connection restored")
         keeper.terminate()
+
+
+async def test_pooler_that_nobody_told_of(rig: Rig, database_url: str) -> None:
+    """PB-01, PB-02: a client that does not know of the pooler before its database, and a
+    transaction whose connection does not, are told what to set; a worker does not begin."""
+
+    @rig.job
+    async def task(job: Job[Any]) -> None: ...
+
+    async def insert_in(connection: asyncpg.Connection[Any]) -> None:
+        async with connection.transaction():
+            await client.insert(Task(), tx=connection)
+
+    with pooled(database_url, size=2) as url:
+        setting = r"unsupported startup parameter.*Config\(pooler=True\)"
+        with pytest.raises(ConfigError, match=setting):
+            await rig.client(url=url).run()
+        keeper = await asyncpg.connect(url, statement_cache_size=0)
+        connection = await asyncpg.connect(url)
+        async with rig.client(url=url, queues={}, pool_size=1) as client:
+            await client.insert(Task())
+            await insert_in(connection)
+            async with keeper.transaction():  # the others get another session
+                with pytest.raises(ConfigError, match=r"Config\(pooler=True\)"):
+                    await client.insert(Task())
+                with pytest.raises(ConfigError, match="statement_cache_size=0"):
+                    await insert_in(connection)
+        for one in (keeper, connection):
+            one.terminate()
 
 
 async def test_json(rig: Rig, pooler_url: str) -> None:
