@@ -118,8 +118,10 @@ class SentryPlugin:
     def _report(self, job: Job[Any], error: BaseException) -> None:
         if self._final_only and job.attempt < job.max_attempts:
             return
+        # Without the first frame, which is `work`: a look at its variables would keep the error.
+        trace = error.__traceback__ and error.__traceback__.tb_next
         event, hint = event_from_exception(
-            (type(error), error, error.__traceback__),
+            (type(error), error, trace),
             client_options=sentry_sdk.get_client().options,
             mechanism={"type": "riverpy", "handled": False},
         )
