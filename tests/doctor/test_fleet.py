@@ -199,6 +199,7 @@ async def test_queues(schema: Schema, doctor: Doctor) -> None:
     """OP-08: every queue is told of, also an empty one: how many jobs are available, and since when
     the first of any priority is due. Late, unworked and paused ones are told with the reason."""
     await register(schema, "alive", kinds=("task",), queues=("busy", "late", "paused", "empty"))
+    await register(schema, "dead", queues=("nobody", "new"), silent=100)
     await seat(schema, "alive")
     await schema.execute(
         "INSERT INTO river_queue (name, paused_at, updated_at) VALUES ('empty', NULL, now()),"
