@@ -243,7 +243,7 @@ async def test_serializable_by_default(schema: Schema) -> None:
 
 
 async def test_cancelled_inserts(schema: Schema) -> None:
-    """TX-07: calls cancelled anywhere leave no connection lent and no transaction open."""
+    """TX-07, SC-12: calls cancelled anywhere leave no connection lent and no transaction open."""
     returned = unknown = 0
     rng = random.Random(7)
     async with inserter_on(
