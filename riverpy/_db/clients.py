@@ -74,6 +74,15 @@ async def client_beat(
     return wire_timestamp(await connection.fetchval(statement.text, *statement.arguments(values)))
 
 
+async def client_slots(
+    connection: Transaction, schema: str | None, *, client_id: str, slots: Sequence[int]
+) -> None:
+    """Say how many slots the client has, in the order of its registered queues."""
+    statement = query("riverpy_client", "client_slots", schema)
+    values: dict[str, object] = {"client_id": client_id, "slots": slots}
+    await connection.execute(statement.text, *statement.arguments(values))
+
+
 async def leader_look(connection: Transaction, schema: str | None) -> LeaderLook:
     """Who leads, as far as a client wants to know."""
     row = await connection.fetchrow(query("riverpy_client", "leader_look", schema).text)

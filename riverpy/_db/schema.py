@@ -35,11 +35,15 @@ CLIENTS_VERSION = 1
 PERIODIC_VERSION = 2
 """The version of line `riverpy` that makes the table of periodic jobs."""
 
+SLOTS_VERSION = 3
+"""The version of line `riverpy` that lets clients say how many slots they have."""
+
 FEATURES = {
     CLIENTS_VERSION: (
         "rescue of a killed client's jobs after dead_after: they wait for rescue_after"
     ),
     PERIODIC_VERSION: "periodic jobs",
+    SLOTS_VERSION: "the slots of each client in riverpy top",
 }
 """What is off without each version of line `riverpy`, in words."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from riverpy._sql import query
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ class ClientRow(NamedTuple):
     """Seconds since its last sign of life."""
     is_silent: bool
     """Whether that is longer than its own `dead_after`."""
+    slots: list[int] | None
+    """In the order of its queues. None: not known."""
 
 
 class QueueRow(NamedTuple):
@@ -88,7 +92,7 @@ async def top_clients(
     """Up to `limit` clients of riverpy's, the silent ones last."""
     statement = query("top", "top_clients", schema)
     rows = await connection.fetch(statement.text, *statement.arguments({"limit": limit}))
-    return [ClientRow(*row) for row in rows]
+    return [ClientRow(*row[:-1], slots=_slots(row[-1])) for row in rows]
 
 
 async def top_running(connection: Transaction, schema: str | None, *, cap: int) -> dict[str, int]:
@@ -137,3 +141,7 @@ async def top_totals(connection: Transaction, schema: str | None, *, cap: int) -
     statement = query("top", "top_totals", schema)
     rows = await connection.fetch(statement.text, *statement.arguments({"cap": cap}))
     return {row[0]: row[1] for row in rows}
+
+
+def _slots(text: str | None) -> list[int] | None:
+    return None if text is None else msgspec.json.decode(text, type=list[int])

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from riverpy._clock import SystemTimer
 from riverpy._cluster.heartbeat import Heartbeat
 from riverpy._cluster.leader_watch import LeaderWatch
 from riverpy._cluster.notifier import Notifier, decode_message
-from riverpy._db.clients import Registration
+from riverpy._db.clients import Registration, client_slots
 from riverpy._db.connection import (
     MAINTENANCE_STATEMENT_LIMIT,
     DedicatedConnection,
@@ -42,6 +42,7 @@ from riverpy._db.periodic import CHANGED_ACTION, EVENT_TOPIC
 from riverpy._db.schema import (
     CLIENTS_VERSION,
     OWN_LINE,
+    SLOTS_VERSION,
     check_schema,
     warn_of_missing_features,
 )
@@ -95,6 +96,7 @@ JOBS_SHARE_OF_HARD_STOP = 0.6
 DRAIN_POLL = 0.05
 """Seconds between two looks at the queues of a run that ends when they are empty."""
 DRAIN_STATEMENT_TIMEOUT = 10.0
+TELL_TIMEOUT = 2.0
 
 
 class StopReport(msgspec.Struct, frozen=True):
@@ -148,10 +150,11 @@ class Run:
         self._url, self._config = url, config
         self._subscriptions = subscriptions
         self._periodic_jobs = periodic_jobs
+        self._client_id = client_id
         self._outage = Outage(client_id)
         self._log: Any = structlog.get_logger("riverpy").bind()
         self._counters = Counters(workers, queues)
-        slots = sum(queue.max_workers for queue in queues.values())
+        self._slots = [queue.max_workers for queue in queues.values()]
         self._claims = DedicatedConnection("claims", self._connect_claims, self._outage)
         self._results = DedicatedConnection("results", self._connect_results, self._outage)
         self._reserved = DedicatedConnection("reserved", self._connect_reserved, self._outage)
@@ -179,7 +182,7 @@ class Run:
         self._completer = Completer(
             self._results,
             config.schema,
-            slots=slots,
+            slots=sum(self._slots),
             waits_for_locks=config.pooler,
             stored=self._stored,
             counters=self._counters,
@@ -257,6 +260,7 @@ class Run:
         self._starting: anyio.CancelScope | None = None
         self._keeps_clients = False
         """Whether the database has our table of clients."""
+        self._keeps_slots = False
 
     def stop(self) -> None:
         """Claim no more, let running jobs end."""
@@ -328,18 +332,28 @@ class Run:
             state = await check_schema(connection, self._config.schema, url=self._url)
         warn_of_missing_features(state, self._config.schema, url=self._url)
         self._keeps_clients = CLIENTS_VERSION in state.versions(OWN_LINE)
+        self._keeps_slots = SLOTS_VERSION in state.versions(OWN_LINE)
         await self._claims.open()
         await self._results.open()
 
     async def _start_services(self, services: ServiceGroup) -> None:
         if self._keeps_clients:
             await services.start(self._heartbeat)
+            if self._keeps_slots:
+                await self._tell_slots()
             await services.start(self._leader_watch)
         await services.start(self._reconciler)
         await services.start(LoopWatch(self.work, self.overview.turned))
         if not self._config.poll_only:
             self._notifier = self.overview.notifier = self._make_notifier()
             await services.start(self._notifier)
+
+    async def _tell_slots(self) -> None:
+        with suppress(*DATABASE_ERRORS):  # it is for people to see: nothing waits for it
+            async with self._reserved.use("telling the slots", TELL_TIMEOUT) as connection:
+                await client_slots(
+                    connection, self._config.schema, client_id=self._client_id, slots=self._slots
+                )
 
     @contextmanager
     def until_stop_asked(self) -> Generator[None]:

@@ -60,6 +60,8 @@ class QueueLook(msgspec.Struct, frozen=True):
     due_for: float | None
     """Seconds for which the oldest due job waits. None: none does."""
     running: int
+    slots: int | None
+    """How many jobs these clients may run at once. None: not known, as of an older riverpy."""
     scheduled: int
     retryable: int
     started_per_s: float
@@ -78,6 +80,7 @@ class WorkerLook(msgspec.Struct, frozen=True):
     """`alive`, `silent` for longer than its `dead_after`, or `unregistered`: one of River's in Go,
     or one whose row is gone."""
     running: int
+    slots: int | None = None
     version: str | None = None
     queues: Sequence[str] | None = None
     candidate: bool | None = None
@@ -230,6 +233,7 @@ def queue_looks(
     live = Counter(
         name for client in clients or [] if not client.is_silent for name in client.queues
     )
+    slots = None if clients is None else _slots_by_queue(clients)
     looks: list[QueueLook] = []
     for row in rows:
         end = of_queue.get(row.name, nothing)
@@ -241,6 +245,7 @@ def queue_looks(
                 available=row.available,
                 due_for=None if row.due_at is None else (at - row.due_at).total_seconds(),
                 running=row.running,
+                slots=None if slots is None else slots.get(row.name, 0),
                 scheduled=row.scheduled,
                 retryable=row.retryable,
                 started_per_s=round((end.started + row.started) / end.seconds, 2),
@@ -252,6 +257,18 @@ def queue_looks(
     return looks
 
 
+def _slots_by_queue(clients: Sequence[ClientRow]) -> dict[str, int | None]:
+    """The slots of live clients; None for a queue of which one of them does not tell."""
+    found: dict[str, int | None] = {}
+    for client in clients:
+        if not client.is_silent:
+            slots = client.slots or [None] * len(client.queues)
+            for name, number in zip(client.queues, slots, strict=False):
+                before = found.get(name, 0)
+                found[name] = None if before is None or number is None else before + number
+    return found
+
+
 def worker_looks(clients: Sequence[ClientRow], running: dict[str, int]) -> list[WorkerLook]:
     """Those that are registered, and those that run jobs without."""
     registered = [
@@ -259,6 +276,7 @@ def worker_looks(clients: Sequence[ClientRow], running: dict[str, int]) -> list[
             client_id=client.client_id,
             state="silent" if client.is_silent else "alive",
             running=running.get(client.client_id, 0),
+            slots=None if client.slots is None else sum(client.slots),
             version=client.version,
             queues=client.queues,
             candidate=client.candidate,

@@ -82,6 +82,7 @@ def view(look: Look, error: str | None = None, age: float = 0.0) -> list[Line]:
             "AVAILABLE",
             "DUE FOR",
             "RUNNING",
+            "SLOTS",
             "SCHEDULED",
             "RETRYABLE",
             "START/S",
@@ -95,7 +96,7 @@ def view(look: Look, error: str | None = None, age: float = 0.0) -> list[Line]:
         lines.append(Line("no queue yet: nothing was inserted, and nobody works"))
     lines.append(Line(""))
     lines += _table(
-        ("WORKER", "STATE", "RUNNING", "SEEN", "VERSION", "CANDIDATE", "QUEUES"),
+        ("WORKER", "STATE", "RUNNING", "SLOTS", "SEEN", "VERSION", "CANDIDATE", "QUEUES"),
         [(_worker_cells(worker), _worker_mood(worker)) for worker in look.workers],
     )
     if look.candidates is None:
@@ -133,10 +134,11 @@ def _totals(look: Look) -> str:
 def _queue_cells(queue: QueueLook, cap: int) -> list[str]:
     return [
         f"{queue.name} (paused)" if queue.paused else queue.name,
-        "?" if queue.workers is None else str(queue.workers),
+        _known(queue.workers),
         _count(queue.available, cap),
         _seconds(queue.due_for),
         _count(queue.running, cap),
+        _known(queue.slots),
         _count(queue.scheduled, cap),
         _count(queue.retryable, cap),
         _rate(queue.started_per_s),
@@ -158,6 +160,7 @@ def _worker_cells(worker: WorkerLook) -> list[str]:
         worker.client_id or "(rows that name none)",
         worker.state,
         str(worker.running),
+        _known(worker.slots),
         "-" if worker.silent_for is None else f"{_seconds(worker.silent_for)} ago",
         worker.version or "-",
         candidate,
@@ -191,6 +194,10 @@ def _count(number: int, cap: int) -> str:
     if number < cap:
         return str(number)
     return f"{cap // 1000}k+" if cap % 1000 == 0 else f"{cap}+"
+
+
+def _known(number: int | None) -> str:
+    return "?" if number is None else str(number)
 
 
 def _rate(rate: float) -> str:

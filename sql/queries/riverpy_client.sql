@@ -27,6 +27,13 @@ on conflict (client_id) do update set
 returning timestamptz_send(started_at);
 
 
+-- name: client_slots
+-- Say how many slots the client has in each of its queues. Safe beside a leader: it changes the client's own row alone.
+update /* schema */ riverpy_client
+set slots = @slots::integer[]
+where client_id = @client_id::text;
+
+
 -- name: leader_look
 -- Who leads, whether that is a client of ours, and whether one of ours stands for election and gives signs of life.
 select

@@ -15,7 +15,7 @@ select
 
 
 -- name: top_clients
--- Clients of ours, dead ones too until they are reaped.
+-- Clients of ours, dead ones too until they are reaped. Through jsonb, since the column of the slots may not be there.
 select
   client_id,
   version,
@@ -23,8 +23,9 @@ select
   candidate,
   started_at,
   extract(epoch from now() - heartbeat_at)::float8 as silent_for,
-  heartbeat_at < now() - dead_after as is_silent
-from /* schema */ riverpy_client
+  heartbeat_at < now() - dead_after as is_silent,
+  to_jsonb(client) ->> 'slots' as slots
+from /* schema */ riverpy_client as client
 order by is_silent, started_at, client_id
 limit @limit::bigint;
 

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from riverpy import Job, QueueConfig
 from riverpy.cli import _top_look
 from riverpy.cli._top_look import Looker
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
 from riverpy.errors import SchemaMissingError
 from tests.kit import pgbouncer
+from tests.work.rig import Rig, Task
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -19,15 +21,23 @@ if TYPE_CHECKING:
     from tests._database import Schema
 
 
-async def register(schema: Schema, client_id: str, *, queues: str, age: str = "0 s") -> None:
+async def register(
+    schema: Schema,
+    client_id: str,
+    *,
+    queues: str,
+    age: str = "0 s",
+    slots: list[int] | None = None,
+) -> None:
     """Write the row of a client that gave its last sign of life so long ago."""
     await schema.execute(
-        "INSERT INTO riverpy_client"
-        " (client_id, queues, kinds, candidate, poll_only, version, dead_after, heartbeat_at)"
-        " VALUES ($1, $2, '{}', $1 = 'alive', false, '1.2', '60 s', now() - $3::text::interval)",
+        "INSERT INTO riverpy_client (client_id, queues, kinds, candidate, poll_only, version,"
+        " dead_after, heartbeat_at, slots) VALUES ($1, $2, '{}', $1 = 'alive', false, '1.2',"
+        " '60 s', now() - $3::text::interval, $4)",
         client_id,
         queues.split(","),
         age,
+        slots,
     )
 
 
@@ -162,6 +172,41 @@ async def test_workers(schema: Schema, looker: Looker) -> None:
         worker = worker_of(look, client_id)
         assert (worker.state, worker.running, worker.version) == ("unregistered", 1, None)
     assert look.candidates == 1
+
+
+async def test_slots(schema: Schema, looker: Looker) -> None:
+    """The slots of live clients, for each queue and client; not known where one does not tell, and
+    where the column is not there yet."""
+    await register(schema, "alive", queues="a,b", slots=[5, 50])
+    await register(schema, "other", queues="b,c", slots=[7, 1])
+    await register(schema, "gone", queues="b", slots=[100], age="61 s")
+    look = await looker.look()
+    assert {queue.name: queue.slots for queue in look.queues} == {"a": 5, "b": 57, "c": 1}
+    assert worker_of(look, "alive").slots == 55
+    await register(schema, "older", queues="c")
+    look = await looker.look()
+    assert (queue_of(look, "b").slots, queue_of(look, "c").slots) == (57, None)
+    await schema.execute("ALTER TABLE riverpy_client RENAME slots TO hidden")
+    try:
+        look = await looker.look()
+    finally:  # the schema is used again
+        await schema.execute("ALTER TABLE riverpy_client RENAME hidden TO slots")
+    assert queue_of(look, "a").slots is None
+    assert worker_of(look, "alive").slots is None
+
+
+async def test_slots_of_a_client(schema: Schema, looker: Looker) -> None:
+    """A client tells its own when it starts."""
+    rig = Rig(schema)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    queues = {"a": QueueConfig(max_workers=3), "b": QueueConfig(max_workers=4)}
+    async with rig.running(rig.client(queues=queues)):
+        look = await looker.look()
+    assert {queue.name: queue.slots for queue in look.queues} == {"a": 3, "b": 4}
 
 
 async def test_leader(schema: Schema, looker: Looker) -> None:

@@ -19,6 +19,7 @@ QUEUE = QueueLook(
     available=10_000,
     due_for=90.0,
     running=7,
+    slots=50,
     scheduled=0,
     retryable=2,
     started_per_s=12.34,
@@ -30,6 +31,7 @@ WORKER = WorkerLook(
     client_id="host:1:abc",
     state="alive",
     running=7,
+    slots=60,
     version="1.2",
     queues=["mail", "slow"],
     candidate=True,
@@ -58,11 +60,13 @@ leader    host:1:abc, for 5 h, lease 12 s more
 jobs      10k+ available, 7 running, 0 scheduled, 2 retryable, 0 pending, 3 completed, \
 0 cancelled, 1 discarded   (about 1,000,000 rows)
 
-QUEUE  WORKERS  AVAILABLE  DUE FOR  RUNNING  SCHEDULED  RETRYABLE  START/S  DONE/S  FAIL/S  WAIT P95
-mail         1       10k+     90 s        7          0          2       12    <0.1       -     12 ms
+QUEUE  WORKERS  AVAILABLE  DUE FOR  RUNNING  SLOTS  SCHEDULED  RETRYABLE  START/S  DONE/S  FAIL/S  \
+WAIT P95
+mail         1       10k+     90 s        7     50          0          2       12    <0.1       -  \
+   12 ms
 
-WORKER      STATE  RUNNING     SEEN  VERSION  CANDIDATE  QUEUES
-host:1:abc  alive        7  3 s ago  1.2      yes        mail,slow
+WORKER      STATE  RUNNING  SLOTS     SEEN  VERSION  CANDIDATE  QUEUES
+host:1:abc  alive        7     60  3 s ago  1.2      yes        mail,slow
 """
 
 

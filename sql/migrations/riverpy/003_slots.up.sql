@@ -1,0 +1,2 @@
+-- How many jobs each client may run at once, in the order of its queues. Null: it has not said so, as one that is older.
+ALTER TABLE /* schema */ riverpy_client ADD COLUMN slots integer[];
