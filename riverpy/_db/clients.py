@@ -105,6 +105,11 @@ async def client_candidates(connection: Transaction, schema: str | None) -> list
     return [Candidate(*row) for row in rows]
 
 
+async def client_living(connection: Transaction, schema: str | None) -> int:
+    """How many clients give signs of life."""
+    return await connection.fetchval(query("riverpy_client", "client_living", schema).text)
+
+
 async def client_silent(
     connection: Transaction, schema: str | None, *, dead_after: timedelta
 ) -> Silence:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
+from riverpy._dsn import mask_url
 from riverpy.errors import ConfigError
 from riverpy.events import EventKind
 
@@ -45,7 +46,7 @@ class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     run: float | None = None
     """Seconds."""
     error: str = ""
-    """Of the attempt, where it failed or was cancelled; cut."""
+    """Of the attempt, where it failed or was cancelled; cut, and without passwords of URLs."""
     dropped: int = 0
 
 
@@ -132,7 +133,7 @@ def line_of(event: Event) -> EventLine:
 def _error(kind: EventKind, job: JobRow) -> str:
     if kind not in {EventKind.JOB_FAILED, EventKind.JOB_CANCELLED} or not job.errors:
         return ""
-    return job.errors[-1].error[:ERROR_LENGTH_MAX]
+    return mask_url(job.errors[-1].error)[:ERROR_LENGTH_MAX]
 
 
 def _encode(line: EventLine) -> bytes:

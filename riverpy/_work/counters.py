@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
@@ -100,6 +101,8 @@ class Counters:
         """Of the kinds that failed since `take_failing`, how often and an error entry, as JSON."""
         self.failing_others: set[str] = set()
         """More such kinds."""
+        self.failed = asyncio.Event()
+        """Set while there are any."""
 
     def ended(self, attempts: list[Attempt]) -> None:
         """The ends of these attempts were stored."""
@@ -135,6 +138,7 @@ class Counters:
             return
         if attempt.state_stored == JobState.DISCARDED:
             kind.discarded += 1
+        self.failed.set()
         name = UNKNOWN_KINDS if kind is self._unknown else attempt.kind
         if name in self.failing or len(self.failing) < FAILING_MAX:
             count = self.failing[name][0] if name in self.failing else 0
@@ -146,4 +150,5 @@ class Counters:
         """The kinds that failed since the last call, and how many more there were."""
         taken = self.failing, len(self.failing_others)
         self.failing, self.failing_others = {}, set()
+        self.failed.clear()
         return taken

@@ -181,7 +181,7 @@ class Executor:
                 error = attempt.timeout_error().with_traceback(error.__traceback__)
         text, trace = error_text(error), "" if attempt.unit is None else trace_text(error)
         outcome = self._failed(attempt, text, trace, self._retry_delay(attempt).total_seconds())
-        self._log.warning(
+        self._log.debug(
             "job failed",
             job_id=attempt.id,
             kind=attempt.kind,

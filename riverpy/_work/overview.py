@@ -63,7 +63,7 @@ class Overview:
         notifier, elector, counters = self.notifier, self._elector, self._counters
         connections = {one.name: one.is_up for one in self._connections}
         if notifier is not None:
-            connections[notifier.name] = notifier.is_up
+            connections["listener"] = notifier.is_up
         return ClientStats(
             state=self.state,
             client_id=self._client_id,

@@ -48,6 +48,7 @@ from riverpy._db.schema import (
 )
 from riverpy._db.upkeep import DUE_ACTION
 from riverpy._lifecycle import ServiceGroup, only_error
+from riverpy._log import tells_of_jobs
 from riverpy._maintenance.candidacy import Candidacy
 from riverpy._plugins import Plugins
 from riverpy._work.completer import Completer
@@ -58,6 +59,7 @@ from riverpy._work.metrics import Metrics
 from riverpy._work.overview import Overview
 from riverpy._work.producer import Producer
 from riverpy._work.reconciler import Reconciler
+from riverpy._work.summary import Summary
 from riverpy._work.work_group import WorkGroup
 from riverpy.drivers.asyncpg import (
     CONNECT_TIMEOUT,
@@ -153,6 +155,7 @@ class Run:
         self._client_id = client_id
         self._outage = Outage(client_id)
         self._log: Any = structlog.get_logger("riverpy").bind()
+        self._tells_of_jobs = tells_of_jobs(self._log)
         self._counters = Counters(workers, queues)
         self._slots = [queue.max_workers for queue in queues.values()]
         self._claims = DedicatedConnection("claims", self._connect_claims, self._outage)
@@ -253,6 +256,9 @@ class Run:
             elector=None if self._candidacy is None else self._candidacy.elector,
             is_leader=lambda: self.is_leader,
         )
+        self._summary = Summary(
+            self._counters, lambda: self.overview.stats(subscriptions.dropped), client_id
+        )
         self._maintenance_left = False
         self._claims.reconnected = self._results.reconnected = self._resync
         self._stop_asked, self._hard_asked = asyncio.Event(), asyncio.Event()
@@ -315,6 +321,7 @@ class Run:
                         await self._until_stopped(drain=drain)
                 finally:
                     await self._drain()
+            self._summary.end()
             report = self._report()
             if report.is_clean:
                 await self._heartbeat.leave()
@@ -343,6 +350,7 @@ class Run:
                 await self._tell_slots()
             await services.start(self._leader_watch)
         await services.start(self._reconciler)
+        await services.start(self._summary)
         await services.start(LoopWatch(self.work, self.overview.turned))
         if not self._config.poll_only:
             self._notifier = self.overview.notifier = self._make_notifier()
@@ -460,6 +468,8 @@ class Run:
     def _stored(self, attempts: list[Attempt]) -> None:
         """Results were stored, all plain or none."""
         self._counters.ended(attempts)
+        if self._tells_of_jobs:
+            self._tell_of(attempts)
         if not attempts or attempts[0].is_plain:
             self._subscriptions.publish_attempts(attempts)
             return
@@ -474,6 +484,19 @@ class Run:
                     kind=attempt.kind,
                     queue=attempt.queue,
                 )
+
+    def _tell_of(self, attempts: list[Attempt]) -> None:
+        for attempt in attempts:
+            self._log.debug(
+                "job ended",
+                job_id=attempt.id,
+                kind=attempt.kind,
+                queue=attempt.queue,
+                attempt=attempt.attempt,
+                outcome=attempt.event.value,
+                state=attempt.state_stored,
+                seconds=round(attempt.ended - (attempt.started or attempt.ended), 6),
+            )
 
     def _is_notified(self) -> bool:
         return self._notifier is not None and self._notifier.proven

@@ -18,6 +18,7 @@ import anyio
 import structlog
 
 from riverpy._lifecycle import StopCause
+from riverpy._log import tells_of_jobs
 from riverpy._work.attempt import Attempt
 from riverpy.job import JobColumn
 from riverpy.stuck import StuckJob
@@ -58,6 +59,7 @@ class WorkGroup:
         self.prompt_until = 0.0
         """A task whose first step is later asks whether it may begin: monotonic seconds."""
         self._log: Any = structlog.get_logger("riverpy").bind()
+        self._tells_of_jobs = tells_of_jobs(self._log)
 
     def __len__(self) -> int:
         return len(self._attempts)
@@ -96,11 +98,23 @@ class WorkGroup:
         work = self._executor.work
         if attempts:
             self.prompt_until = now + PROMPT
+        if attempts and self._tells_of_jobs:
+            self._tell_of(attempts)
         for attempt in attempts:
             deadline = attempt.deadline = now + attempt.timeout
             first = min(first, deadline)
             attempt.task = loop.create_task(work(attempt, self))
         self.watch(first)
+
+    def _tell_of(self, attempts: Sequence[Attempt]) -> None:
+        for attempt in attempts:
+            self._log.debug(
+                "job begins",
+                job_id=attempt.id,
+                kind=attempt.kind,
+                queue=attempt.queue,
+                attempt=attempt.attempt,
+            )
 
     def give_back(self, attempts: list[Attempt]) -> None:
         """Let attempts go that have not begun: they do not count, and keep their place in the

@@ -33,12 +33,14 @@ class _Stderr:
 
 
 def log_to_stderr() -> None:
-    """Send structlog's log to stderr, with all else as structlog has it.
+    """Send structlog's log to stderr, but for lines for debugging, with all else as structlog has
+    it.
 
     Its own choice is stdout, which is for data, as it was when structlog was imported.
     """
     structlog.configure(
-        logger_factory=structlog.WriteLoggerFactory(_Stderr())  # pyright: ignore[reportArgumentType]
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.WriteLoggerFactory(_Stderr()),  # pyright: ignore[reportArgumentType]
     )
 
 

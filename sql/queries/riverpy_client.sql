@@ -101,6 +101,11 @@ where candidate and heartbeat_at >= now() - dead_after
 order by started_at, client_id;
 
 
+-- name: client_living
+-- How many clients give signs of life.
+select count(*) from /* schema */ riverpy_client where heartbeat_at >= now() - dead_after;
+
+
 -- name: client_reap
 -- Forget clients that are dead for long and have no running job: those of others are still to be rescued by the row.
 -- Fenced by the transaction around it.

@@ -400,7 +400,12 @@ LINES_MOST = 12
 """Lines about one fault, of one worker."""
 EARLY = 0.1
 """Seconds by which a line may be earlier than the fault that it is about seems to begin."""
-PER_JOB = {"job failed", "job result refused: the attempt is no longer this client's"}
+PER_JOB = {
+    "job failed",
+    "jobs fail",
+    "jobs worked",
+    "job result refused: the attempt is no longer this client's",
+}
 """Events of which there is a line for each job."""
 LAPSES = (
     "maintenance did not end in time: the lease is not released but lapses, and this client does "

@@ -95,7 +95,7 @@ async def test_slow_completion(rig: Rig, log: list[dict[str, Any]]) -> None:
         claimed, stored = await until_full()
         assert stored > 4 * SLOTS
         assert stored + BOUND < claimed <= stored + most
-        assert len(log) <= 1
+        assert len([entry for entry in log if entry["log_level"] != "debug"]) <= 1
         slow.take_all()
         await rig.take(JOBS)
     assert await rig.states() == {"completed": JOBS}

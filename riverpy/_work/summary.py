@@ -1,0 +1,152 @@
+"""Summary: what a run's log says of its jobs: a line a minute while any end, none while it idles.
+
+That jobs fail is said within moments, then once a minute at most, whatever many kinds do: of each
+of the first ten how often, and one of its errors. The lines of single jobs are for debugging.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import msgspec
+import structlog
+
+from riverpy._dsn import mask_url
+from riverpy.stats import Histogram
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anyio.abc import TaskStatus
+
+    from riverpy._lifecycle import StopScope
+    from riverpy._work.counters import Counters
+    from riverpy.stats import ClientStats
+
+INTERVAL = 60.0
+"""Seconds between two lines."""
+GATHER = 1.0
+"""Seconds after the first failure in which more are gathered for the line."""
+ERROR_LENGTH_MAX = 200
+
+
+class Summary:
+    """Tells of one run."""
+
+    name = "summary"
+
+    def __init__(
+        self, counters: Counters, stats: Callable[[], ClientStats], client_id: str
+    ) -> None:
+        """Make it.
+
+        Args:
+            counters: of the run.
+            stats: how the run stands now.
+            client_id: the client's.
+        """
+        self._counters, self._stats = counters, stats
+        self._told = _Totals.of(stats())
+        self._log: Any = structlog.get_logger("riverpy").bind(client_id=client_id)
+
+    async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
+        """Tell until stopped."""
+        task_status.started()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._tell_of_failures)
+            while True:
+                scope.turns(within=INTERVAL)
+                await anyio.sleep(INTERVAL)
+                self._say()
+
+    def end(self) -> None:
+        """Tell what was not told yet: the run is over."""
+        self._say_failing()
+        self._say()
+
+    async def _tell_of_failures(self) -> None:
+        while True:
+            await self._counters.failed.wait()
+            await anyio.sleep(GATHER)
+            self._say_failing()
+            await anyio.sleep(INTERVAL - GATHER)
+
+    def _say_failing(self) -> None:
+        failing, others = self._counters.take_failing()
+        if failing:
+            self._log.warning(
+                "jobs fail",
+                kinds={
+                    kind: {"failed": count, "error": _error(entry)}
+                    for kind, (count, entry) in failing.items()
+                },
+                more_kinds=others,
+            )
+
+    def _say(self) -> None:
+        stats = self._stats()
+        totals, told = _Totals.of(stats), self._told
+        counts = {name: count - told.ends[name] for name, count in totals.ends.items()}
+        ended = sum(counts.values()) - counts["discarded"]  # which failed too
+        if not ended:
+            return
+        self._told = totals
+        seconds = totals.at - told.at
+        waits = totals.waits.since(told.waits) if told.waits.bounds else totals.waits
+        self._log.info(
+            "jobs worked",
+            **counts,
+            seconds=round(seconds, 1),
+            rate=round(ended / max(seconds, 0.001), 1),
+            wait_p50=waits.quantile(0.5),
+            wait_p95=waits.quantile(0.95),
+            running=sum(queue.running for queue in stats.queues.values()),
+            slots=sum(queue.slots for queue in stats.queues.values()),
+            backlog=stats.backlog,
+            leader=stats.is_leader,
+        )
+
+
+class _Totals(msgspec.Struct, frozen=True):
+    """What there was up to a moment."""
+
+    at: float
+    """Monotonic seconds."""
+    ends: dict[str, int]
+    waits: Histogram
+
+    @classmethod
+    def of(cls, stats: ClientStats) -> _Totals:
+        """Of all kinds and queues together."""
+        kinds = list(stats.kinds.values())
+        waits = [queue.waits for queue in stats.queues.values()]
+        return cls(
+            time.monotonic(),
+            {
+                "completed": sum(kind.completed for kind in kinds),
+                "failed": sum(kind.failed for kind in kinds),
+                "discarded": sum(kind.discarded for kind in kinds),
+                "snoozed": sum(kind.snoozed for kind in kinds),
+                "cancelled": sum(kind.cancelled for kind in kinds),
+                "interrupted": sum(kind.interrupted for kind in kinds),
+            },
+            reduce(Histogram.merged, waits),
+        )
+
+
+class _Entry(msgspec.Struct):
+    """Of an error entry, what is shown."""
+
+    error: str = ""
+
+
+def _error(entry: str) -> str:
+    """The text of an error entry on one line, without passwords."""
+    try:
+        text = msgspec.json.decode(entry, type=_Entry).error
+    except msgspec.DecodeError:  # there is none
+        return ""
+    return mask_url(" ".join(text.split()))[:ERROR_LENGTH_MAX]

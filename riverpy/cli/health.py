@@ -1,0 +1,130 @@
+"""`riverpy health`: whether work goes on, for probes and scripts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+import click
+import msgspec
+
+from riverpy._db.clients import client_living
+from riverpy._db.queues import queue_lag, queue_waiting
+from riverpy._db.schema import CLIENTS_VERSION, OWN_LINE
+from riverpy._duration import format_duration
+from riverpy._health.asking import address_of, asked
+from riverpy._health.probes import Check, Verdict
+from riverpy.cli._connected import bounded, connected
+from riverpy.cli._options import database_options
+from riverpy.cli._output import print_json
+from riverpy.cli._run import EXIT_NOT_READY, describe, run
+from riverpy.cli._types import DURATION
+from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from riverpy.errors import SchemaMissingError
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from riverpy._health.address import Address
+    from riverpy.cli._options import DatabaseSettings
+
+QUEUES_MAX = 1_000
+MAX_LAG_DEFAULT = "60s"
+
+_EPILOG = """\b
+Exit codes:
+  0  well
+  2  wrong usage or a wrong setting
+  3  not well, or nobody answers
+"""
+
+
+def _url(ctx: click.Context, param: click.Parameter, value: str | None) -> Address | None:
+    try:
+        return None if value is None else address_of(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+
+
+@click.command(epilog=_EPILOG)
+@click.option(
+    "--url",
+    "address",
+    metavar="URL",
+    callback=_url,
+    help="Ask the worker that serves health there, as http://127.0.0.1:8378 or :8378.",
+)
+@click.option(
+    "--max-lag",
+    type=DURATION,
+    help="How long a due job may wait. Default: 60s by database; with --url it is not looked at.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@database_options
+def health(
+    database: DatabaseSettings, *, address: Address | None, max_lag: timedelta | None, as_json: bool
+) -> None:
+    """Say in one line whether work goes on.
+
+    With --url: whether that worker is ready, as its /readyz says. Without: whether, by the
+    database, a worker of riverpy's gives signs of life, and no due job of a queue that is not
+    paused has waited longer than --max-lag.
+    """
+    try:
+        if address is not None:
+            verdict = run(_ask, address, max_lag)
+        else:
+            most = DURATION.convert(MAX_LAG_DEFAULT, None, None) if max_lag is None else max_lag
+            verdict = run(_look, database, most)
+    except click.UsageError:
+        raise
+    except click.ClickException as error:
+        verdict = Verdict.of({"answer": Check(ok=False, reason=error.format_message())})
+    if as_json:
+        print_json(verdict)
+    else:
+        click.echo(f"ok: {_well(verdict)}" if verdict.ok else f"not ready: {verdict.summary}")
+    if not verdict.ok:
+        raise click.exceptions.Exit(EXIT_NOT_READY)
+
+
+def _well(verdict: Verdict) -> str:
+    return "; ".join(f"{name}: {one.reason}" for name, one in verdict.checks.items())
+
+
+async def _ask(address: Address, max_lag: timedelta | None) -> Verdict:
+    query = "" if max_lag is None else f"?{urlencode({'max_lag': format_duration(max_lag)})}"
+    try:
+        async with asked(address, f"/readyz{query}") as answer:
+            return msgspec.json.decode(await answer.body(), type=Verdict)
+    except (OSError, ValueError) as error:  # a DecodeError is a ValueError
+        reason = f"{address}: {describe(error)}"
+        return Verdict.of({"answer": Check(ok=False, reason=reason)})
+
+
+async def _look(database: DatabaseSettings, max_lag: timedelta) -> Verdict:
+    database.required_url()
+    try:
+        return await _look_in(database, max_lag)
+    except (SchemaMissingError, *DATABASE_ERRORS) as error:
+        return Verdict.of({"database": Check(ok=False, reason=describe(error))})
+
+
+async def _look_in(database: DatabaseSettings, max_lag: timedelta) -> Verdict:
+    async with connected(database) as (connection, schema, state):
+        checks: dict[str, Check] = {}
+        if CLIENTS_VERSION in state.versions(OWN_LINE):
+            living = await bounded("reading the clients", client_living(connection, schema))
+            checks["workers"] = Check(
+                ok=living > 0, reason=f"{living} with signs of life" if living else "none lives"
+            )
+        names = await bounded("reading the queues", queue_waiting(connection, schema, QUEUES_MAX))
+        lags = await bounded("looking for due jobs", queue_lag(connection, schema, names))
+    queue, lag = max(lags.items(), key=lambda one: one[1], default=(None, None))
+    if queue is None or lag is None or not lag:
+        checks["lag"] = Check(ok=True, reason="no due job waits")
+    else:
+        seconds = f"{lag.total_seconds():.1f} s"
+        reason = f"the oldest due job, of queue {queue}, has waited {seconds}"
+        checks["lag"] = Check(ok=lag <= max_lag, reason=reason)
+    return Verdict.of(checks)

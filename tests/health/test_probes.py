@@ -1,0 +1,126 @@
+"""What /livez and /readyz make of a worker's stats."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+from riverpy import ClientStats, Histogram, QueueStats
+from riverpy._health.probes import liveness, readiness
+from riverpy._lifecycle import TURN_GRACE, ServiceGroup, StopScope
+
+NONE = Histogram((), (0,), 0.0)
+QUEUE = QueueStats(
+    slots=2,
+    running=0,
+    paused=False,
+    poll_interval=1.0,
+    claim_age=0.5,
+    claims=NONE,
+    batches=NONE,
+    claim_failures=0,
+    waits=NONE,
+)
+WORKING = ClientStats(
+    client_id="c", state="working", uptime=1.0, listener="proven", queues={"q": QUEUE}
+)
+
+
+def with_queue(**changes: Any) -> ClientStats:
+    """A worker with this about its queue."""
+    return msgspec.structs.replace(WORKING, queues={"q": msgspec.structs.replace(QUEUE, **changes)})
+
+
+def test_ready() -> None:
+    """OP-02: a worker that claims is ready, and alive."""
+    assert readiness(WORKING).ok
+    assert liveness(WORKING).ok
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"paused": True, "claim_age": 3600.0},
+        {"running": 2, "claim_age": 3600.0},
+        {"claim_age": 3.5},
+        {"poll_interval": 60.0, "claim_age": 170.0},
+    ],
+)
+def test_ready_without_a_claim(changes: dict[str, Any]) -> None:
+    """OP-02: a queue that is paused, whose slots are all taken, or that is polled rarely need not
+    be claimed from."""
+    assert readiness(with_queue(**changes)).ok
+
+
+@pytest.mark.parametrize(
+    ("stats", "check"),
+    [
+        (None, "state"),
+        (ClientStats(client_id="c", state="starting", uptime=1.0), "state"),
+        (msgspec.structs.replace(WORKING, state="stopping"), "state"),
+        (msgspec.structs.replace(WORKING, state="stopped"), "state"),
+        (msgspec.structs.replace(WORKING, listener="deaf"), "listener"),
+        (with_queue(claim_age=4.5), "queue q"),
+        (with_queue(claim_age=None), "queue q"),
+    ],
+)
+def test_not_ready(stats: ClientStats | None, check: str) -> None:
+    """OP-02: a worker that does not claim is not ready, says why, and is alive nevertheless."""
+    verdict = readiness(stats)
+    assert [name for name, one in verdict.checks.items() if not one.ok] == [check]
+    assert verdict.summary.startswith(f"{check}: ")
+    assert liveness(stats).ok
+
+
+def test_polling_by_choice_is_ready() -> None:
+    """A worker that only polls, as it is configured, needs no listener."""
+    assert readiness(msgspec.structs.replace(WORKING, listener="off")).ok
+
+
+def test_lag() -> None:
+    """Lag counts only where it is asked for."""
+    assert readiness(WORKING, {}).ok
+    verdict = readiness(WORKING, {"q": timedelta(minutes=2)})
+    assert not verdict.ok
+    assert "q 2m" in verdict.summary
+
+
+def test_stuck_service() -> None:
+    """OP-02: a worker one of whose services does not turn any more is not alive."""
+    verdict = liveness(msgspec.structs.replace(WORKING, stuck=("reconciler",)))
+    assert not verdict.ok
+    assert "reconciler" in verdict.summary
+
+
+class Looping:
+    """A service that says when it turns."""
+
+    name = "looping"
+
+    def __init__(self, within: float | None) -> None:
+        self.within = within
+
+    async def run(self, scope: StopScope, *, task_status: Any) -> None:
+        if self.within is not None:
+            scope.turns(within=self.within)
+        task_status.started()
+        await anyio.sleep_forever()
+
+
+async def test_services_that_do_not_turn() -> None:
+    """OP-02: a group knows which of its services have not come back in the time they gave; a time
+    in which nothing could run does not count, and one that has ended is not missed."""
+    async with ServiceGroup() as group:
+        await group.start(Looping(None))
+        await group.start(Looping(3600.0))
+        assert group.stuck() == []
+        await group.start(Looping(-TURN_GRACE - 5))
+        assert group.stuck() == ["looping"]
+        group.postpone(10)
+        assert group.stuck() == []
+        await group.start(Looping(-TURN_GRACE - 1))
+    assert group.stuck() == []
