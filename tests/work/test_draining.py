@@ -26,7 +26,7 @@ async def test_signs_of_life(rig: Rig) -> None:
         runs += 1
         await go_on.wait()
 
-    settings = {"dead_after": timedelta(milliseconds=600), "soft_stop_timeout": None}
+    settings = {"dead_after": timedelta(seconds=3), "soft_stop_timeout": None}
     async with rig.working(candidate=False, **settings) as client:
         await client.insert(Task())
         await rig.until_state("running")

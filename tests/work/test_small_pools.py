@@ -21,7 +21,7 @@ JOBS = 30
 def shorten_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nobody wait long for a connection of the pool."""
     for module in (riverpy._insert, riverpy.client):
-        monkeypatch.setattr(module, "ACQUIRE_TIMEOUT", 0.2)
+        monkeypatch.setattr(module, "ACQUIRE_TIMEOUT", 0.5)
 
 
 @pytest.mark.parametrize("size", [1, 2])
