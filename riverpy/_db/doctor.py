@@ -274,10 +274,18 @@ async def doctor_places(connection: Transaction, schema: str, limit: int) -> lis
     return [PlaceRow(*row) for row in await connection.fetch(statement.text, limit)]
 
 
-async def doctor_kinds(connection: Transaction, schema: str, limit: int) -> list[KindRow]:
+async def doctor_kinds(
+    connection: Transaction, schema: str, places: Sequence[PlaceRow], limit: int
+) -> list[KindRow]:
     """The kinds among the first `limit` jobs of each place."""
     statement = query(_FILE, "doctor_kinds", schema)
-    return [KindRow(*row) for row in await connection.fetch(statement.text, limit)]
+    values: dict[str, object] = {
+        "states": [place.state for place in places],
+        "queues": [place.queue for place in places],
+        "limit": limit,
+    }
+    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    return [KindRow(*row) for row in rows]
 
 
 async def doctor_queues(connection: Transaction, schema: str) -> list[QueueRow]:

@@ -126,8 +126,9 @@ async def look_at_kinds(patient: Patient) -> list[Finding]:
     if not living:
         text = "not known: no client of riverpy's says which kinds it has"
         return [Finding(Level.OK, "kinds", text, data={"kinds": None})]
+    places = await patient.places()
     async with patient.session.reading() as connection:
-        rows = await doctor_kinds(connection, patient.schema, KINDS_LIMIT)
+        rows = await doctor_kinds(connection, patient.schema, places, KINDS_LIMIT)
     had = {kind for one in living for kind in one.kinds}
     unknown = [row for row in rows if row.kind not in had]
     text = f"{count(len(rows), 'kind')} among the waiting jobs"

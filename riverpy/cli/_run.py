@@ -35,6 +35,7 @@ EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_NOT_READY = 3
 EXIT_ABANDONED = 4
+EXIT_WARNING = 5
 
 _OF_ANYIO = "AnyIO "
 """How the name of the task begins that ends its pool of processes."""

@@ -15,13 +15,12 @@ from riverpy._dsn import mask_url, validate_url
 from riverpy._duration import format_duration
 from riverpy.cli._options import database_options
 from riverpy.cli._output import has_color, print_json
-from riverpy.cli._run import EXIT_FAILURE, one_line, run
+from riverpy.cli._run import EXIT_FAILURE, EXIT_WARNING, one_line, run
 from riverpy.cli._types import DURATION
 
 if TYPE_CHECKING:
     from riverpy.cli._options import DatabaseSettings
 
-EXIT_WARNING = 5
 STUCK_AFTER_DEFAULT = timedelta(minutes=10)
 MAX_LAG_DEFAULT = timedelta(minutes=1)
 

@@ -161,32 +161,16 @@ order by known.queue, known.state;
 
 
 -- name: doctor_kinds
--- The kinds among the first jobs of each queue and state that wait, with one job of each.
-with recursive place (state, queue) as (
-  (select state, queue from /* schema */ river_job order by state, queue limit 1)
-  union all
-  select next.state, next.queue
-  from place
-  cross join lateral (
-    select job.state, job.queue
-    from /* schema */ river_job as job
-    where (job.state, job.queue) > (place.state, place.queue)
-    order by job.state, job.queue
-    limit 1
-  ) as next
-), known as materialized (
-  select state, queue from place limit 5000
-)
-select first.kind, count(*) as jobs, min(first.id) as id, array_agg(distinct known.queue order by known.queue) as queues
-from known
+-- The kinds among the first jobs of each given queue and state, with one job of each.
+select first.kind, count(*) as jobs, min(first.id) as id, array_agg(distinct given.queue order by given.queue) as queues
+from unnest(@states::text[], @queues::text[]) as given (state, queue)
 cross join lateral (
   select job.kind, job.id
   from /* schema */ river_job as job
-  where job.state = known.state and job.queue = known.queue
+  where job.state = given.state::/* schema */ river_job_state and job.queue = given.queue
   order by job.priority, job.scheduled_at, job.id
   limit @limit::bigint
 ) as first
-where known.state in ('available', 'retryable', 'scheduled')
 group by first.kind
 order by first.kind
 limit 1000;

@@ -317,15 +317,24 @@ async def test_client_reap(large: asyncpg.Connection[Any]) -> None:
     assert (plan.scans & {"Seq Scan", PRIMARY, ENDED}, FETCH in plan.scans) == (set(), True)
 
 
-@pytest.mark.parametrize("name", ["doctor_running", "doctor_places", "doctor_kinds"])
-async def test_doctor(large: asyncpg.Connection[Any], name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("doctor_running", "1000"),
+        ("doctor_places", "1000"),
+        ("doctor_kinds", "'{available,retryable,scheduled}', '{q1,q2,q3}', 1000"),
+    ],
+    ids=["running", "places", "kinds"],
+)
+async def test_doctor(large: asyncpg.Connection[Any], name: str, arguments: str) -> None:
     """PF-01: each look of `riverpy doctor` at jobs goes along the index of those that wait or run,
     and reads no more of it than its limit, whatever the history."""
-    plan = await plan_of(large, "riverpy_doctor", name, limit="1000")
-    assert plan.scans == {FETCH}
     statement = query("riverpy_doctor", name, None)
     await large.execute(f"PREPARE planned AS {statement.text}")
-    text = await large.fetchval("EXPLAIN (ANALYZE, BUFFERS, FORMAT json) EXECUTE planned(1000)")
+    text = await large.fetchval(
+        f"EXPLAIN (ANALYZE, BUFFERS, FORMAT json) EXECUTE planned({arguments})"
+    )
     await large.execute("DEALLOCATE planned")
     root = json.loads(text)[0]["Plan"]
+    assert Plan(root).scans == {FETCH}
     assert root["Shared Hit Blocks"] + root["Shared Read Blocks"] < 5_000  # of about 40,000
