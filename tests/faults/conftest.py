@@ -12,13 +12,16 @@ from tests.kit.load import LoadSettings, Stage
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    import pytest
+
 SETTINGS = LoadSettings(slots=50)
+"""Of workers, unless the file has its own."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stage() -> AsyncGenerator[Stage]:
+async def stage(request: pytest.FixtureRequest) -> AsyncGenerator[Stage]:
     """Two workers on a server of their own."""
     async with running_fleet() as fleet:
         stage = Stage(fleet)
-        await stage.start(SETTINGS)
+        await stage.start(getattr(request.module, "SETTINGS", SETTINGS))
         yield stage

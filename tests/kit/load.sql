@@ -23,6 +23,18 @@ select state::text from river_job where id = $1;
 -- name: newest
 select coalesce(max(id), 0) from river_job;
 
+-- name: now
+select now();
+
+-- name: many_available
+select count(*) > $1 from river_job where state = 'available';
+
+-- name: all_have_beaten
+select bool_and(heartbeat_at > $1) from riverpy_client;
+
+-- name: lease_is_renewed
+select expires_at - make_interval(secs => 15) > $1 from river_leader;
+
 -- name: ends
 select
   id,

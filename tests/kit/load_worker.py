@@ -26,6 +26,8 @@ settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=LoadSettings)
 effects = os.open(settings.effects, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 job_scheduler.INTERVAL = reconciler.INTERVAL = settings.look_interval
 workers = riverpy.Workers()
+hoarding = anyio.Lock()
+"""Held by the one job that takes connections, so that two do not wait for each other's."""
 
 
 class Effect(msgspec.Struct, frozen=True):
@@ -45,7 +47,8 @@ async def effect(job: riverpy.Job[Effect]) -> None:
     """Note the start, and take a while."""
     os.write(effects, b"%d %d %f\n" % (job.id, job.attempt, time()))
     pool = client._open_pool()
-    held = [await pool.acquire() for _ in range(job.args.hoards)]
+    async with hoarding:
+        held = [await pool.acquire() for _ in range(job.args.hoards)]
     await anyio.sleep(job.args.seconds)
     while job.args.until and not Path(job.args.until).exists():
         await anyio.sleep(LOOK_INTERVAL)
@@ -57,6 +60,7 @@ client = riverpy.Client(
     workers=workers,
     queues={"default": riverpy.QueueConfig(max_workers=settings.slots)},
     config=riverpy.Config(
+        reindexer_index_names=[],
         fetch_poll_interval=timedelta(minutes=10),  # what is not heard of is not worked
         elect_interval=timedelta(seconds=settings.elect_interval),
         leader_ttl=timedelta(seconds=settings.leader_ttl),

@@ -63,6 +63,8 @@ class Proxy:
         self._idle = asyncio.Event()
         self._idle.set()
         self.url = ""
+        self.accepted = 0
+        """Connections that were tried to be made."""
         self.refusing = False
         """Whether new connections are cut at once."""
         self.held = asyncio.Event()
@@ -121,6 +123,7 @@ class Proxy:
         return any(link.answers >= limit for limit in limits)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
         link = _Link(writer)
         self._links.add(link)
         self._idle.clear()

@@ -1,0 +1,31 @@
+"""Worker processes that are killed under load."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.kit.load import LoadSettings, until
+
+if TYPE_CHECKING:
+    from tests.kit.load import Stage
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
+
+SETTINGS = LoadSettings(slots=50, dead_after=8.0)
+
+
+async def test_killed_worker(stage: Stage) -> None:
+    """LD-07: the worker that leads is killed, and another process takes its place: the jobs
+    that it ran are run again elsewhere, each with one attempt more, and all others once."""
+    killed = stage.leader
+    async with stage.load(expected=["jobs rescued"]) as load:
+        held = await load.begin_held(20)
+        lost = killed.begun & {*held}
+        killed.worker.kill()
+        await killed.worker.ended()
+        await load.flows()
+        await killed.worker.start()
+        await until(lambda: killed.count("worker started") == 1)
+        await until(lambda: lost <= load.begun_again)

@@ -1,0 +1,161 @@
+"""A server that goes, refuses, or is told by its administrator to be difficult, under load."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.kit.fleet import Shutdown, with_user
+from tests.kit.load import HELD, LOST, REFUSED, RESTORED, until
+from tests.kit.server_faults import (
+    CONNECTION_NAMES,
+    connections_exhausted,
+    connections_refused,
+    find_backends,
+    kill_backends,
+    role_settings,
+    server_settings,
+)
+
+if TYPE_CHECKING:
+    from tests.kit.load import Stage
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
+
+ENDS = "leading ends"
+TRIES = 12
+"""To connect, of each worker: enough for the pauses between them to have grown."""
+
+
+async def restored(stage: Stage) -> None:
+    """Return when each worker has said that all is well again."""
+    for place in stage.places:
+        await until(lambda place=place: place.count(RESTORED) == place.count(LOST) > 0)
+
+
+async def lost(stage: Stage) -> None:
+    """Return when each worker has said that the database is gone."""
+    for place in stage.places:
+        await until(lambda place=place: place.count(LOST) > 0)
+
+
+async def test_restart(stage: Stage) -> None:
+    """NR-02, NR-03, LD-18: the server restarts while jobs run: those end where they began, their
+    results are kept and stored, and the rest is worked."""
+    async with stage.load(outages=1) as load:
+        await load.begin_held(5)
+        await stage.fleet.server.shut_down(Shutdown.FAST)
+        load.release()
+        await lost(stage)
+        await stage.fleet.server.come_back()
+        await restored(stage)
+
+
+async def test_crash(stage: Stage) -> None:
+    """NR-02, LD-18: the server crashes. It forgets who leads, and claims of the last moment: those
+    jobs are worked again. All others end where they began."""
+    async with stage.load(outages=1, expected=[REFUSED, ENDS]) as load:
+        leader = stage.leader
+        held = await load.begin_held(5)
+        await load.flows()  # later commits have brought these claims to the disk
+        began = time.time()
+        await stage.fleet.server.shut_down(Shutdown.IMMEDIATE)
+        load.release()
+        await lost(stage)
+        await stage.fleet.server.come_back()
+        load.crashes.append((began, time.time()))
+        await restored(stage)
+        await until(lambda: leader.count(ENDS) == 1)
+    refused = {line.get("job_id") for place in stage.places for line in place.warnings}
+    assert not refused & {*held}
+
+
+async def test_refused_connections(stage: Stage) -> None:
+    """The database takes no connection any more and ends those there are; it takes them again."""
+    async with stage.load(outages=1) as load:
+        async with connections_refused(stage.url, *(place.worker.name for place in stage.places)):
+            await lost(stage)
+        await restored(stage)
+        await load.flows()
+
+
+async def test_no_connection_left(stage: Stage) -> None:
+    """Others hold every connection that the server has, and the workers' are killed: these get
+    none until some come free."""
+    user = stage.places[0].worker.name
+    async with stage.load(outages=1):
+        async with connections_exhausted(with_user(stage.url, user)):
+            await kill_backends(stage.url, "riverpy claims")
+            await lost(stage)
+        await restored(stage)
+
+
+SLOW = ("jobs cannot be claimed", "the lease was not renewed, trying again", ENDS)
+"""What is said when statements are too slow for the administrator's limit."""
+
+
+@pytest.mark.parametrize("limit", ["50ms", "1s"])
+async def test_statement_timeout(stage: Stage, limit: str) -> None:
+    """The administrator gives the workers' roles a limit for statements, and ends their sessions so
+    that it holds: jobs are worked all the same, and no session is lost for a slow statement."""
+    names = [place.worker.name for place in stage.places]
+    expected = [*SLOW, "cannot stand for election, trying again", HELD]
+    async with stage.load(expected=expected) as load, AsyncExitStack() as stack:
+        for name in names:
+            settings = role_settings(stage.url, name, statement_timeout=limit)
+            await stack.enter_async_context(settings)
+            await kill_backends(stage.url, None, user=name)
+        await restored(stage)
+        await load.flows()
+        await stack.aclose()
+        for name in names:
+            await kill_backends(stage.url, None, user=name)
+
+
+async def test_idle_in_transaction_timeout(stage: Stage) -> None:
+    """The administrator ends sessions that are idle in a transaction: ours are not, for long."""
+    async with (
+        stage.load(outages=0) as load,
+        server_settings(stage.url, idle_in_transaction_session_timeout="1s"),
+    ):
+        await load.recovers()
+
+
+async def test_read_only(stage: Stage) -> None:
+    """NR-12: the server comes to be read-only, as after a failover, and can be written again:
+    results that end meanwhile are kept and stored, and a connection that was told so is made
+    anew."""
+    users = [place.worker.name for place in stage.places]
+    async with stage.load(outages=1) as load:
+        await load.begin_held(5)
+        before = {user: await find_dedicated(stage, user) for user in users}
+        async with server_settings(stage.url, default_transaction_read_only="on"):
+            load.release()
+            await lost(stage)
+        await restored(stage)
+        await load.recovers()
+        for user in users:
+            assert not before[user] <= await find_dedicated(stage, user)
+
+
+async def find_dedicated(stage: Stage, user: str) -> set[int]:
+    """The backends of a worker that write."""
+    names = [name for name in CONNECTION_NAMES if name != "riverpy listener"]
+    return {pid for name in names for pid in await find_backends(stage.url, name, user=user)}
+
+
+async def test_down_for_a_while(stage: Stage) -> None:
+    """NR-03: while the server is away workers try again and again to connect, and say no more than
+    that a lease has lapsed; when it is back they work."""
+    async with stage.load(outages=1, expected=[ENDS]) as load:
+        await stage.fleet.server.shut_down(Shutdown.FAST)
+        await lost(stage)
+        for place in stage.places:
+            seen = place.worker.proxy.accepted
+            await until(lambda place=place, seen=seen: place.worker.proxy.accepted >= seen + TRIES)
+        await stage.fleet.server.come_back()
+        await restored(stage)
+        await load.flows()

@@ -1,0 +1,77 @@
+"""What users, their code and the machine do to workers under load."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.kit.load import LoadSettings, until
+from tests.kit.server_faults import rows_locked
+
+if TYPE_CHECKING:
+    from tests.kit.load import Stage
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
+
+SETTINGS = LoadSettings(slots=50, dead_after=24.0)
+POOL_SIZE = 10
+"""Of a client, by default."""
+STALLED = (
+    "this process did not run for a while: a job holds the event loop, or the process or the "
+    "machine was suspended"
+)
+LOCK_RUNNING = "SELECT id FROM river_job WHERE state = 'running' FOR UPDATE"
+LOCK_AVAILABLE = "SELECT id FROM river_job WHERE state = 'available' FOR UPDATE"
+
+
+async def test_locked_running_rows(stage: Stage) -> None:
+    """Somebody's transaction holds the locks of running jobs' rows: their results wait for it, and
+    nothing else does."""
+    async with stage.load(outages=0) as load:
+        held = await load.begin_held(5)
+        async with rows_locked(stage.url, LOCK_RUNNING) as count:
+            assert count >= len(held)
+            load.release()
+            await load.flows()
+            await load.flows()
+        await load.recovers()
+
+
+async def test_locked_available_rows(stage: Stage) -> None:
+    """Somebody's transaction holds the locks of available jobs' rows: others are claimed, and these
+    when it has ended."""
+    async with stage.load(outages=0) as load:
+        await load.client.queue_pause("default")
+        for place in stage.places:
+            await until(lambda place=place: place.count("queue paused") == 1)
+        await load.piles_up()
+        async with rows_locked(stage.url, LOCK_AVAILABLE) as count:
+            assert count > 0
+            await load.client.queue_resume("default")
+            await load.flows()
+        await load.recovers()
+
+
+async def test_pool_is_held(stage: Stage) -> None:
+    """PB-10: jobs hold every connection of each worker's pool, and others wait for one: claims,
+    results, the lease and signs of life have connections of their own, and go on."""
+    async with stage.load(outages=0) as load:
+        held: set[int] = set()
+        while not all(place.begun & held for place in stage.places):
+            held.update(await load.begin_held(hoards=POOL_SIZE))
+        began = await stage.fetchval("now")
+        await load.flows()
+        await until(lambda: load.is_positive("all_have_beaten", began))
+        await until(lambda: load.is_positive("lease_is_renewed", began))
+
+
+async def test_frozen_worker(stage: Stage) -> None:
+    """A worker process is stopped and goes on: the other one works meanwhile, and each job runs
+    once."""
+    frozen, _ = stage.places
+    async with stage.load(outages=0, expected=[STALLED]) as load:
+        frozen.worker.freeze()
+        await load.flows()
+        frozen.worker.thaw()
+        await load.flows()
