@@ -115,6 +115,8 @@ class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that the event loop was late, measured twice a second while the client runs."""
     stuck: tuple[str, ...] = ()
     """Services that have not turned in time: a fault of riverpy's."""
+    stuck_jobs: int = 0
+    """Jobs that go on although they were cancelled `Config.job_stuck_threshold` ago."""
     kinds: Mapping[str, KindStats] = {}
     """By kind; those without a worker are one, `(unknown)`."""
     queues: Mapping[str, QueueStats] = {}

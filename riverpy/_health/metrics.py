@@ -90,6 +90,7 @@ def _process(page: _Page, stats: ClientStats, started_at: float) -> None:
     page.family("event_loop_lag_seconds", "histogram", "How late the event loop turned.")
     page.histogram(stats.loop_lag)
     page.one("stuck_services", "gauge", "Services that do not turn any more.", len(stats.stuck))
+    page.one("stuck_jobs", "gauge", "Jobs that go on although cancelled.", stats.stuck_jobs)
     page.one(
         "events_dropped_total",
         "counter",

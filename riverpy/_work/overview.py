@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from riverpy._work.completer import Completer
     from riverpy._work.counters import Counters
     from riverpy._work.producer import Producer
+    from riverpy._work.work_group import WorkGroup
 
 State = Literal["starting", "working", "stopping", "stopped"]
 MEASURED_LAG = 1.0
@@ -35,6 +36,7 @@ class Overview:
         connections: list[DedicatedConnection],
         outage: Outage,
         heartbeat: Heartbeat,
+        work: WorkGroup,
         completer: Completer,
         producers: Mapping[str, Producer],
         elector: Elector | None,
@@ -43,7 +45,7 @@ class Overview:
         """Make it of the run's parts."""
         self._counters, self._client_id = counters, client_id
         self._connections, self._outage = connections, outage
-        self._heartbeat, self._completer = heartbeat, completer
+        self._heartbeat, self._work, self._completer = heartbeat, work, completer
         self._producers, self._elector, self._is_leader = producers, elector, is_leader
         self._started_at = time.monotonic()
         self.notifier: Notifier | None = None
@@ -80,6 +82,7 @@ class Overview:
             lease_renewal_failures=elector.renewal_failures if elector else 0,
             loop_lag=counters.loop_lag.histogram(),
             stuck=tuple(name for group in self.groups for name in group.stuck()),
+            stuck_jobs=self._work.stuck,
             kinds={kind: of_kind.stats() for kind, of_kind in counters.kinds.items()},
             queues={name: self._queue(one) for name, one in self._producers.items()},
         )

@@ -251,6 +251,7 @@ class Run:
             connections=[self._claims, self._results, self._reserved],
             outage=self._outage,
             heartbeat=self._heartbeat,
+            work=self.work,
             completer=self._completer,
             producers=self.producers,
             elector=None if self._candidacy is None else self._candidacy.elector,

@@ -91,13 +91,13 @@ async def test_stuck_job(
             assert (await rig.event()).kind is EventKind.JOB_COMPLETED
         run = client._run
         assert run is not None
-        assert run.work.stuck == 1
+        assert client.stats().stuck_jobs == 1
         assert run.producers["default"]._free == 1
         jobs.release.set()
         event = await rig.event()
         assert event.job is not None
         assert event.job.id == stuck.job.id
-        assert run.work.stuck == 0
+        assert client.stats().stuck_jobs == 0
         assert run.producers["default"]._free == 2
     assert told["job_id"] == stuck.job.id
     assert (told["kind"], told["queue"], told["stuck"]) == ("task", "default", 1)
@@ -160,6 +160,5 @@ async def test_job_that_ends_in_time(rig: Rig, log: list[dict[str, Any]]) -> Non
     async with rig.working(job_stuck_threshold=timedelta(seconds=30)) as client:
         await client.insert(Task())
         assert (await rig.event()).kind is EventKind.JOB_FAILED
-        assert client._run is not None
-        assert client._run.work.stuck == 0
+        assert client.stats().stuck_jobs == 0
     assert [entry for entry in log if entry["event"] == STUCK] == []
