@@ -140,8 +140,10 @@ class Inner(Generic[ResultT]):
     result: ResultT
     """What that returned."""
 
-    def __init__(self, name: str, rest: Callable[[], Awaitable[ResultT]]) -> None:
-        self._name, self._rest = name, rest
+    __slots__ = ("_error", "_has_ended", "_middleware", "_rest", "_task", "result")
+
+    def __init__(self, middleware: object, rest: Callable[[], Awaitable[ResultT]]) -> None:
+        self._middleware, self._rest = middleware, rest
         self._task: asyncio.Task[Any] | None = None
         self._has_ended = False
         self._error: BaseException | None = None
@@ -154,7 +156,9 @@ class Inner(Generic[ResultT]):
             BaseException: what is inside failed.
         """
         if self._task is not None:
-            raise RuntimeError(f"middleware {self._name} called do_inner twice: it runs once")
+            raise RuntimeError(
+                f"middleware {_name(self._middleware)} called do_inner twice: it runs once"
+            )
         self._task = asyncio.current_task()
         try:
             self.result = await self._rest()
@@ -165,7 +169,7 @@ class Inner(Generic[ResultT]):
             self._has_ended = True
         return self.result
 
-    async def ended(self) -> BaseException | None:
+    def caught(self) -> BaseException | None:
         """The middleware has returned. What its inner part had raised, and it has caught.
 
         Raises:
@@ -173,14 +177,33 @@ class Inner(Generic[ResultT]):
         """
         if self._task is None:
             raise RuntimeError(
-                f"middleware {self._name} returned without calling do_inner, so nothing was done: "
-                "let it call do_inner, or raise"
+                f"middleware {_name(self._middleware)} returned without calling do_inner, so "
+                "nothing was done: let it call do_inner, or raise"
             )
         if not self._has_ended:
-            self._task.cancel()
-            await asyncio.wait([self._task])  # what it runs has to be over
-            raise RuntimeError(f"middleware {self._name} returned before do_inner had ended")
+            raise RuntimeError(
+                f"middleware {_name(self._middleware)} returned before do_inner had ended"
+            )
         return self._error
+
+    async def end(self) -> None:
+        """Cancel what the middleware has left running in another task, and wait for its end: the
+        code of a job that is over must not go on."""
+        task = self._task
+        if task is None or self._has_ended or task is asyncio.current_task():
+            return
+        task.cancel()
+        cancelled: asyncio.CancelledError | None = None
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        try:
+            if cancelled is not None:
+                raise cancelled
+        finally:
+            cancelled = None  # it holds this frame
 
     def forget(self) -> None:
         """Let go of the error, which holds this through its frames."""
@@ -211,10 +234,16 @@ async def through(
         return await core()
     first, *others = middleware
     error: BaseException | None = None
-    inner = Inner(_name(first), partial(through, others, call, core, may_catch=may_catch))
+    inner = Inner(first, partial(through, others, call, core, may_catch=may_catch))
     try:
-        await call(first, inner)
-        error = await inner.ended()
+        try:
+            await call(first, inner)
+            error = inner.caught()
+        except GeneratorExit:  # the loop is gone
+            raise
+        except BaseException:
+            await inner.end()
+            raise
         if error is None:
             return inner.result
         if may_catch:

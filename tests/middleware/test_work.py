@@ -316,6 +316,11 @@ async def _in_the_background(job: Job[Any], do_inner: WorkInner) -> None:
     await asyncio.sleep(0)
 
 
+async def _leave_and_raise(job: Job[Any], do_inner: WorkInner) -> None:
+    await _in_the_background(job, do_inner)
+    raise ValueError("first raised")
+
+
 tasks: list[asyncio.Task[None]] = []
 
 
@@ -325,6 +330,7 @@ tasks: list[asyncio.Task[None]] = []
         (_never, "first returned without calling do_inner", 0),
         (_twice, "first called do_inner twice", 1),
         (_in_the_background, "first returned before do_inner had ended", 1),
+        (_leave_and_raise, "first raised", 1),
     ],
 )
 async def test_rules_for_do_inner(
@@ -333,11 +339,16 @@ async def test_rules_for_do_inner(
     """A middleware that does not call do_inner once, and wait for it, fails the attempt; the next
     job is worked."""
     ran: list[int] = []
+    ended: list[int] = []
 
     @rig.job
     async def work(job: Job[Task]) -> None:
         ran.append(job.id)
-        await anyio.sleep(0.01)
+        try:
+            await anyio.sleep(0.01)
+        finally:
+            await asyncio.sleep(0)
+            ended.append(job.id)
 
     @rig.job(args=Traced, kind="good")
     async def good(job: Job[Traced]) -> None: ...
@@ -349,7 +360,7 @@ async def test_rules_for_do_inner(
     async with rig.working(middleware=[WorkerMiddlewareFunc(first)]) as client:
         row, other = await rig.work(client, Task(), riverpy.RawArgs("good", "{}"))
     assert text in errors_of(row)[0]["error"]
-    assert len(ran) == runs
+    assert len(ran) == len(ended) == runs
     assert other["state"] == "completed"
     assert all(task.done() for task in tasks)
 
