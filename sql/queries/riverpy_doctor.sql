@@ -298,18 +298,20 @@ limit 100;
 
 -- name: doctor_locks
 -- Whose open transactions hold locks on rows or tables of River's, for how long, and how many sessions wait for each.
--- What only reads or builds an index is in nobody's way.
+-- What only reads or builds an index is in nobody's way. Who blocks whom is asked once for each that waits: each question
+-- stops the server's locking for a moment.
+with blocking as materialized (
+  select unnest(pg_blocking_pids(pid)) as pid
+  from pg_stat_activity
+  where wait_event_type = 'Lock'
+)
 select
   activity.pid::text as id, coalesce(activity.usename::text, '') as role,
   coalesce(activity.application_name, '') as application, coalesce(activity.state, '') as state,
   extract(epoch from clock_timestamp() - activity.xact_start)::float8 as seconds,
   coalesce(left(activity.query, 1000), '') as text,
   held.tables, held.is_whole,
-  (
-    select count(*)
-    from pg_stat_activity as waiting
-    where waiting.wait_event_type = 'Lock' and activity.pid = any(pg_blocking_pids(waiting.pid))
-  ) as waiting
+  (select count(*) from blocking where blocking.pid = activity.pid) as waiting
 from (
   select
     locks.pid,
