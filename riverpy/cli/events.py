@@ -107,9 +107,8 @@ async def _follow(address: Address, target: str, show: Callable[[bytes], Any]) -
                     raise CommandError((await answer.body()).decode().strip())
                 if answer.status != 200:
                     raise ConnectionError((await answer.body()).decode().strip())
-                if is_told:
-                    print_note(f"{address} is back")
-                    is_told = False
+                print_note(f"riverpy follows {address}")
+                is_told = False
                 backoff.reset()
                 while True:
                     with anyio.fail_after(SILENCE_MAX, reason="nothing was heard for long"):

@@ -6,10 +6,11 @@ import asyncio
 import json
 import signal
 import socket
+import subprocess
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from tests.cli.worker_process import running_worker
+from tests.cli.worker_process import RIVERPY, environment, running_worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -93,3 +94,112 @@ async def test_up_before_the_database(schema: Schema, tmp_path: Path) -> None:
             status, checks = await health.checks("/readyz")
             assert (status, checks["state"]) == (503, "starting")
             assert "riverpy_leader 0" in (await health.get("/metrics"))[1]
+
+
+async def run_command(*args: str, **environ: str) -> tuple[int, str, str]:
+    """The exit code of `riverpy ARGS`, and what it printed."""
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [RIVERPY, *args],
+            env=environment(**environ),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+
+    done = await asyncio.to_thread(run)
+    return done.returncode, done.stdout, done.stderr
+
+
+async def test_port_in_use(schema: Schema, tmp_path: Path) -> None:
+    """OP-03: a worker whose health port is taken ends with 1 and one line."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        where = (f"--database-url={schema.url}", f"--health={port}")
+        async with running_worker(tmp_path, "jobs", *where) as worker:
+            assert await worker.exit_code() == 1
+    assert len(worker.logged) == 1
+    assert f"cannot serve health on 127.0.0.1:{port}" in worker.logged[0]["text"]
+
+
+async def test_followed_and_asked(schema: Schema, tmp_path: Path) -> None:
+    """ME-04, OP-03: `riverpy events` shows what it asks for, without args; `riverpy health` asks
+    the worker and the database; a stop does not wait for the follower, who waits for the next
+    worker, and ends when it is told to."""
+    async with served(schema, tmp_path) as health:
+        await health.until("/readyz", 200)
+        url = f"http://127.0.0.1:{health.port}"
+        follower = await asyncio.create_subprocess_exec(
+            RIVERPY,
+            *("events", "--json", "--kind=do", "--event=job_failed", f"--url={url}"),
+            env=environment(),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert follower.stdout
+        assert follower.stderr
+        async with asyncio.timeout(PATIENCE):
+            assert b"follows" in await follower.stderr.readline()
+        await schema.execute(
+            "INSERT INTO river_job (args, kind, max_attempts)"
+            " SELECT jsonb_build_object('what', what), 'do', 1 FROM unnest($1::text[]) AS what",
+            ["nothing", "fail"],
+        )
+        async with asyncio.timeout(PATIENCE):
+            event = json.loads(await follower.stdout.readline())
+        assert event.pop("wait") >= 0
+        assert event.pop("run") >= 0
+        del event["job_id"]
+        assert event == {
+            "event": "job_failed",
+            "queue": "default",
+            "kind": "do",
+            "state": "discarded",
+            "attempt": 1,
+            "max_attempts": 1,
+            "error": "no luck",
+        }
+        code, printed, _ = await run_command("health", "--url", url)
+        assert (code, printed[:3]) == (0, "ok:")
+        where = (f"--database-url={schema.url}", f"--schema={schema.name}")
+        assert (await run_command("health", *where))[0] == 0
+        await schema.execute(
+            "INSERT INTO river_job (args, kind, max_attempts, queue, scheduled_at, created_at)"
+            " VALUES ('{}', 'k', 1, 'nobody', now() - interval '1 hour', now() - interval '1 hour')"
+        )
+        code, printed, _ = await run_command("health", *where, "--max-lag=30m")
+        assert code == 3
+        assert printed.startswith("not ready: lag: the oldest due job, of queue nobody, has waited")
+        health.worker.send(signal.SIGTERM)
+        assert await health.worker.exit_code() == 0
+        code, printed, _ = await run_command("health", "--url", url, "--json")
+        assert (code, json.loads(printed)["ok"]) == (3, False)
+        async with asyncio.timeout(PATIENCE):
+            assert b"waiting for a worker there" in await follower.stderr.readline()
+        follower.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(follower.wait(), PATIENCE) == 0
+
+
+async def test_service_manager(schema: Schema, tmp_path: Path) -> None:
+    """systemd is told that the worker is ready, is alive, and stops."""
+    path = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(path))
+        manager.settimeout(PATIENCE)
+
+        async def heard(text: str) -> None:
+            while text not in (await asyncio.to_thread(manager.recv, 1000)).decode():
+                pass
+
+        where = (f"--database-url={schema.url}", f"--schema={schema.name}")
+        environ = {"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "300000"}
+        async with running_worker(tmp_path, "jobs", *where, **environ) as worker:
+            await heard("READY=1\nSTATUS=working default")
+            await heard("WATCHDOG=1")
+            worker.send(signal.SIGTERM)
+            await heard("STOPPING=1")
+            assert await worker.exit_code() == 0
