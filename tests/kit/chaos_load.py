@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from contextlib import suppress
 from time import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import anyio
 import asyncpg
@@ -57,13 +57,17 @@ class Load:
 
     async def run(self) -> None:
         """Insert until `is_stopping`; then return when what was to be cancelled is."""
-        async with riverpy.Client(self._url) as client, anyio.create_task_group() as tasks:
+        async with (
+            riverpy.Client(self._url) as client,
+            Transactions(self, self._url, client) as transactions,
+            anyio.create_task_group() as tasks,
+        ):
             self._client, self._tasks = client, tasks
             ways: list[tuple[float, Way]] = [
                 (0.4, self._singly),
                 (0.25, self._many),
                 (0.2, self._by_copy),
-                (0.15, Transactions(self, client).insert),
+                (0.15, transactions.insert),
             ]
             for share, way in ways:
                 tasks.start_soon(self._insert, way, share * self._rate * TURN)
@@ -170,14 +174,21 @@ class Load:
 class Transactions:
     """The transactions of a user, on a connection of their own."""
 
-    def __init__(self, load: Load, client: riverpy.Client) -> None:
-        self._load, self._client = load, client
+    def __init__(self, load: Load, url: str, client: riverpy.Client) -> None:
+        self._load, self._url, self._client = load, url, client
         self._connection: asyncpg.Connection | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._connection is not None:
+            self._connection.terminate()
 
     async def insert(self, jobs: list[JobArgs]) -> None:
         """Insert these in one transaction, which is committed or rolled back."""
         if self._connection is None or self._connection.is_closed():
-            self._connection = await asyncpg.connect(self._load._url, timeout=CALL_LIMIT)
+            self._connection = await asyncpg.connect(self._url, timeout=CALL_LIMIT)
         unique_none = [job for job in jobs if not isinstance(job, Once)]
         is_asked_to_commit = False
         try:
