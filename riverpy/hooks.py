@@ -1,6 +1,6 @@
 """Hooks: what is called at fixed points in the life of a job and of a client.
 
-A hook is any object with one or more of the methods below; `…Func` makes one of a plain function.
+A hook is any object with one or more of the methods below, all but `metric_emit` as `async def`; `…Func` makes one of a plain function.
 `Config(hooks=…)` registers hooks for all jobs, `hooks: ClassVar[…]` of an args class for its kind.
 """
 
@@ -41,7 +41,7 @@ Metric: TypeAlias = JobGetAvailableCount | JobGetAvailableDuration
 class HookInsertBegin(Protocol):
     """Called for each job just before it is sent to the database, inside of all middleware."""
 
-    async def insert_begin(self, params: JobInsertParams, /) -> None:
+    def insert_begin(self, params: JobInsertParams, /) -> Awaitable[None]:
         """May change what is inserted; raising refuses the whole batch."""
         ...
 
@@ -50,7 +50,7 @@ class HookInsertBegin(Protocol):
 class HookWorkBegin(Protocol):
     """Called when an attempt begins, inside of all middleware, before the args are decoded."""
 
-    async def work_begin(self, job: Job[Any], /) -> None:
+    def work_begin(self, job: Job[Any], /) -> Awaitable[None]:
         """May set `job.encoded_args`; raising fails the attempt, and nothing else of it is run."""
         ...
 
@@ -59,7 +59,7 @@ class HookWorkBegin(Protocol):
 class HookWorkEnd(Protocol):
     """Called when the code of a job has ended, inside of all middleware."""
 
-    async def work_end(self, job: Job[Any], error: BaseException | None, /) -> bool | None:
+    def work_end(self, job: Job[Any], error: BaseException | None, /) -> Awaitable[bool | None]:
         """Told how it ended, as `__exit__` is: returning True swallows the error, so that the job
         completes; raising replaces it; anything else leaves it.
 
@@ -76,7 +76,7 @@ class HookWorkEnd(Protocol):
 class HookPeriodicJobsStart(Protocol):
     """Called each time this client begins to lead, before the first periodic job is inserted."""
 
-    async def periodic_jobs_start(self, start: PeriodicJobsStart, /) -> None:
+    def periodic_jobs_start(self, start: PeriodicJobsStart, /) -> Awaitable[None]:
         """May add and remove periodic jobs. All such hooks together have 30 s. Raising keeps the
         maintenance from starting; it is tried again."""
         ...

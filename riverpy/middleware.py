@@ -1,6 +1,6 @@
 """Middleware: what is called around the inserting of jobs and around each attempt at one.
 
-A middleware is any object with one or both of the methods below; `…Func` makes one of a plain
+A middleware is any object with one or both of the methods below, as `async def`; `…Func` makes one of a plain
 function. `Config(middleware=…)` registers them for all jobs.
 """
 
@@ -24,9 +24,9 @@ class JobInsertMiddleware(Protocol):
     """Called around each batch of inserts: of `insert`, `insert_many`, `insert_many_fast` and the
     periodic jobs."""
 
-    async def insert_many(
+    def insert_many(
         self, params: Sequence[JobInsertParams], do_inner: InsertInner, /
-    ) -> None:
+    ) -> Awaitable[None]:
         """Must call `do_inner` once, or raise, which refuses the batch.
 
         Args:
@@ -42,7 +42,7 @@ class WorkerMiddleware(Protocol):
     """Called around each attempt at a job, also at one whose kind is unknown or whose args cannot
     be decoded."""
 
-    async def work(self, job: Job[Any], do_inner: WorkInner, /) -> None:
+    def work(self, job: Job[Any], do_inner: WorkInner, /) -> Awaitable[None]:
         """Must call `do_inner` once, or raise, which ends the attempt as if the job had raised it.
 
         The job's timeout does not count what is done here before and after `do_inner`.
@@ -65,7 +65,8 @@ class JobInsertMiddlewareFunc:
     """An `async def` as a JobInsertMiddleware."""
 
     def __init__(
-        self, function: Callable[[Sequence[JobInsertParams], InsertInner], Awaitable[None]]
+        self,
+        function: Callable[[Sequence[JobInsertParams], InsertInner], Awaitable[None]],
     ) -> None:
         self.__wrapped__ = self.insert_many = function
 

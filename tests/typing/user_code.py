@@ -6,6 +6,7 @@ It is checked, and imported by a test, but never run.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, assert_type
@@ -14,6 +15,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 import riverpy
+from riverpy.otel import OpenTelemetryPlugin
+from riverpy.sentry import SentryPlugin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -107,6 +110,71 @@ class Handler:
     async def handle_error(self, job: riverpy.JobRow, error: BaseException, /) -> bool | None:
         return isinstance(error, LookupError)
 
+
+class Audit:
+    """So are hooks and middleware; one class may be several of them."""
+
+    async def insert_begin(self, params: riverpy.JobInsertParams, /) -> None:
+        params.tags.append("audited")
+
+    async def insert_many(
+        self, params: Sequence[riverpy.JobInsertParams], do_inner: riverpy.InsertInner, /
+    ) -> None:
+        results = await do_inner()
+        assert_type(results, Sequence[riverpy.InsertResult])
+
+    async def work_end(self, job: riverpy.Job[Any], error: BaseException | None, /) -> bool | None:
+        return isinstance(error, LookupError)
+
+
+class Timed:
+    """One method is enough, and parameters need not be positional only."""
+
+    async def work(self, job: riverpy.Job[Any], do_inner: riverpy.WorkInner) -> None:
+        await do_inner()
+
+
+async def tell_end(job: riverpy.Job[Any], error: BaseException | None) -> None: ...
+
+
+@riverpy.WorkerMiddlewareFunc
+async def locked(job: riverpy.Job[Any], do_inner: riverpy.WorkInner) -> None:
+    await do_inner()
+
+
+def count(metric: riverpy.Metric) -> None:
+    if isinstance(metric, riverpy.JobGetAvailableCount):
+        assert_type(metric.count, int)
+    else:
+        assert_type(metric.duration, timedelta)
+
+
+class Audited(msgspec.Struct):
+    """Args with hooks and plugins of their own."""
+
+    kind: ClassVar[str] = "audited"
+    hooks: ClassVar[Sequence[riverpy.Hook]] = (riverpy.HookWorkEndFunc(tell_end), Audit())
+    plugins: ClassVar[Sequence[riverpy.Plugin]] = (Audit(), Timed())
+
+
+@workers.job(middleware=[Timed(), locked])
+async def audited(job: riverpy.Job[Audited]) -> None: ...
+
+
+class AuditedWorker(riverpy.Worker[Resize]):
+    """A worker whose middleware depends on the job."""
+
+    async def work(self, job: riverpy.Job[Resize]) -> None: ...
+
+    def middleware(self, job: riverpy.Job[Any]) -> Sequence[riverpy.WorkerMiddleware]:
+        return [Timed()] if job.attempt > 1 else []
+
+
+hooked = riverpy.Config(
+    hooks=[Audit(), riverpy.HookMetricEmitFunc(count)],
+    middleware=[Timed(), locked, Audit()],
+    plugins=[OpenTelemetryPlugin(), SentryPlugin(final_only=True), Audit(), Timed()],
+)
 
 client = riverpy.Client(
     "postgres://localhost/app",

@@ -59,8 +59,17 @@ class WelcomeWorker(riverpy.Worker[Welcome]):
         ...
 
 
+class NoMiddleware:
+    """Its method takes no `do_inner`."""
+
+    async def work(self, job: riverpy.Job[Welcome]) -> None: ...
+
+
 async def main() -> None:
     """Wrong calls."""
+    riverpy.Config(middleware=[NoMiddleware()])  # pyright: ignore[reportArgumentType]
+    riverpy.Config(hooks=[print])  # pyright: ignore[reportArgumentType]
+    riverpy.HookMetricEmitFunc(main)  # pyright: ignore[reportArgumentType]
     await client.insert(NoKind(user_id=1))  # pyright: ignore[reportArgumentType]
     await client.insert({"user_id": 1})  # pyright: ignore[reportArgumentType]
     await client.insert(Welcome(user_id="1"))  # pyright: ignore[reportArgumentType]
