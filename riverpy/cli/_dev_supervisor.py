@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 URGENT_LIMIT = 2.0
 """Seconds that a worker has from the second signal to its end."""
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SETTINGS_FILES = frozenset({"pyproject.toml", "riverpy.toml"})
 _IGNORED = ("site-packages", "venv")
 """Directories, beside those that watchfiles ignores by itself."""
@@ -151,7 +150,7 @@ class Supervisor:
         return worker.exit_code
 
     async def _follow_signals(self, *, task_status: TaskStatus[None]) -> None:
-        with anyio.open_signal_receiver(*_STOP_SIGNALS) as signals:
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
             task_status.started()
             async for _ in signals:
                 if self._stopping.is_set():

@@ -83,7 +83,8 @@ class _Screen:
 
     def __init__(self, *, as_json: bool, once: bool) -> None:
         self._as_json, self.is_once = as_json, once
-        self._is_live = sys.stdout.isatty() and not as_json and not once
+        is_screen = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+        self._is_live = is_screen and not as_json and not once
         self._look: Look | None = None
         self._seen_at = 0.0
         self._error: str | None = None
@@ -113,7 +114,7 @@ class _Screen:
 
     async def follow_size(self) -> None:
         """Paint anew whenever the terminal changes its size."""
-        if self._is_live:
+        if self._is_live and sys.platform != "win32":
             with anyio.open_signal_receiver(signal.SIGWINCH) as changes:
                 async for _ in changes:
                     self._paint()
