@@ -95,7 +95,7 @@ class Summary:
             return
         self._told = totals
         seconds = totals.at - told.at
-        waits = totals.waits.since(told.waits) if told.waits.bounds else totals.waits
+        waits = totals.waits.since(told.waits)
         self._log.info(
             "jobs worked",
             **counts,

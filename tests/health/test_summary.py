@@ -1,0 +1,122 @@
+"""What the log says of the jobs of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from riverpy import ClientStats, EventKind, JobState, QueueStats
+from riverpy._lifecycle import StopScope
+from riverpy._work import summary as summary_module
+from riverpy._work.counters import FAILING_MAX, Counters
+from riverpy._work.summary import Summary
+from riverpy.job import JobColumn
+
+if TYPE_CHECKING:
+    import pytest
+
+PATIENCE = 20.0
+COUNTED = Counters([], ["default"])
+
+
+def ended(kind: str, error: str | None = None) -> Any:
+    """An attempt that ended a moment ago."""
+    row: list[Any] = [0] * 18
+    row[JobColumn.KIND] = kind
+    outcome = None if error is None else SimpleNamespace(error=json.dumps({"error": error}))
+    return SimpleNamespace(
+        kind=kind,
+        columns=lambda: row,
+        producer=SimpleNamespace(counters=COUNTED.queues["default"]),
+        outcome=outcome,
+        event=EventKind.JOB_FAILED if outcome else EventKind.JOB_COMPLETED,
+        state_stored=JobState.DISCARDED,
+        claimed=1.0,
+        started=1.0,
+        ended=1.5,
+    )
+
+
+class Told:
+    """A summary of a run that does nothing but what a test says."""
+
+    def __init__(self, kinds: list[str]) -> None:
+        self.counters = Counters(kinds, ["default"])
+        self.summary = Summary(self.counters, self.stats, "c")
+
+    def stats(self) -> ClientStats:
+        kinds = {kind: of_kind.stats() for kind, of_kind in self.counters.kinds.items()}
+        counters = self.counters.queues["default"]
+        queue = QueueStats(
+            slots=1,
+            running=0,
+            paused=False,
+            poll_interval=1.0,
+            claim_age=0.0,
+            claims=counters.claims.histogram(),
+            batches=counters.batches.histogram(),
+            claim_failures=0,
+            waits=counters.waits.histogram(),
+        )
+        return ClientStats(client_id="c", kinds=kinds, queues={"default": queue})
+
+    def lines(self) -> list[Any]:
+        """What the end of the run says."""
+        with structlog.testing.capture_logs() as log:
+            self.summary.end()
+        return log
+
+
+def test_many_kinds_are_one_line() -> None:
+    """OP-07: a thousand kinds that fail are one line, which names a few and counts the others."""
+    kinds = [f"kind{n}" for n in range(1000)]
+    told = Told(kinds)
+    told.counters.ended([ended(kind, f"error of {kind}") for kind in kinds for _ in range(3)])
+    fail, worked = told.lines()
+    assert (fail["event"], fail["log_level"]) == ("jobs fail", "warning")
+    assert len(fail["kinds"]) == FAILING_MAX
+    assert fail["kinds"]["kind0"] == {"failed": 3, "error": "error of kind0"}
+    assert fail["more_kinds"] == 1000 - FAILING_MAX
+    assert (worked["event"], worked["log_level"]) == ("jobs worked", "info")
+    assert (worked["failed"], worked["discarded"], worked["completed"]) == (3000, 3000, 0)
+
+
+def test_only_what_is_new_is_told() -> None:
+    """OP-07: a line tells of what ended since the last one; without that there is none."""
+    told = Told(["a"])
+    assert told.lines() == []
+    told.counters.ended([ended("a"), ended("a", "boom")])
+    assert [line["event"] for line in told.lines()] == ["jobs fail", "jobs worked"]
+    assert told.lines() == []
+    told.counters.ended([ended("a")])
+    (line,) = told.lines()
+    assert (line["completed"], line["failed"]) == (1, 0)
+
+
+def test_error_on_one_line_without_password() -> None:
+    """The error of a kind is one line, cut, and shows no password of a URL."""
+    told = Told(["a"])
+    told.counters.ended([ended("a", "no\nluck at postgres://u:s3cret@h/d" + "x" * 10_000)])
+    error = told.lines()[0]["kinds"]["a"]["error"]
+    assert error.startswith("no luck at postgres://u:***@h/d")
+    assert len(error) <= summary_module.ERROR_LENGTH_MAX
+
+
+async def test_first_failure_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OP-07: that jobs begin to fail is said within moments, long before the minute is over."""
+    monkeypatch.setattr(summary_module, "GATHER", 0.01)
+    told = Told(["a"])
+    ready = SimpleNamespace(started=lambda: None)
+    with structlog.testing.capture_logs() as log:
+        running = asyncio.create_task(told.summary.run(StopScope(), task_status=ready))
+        told.counters.ended([ended("a", "boom")])
+        async with asyncio.timeout(PATIENCE):
+            while not log:
+                await asyncio.sleep(0.005)
+        running.cancel()
+        await asyncio.wait([running])
+    assert [line["event"] for line in log] == ["jobs fail"]
