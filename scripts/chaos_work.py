@@ -69,9 +69,9 @@ TIMEOUTS = {"statement_timeout": "1s", "idle_in_transaction_session_timeout": "3
 READ_ONLY = {"default_transaction_read_only": "on"}
 BOUND = 5.0
 """Seconds after the end of a fault within which work must go on."""
-OUTAGES_MOST = 2
+OUTAGES_MOST = 3
 """How often a worker may tell of one fault that its connections are lost: one that was idle may be
-found lost after the others are back."""
+found lost after the others are back, and a frozen backend may hold what the others wait for."""
 CONNECTIONS_MOST = 90
 SHOWN = 40
 """Violations that are printed, at most."""
