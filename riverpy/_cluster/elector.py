@@ -374,7 +374,8 @@ class Elector:
         try:
             is_released = await self._store.resign(term, min(RELEASE_MOST, self._timing.interval))
         except DATABASE_ERRORS as error:
-            self._log.warning("the lease could not be released and lapses", error=describe(error))
+            say = self._log.debug if self._is_outage_told() else self._log.warning
+            say("the lease could not be released and lapses", error=describe(error))
             return
         if is_released:
             self._log.info("the lease is released")
