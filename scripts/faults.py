@@ -1,0 +1,228 @@
+"""Measures how soon work is as before after each fault.
+
+Two workers, each behind a proxy of its own, work 500 jobs a second of a PostgreSQL of their own.
+`back` is from the end of the fault until new jobs are completed and none waits longer than before
+it. Afterwards each row is checked: every job completed, none finished twice, no attempt begun
+twice. Exit code 1: something of that does not hold, or work did not come back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.kit.fleet import Shutdown, running_fleet, with_user
+from tests.kit.load import LoadSettings, Stage
+from tests.kit.server_faults import (
+    CONNECTION_NAMES,
+    connections_exhausted,
+    connections_refused,
+    find_backends,
+    frozen_backends,
+    kill_backends,
+    rows_locked,
+    server_settings,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tests.kit.load import Load
+
+EXPECTED = (
+    "cannot stand for election, trying again",
+    "job result refused: the attempt is no longer this client's",
+    "job results are refused and will be tried again",
+    "leading ends",
+    "the client can give no sign of life and claims no jobs; its running jobs will be given to "
+    "others",
+    "the event loop was blocked",
+    "the lease was not renewed, trying again",
+    "this process did not run for a while: a job holds the event loop, or the process or the "
+    "machine was suspended",
+)
+"""What workers may say besides the begin and the end of an outage, where it lasts."""
+TICKS = os.sysconf("SC_CLK_TCK")
+RUNNING_ROWS = "SELECT id FROM river_job WHERE state = 'running' FOR UPDATE"
+
+
+class Bench:
+    """A stage with a load, while one fault is done to it."""
+
+    def __init__(self, stage: Stage, load: Load, seconds: float) -> None:
+        self.stage, self.load, self.seconds = stage, load, seconds
+        self.users = [place.worker.name for place in stage.places]
+
+    async def kill(self, name: str) -> None:
+        """End the connections of this name."""
+        await kill_backends(self.stage.url, name)
+
+    async def freeze(self, name: str) -> None:
+        """Freeze the backends of this name."""
+        async with frozen_backends(await find_backends(self.stage.url, name)):
+            await asyncio.sleep(self.seconds)
+
+    async def down(self, how: Shutdown) -> None:
+        """Stop the server and start it again."""
+        began = time.time()
+        await self.stage.fleet.server.shut_down(how)
+        await asyncio.sleep(self.seconds)
+        await self.stage.fleet.server.come_back()
+        if how is Shutdown.IMMEDIATE:
+            self.load.crashes.append((began, time.time()))
+
+    async def refuse(self) -> None:
+        """Take no connection, and end those there are."""
+        async with connections_refused(self.stage.url, *self.users):
+            await asyncio.sleep(self.seconds)
+
+    async def exhaust(self) -> None:
+        """Leave no connection, and kill those of the workers."""
+        async with connections_exhausted(with_user(self.stage.url, self.users[0])):
+            for name in CONNECTION_NAMES:
+                await self.kill(name)
+            await asyncio.sleep(self.seconds)
+
+    async def read_only(self) -> None:
+        """Let nobody write."""
+        async with server_settings(self.stage.url, default_transaction_read_only="on"):
+            await asyncio.sleep(self.seconds)
+
+    async def lock(self) -> None:
+        """Lock the rows of running jobs."""
+        async with rows_locked(self.stage.url, RUNNING_ROWS):
+            await asyncio.sleep(self.seconds)
+
+    async def stop_process(self) -> None:
+        """SIGSTOP of both workers, then SIGCONT."""
+        for place in self.stage.places:
+            place.worker.freeze()
+        await asyncio.sleep(self.seconds)
+        for place in self.stage.places:
+            place.worker.thaw()
+
+
+def _rows() -> dict[str, Callable[[Bench], Awaitable[None]]]:
+    rows: dict[str, Callable[[Bench], Awaitable[None]]] = {}
+    for name in CONNECTION_NAMES:
+        short = name.removeprefix("riverpy ")
+        rows[f"kill_{short}"] = lambda bench, name=name: bench.kill(name)
+        rows[f"freeze_{short}"] = lambda bench, name=name: bench.freeze(name)
+    return rows | {
+        "restart": lambda bench: bench.down(Shutdown.FAST),
+        "crash": lambda bench: bench.down(Shutdown.IMMEDIATE),
+        "refused": Bench.refuse,
+        "exhausted": Bench.exhaust,
+        "read_only": Bench.read_only,
+        "rows_locked": Bench.lock,
+        "stopped_processes": Bench.stop_process,
+    }
+
+
+ROWS = _rows()
+
+
+async def measure(name: str, stage: Stage, seconds: float) -> dict[str, Any]:
+    """Do one fault, and tell what came of it."""
+    places = stage.places
+    error = None
+    back = None
+    began = time.monotonic()
+    try:
+        async with stage.load(expected=EXPECTED) as load:
+            cpu, tried = _cpu(stage), [place.worker.proxy.accepted for place in places]
+            began = time.monotonic()
+            await ROWS[name](Bench(stage, load, seconds))
+            took = time.monotonic() - began
+            cpu = (_cpu(stage) - cpu) / took / len(places)
+            most = max(
+                place.worker.proxy.accepted - before
+                for place, before in zip(places, tried, strict=True)
+            )
+            back = await load.recovers()
+    except (AssertionError, TimeoutError) as raised:
+        error = f"{raised or 'work did not come back'}"
+    said = Counter(line["event"] for place in places for line in place.warnings)
+    return {
+        "row": name,
+        "fault_s": round(took, 1),
+        "back_s": None if back is None else round(back, 2),
+        "cpu_percent": round(100 * cpu, 1),
+        "connects": most,
+        "said": dict(said),
+        "jobs": len(load.inserted),
+        "failed_inserts": len(load.failures),
+        "error": error,
+    }
+
+
+def _cpu(stage: Stage) -> float:
+    """Seconds of CPU that the workers have used."""
+    total = 0
+    for place in stage.places:
+        fields = Path(f"/proc/{place.worker.pid}/stat").read_text().rpartition(") ")[2].split()
+        total += int(fields[11]) + int(fields[12])
+    return total / TICKS
+
+
+async def run(names: list[str], seconds: float) -> list[dict[str, Any]]:
+    """All rows, one after the other, on one fleet."""
+    async with running_fleet() as fleet:
+        stage = Stage(fleet)
+        await stage.start(LoadSettings(slots=50))
+        found: list[dict[str, Any]] = []
+        for name in names:
+            found.append(await measure(name, stage, seconds))
+            print(f"{name}: done", file=sys.stderr, flush=True)
+    return found
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """A table."""
+    print(
+        f"{'row':20} {'fault s':>8} {'back s':>7} {'CPU %':>6} {'connects':>8} {'jobs':>6} "
+        f"{'failed inserts':>14}  said"
+    )
+    for row in rows:
+        said = ", ".join(f"{count} {event}" for event, count in row["said"].items())
+        back = "-" if row["back_s"] is None else row["back_s"]
+        print(
+            f"{row['row']:20} {row['fault_s']:>8} {back:>7} {row['cpu_percent']:>6} "
+            f"{row['connects']:>8} {row['jobs']:>6} {row['failed_inserts']:>14}  {said}"
+        )
+        if row["error"]:
+            print(f"  {row['error']}")
+
+
+def main() -> None:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/faults",
+        description=__doc__,
+        epilog=f"rows: {', '.join(ROWS)}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rows", help="only these, joined by commas (all)")
+    parser.add_argument("--seconds", type=float, default=15.0, help="how long a fault lasts (15)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args()
+    names = arguments.rows.split(",") if arguments.rows else list(ROWS)
+    if unknown := [name for name in names if name not in ROWS]:
+        parser.error(f"no such row: {', '.join(unknown)}; there are {', '.join(ROWS)}")
+    rows = asyncio.run(run(names, arguments.seconds))
+    if arguments.json:
+        print(json.dumps({"seconds": arguments.seconds, "cpus": os.cpu_count(), "rows": rows}))
+    else:
+        show(rows)
+    sys.exit(any(row["error"] for row in rows))
+
+
+if __name__ == "__main__":
+    main()
