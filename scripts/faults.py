@@ -41,12 +41,16 @@ EXPECTED = (
     "job result refused: the attempt is no longer this client's",
     "job results are refused and will be tried again",
     "leading ends",
-    "the client can give no sign of life and claims no jobs; its running jobs will be given to "
-    "others",
+    (
+        "the client can give no sign of life and claims no jobs; its running jobs will be given "
+        "to others"
+    ),
     "the event loop was blocked",
     "the lease was not renewed, trying again",
-    "this process did not run for a while: a job holds the event loop, or the process or the "
-    "machine was suspended",
+    (
+        "this process did not run for a while: a job holds the event loop, or the process or the "
+        "machine was suspended"
+    ),
 )
 """What workers may say besides the begin and the end of an outage, where it lasts."""
 TICKS = os.sysconf("SC_CLK_TCK")
