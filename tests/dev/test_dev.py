@@ -23,7 +23,10 @@ from tests.cli.worker_process import JOBS, RIVERPY, SIGNAL_TIMEOUT, WorkerProces
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Linux and macOS")
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="Linux and macOS"),
+    pytest.mark.timeout(180),  # a busy machine takes a while to start so many processes
+]
 
 STARTED = "worker started"
 
