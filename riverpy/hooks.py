@@ -1,7 +1,8 @@
 """Hooks: what is called at fixed points in the life of a job and of a client.
 
-A hook is any object with one or more of the methods below, all but `metric_emit` as `async def`; `…Func` makes one of a plain function.
-`Config(hooks=…)` registers hooks for all jobs, `hooks: ClassVar[…]` of an args class for its kind.
+A hook is any object with one or more of the methods below, each an `async def` but for
+`metric_emit`; `…Func` makes one of a function. `Config(hooks=…)` registers hooks for all jobs,
+`hooks: ClassVar[…]` of an args class for its kind.
 """
 
 from __future__ import annotations

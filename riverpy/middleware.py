@@ -1,7 +1,7 @@
 """Middleware: what is called around the inserting of jobs and around each attempt at one.
 
-A middleware is any object with one or both of the methods below, as `async def`; `…Func` makes one of a plain
-function. `Config(middleware=…)` registers them for all jobs.
+A middleware is any object with one or both of the methods below, each an `async def`; `…Func`
+makes one of a function. `Config(middleware=…)` registers them for all jobs.
 """
 
 from __future__ import annotations
