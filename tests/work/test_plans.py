@@ -257,3 +257,18 @@ async def test_top(large: asyncpg.Connection[Any], name: str) -> None:
     root = json.loads(text)[0]["Plan"]
     blocks = root["Shared Hit Blocks"] + root["Shared Read Blocks"]
     assert blocks < 12_000  # of about 40,000
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"), [("queue_lag", ["backlog", "q1", "q2", "none"]), ("queue_waiting", 100)]
+)
+async def test_cost_of_looking_at_queues(
+    large: asyncpg.Connection[Any], name: str, argument: object
+) -> None:
+    """How long due jobs wait is read in a few blocks for each queue, however many jobs wait."""
+    statement = query("river_queue", name, None)
+    (row,) = await large.fetch(
+        f"EXPLAIN (ANALYZE, BUFFERS, FORMAT json) {statement.text}", argument
+    )
+    root = json.loads(row[0])[0]["Plan"]
+    assert root["Shared Hit Blocks"] + root["Shared Read Blocks"] < 500
