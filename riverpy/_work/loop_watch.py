@@ -127,6 +127,8 @@ class LoopWatch:
     def _job(self, task: asyncio.Task[Any] | None) -> Job[Any] | None:
         """The job that the task is of: its own task or, where Python tells (from 3.12 on), one that
         it has made."""
+        if task is None:  # a callback
+            return None
         for attempt in list(self._work.attempts):
             if attempt.task is task:
                 return attempt

@@ -13,6 +13,7 @@ import pytest
 
 from riverpy import EventKind, Job
 from riverpy._work import loop_watch
+from riverpy._work.attempt import Attempt
 from tests.work.rig import Task
 
 if TYPE_CHECKING:
@@ -90,9 +91,14 @@ async def test_blocked_by_no_job(rig: Rig, log: list[dict[str, Any]]) -> None:
     @rig.job
     async def work(job: Job[Task]) -> None: ...
 
-    async with rig.working():
-        block_until_told(log)
+    async with rig.working() as client:
+        run = client._run
+        assert run is not None
+        waiting = Attempt([0] * 20, None, run.producers["default"], 0.0)
+        run.work.attempts.add(waiting)  # as one that was claimed ahead, and has no task
+        asyncio.get_running_loop().call_soon(block_until_told, log)
         after = await until_told(log, WAS_BLOCKED)
+        run.work.attempts.remove(waiting)
     (entry,) = told(log, BLOCKED)
     assert "kind" not in entry | after
     assert "block_until_told" in entry["at"]
