@@ -402,11 +402,12 @@ EARLY = 0.1
 """Seconds by which a line may be earlier than the fault that it is about seems to begin."""
 PER_JOB = {
     "job failed",
-    "jobs fail",
-    "jobs worked",
     "job result refused: the attempt is no longer this client's",
+    "job is cancelled, not run again: somebody had asked so while it ran",
+    "jobs worked",
+    "jobs fail",
 }
-"""Events of which there is a line for each job."""
+"""Events of jobs, or of each minute, not of faults."""
 LAPSES = (
     "maintenance did not end in time: the lease is not released but lapses, and this client does "
     "not bid before it has ended"
