@@ -159,6 +159,23 @@ async def test_failing_passes(shop: Shop, log: list[dict[str, object]]) -> None:
     ]
 
 
+async def test_failing_passes_of_a_known_outage(shop: Shop, log: list[dict[str, object]]) -> None:
+    """While it is told that connections are lost, passes that fail for it say nothing; one that
+    fails for longer than that does."""
+    outage = shop.service.office.connection._outage
+    outage.lost("claims", ConnectionRefusedError("no database"))
+    shop.service.pass_error = ConnectionRefusedError("no database")
+    await shop.open()
+    await shop.advance(100)
+    outage.restored("claims")
+    await shop.advance(100)
+    assert [entry["event"] for entry in log if entry["log_level"] != "debug"] == [
+        "database connection lost",
+        "database connection restored",
+        "maintenance pass failed, trying again",
+    ]
+
+
 async def test_faults_in_passes(shop: Shop, log: list[dict[str, object]]) -> None:
     """A fault in a pass ends neither the service nor the term. It is logged with its traceback,
     and again when it is another one."""
