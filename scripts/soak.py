@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import gc
 import json
+import os
 import sys
 import threading
 import time
@@ -223,17 +224,27 @@ async def soak_reconnects(
         yield sample()
 
 
+@asynccontextmanager
+async def server() -> AsyncGenerator[str]:
+    """The URL of a server with River's tables and riverpy's, which is deleted at the end."""
+    postgres = EmbeddedPostgres(f"soak-{os.getpid()}")
+    try:
+        url = await asyncio.to_thread(postgres.start)
+        await migrate_all(url)
+        yield url
+    finally:
+        await asyncio.to_thread(postgres.remove)
+
+
 async def run(options: argparse.Namespace) -> int:
     """Soak, print, and return the exit code."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    with EmbeddedPostgres("soak") as url:
-        await migrate_all(url)
-        async with working(url, "public") as place:
-            soaks = {
-                "jobs": soak_jobs(place, options.jobs),
-                "reconnects": soak_reconnects(place, options.reconnects),
-            }
-            reports = {name: await report(name, soak) for name, soak in soaks.items()}
+    async with server() as url, working(url, "public") as place:
+        soaks = {
+            "jobs": soak_jobs(place, options.jobs),
+            "reconnects": soak_reconnects(place, options.reconnects),
+        }
+        reports = {name: await report(name, soak) for name, soak in soaks.items()}
     totals = {"jobs": dict(sorted(place.ends.items())), "reconnects": place.reconnects}
     if options.json:
         print(json.dumps({**totals, "soaks": reports}))
