@@ -28,8 +28,9 @@ async def test_killed_worker(stage: Stage) -> None:
     that it ran are run again elsewhere, each with one attempt more, and all others once."""
     killed = stage.leader
     async with stage.load(expected=EXPECTED) as load:
-        held = await load.begin_held(20)
-        lost = killed.begun & {*held}
+        held: set[int] = set()
+        while not (lost := killed.begun & held):
+            held.update(await load.begin_held(5))
         killed.worker.kill()
         await killed.worker.ended()
         await load.flows()

@@ -320,7 +320,7 @@ class Load:
     async def faults(self) -> list[str]:
         """What became of the jobs that must not be."""
         async with self._stage.fleet.server.connected() as connection:
-            ends = await connection.fetch(STATEMENTS["ends"], 0)
+            ends = await connection.fetch(STATEMENTS["ends"])
         starts = self._starts()
         return [
             *(f"job {job_id} is lost" for job_id in {*self.inserted} - {row["id"] for row in ends}),

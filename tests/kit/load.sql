@@ -42,9 +42,9 @@ select
   attempt::int as attempt,
   coalesce((metadata ->> 'river:rescue_count')::int, 0) as rescues,
   coalesce(array_length(errors, 1), 0) as errors,
-  (select count(*) from load.finish where job_id = job.id) as finishes
-from river_job as job
-where id > $1
+  coalesce(finishes, 0) as finishes
+from river_job
+left join (select job_id as id, count(*) as finishes from load.finish group by job_id) as finish using (id)
 order by id;
 
 -- name: clear
