@@ -385,11 +385,18 @@ async def test_timeout_is_an_error(rig: Rig) -> None:
     async def fail() -> None:
         raise OSError
 
+    async def group_of_two() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+            await anyio.sleep_forever()
+
     async def end(job: Job[Any], error: BaseException | None) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
         with pytest.raises(ExceptionGroup):
-            async with asyncio.TaskGroup() as group:
-                group.create_task(fail())
-                await anyio.sleep_forever()
+            await group_of_two()
+        await asyncio.sleep(0)
         calls.append(type(error).__name__)
 
     row = await rig.run_one(hooks=[HookWorkEndFunc(end)], middleware=[Recorder("p", calls)])
