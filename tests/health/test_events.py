@@ -1,0 +1,66 @@
+"""What followers of /events are told, and what not."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import structlog
+
+from riverpy import Client, EventKind
+from riverpy._health import event_lines
+from riverpy._health.event_lines import follow
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+
+async def told(lines: AsyncGenerator[bytes, None], count: int) -> list[dict[str, Any]]:
+    """The next lines that say something."""
+    found: list[dict[str, Any]] = []
+    while len(found) < count:
+        line = await anext(lines)
+        if line.strip():
+            found.append(json.loads(line))
+    return found
+
+
+async def test_slow_follower(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ME-04: a follower who is too slow has a bounded number of events, and is told how many were
+    dropped."""
+    monkeypatch.setattr(event_lines, "FOLLOWED_MAX", 2)
+    client = Client()
+    lines = follow(client, {})
+    assert await anext(lines) == b"\n"
+    with structlog.testing.capture_logs():
+        for n in range(5):
+            client._subscriptions.publish_queue(EventKind.QUEUE_PAUSED, f"q{n}")
+    dropped, *events = await told(lines, 3)
+    assert dropped == {"event": "dropped", "dropped": 3}
+    assert [event["queue"] for event in events] == ["q0", "q1"]
+    client._subscriptions.close()
+    assert [line async for line in lines] == []
+
+
+async def test_filters() -> None:
+    """A follower is told of what matches one value of each filter; events of a queue have neither
+    kind nor state."""
+    client = Client()
+    wanted = follow(client, {"queue": ["a", "b"], "event": ["queue_paused"]})
+    of_jobs = follow(client, {"state": ["completed"]})
+    for lines in (wanted, of_jobs):
+        await anext(lines)
+    for queue in ("a", "c", "b"):
+        for kind in (EventKind.QUEUE_PAUSED, EventKind.QUEUE_RESUMED):
+            client._subscriptions.publish_queue(kind, queue)
+    client._subscriptions.close()
+    assert [json.loads(line)["queue"] async for line in wanted] == ["a", "b"]
+    assert [line async for line in of_jobs] == []
+
+
+@pytest.mark.parametrize("params", [{"kinds": ["a"]}, {"event": ["job_lost"]}])
+def test_wrong_parameters(params: dict[str, list[str]]) -> None:
+    """A name that is not known is refused, with those that are."""
+    with pytest.raises(ValueError, match=r"known are event|kinds of events are"):
+        follow(Client(), params)
