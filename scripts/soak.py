@@ -70,8 +70,11 @@ class Sample(msgspec.Struct, frozen=True):
     descriptors: int
 
 
-TOLERANCES = Sample(memory_mib=16.0, objects=2_000, blocks=5_000, tasks=3, threads=3, descriptors=2)
-"""How much more there may be at the end."""
+TOLERANCES = Sample(
+    memory_mib=16.0, objects=2_000, blocks=5_000, tasks=3, threads=SLOTS, descriptors=2
+)
+"""How much more there may be at the end. There are as many threads as jobs have been in threads at
+once."""
 
 
 def sample() -> Sample:
