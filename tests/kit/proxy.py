@@ -179,6 +179,8 @@ class Proxy:
                 self.held.set()
                 async with self._changed:
                     await self._changed.wait_for(lambda: not self._is_held(link))
+            if link.client.is_closing():  # uvloop would raise what is no OSError
+                raise EOFError
             link.answers += 1
             link.client.write(data)
             await link.client.drain()
