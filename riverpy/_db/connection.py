@@ -190,15 +190,20 @@ class DedicatedConnection:
         """The connection, alone, for at most `bound` seconds with the time to connect again if it
         was lost.
 
-        An error that leaves it in doubt cuts it; the next use makes a new one.
+        An error that leaves it in doubt cuts it; the next use makes a new one. Who has waited for
+        another user for half of the bound gives up: cutting it for want of time, when it answers,
+        would be a loss of its own.
 
         Raises:
             TimeoutError: the bound is over; the text has the purpose.
             Exception: one of DATABASE_ERRORS.
         """
+        reason = f"{purpose} took longer than {bound:g} s"
         try:
-            with anyio.fail_after(bound, reason=f"{purpose} took longer than {bound:g} s"):
+            with anyio.fail_after(bound, reason=reason) as scope:
                 async with self._lock:
+                    if scope.deadline - anyio.current_time() < bound / 2:
+                        raise TimeoutError(f"{purpose} waited for another statement for too long")
                     connection = self._connection
                     if connection is None or connection.is_closed():
                         self._tell_closed(connection)
