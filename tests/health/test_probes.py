@@ -63,7 +63,6 @@ def test_ready_without_a_claim(changes: dict[str, Any]) -> None:
         (ClientStats(client_id="c", state="starting", uptime=1.0), "state"),
         (msgspec.structs.replace(WORKING, state="stopping"), "state"),
         (msgspec.structs.replace(WORKING, state="stopped"), "state"),
-        (msgspec.structs.replace(WORKING, listener="deaf"), "listener"),
         (with_queue(claim_age=4.5), "queue q"),
         (with_queue(claim_age=None), "queue q"),
     ],
@@ -76,9 +75,13 @@ def test_not_ready(stats: ClientStats | None, check: str) -> None:
     assert liveness(stats).ok
 
 
-def test_polling_by_choice_is_ready() -> None:
-    """A worker that only polls, as it is configured, needs no listener."""
-    assert readiness(msgspec.structs.replace(WORKING, listener="off")).ok
+@pytest.mark.parametrize("listener", ["off", "deaf"])
+def test_polling_is_ready(listener: str) -> None:
+    """A worker that finds its jobs by polling works, as configured or behind a pooler that makes
+    it deaf; which of them is told."""
+    verdict = readiness(msgspec.structs.replace(WORKING, listener=listener))
+    assert verdict.ok
+    assert "polling" in verdict.checks["listener"].reason
 
 
 def test_lag() -> None:
