@@ -27,16 +27,7 @@ from riverpy._cluster.heartbeat import Heartbeat
 from riverpy._cluster.leader_watch import LeaderWatch
 from riverpy._cluster.notifier import Notifier, decode_message
 from riverpy._db.clients import Registration, client_slots
-from riverpy._db.connection import (
-    MAINTENANCE_STATEMENT_LIMIT,
-    DedicatedConnection,
-    Outage,
-    close_all,
-    connect_limited,
-    connect_maintenance,
-    cut_on_error,
-    limit_statements,
-)
+from riverpy._db.connection import DedicatedConnection, Outage, close_all
 from riverpy._db.jobs import job_any_available
 from riverpy._db.periodic import CHANGED_ACTION, EVENT_TOPIC
 from riverpy._db.schema import (
@@ -52,6 +43,7 @@ from riverpy._log import tells_of_jobs
 from riverpy._maintenance.candidacy import Candidacy
 from riverpy._plugins import Plugins
 from riverpy._work.completer import Completer
+from riverpy._work.connector import Connector
 from riverpy._work.counters import Counters
 from riverpy._work.executor import Executor
 from riverpy._work.loop_watch import LoopWatch
@@ -61,16 +53,11 @@ from riverpy._work.producer import Producer
 from riverpy._work.reconciler import Reconciler
 from riverpy._work.summary import Summary
 from riverpy._work.work_group import WorkGroup
-from riverpy.drivers.asyncpg import (
-    CONNECT_TIMEOUT,
-    DATABASE_ERRORS,
-    connect,
-    use_raw_timestamps,
-)
+from riverpy.drivers.asyncpg import CONNECT_TIMEOUT, DATABASE_ERRORS
 from riverpy.job import JobState
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+    from collections.abc import AsyncGenerator, Generator, Mapping
 
     from anyio.abc import TaskStatus
 
@@ -80,16 +67,9 @@ if TYPE_CHECKING:
     from riverpy._work.attempt import Attempt
     from riverpy._work.subscriptions import Subscriptions
     from riverpy.config import Config, QueueConfig
-    from riverpy.drivers.asyncpg import Connection
     from riverpy.periodic import PeriodicJobs
     from riverpy.worker import Workers
 
-LOCK_TIMEOUT = "100ms"
-"""How long a completion waits for a row that somebody's transaction has locked, before it goes on
-without it."""
-STATEMENT_LIMIT = timedelta(seconds=12)
-"""After which the server ends a statement of ours: a little more than any may take here."""
-REINDEX_NAME = "riverpy reindex"
 MAINTENANCE_LEFT_LEAST = 1.0
 """Seconds at the end of a run for maintenance that did not end with its term, at least: it has what
 is left of the stop's time, for a reindexer that drops what its interrupted rebuild left."""
@@ -158,9 +138,10 @@ class Run:
         self._tells_of_jobs = tells_of_jobs(self._log)
         self._counters = Counters(workers, queues)
         self._slots = [queue.max_workers for queue in queues.values()]
-        self._claims = DedicatedConnection("claims", self._connect_claims, self._outage)
-        self._results = DedicatedConnection("results", self._connect_results, self._outage)
-        self._reserved = DedicatedConnection("reserved", self._connect_reserved, self._outage)
+        self._connector = connector = Connector(url, config)
+        self._claims = DedicatedConnection("claims", connector.claims, self._outage)
+        self._results = DedicatedConnection("results", connector.results, self._outage)
+        self._reserved = DedicatedConnection("reserved", connector.reserved, self._outage)
         self._heartbeat = Heartbeat(
             Registration(
                 client_id=client_id,
@@ -233,8 +214,8 @@ class Run:
                 client_id=client_id,
                 workers=workers,
                 reserved=self._reserved,
-                connect=self._connect_maintenance,
-                connect_direct=self._direct_connect(),
+                connect=connector.maintenance,
+                connect_direct=connector.reindexer,
                 outage=self._outage,
                 changed=leadership.publish,
                 heartbeat=self._heartbeat,
@@ -504,7 +485,7 @@ class Run:
 
     def _make_notifier(self) -> Notifier:
         notifier = Notifier(
-            self._connect_listener,
+            self._connector.listener,
             schema=self._config.schema,
             reserved=self._reserved,
             outage=self._outage,
@@ -554,57 +535,3 @@ class Run:
         elif message.action == DUE_ACTION and message.queue in self.producers:
             for seconds in message.seconds:
                 self.producers[message.queue].expect(seconds)
-
-    async def _connect_claims(self) -> Connection:
-        settings = {"plan_cache_mode": "force_custom_plan"}
-        if not self._config.durable_claims:
-            settings["synchronous_commit"] = "off"
-        return await self._connect_raw("riverpy claims", settings)
-
-    async def _connect_results(self) -> Connection:
-        settings = {"plan_cache_mode": "force_custom_plan", "lock_timeout": LOCK_TIMEOUT}
-        return await self._connect_raw("riverpy results", settings)
-
-    async def _connect_raw(self, name: str, settings: dict[str, str]) -> Connection:
-        connection = await self._connect_limited(name, settings)
-        with cut_on_error(connection):
-            await use_raw_timestamps(connection)
-        return connection
-
-    async def _connect_reserved(self) -> Connection:
-        return await self._connect_limited("riverpy reserved", {})
-
-    async def _connect_maintenance(self, name: str) -> Connection:
-        return await connect_maintenance(self._url, name, pooled=self._config.pooler)
-
-    def _direct_connect(self) -> Callable[[], Awaitable[Connection]] | None:
-        """What makes a session for the reindexer: no pooler in transaction mode can carry it."""
-        if not self._config.pooler:
-            return lambda: self._connect_limited(REINDEX_NAME, {}, MAINTENANCE_STATEMENT_LIMIT)
-        return None if self._config.listen_url is None else self._connect_past_pooler
-
-    async def _connect_past_pooler(self) -> Connection:
-        connection = await connect(
-            self._config.listen_url, application_name=REINDEX_NAME, setting="listen_url"
-        )
-        with cut_on_error(connection):
-            await limit_statements(connection, MAINTENANCE_STATEMENT_LIMIT)
-        return connection
-
-    async def _connect_limited(
-        self, name: str, settings: dict[str, str], limit: timedelta = STATEMENT_LIMIT
-    ) -> Connection:
-        return await connect_limited(
-            self._url, name, limit=limit, pooled=self._config.pooler, settings=settings
-        )
-
-    async def _connect_listener(self) -> Connection:
-        if self._config.listen_url is not None:
-            return await connect(
-                self._config.listen_url,
-                application_name="riverpy listener",
-                setting="listen_url",
-            )
-        return await connect(
-            self._url, application_name="riverpy listener", pooled=self._config.pooler
-        )
