@@ -74,12 +74,18 @@ async def client_beat(
     return wire_timestamp(await connection.fetchval(statement.text, *statement.arguments(values)))
 
 
-async def client_slots(
-    connection: Transaction, schema: str | None, *, client_id: str, slots: Sequence[int]
+async def client_disclose(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    client_id: str,
+    slots: Sequence[int],
+    stuck: Sequence[int],
 ) -> None:
-    """Say how many slots the client has, in the order of its registered queues."""
-    statement = query("riverpy_client", "client_slots", schema)
-    values: dict[str, object] = {"client_id": client_id, "slots": slots}
+    """Say how many slots the client has, in the order of its registered queues, and the ids of its
+    stuck jobs."""
+    statement = query("riverpy_client", "client_disclose", schema)
+    values: dict[str, object] = {"client_id": client_id, "slots": slots, "stuck": stuck}
     await connection.execute(statement.text, *statement.arguments(values))
 
 

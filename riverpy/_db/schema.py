@@ -36,14 +36,15 @@ PERIODIC_VERSION = 2
 """The version of line `riverpy` that makes the table of periodic jobs."""
 
 SLOTS_VERSION = 3
-"""The version of line `riverpy` that lets clients say how many slots they have."""
+"""The version of line `riverpy` that lets clients say how many slots they have, and which jobs are
+stuck."""
 
 FEATURES = {
     CLIENTS_VERSION: (
         "rescue of a killed client's jobs after dead_after: they wait for rescue_after"
     ),
     PERIODIC_VERSION: "periodic jobs",
-    SLOTS_VERSION: "the slots of each client in riverpy top",
+    SLOTS_VERSION: "the slots and stuck jobs of each client in riverpy doctor and top",
 }
 """What is off without each version of line `riverpy`, in words."""
 

@@ -35,8 +35,18 @@ class ClientRow(NamedTuple):
     """Seconds since its last sign of life."""
     is_silent: bool
     """Whether that is longer than its own `dead_after`."""
+    stuck: int
+    """How many jobs it calls stuck."""
     slots: list[int] | None
     """In the order of its queues. None: not known."""
+
+
+class RunningRow(NamedTuple):
+    """What a client runs."""
+
+    jobs: int
+    longest: float
+    """Seconds that the longest one runs."""
 
 
 class QueueRow(NamedTuple):
@@ -51,7 +61,7 @@ class QueueRow(NamedTuple):
     due_at: datetime | None
     """Since when the oldest due job waits; None: none is due."""
     started: int
-    """Of the running ones, since the time asked for."""
+    """Attempts at jobs that are not at their end, since the time asked for."""
     failed: int
     """Of those that are not at their end, since the time asked for."""
 
@@ -95,12 +105,14 @@ async def top_clients(
     return [ClientRow(*row[:-1], slots=_slots(row[-1])) for row in rows]
 
 
-async def top_running(connection: Transaction, schema: str | None, *, cap: int) -> dict[str, int]:
-    """How many jobs each client runs, among the first `cap` running ones; "" for those that tell no
+async def top_running(
+    connection: Transaction, schema: str | None, *, cap: int
+) -> dict[str, RunningRow]:
+    """What each client runs, among the first `cap` running jobs; "" for those that tell no
     client."""
     statement = query("top", "top_running", schema)
     rows = await connection.fetch(statement.text, *statement.arguments({"cap": cap}))
-    return {row[0]: row[1] for row in rows}
+    return {row[0]: RunningRow(row[1], row[2]) for row in rows}
 
 
 async def top_queue_names(connection: Transaction, schema: str | None, *, limit: int) -> list[str]:

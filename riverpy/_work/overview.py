@@ -82,7 +82,7 @@ class Overview:
             lease_renewal_failures=elector.renewal_failures if elector else 0,
             loop_lag=counters.loop_lag.histogram(),
             stuck=tuple(name for group in self.groups for name in group.stuck()),
-            stuck_jobs=self._work.stuck,
+            stuck_jobs=len(self._work.stuck),
             kinds={kind: of_kind.stats() for kind, of_kind in counters.kinds.items()},
             queues={name: self._queue(one) for name, one in self._producers.items()},
         )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from riverpy._clock import SystemTimer
 from riverpy._cluster.heartbeat import Heartbeat
 from riverpy._cluster.leader_watch import LeaderWatch
 from riverpy._cluster.notifier import Notifier, decode_message
-from riverpy._db.clients import Registration, client_slots
+from riverpy._db.clients import Registration
 from riverpy._db.connection import DedicatedConnection, Outage, close_all
 from riverpy._db.jobs import job_any_available
 from riverpy._db.periodic import CHANGED_ACTION, EVENT_TOPIC
@@ -45,6 +45,7 @@ from riverpy._plugins import Plugins
 from riverpy._work.completer import Completer
 from riverpy._work.connector import Connector
 from riverpy._work.counters import Counters
+from riverpy._work.disclosure import Disclosure
 from riverpy._work.executor import Executor
 from riverpy._work.loop_watch import LoopWatch
 from riverpy._work.metrics import Metrics
@@ -78,7 +79,6 @@ JOBS_SHARE_OF_HARD_STOP = 0.6
 DRAIN_POLL = 0.05
 """Seconds between two looks at the queues of a run that ends when they are empty."""
 DRAIN_STATEMENT_TIMEOUT = 10.0
-TELL_TIMEOUT = 2.0
 
 
 class StopReport(msgspec.Struct, frozen=True):
@@ -137,7 +137,6 @@ class Run:
         self._log: Any = structlog.get_logger("riverpy").bind()
         self._tells_of_jobs = tells_of_jobs(self._log)
         self._counters = Counters(workers, queues)
-        self._slots = [queue.max_workers for queue in queues.values()]
         self._connector = connector = Connector(url, config)
         self._claims = DedicatedConnection("claims", connector.claims, self._outage)
         self._results = DedicatedConnection("results", connector.results, self._outage)
@@ -166,7 +165,7 @@ class Run:
         self._completer = Completer(
             self._results,
             config.schema,
-            slots=sum(self._slots),
+            slots=sum(queue.max_workers for queue in queues.values()),
             waits_for_locks=config.pooler,
             stored=self._stored,
             counters=self._counters,
@@ -174,6 +173,13 @@ class Run:
         self._executor = Executor(workers, config)
         self._notifier: Notifier | None = None
         self.work = WorkGroup(self._executor, config, self._completer.add)
+        self._disclosure = Disclosure(
+            self.work,
+            self._reserved,
+            schema=config.schema,
+            client_id=client_id,
+            slots={name: queue.max_workers for name, queue in queues.items()},
+        )
         quiet = config.quiet_interval or timedelta(0)
         self._quiet = quiet.total_seconds()
         self._reconciler = Reconciler(
@@ -329,7 +335,7 @@ class Run:
         if self._keeps_clients:
             await services.start(self._heartbeat)
             if self._keeps_slots:
-                await self._tell_slots()
+                await services.start(self._disclosure)
             await services.start(self._leader_watch)
         await services.start(self._reconciler)
         await services.start(self._summary)
@@ -337,13 +343,6 @@ class Run:
         if not self._config.poll_only:
             self._notifier = self.overview.notifier = self._make_notifier()
             await services.start(self._notifier)
-
-    async def _tell_slots(self) -> None:
-        with suppress(*DATABASE_ERRORS):  # it is for people to see: nothing waits for it
-            async with self._reserved.use("telling the slots", TELL_TIMEOUT) as connection:
-                await client_slots(
-                    connection, self._config.schema, client_id=self._client_id, slots=self._slots
-                )
 
     @contextmanager
     def until_stop_asked(self) -> Generator[None]:

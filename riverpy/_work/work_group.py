@@ -24,7 +24,7 @@ from riverpy.job import JobColumn
 from riverpy.stuck import StuckJob
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from riverpy._db.jobs import Stamp
     from riverpy._work.executor import Executor
@@ -70,9 +70,10 @@ class WorkGroup:
         return self._attempts
 
     @property
-    def stuck(self) -> int:
-        """How many attempts go on although they were cancelled long ago."""
-        return len(self._stuck)
+    def stuck(self) -> Mapping[Attempt, bool]:
+        """The attempts that go on although they were cancelled long ago: whether each keeps its
+        slot."""
+        return self._stuck
 
     def stamps(self) -> set[Stamp]:
         """The stamps of the attempts that run now."""

@@ -18,6 +18,7 @@ from riverpy._db.top import (
     ClientRow,
     EndedRow,
     QueueRow,
+    RunningRow,
     top_clients,
     top_ended,
     top_limits,
@@ -80,7 +81,11 @@ class WorkerLook(msgspec.Struct, frozen=True):
     """`alive`, `silent` for longer than its `dead_after`, or `unregistered`: one of River's in Go,
     or one whose row is gone."""
     running: int
+    longest: float | None = None
+    """Seconds that the longest of these jobs runs. None: there is none."""
     slots: int | None = None
+    stuck: int = 0
+    """Jobs that go on although they were cancelled."""
     version: str | None = None
     queues: Sequence[str] | None = None
     candidate: bool | None = None
@@ -269,14 +274,17 @@ def _slots_by_queue(clients: Sequence[ClientRow]) -> dict[str, int | None]:
     return found
 
 
-def worker_looks(clients: Sequence[ClientRow], running: dict[str, int]) -> list[WorkerLook]:
+def worker_looks(clients: Sequence[ClientRow], running: dict[str, RunningRow]) -> list[WorkerLook]:
     """Those that are registered, and those that run jobs without."""
+    nothing = RunningRow(0, 0.0)
     registered = [
         WorkerLook(
             client_id=client.client_id,
             state="silent" if client.is_silent else "alive",
-            running=running.get(client.client_id, 0),
+            running=running.get(client.client_id, nothing).jobs,
+            longest=_longest(running.get(client.client_id, nothing)),
             slots=None if client.slots is None else sum(client.slots),
+            stuck=client.stuck,
             version=client.version,
             queues=client.queues,
             candidate=client.candidate,
@@ -287,7 +295,13 @@ def worker_looks(clients: Sequence[ClientRow], running: dict[str, int]) -> list[
     ]
     known = {client.client_id for client in clients}
     return registered + [
-        WorkerLook(client_id=client_id, state="unregistered", running=number)
-        for client_id, number in running.items()
+        WorkerLook(
+            client_id=client_id, state="unregistered", running=row.jobs, longest=_longest(row)
+        )
+        for client_id, row in running.items()
         if client_id not in known
     ]
+
+
+def _longest(row: RunningRow) -> float | None:
+    return round(max(row.longest, 0.0), 3) if row.jobs else None

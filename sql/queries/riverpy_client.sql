@@ -27,10 +27,11 @@ on conflict (client_id) do update set
 returning timestamptz_send(started_at);
 
 
--- name: client_slots
--- Say how many slots the client has in each of its queues. Safe beside a leader: it changes the client's own row alone.
+-- name: client_disclose
+-- Say how many slots the client has in each of its queues, and which of its jobs are stuck. Safe beside a leader: it
+-- changes the client's own row alone.
 update /* schema */ riverpy_client
-set slots = @slots::integer[]
+set slots = @slots::integer[], stuck = @stuck::bigint[]
 where client_id = @client_id::text;
 
 

@@ -15,7 +15,8 @@ select
 
 
 -- name: top_clients
--- Clients of ours, dead ones too until they are reaped. Through jsonb, since the column of the slots may not be there.
+-- Clients of ours, dead ones too until they are reaped. Through jsonb, since the columns of slots and stuck jobs may not
+-- be there.
 select
   client_id,
   version,
@@ -24,6 +25,7 @@ select
   started_at,
   extract(epoch from now() - heartbeat_at)::float8 as silent_for,
   heartbeat_at < now() - dead_after as is_silent,
+  coalesce(jsonb_array_length(nullif(to_jsonb(client) -> 'stuck', 'null')), 0) as stuck,
   to_jsonb(client) ->> 'slots' as slots
 from /* schema */ riverpy_client as client
 order by is_silent, started_at, client_id
@@ -31,10 +33,12 @@ limit @limit::bigint;
 
 
 -- name: top_running
--- Who runs how many jobs, among the first @cap running ones.
-select claimed.client_id, count(*)
+-- Who runs how many jobs, among the first @cap running ones, and for how many seconds the longest.
+select
+  claimed.client_id, count(*) as jobs,
+  coalesce(extract(epoch from now() - min(claimed.attempted_at)), 0)::float8 as longest
 from (
-  select coalesce(attempted_by[array_upper(attempted_by, 1)], '') as client_id
+  select coalesce(attempted_by[array_upper(attempted_by, 1)], '') as client_id, attempted_at
   from /* schema */ river_job
   where state = 'running'
   order by queue, priority, scheduled_at, id
@@ -88,8 +92,9 @@ order by name;
 
 -- name: top_queues
 -- Each of the queues, with none of its jobs too: how many are in each state, up to @cap, since when the oldest due one
--- waits, and among the rows that were read how many started and failed since @since. A failure is seen by the row's last
--- error; times in errors are texts, and are compared as such, so that one of a wrong form harms nothing.
+-- waits, and among the rows that were read how many started and failed since @since: what failed had started too. A
+-- failure is seen by the row's last error; times in errors are texts, and are compared as such, so that one of a wrong form
+-- harms nothing.
 select
   given.name,
   queue.paused_at is not null as is_paused,
@@ -98,7 +103,7 @@ select
   scheduled.number as scheduled,
   retryable.number as retryable,
   oldest.due_at,
-  running.started,
+  running.started + available.failed + running.failed + retryable.failed as started,
   available.failed + running.failed + retryable.failed as failed
 from unnest(@name::text[]) as given (name)
 left join /* schema */ river_queue as queue on queue.name = given.name
@@ -174,7 +179,8 @@ order by given.name;
 
 -- name: top_ended
 -- The jobs of each queue that ended in the last @window seconds, up to @cap of each state, and of how many seconds
--- these are the newest: where the cap cuts, fewer. Waits are those of the last attempt.
+-- these are the newest: where the cap cuts, fewer. Waits are those of the last attempt. One that completed after a failure
+-- in this time started twice.
 with ended as materialized (
   select newest.*
   from unnest(array['cancelled', 'completed', 'discarded']::/* schema */ river_job_state[]) as given (state)
@@ -201,20 +207,19 @@ select
   greatest(extract(epoch from now() - span.since), 0.001)::float8 as seconds,
   ended.queue,
   count(*) filter (where ended.state = 'completed') as completed,
-  count(*) filter (where ended.attempted_at >= span.since) as started,
-  count(*) filter (
-    where ended.state = 'discarded'
-      or (
-        ended.state = 'completed'
-        and (ended.errors[array_upper(ended.errors, 1)] ->> 'at') collate "C"
-          >= to_char(span.since at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS')
-      )
-  ) as failed,
+  count(*) filter (where ended.attempted_at >= span.since) + count(*) filter (where again.failed) as started,
+  count(*) filter (where ended.state = 'discarded' or again.failed) as failed,
   percentile_cont(0.95) within group (
     order by greatest(extract(epoch from ended.attempted_at - ended.scheduled_at), 0)::float8
   ) filter (where ended.attempted_at >= span.since) as wait_p95
 from span
 left join ended on ended.finalized_at >= span.since
+cross join lateral (
+  select
+    ended.state = 'completed'
+    and (ended.errors[array_upper(ended.errors, 1)] ->> 'at') collate "C"
+      >= to_char(span.since at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS') as failed
+) as again
 group by span.since, ended.queue
 order by ended.queue;
 

@@ -78,7 +78,8 @@ async def test_stuck_job(
     rig: Rig, log: list[dict[str, Any]], executor: str | None, how: str
 ) -> None:
     """A job that ignores its timeout or cancel is told of once, with kind, id and how long; it is
-    counted and keeps its slot, and the others go on. Its end is told of too."""
+    counted, shown in the client's row, and keeps its slot, and the others go on. Its end is told
+    of too."""
     jobs = Stubborn(rig, executor, SOON if how == "timeout" else timedelta(hours=1))
     async with rig.working(slots=2, job_stuck_threshold=SOON) as client:
         stuck = await client.insert(Task(n=1))
@@ -93,12 +94,14 @@ async def test_stuck_job(
         assert run is not None
         assert client.stats().stuck_jobs == 1
         assert run.producers["default"]._free == 1
+        await rig.until("SELECT stuck FROM riverpy_client", [stuck.job.id])
         jobs.release.set()
         event = await rig.event()
         assert event.job is not None
         assert event.job.id == stuck.job.id
         assert client.stats().stuck_jobs == 0
         assert run.producers["default"]._free == 2
+        await rig.until("SELECT stuck FROM riverpy_client", [])
     assert told["job_id"] == stuck.job.id
     assert (told["kind"], told["queue"], told["stuck"]) == ("task", "default", 1)
     assert told["why"] == ("job timeout" if how == "timeout" else "job cancelled remotely")
@@ -110,8 +113,8 @@ async def test_stuck_job(
 
 @pytest.mark.parametrize("executor", [None, "thread"])
 async def test_slot_for_a_stuck_job(rig: Rig, executor: str | None) -> None:
-    """A handler may give the slot of a stuck job to another: that is worked beside it, and there
-    are as many slots as before when the stuck one has ended."""
+    """A handler may give the slot of a stuck job to another: that is worked beside it, the client's
+    row shows a slot more, and there are as many as before when the stuck one has ended."""
     jobs, handler = Stubborn(rig, executor), Handler(answer=True)
     settings = {"job_stuck_threshold": SOON, "job_stuck_handler": handler}
     async with rig.working(slots=1, **settings) as client:
@@ -120,6 +123,7 @@ async def test_slot_for_a_stuck_job(rig: Rig, executor: str | None) -> None:
         event = await rig.event()
         assert event.job is not None
         assert event.job.id == other.job.id
+        await rig.until("SELECT slots FROM riverpy_client", [2])
         jobs.release.set()
         await rig.event()
         assert client._run is not None

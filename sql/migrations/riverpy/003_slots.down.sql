@@ -1,1 +1,1 @@
-ALTER TABLE /* schema */ riverpy_client DROP COLUMN slots;
+ALTER TABLE /* schema */ riverpy_client DROP COLUMN slots, DROP COLUMN stuck;

@@ -1,0 +1,90 @@
+"""Disclosure: what a client shows of itself in its row of the database: slots and stuck jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import structlog
+
+from riverpy._db.clients import client_disclose
+from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from anyio.abc import TaskStatus
+
+    from riverpy._db.connection import DedicatedConnection
+    from riverpy._lifecycle import StopScope
+    from riverpy._work.work_group import WorkGroup
+
+INTERVAL = 1.0
+"""Seconds between two looks at whether there is something new."""
+RETRY = 30.0
+"""The same after the database did not take it."""
+TIMEOUT = 2.0
+STUCK_MAX = 1_000
+"""Stuck jobs that are named."""
+
+
+class Disclosure:
+    """Tells at the start of a run, then only when something has changed."""
+
+    name = "disclosure"
+
+    def __init__(
+        self,
+        work: WorkGroup,
+        connection: DedicatedConnection,
+        *,
+        schema: str | None,
+        client_id: str,
+        slots: Mapping[str, int],
+    ) -> None:
+        """Make it.
+
+        Args:
+            work: the jobs that run.
+            connection: one that is not busy with jobs.
+            schema: of River's tables.
+            client_id: the client's.
+            slots: of each queue, in the order in which they are registered.
+        """
+        self._work, self._connection = work, connection
+        self._schema, self._client_id, self._slots = schema, client_id, slots
+        self._told: tuple[list[int], list[int]] | None = None
+        self._log: Any = structlog.get_logger("riverpy").bind()
+
+    async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
+        """Tell until stopped."""
+        delay = await self._tell()
+        task_status.started()
+        while True:
+            scope.turns(within=delay + TIMEOUT)
+            await anyio.sleep(delay)
+            delay = await self._tell()
+
+    async def _tell(self) -> float:
+        """Tell what is new. Returns the seconds until the next look."""
+        slots, stuck = now = self._seen()
+        if now == self._told:
+            return INTERVAL
+        try:
+            async with self._connection.use("telling slots and stuck jobs", TIMEOUT) as connection:
+                await client_disclose(
+                    connection, self._schema, client_id=self._client_id, slots=slots, stuck=stuck
+                )
+        except DATABASE_ERRORS as error:  # it is for people to see: nothing waits for it
+            self._log.debug("slots and stuck jobs are not told", error=describe(error))
+            return RETRY
+        self._told = now
+        return INTERVAL
+
+    def _seen(self) -> tuple[list[int], list[int]]:
+        """The slots, with those that were given for stuck jobs, and the stuck jobs' ids."""
+        slots = dict(self._slots)
+        for attempt, keeps_slot in self._work.stuck.items():
+            slots[attempt.queue] += not keeps_slot
+        ids = sorted(attempt.id for attempt in self._work.stuck)
+        return list(slots.values()), ids[:STUCK_MAX]
