@@ -23,10 +23,11 @@ _COMMANDS = {
     "events": "Follow the events of a worker on this machine.",
     "health": "Say whether work goes on, for probes and scripts.",
     "insert": "Insert one job with raw JSON args.",
-    "job": "List and show jobs.",
+    "job": "List, show, cancel and retry jobs.",
     "leader": "Show who leads, and ask the leader to resign.",
     "migrate": "Make, update and check River's tables.",
     "periodic": "List periodic jobs, foretell, run, pause and resume them.",
+    "queue": "List, pause and resume queues.",
     "top": "Watch queues, workers, rates, waits and the leader.",
     "worker": "Work jobs until told to stop.",
 }

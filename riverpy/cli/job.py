@@ -1,4 +1,4 @@
-"""`riverpy job`: list and show jobs."""
+"""`riverpy job`: list, show, cancel and retry jobs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import anyio
 import click
 
 from riverpy._db import jobs
-from riverpy._db.schema import check_schema
+from riverpy.cli._changes import UNCHANGED, Change, Noun, change_each
+from riverpy.cli._connected import connected
 from riverpy.cli._job_output import JobOutput, print_job, print_jobs
 from riverpy.cli._options import database_options
 from riverpy.cli._output import print_json
 from riverpy.cli._run import run
 from riverpy.cli._types import TEXT
-from riverpy.drivers.asyncpg import close, connect
 from riverpy.errors import NotFoundError
 from riverpy.job import JobRow, JobState
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from riverpy.cli._options import DatabaseSettings
-    from riverpy.drivers.asyncpg import Connection
+    from riverpy.client import Client
+    from riverpy.drivers.asyncpg import Connection, Transaction
 
 ResultT = TypeVar("ResultT")
 
@@ -30,14 +31,16 @@ LIMIT_DEFAULT = 100
 LIMIT_MAX = 10_000
 READ_TIMEOUT = 30.0
 """Seconds that a read of the table may take."""
-_ID_MAX = 2**63 - 1
+_ID = click.IntRange(1, 2**63 - 1)
+_JOB = Noun("job", "jobs", "id")
 
+_ids_argument = click.argument("job_ids", metavar="ID...", type=_ID, nargs=-1, required=True)
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 @click.group
 def job() -> None:
-    """List and show jobs."""
+    """List, show, cancel and retry jobs."""
 
 
 @job.command("list")
@@ -89,7 +92,7 @@ def list_(
 
 
 @job.command
-@click.argument("job_id", metavar="ID", type=click.IntRange(1, _ID_MAX))
+@click.argument("job_id", metavar="ID", type=_ID)
 @_json_option
 @database_options
 def show(database: DatabaseSettings, *, job_id: int, as_json: bool) -> None:
@@ -105,16 +108,61 @@ def show(database: DatabaseSettings, *, job_id: int, as_json: bool) -> None:
     (print_json if as_json else print_job)(found)
 
 
+@job.command
+@_ids_argument
+@_json_option
+@database_options
+def cancel(database: DatabaseSettings, *, job_ids: Sequence[int], as_json: bool) -> None:
+    """Cancel jobs, so that they are not worked, or not again.
+
+    The worker of a running one is told to cancel it, and the job is cancelled when its code has
+    ended. One that has ended already stays as it is. Exit code 1 if one of them is not there; the
+    others are cancelled.
+    """
+    change_each(database, _JOB, job_ids, _cancel, as_json=as_json)
+
+
+@job.command
+@_ids_argument
+@_json_option
+@database_options
+def retry(database: DatabaseSettings, *, job_ids: Sequence[int], as_json: bool) -> None:
+    """Make jobs available now, whatever they wait for or how they ended.
+
+    One that has no attempts left is given one more. A running one stays as it is. Exit code 1 if
+    one of them is not there, or if another job holds its unique key now; the others are retried.
+    """
+    change_each(database, _JOB, job_ids, _retry, as_json=as_json)
+
+
+async def _cancel(client: Client, job_id: int, tx: Transaction) -> Change:
+    before = await client.job_get(job_id, tx=tx)
+    after = await client.job_cancel(job_id, tx=tx)
+    if after.state is JobState.RUNNING:
+        message = f"job {job_id} was running: its worker is told to cancel it"
+        return Change("cancel requested", message)
+    if before.finalized_at is not None or after.state is not JobState.CANCELLED:
+        return Change(UNCHANGED, f"job {job_id} is {after.state} already: it stays as it is")
+    return Change("cancelled", f"job {job_id} is cancelled")
+
+
+async def _retry(client: Client, job_id: int, tx: Transaction) -> Change:
+    before = await client.job_get(job_id, tx=tx)
+    after = await client.job_retry(job_id, tx=tx)
+    if after.state is JobState.RUNNING:
+        return Change(UNCHANGED, f"job {job_id} is running: it stays as it is")
+    if (before.state, before.scheduled_at) == (after.state, after.scheduled_at):
+        return Change(UNCHANGED, f"job {job_id} is {after.state} already: it stays as it is")
+    one_more = ", with one more attempt" if after.max_attempts > before.max_attempts else ""
+    message = f"job {job_id} was {before.state}: it is available now{one_more}"
+    return Change("retried", message)
+
+
 async def _read(
     database: DatabaseSettings, read: Callable[[Connection], Awaitable[ResultT]]
 ) -> ResultT:
     """What `read` finds on a connection to a database that has River's tables."""
-    url = database.required_url()
-    connection = await connect(url)
-    try:
-        await check_schema(connection, database.schema, url=url)
+    async with connected(database) as (connection, _schema, _state):
         reason = f"reading jobs took longer than {READ_TIMEOUT:g} s"
         with anyio.fail_after(READ_TIMEOUT, reason=reason):
             return await read(connection)
-    finally:
-        await close(connection)

@@ -1,0 +1,132 @@
+"""`riverpy queue`: list, pause and resume queues."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from riverpy.cli._changes import UNCHANGED, Change, Noun, change_each
+from riverpy.cli._connected import bounded, connected
+from riverpy.cli._options import database_options
+from riverpy.cli._output import format_time, print_json, print_note, print_table
+from riverpy.cli._run import run
+from riverpy.cli._types import TEXT
+from riverpy.client import Client
+from riverpy.config import Config
+from riverpy.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from riverpy.cli._options import DatabaseSettings
+    from riverpy.drivers.asyncpg import Transaction
+    from riverpy.queue import Queue
+
+LIMIT_DEFAULT = 100
+LIMIT_MAX = 10_000
+_ALL = "*"
+_QUEUE = Noun("queue", "queues", "name")
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+_names_argument = click.argument("names", metavar="NAME...", type=TEXT, nargs=-1, required=True)
+
+
+@click.group
+def queue() -> None:
+    """List, pause and resume queues."""
+
+
+@queue.command("list")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, LIMIT_MAX),
+    default=LIMIT_DEFAULT,
+    show_default=True,
+    help="At most so many.",
+)
+@_json_option
+@database_options
+def list_(database: DatabaseSettings, *, limit: int, as_json: bool) -> None:
+    """List the queues that clients work or worked not long ago, by name. Times are UTC.
+
+    LAST USED: when a client that works it last said so, or somebody changed it. How many jobs wait
+    in each: `riverpy top`.
+    """
+    found = run(_list, database, limit + 1)
+    queues = found[:limit]
+    if as_json:
+        print_json({"queues": queues})
+    else:
+        print_table(
+            ("QUEUE", "PAUSED SINCE", "LAST USED", "CREATED"),
+            [
+                (one.name, *map(format_time, (one.paused_at, one.updated_at, one.created_at)))
+                for one in queues
+            ],
+        )
+    if len(found) > limit:
+        print_note(f"there are more than these {limit:,}: raise --limit")
+
+
+@queue.command
+@_names_argument
+@_json_option
+@database_options
+def pause(database: DatabaseSettings, *, names: Sequence[str], as_json: bool) -> None:
+    """Let no client claim jobs of these queues until they are resumed; '*' is all of them.
+
+    Running jobs go on, and jobs are inserted as ever. Clients that listen obey at once, others
+    within 2 seconds. Exit code 1 if there is no such queue; the others are paused.
+    """
+    change_each(database, _QUEUE, names, _pause, as_json=as_json)
+
+
+@queue.command
+@_names_argument
+@_json_option
+@database_options
+def resume(database: DatabaseSettings, *, names: Sequence[str], as_json: bool) -> None:
+    """Undo `pause`; '*' is all queues. Exit code 1 if there is no such queue; the others are
+    resumed."""
+    change_each(database, _QUEUE, names, _resume, as_json=as_json)
+
+
+async def _list(database: DatabaseSettings, limit: int) -> list[Queue]:
+    async with connected(database) as (connection, schema, _state):
+        client = Client(config=Config(schema=schema))
+        return await bounded("reading queues", client.queue_list(limit=limit, tx=connection))
+
+
+async def _pause(client: Client, name: str, tx: Transaction) -> Change:
+    before = await _before(client, name, tx)
+    await client.queue_pause(name, tx=tx)
+    if before is None:
+        return Change("paused", "all queues are paused; running jobs go on")
+    if before.paused_at is not None:
+        since = format_time(before.paused_at)
+        return Change(UNCHANGED, f"queue {name} is paused already, since {since} UTC")
+    return Change("paused", f"queue {name} is paused; running jobs go on")
+
+
+async def _resume(client: Client, name: str, tx: Transaction) -> Change:
+    before = await _before(client, name, tx)
+    await client.queue_resume(name, tx=tx)
+    if before is None:
+        return Change("resumed", "all queues are resumed")
+    if before.paused_at is None:
+        return Change(UNCHANGED, f"queue {name} is not paused")
+    return Change("resumed", f"queue {name} is resumed")
+
+
+async def _before(client: Client, name: str, tx: Transaction) -> Queue | None:
+    """The queue as it stands; None for all of them.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    if name != _ALL:
+        return await client.queue_get(name, tx=tx)
+    if not await client.queue_list(limit=1, tx=tx):
+        raise NotFoundError("there is no queue: one exists from when a client first works it")
+    return None

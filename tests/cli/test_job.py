@@ -1,0 +1,228 @@
+"""`riverpy job cancel` and `retry`: what they change, what they say, and their failures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from riverpy import EventKind, InsertOpts, UniqueOpts
+from riverpy.cli import _changes, _connected
+from tests.cli.test_command import UNREACHABLE, invoke
+from tests.work.rig import Rig, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from click.testing import Result
+
+    from riverpy import Job
+    from tests._database import Schema
+
+STATES = "SELECT id, state::text, max_attempts, scheduled_at <= now() AS due FROM river_job"
+ROWS = """
+INSERT INTO river_job
+  (id, state, kind, args, attempt, max_attempts, scheduled_at, finalized_at, metadata, attempted_by)
+SELECT id, state::river_job_state, 'task', '{}', attempt, 3, now() + due, finalized_at, '{}',
+  CASE WHEN state = 'running' THEN '{gone}'::text[] END
+FROM (VALUES
+  (1, 'available', 0, interval '-1 min', NULL),
+  (2, 'scheduled', 0, '1 hour', NULL),
+  (3, 'retryable', 1, '1 hour', NULL),
+  (4, 'pending', 0, '1 hour', NULL),
+  (5, 'running', 1, '-1 min', NULL),
+  (6, 'completed', 1, '-1 min', now()),
+  (7, 'cancelled', 1, '-1 min', now()),
+  (8, 'discarded', 3, '-1 min', now())
+) AS v (id, state, attempt, due, finalized_at)
+"""
+
+
+async def command(schema: Schema, *args: str, setting: str = "") -> Result:
+    """Run `riverpy job` on the test's schema, with a setting of the server if given."""
+    options = ("--database-url", schema.url + setting, "--schema", schema.name)
+    return await asyncio.to_thread(invoke, "job", *args, *options)
+
+
+async def test_cancel(schema: Schema) -> None:
+    """A job in each state: what waits is cancelled, what has ended stays, and each is told of."""
+    await schema.execute(ROWS)
+    result = await command(schema, "cancel", *map(str, range(1, 9)))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == [
+        "job 1 is cancelled",
+        "job 2 is cancelled",
+        "job 3 is cancelled",
+        "job 4 is cancelled",
+        "job 5 was running: its worker is told to cancel it",
+        "job 6 is completed already: it stays as it is",
+        "job 7 is cancelled already: it stays as it is",
+        "job 8 is discarded already: it stays as it is",
+    ]
+    states = {row["id"]: row["state"] for row in await schema.fetch(STATES)}
+    assert states == dict.fromkeys((1, 2, 3, 4, 7), "cancelled") | {
+        5: "running",
+        6: "completed",
+        8: "discarded",
+    }
+
+
+async def test_retry(schema: Schema) -> None:
+    """A job in each state: all but a running and a due one are available now, and one that has no
+    attempts left has one more."""
+    await schema.execute(ROWS)
+    result = await command(schema, "retry", *map(str, range(1, 9)))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == [
+        "job 1 is available already: it stays as it is",
+        "job 2 was scheduled: it is available now",
+        "job 3 was retryable: it is available now",
+        "job 4 was pending: it is available now",
+        "job 5 is running: it stays as it is",
+        "job 6 was completed: it is available now",
+        "job 7 was cancelled: it is available now",
+        "job 8 was discarded: it is available now, with one more attempt",
+    ]
+    rows = {row["id"]: tuple(row)[1:] for row in await schema.fetch(STATES)}
+    assert rows == dict.fromkeys(range(1, 8), ("available", 3, True)) | {
+        5: ("running", 3, True),
+        8: ("available", 4, True),
+    }
+
+
+async def test_json(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One object with what was done to each; how far it is stands on stderr."""
+    await schema.execute(ROWS)
+    monkeypatch.setattr(_changes, "NOTE_INTERVAL", 0)
+    result = await command(schema, "cancel", "2", "5", "6", "99", "--json")
+    assert (result.exit_code, result.stdout.count("\n")) == (1, 1)
+    assert json.loads(result.stdout) == {
+        "jobs": [
+            {"id": 2, "action": "cancelled", "message": "job 2 is cancelled"},
+            {
+                "id": 5,
+                "action": "cancel requested",
+                "message": "job 5 was running: its worker is told to cancel it",
+            },
+            {
+                "id": 6,
+                "action": "none",
+                "message": "job 6 is completed already: it stays as it is",
+            },
+            {"id": 99, "action": "failed", "message": "there is no job 99"},
+        ]
+    }
+    assert result.stderr.splitlines() == [f"{number} of 4 jobs" for number in range(1, 5)]
+
+
+@pytest.mark.parametrize(
+    ("verb", "said"), [("cancel", "is cancelled"), ("retry", "was scheduled: it is available now")]
+)
+async def test_missing_jobs(schema: Schema, verb: str, said: str) -> None:
+    """OP-04: a job that is not there is a line of its own and exit code 1; the others are
+    changed."""
+    await schema.execute(ROWS)
+    result = await command(schema, verb, "98", "2", "99")
+    assert (result.exit_code, result.stdout) == (1, f"job 2 {said}\n")
+    assert result.stderr == "riverpy: there is no job 98\nriverpy: there is no job 99\n"
+
+
+async def test_retry_of_a_unique_job(schema: Schema) -> None:
+    """A job whose unique key another one holds now is told of; the others are retried."""
+    rig = Rig(schema)
+    unique = InsertOpts(unique_opts=UniqueOpts(by_args=True))
+    async with rig.client() as client:
+        old, other = [(await client.insert(Task(n=n), unique)).job.id for n in (1, 2)]
+        for job_id in (old, other):
+            await client.job_cancel(job_id)
+        await client.insert(Task(n=1), unique)
+    result = await command(schema, "retry", str(old), str(other))
+    assert result.exit_code == 1
+    assert result.stdout == f"job {other} was cancelled: it is available now\n"
+    assert result.stderr == (
+        f"riverpy: job {old} cannot be retried: another job holds its unique key\n"
+    )
+
+
+async def test_worker_obeys(schema: Schema) -> None:
+    """A running job is cancelled by the command, and runs again by the other one."""
+    rig = Rig(schema)
+    begun = asyncio.Queue[int]()
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        begun.put_nowait(job.attempt)
+        if job.attempt == 1:
+            await anyio.sleep_forever()
+
+    async with rig.working(fetch_poll_interval=timedelta(seconds=0.5)) as client:
+        inserted = await client.insert(Task())
+        job_id = str(inserted.job.id)
+        assert await begun.get() == 1
+        result = await command(schema, "cancel", job_id)
+        assert result.stdout == f"job {job_id} was running: its worker is told to cancel it\n"
+        assert (await rig.event()).kind is EventKind.JOB_CANCELLED
+        result = await command(schema, "retry", job_id)
+        assert result.stdout == f"job {job_id} was cancelled: it is available now\n"
+        assert (await rig.event()).kind is EventKind.JOB_COMPLETED
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+async def test_locked_row(schema: Schema, *, as_json: bool) -> None:
+    """A row that somebody holds ends the command, with one line that names its job; what was done
+    before is told."""
+    await schema.execute(ROWS)
+    options = ["--json"] if as_json else []
+    setting = f"{'&' if '?' in schema.url else '?'}lock_timeout=100"
+    async with schema.connected() as connection, connection.transaction():
+        await connection.execute("SELECT FROM river_job WHERE id = 3 FOR UPDATE")
+        result = await command(schema, "cancel", "2", "3", "4", *options, setting=setting)
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "riverpy: changing job 3 failed: canceling statement due to lock timeout; those after it"
+        " are left as they are\n"
+    )
+    done = json.loads(result.stdout)["jobs"][0]["message"] if as_json else result.stdout.strip()
+    assert done == "job 2 is cancelled"
+    states = [row["state"] for row in await schema.fetch(f"{STATES} WHERE id IN (3, 4) ORDER BY 1")]
+    assert states == ["retryable", "pending"]
+
+
+async def test_no_answer(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A statement that gets no answer is waited for in bounds; its transaction ends in silence."""
+    await schema.execute(ROWS)
+    bounded = _connected.bounded
+
+    async def impatient(purpose: str, answer: Awaitable[Any]) -> Any:
+        monkeypatch.setattr(_connected, "STATEMENT_TIMEOUT", 0.1)
+        return await bounded(purpose, answer)
+
+    monkeypatch.setattr(_changes, "bounded", impatient)
+    async with schema.connected() as connection, connection.transaction():
+        await connection.execute("SELECT FROM river_job WHERE id = 3 FOR UPDATE")
+        result = await command(schema, "cancel", "3")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "riverpy: changing job 3 failed: it took longer than 0.1 s\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        ([], 2, "riverpy: Missing argument 'ID...'"),
+        (["1", "x"], 2, "riverpy: Invalid value for 'ID...': 'x' is not a valid integer"),
+        (["0"], 2, "riverpy: Invalid value for 'ID...': 0 is not in the range"),
+        (["1"], 1, "riverpy: cannot connect to 127.0.0.1"),
+    ],
+)
+def test_failure_is_one_line(args: list[str], code: int, said: str) -> None:
+    """A wrong id, none, or no database: one line, nothing on stdout, and no password."""
+    for verb in ("cancel", "retry"):
+        result = invoke("job", verb, *args, "--json", "--database-url", UNREACHABLE)
+        assert (result.exit_code, result.stdout) == (code, "")
+        assert result.stderr.startswith(said)
+        assert result.stderr.count("\n") == 1
+        assert "s3cret" not in result.stderr
