@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from riverpy import EventKind, InsertOpts, QueueConfig
+from riverpy._db import queues
 from tests.cli.test_command import UNREACHABLE, invoke
 from tests.work.rig import Rig, Task
 
@@ -109,6 +110,20 @@ async def test_missing_queue(schema: Schema, verb: str) -> None:
     assert result.stderr == (
         "riverpy: there is no queue 'nope': a queue exists from when a client first works it\n"
     )
+
+
+async def test_all_or_nothing(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pause of which the clients could not be told is not stored."""
+    await schema.execute(ROWS)
+
+    async def fail(*_: object) -> None:
+        raise ConnectionResetError("the connection is lost")
+
+    monkeypatch.setattr(queues, "control_notify", fail)
+    result = await command(schema, "pause", "mail")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "riverpy: changing queue mail failed: the connection is lost\n"
+    assert await schema.fetchval(PAUSED) == ["report"]
 
 
 async def test_worker_obeys(schema: Schema) -> None:
