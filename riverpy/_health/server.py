@@ -163,7 +163,7 @@ class Server:
                     await _send(stream, response.body[start : start + PART])
         else:
             await _send_parts(stream, response.body, is_head_only=is_head_only)
-        await stream.send_eof()
+        await _send_end(stream)
         await _linger(stream)
 
     async def _respond(self, request: Request) -> Response:
@@ -193,6 +193,13 @@ async def _read_head(stream: SocketStream) -> bytes:
 async def _send(stream: SocketStream, part: bytes) -> None:
     with anyio.fail_after(SEND_TIMEOUT):
         await stream.send(part)
+
+
+async def _send_end(stream: SocketStream) -> None:
+    try:
+        await stream.send_eof()
+    except RuntimeError as error:  # so says uvloop where the client has reset the connection
+        raise anyio.BrokenResourceError from error
 
 
 async def _send_parts(

@@ -93,6 +93,13 @@ def status(answer: bytes) -> int:
     return int(answer.split()[1])
 
 
+def reset(writer: asyncio.StreamWriter) -> None:
+    """Cut the connection as a process does that is killed with input unread."""
+    sock = writer.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
 @asynccontextmanager
 async def serving() -> AsyncGenerator[Site]:
     """A site that is served; it must end at once, whoever is connected."""
@@ -154,10 +161,7 @@ async def test_clients_that_leave() -> None:
                 writer.write(raw)
                 await writer.drain()
                 if is_reset:
-                    linger = struct.pack("ii", 1, 0)
-                    sock = writer.get_extra_info("socket")
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-                    writer.transport.abort()
+                    reset(writer)
                 else:
                     writer.close()
                 assert await site.is_well()
@@ -188,6 +192,19 @@ async def test_stream_ends_with_its_reader() -> None:
             pass
         writer.close()
         await site.stream_ended.wait()
+
+
+async def test_stream_ends_when_its_reader_resets() -> None:
+    """OP-03: a follower that is killed, with lines that it has not read, is no fault to log."""
+    async with serving() as site, asyncio.timeout(PATIENCE):
+        with structlog.testing.capture_logs() as log:
+            _, writer = await site.connect()
+            writer.write(get("/stream"))
+            await site.asked.wait()
+            reset(writer)
+            while site.server._visits:
+                await asyncio.sleep(0.01)
+        assert log == []
 
 
 async def test_slow_requests_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
