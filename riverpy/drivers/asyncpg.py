@@ -95,8 +95,6 @@ def describe(error: BaseException) -> str:
     """The error in one line, without a password."""
     if isinstance(error, asyncpg.InternalClientError):  # what asyncpg says is of use to nobody
         return "the connection ended while it was used"
-    if isinstance(error, asyncpg.InternalClientError):
-        return "the connection ended between two steps of a call"
     text = " ".join(str(error).split()) or type(error).__name__
     return mask_url(text)
 
