@@ -28,12 +28,14 @@ KEPT_MAX = 4 * 2**20
 """Bytes of lines that wait for their reader, at most."""
 END_LIMIT = 0.5
 """Seconds that the end of the process waits for that reader, at most."""
-_GONE = {errno.EPIPE, errno.EIO}
-"""Of a pipe or socket without a reader; of a terminal that was hung up."""
+_GONE = {errno.EPIPE, errno.ECONNRESET, errno.EIO}
+"""Of a pipe or socket without a reader; of a socket whose reader left something unread; of a
+terminal that was hung up."""
 
 
 class LogStream:
-    """Where log lines are written. All but the constructor may be called from any thread.
+    """Where log lines are written. All but the constructor may be called from any thread, and from
+    a finalizer that the garbage collector runs while a line is being written.
 
     Args:
         stream: of the process; one without a descriptor is simply written to.
@@ -51,11 +53,14 @@ class LogStream:
 
     def reset(self) -> None:
         """Begin anew: in a forked child no thread writes on, and what waits is the parent's."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._new: deque[bytes] = deque()
+        """Lines of which nothing is written yet."""
+        self._is_taking = False
         self._kept: deque[bytes] = deque()
         self._size = self._dropped = 0
-        self._is_empty = threading.Event()
-        self._is_empty.set()
+        self._thread: threading.Thread | None = None
+        """Writes on what is kept, while there is any."""
 
     def write(self, text: str) -> None:
         """Write, now or later, or drop it."""
@@ -64,18 +69,15 @@ class LogStream:
             return
         data = text.encode(self._stream.encoding or "utf-8", "backslashreplace")
         with self._lock:
-            try:
-                if self._is_broken:
-                    return
-                if self._is_empty.is_set() and self._write_at_once is not None:
-                    data = data[self._write_at_once(data) :]
-                if data:
-                    self._keep(data)
+            self._new.append(data)
+            if self._is_taking:  # by this very thread, which has come to a finalizer meanwhile
                 return
-            except OSError as error:
-                if not self._fails(error):
-                    return
-        if self.on_broken:
+            self._is_taking = True
+            try:
+                is_gone = self._take()
+            finally:
+                self._is_taking = False
+        if is_gone and self.on_broken:
             self.on_broken()
 
     def flush(self) -> None:
@@ -83,7 +85,24 @@ class LogStream:
 
     def drain(self, seconds: float) -> None:
         """Wait until nothing waits any more, for so many seconds at most."""
-        self._is_empty.wait(seconds)
+        if (thread := self._thread) is not None:
+            thread.join(seconds)
+
+    def _take(self) -> bool:
+        """Write or keep what is new. Returns whether the reader is found to have gone."""
+        is_gone = False
+        while self._new:
+            data = self._new.popleft()
+            if self._is_broken:
+                continue
+            try:
+                if self._thread is None and self._write_at_once is not None:
+                    data = data[self._write_at_once(data) :]
+                if data:
+                    self._keep(data)
+            except OSError as error:
+                is_gone = self._fails(error)
+        return is_gone
 
     def _keep(self, data: bytes) -> None:
         if self._size + len(data) > KEPT_MAX:
@@ -91,13 +110,15 @@ class LogStream:
             return
         self._kept.append(data)
         self._size += len(data)
-        if self._is_empty.is_set():
-            self._is_empty.clear()
+        if self._thread is None:
+            thread = threading.Thread(target=self._write_on, name="riverpy log", daemon=True)
             try:
-                threading.Thread(target=self._write_on, name="riverpy log", daemon=True).start()
+                thread.start()
             except RuntimeError:  # no more threads
                 self._forget_kept()
                 self._dropped += 1
+            else:
+                self._thread = thread
 
     def _write_on(self) -> None:
         """The thread, which lives while something waits."""
@@ -115,15 +136,12 @@ class LogStream:
                         self.on_broken()
                     return
             with self._lock:
-                self._size -= len(self._kept.popleft())
+                length = len(self._kept.popleft())
+                self._size -= length
                 if not self._kept:
+                    self._thread = None
+                    dropped, self._dropped = self._dropped, 0
                     break
-        self._end_of_wait()
-
-    def _end_of_wait(self) -> None:
-        with self._lock:
-            self._is_empty.set()
-            dropped, self._dropped = self._dropped, 0
         if dropped:
             log: Any = structlog.get_logger("riverpy")
             log.warning("log lines were dropped: what reads them is too slow", lines=dropped)
@@ -141,7 +159,7 @@ class LogStream:
     def _forget_kept(self) -> None:
         self._kept.clear()
         self._size = 0
-        self._is_empty.set()
+        self._thread = None
 
 
 _streams: list[LogStream] = []

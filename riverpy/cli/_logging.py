@@ -20,6 +20,20 @@ if TYPE_CHECKING:
     from structlog.typing import EventDict, Processor
 
 
+class _LineLogger:
+    """What structlog's loggers end in. (That of structlog holds a lock while it writes: a finalizer
+    that logs, run by the garbage collector meanwhile, would wait for itself.)"""
+
+    def __init__(self, stream: LogStream) -> None:
+        self._stream = stream
+
+    def msg(self, line: str) -> None:
+        """Write a line."""
+        self._stream.write(f"{line}\n")
+
+    debug = info = warning = error = critical = msg
+
+
 class _Stderr:
     """Whatever stderr is at the time."""
 
@@ -65,7 +79,7 @@ def configure_logging(log: str, level: str) -> LogStream:
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(stream),  # pyright: ignore[reportArgumentType]
+        logger_factory=lambda *_args: _LineLogger(stream),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(stream)

@@ -163,6 +163,43 @@ def test_log_of_a_process_that_ends(end: str) -> None:
     assert others == (["the last note"] if end == "left" else [])
 
 
+FINALIZER = """
+import structlog
+from riverpy.cli._logging import configure_logging
+
+
+class Cycle:
+    def __del__(self):
+        raise ValueError("mine")
+
+
+def write(data):
+    stream._write_at_once = write_at_once
+    Cycle()
+    return write_at_once(data)
+
+
+stream = configure_logging("json", "info")
+write_at_once, stream._write_at_once = stream._write_at_once, write
+structlog.get_logger("riverpy").info("the line")
+"""
+
+
+def test_finalizer_while_a_line_is_written() -> None:
+    """A finalizer that raises where a line is being written, since the garbage collector may run
+    there, holds nobody up: its own line follows."""
+    done = subprocess.run(
+        [RIVERPY.with_name("python"), "-c", FINALIZER],
+        stderr=subprocess.PIPE,
+        env=environment(),
+        timeout=PATIENCE,
+        check=True,
+    )
+    first, second = map(json.loads, done.stderr.decode().splitlines())
+    assert first["event"] == "the line"
+    assert second["place"] == "Cycle.__del__"
+
+
 def test_descriptor_that_cannot_be_written(tmp_path: Path) -> None:
     """A full disk costs log lines, no exception for who logs; the log goes on when there is
     room."""
