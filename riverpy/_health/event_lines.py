@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FOLLOWED_MAX = 1_000
 """Events that wait for a follower who is slow; more are dropped, and counted."""
 QUIET = 10.0
-"""Seconds without an event after which an empty line says that the worker is there."""
+"""Seconds without a line after which an empty one says that the worker is there."""
 ERROR_LENGTH_MAX = 500
 PARAMETERS = ("event", "kind", "queue", "state")
 """Each may be given more than once: events that match one value of each are told."""
@@ -94,21 +94,24 @@ def follow(client: Client, params: Mapping[str, Sequence[str]]) -> AsyncGenerato
 async def _lines(events: Subscription, wanted: _Filter) -> AsyncGenerator[bytes, None]:
     async with events:
         yield b"\n"  # the follower sees at once that it is connected
-        told = 0
+        told, quiet_until = 0, anyio.current_time() + QUIET
         while True:
             event: Event | None = None
             try:
-                with anyio.move_on_after(QUIET):
+                with anyio.CancelScope(deadline=quiet_until):
                     event = await anext(events)
             except StopAsyncIteration:
                 return
             if events.dropped > told:
                 told, count = events.dropped, events.dropped - told
                 yield _encode(EventLine(event="dropped", dropped=count))
-            if event is None:
-                yield b"\n"
-            elif wanted.wants(event):
+            if event is not None and wanted.wants(event):
                 yield _encode(line_of(event))
+            elif anyio.current_time() >= quiet_until:
+                yield b"\n"
+            else:
+                continue
+            quiet_until = anyio.current_time() + QUIET
 
 
 def line_of(event: Event) -> EventLine:

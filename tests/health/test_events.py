@@ -59,6 +59,18 @@ async def test_filters() -> None:
     assert [line async for line in of_jobs] == []
 
 
+async def test_follower_of_what_is_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A follower who wants none of the many events hears that the worker is there all the same."""
+    monkeypatch.setattr(event_lines, "QUIET", 0.0)
+    client = Client()
+    lines = follow(client, {"state": ["completed"]})
+    await anext(lines)
+    for _ in range(3):
+        client._subscriptions.publish_queue(EventKind.QUEUE_PAUSED, "a")
+    client._subscriptions.close()
+    assert [line async for line in lines] == [b"\n"] * 3
+
+
 @pytest.mark.parametrize("params", [{"kinds": ["a"]}, {"event": ["job_lost"]}])
 def test_wrong_parameters(params: dict[str, list[str]]) -> None:
     """A name that is not known is refused, with those that are."""
