@@ -103,7 +103,8 @@ class WorkStack:
             if error is not None:
                 raise error
         finally:
-            attempt.deadline = math.inf
+            if attempt.cause is None:  # else it is when what is around it counts as stuck
+                attempt.deadline = math.inf
             error = raised = None  # they hold this frame
 
 

@@ -586,6 +586,40 @@ async def test_hanging_middleware(rig: Rig) -> None:
         assert (await rig.event()).kind is EventKind.JOB_CANCELLED
 
 
+async def test_stuck_middleware(rig: Rig) -> None:
+    """A middleware that goes on after the cancellation that ended its job counts as stuck."""
+    begun.clear()
+    told: asyncio.Event = asyncio.Event()
+
+    class Handler:
+        def handle_stuck(self, job: riverpy.StuckJob, /) -> bool:
+            told.set()
+            return False
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        begun.set()
+        await anyio.sleep_forever()
+
+    async def linger(job: Job[Any], do_inner: WorkInner) -> None:
+        try:
+            await do_inner()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await told.wait()
+
+    async with rig.working(
+        middleware=[WorkerMiddlewareFunc(linger)],
+        job_stuck_threshold=timedelta(milliseconds=50),
+        job_stuck_handler=Handler(),
+    ) as client:
+        job = (await client.insert(Task())).job
+        await begun.wait()
+        await client.job_cancel(job.id)
+        assert (await rig.event()).kind is EventKind.JOB_CANCELLED
+    assert told.is_set()
+
+
 @pytest.mark.parametrize(
     ("setting", "value", "text"),
     [
