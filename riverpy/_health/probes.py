@@ -57,13 +57,12 @@ def liveness(stats: ClientStats | None) -> Verdict:
     return Verdict.of({"event_loop": Check(True, "turns"), "services": Check(not stuck, reason)})
 
 
-def readiness(stats: ClientStats | None, lag: Mapping[str, timedelta] | None = None) -> Verdict:
+def readiness(stats: ClientStats | None, lag: Check | None = None) -> Verdict:
     """Whether it works jobs.
 
     Args:
         stats: None: there is no client yet.
-        lag: how long the oldest due job of each queue waits, where that is too long. None: it is
-            not asked for.
+        lag: what `lag_within` says. None: it is not asked for.
     """
     state = "starting" if stats is None else stats.state
     checks = {"state": Check(state == "working", state)}
@@ -73,9 +72,30 @@ def readiness(stats: ClientStats | None, lag: Mapping[str, timedelta] | None = N
         for name, queue in stats.queues.items():
             checks[f"queue {name}"] = _queue(queue)
     if lag is not None:
-        late = ", ".join(f"{name} {format_duration(age)}" for name, age in lag.items())
-        checks["lag"] = Check(not lag, f"due jobs wait too long: {late}" if lag else "short")
+        checks["lag"] = lag
     return Verdict.of(checks)
+
+
+def lag_within(
+    most: timedelta, lags: Mapping[str, timedelta] | None, stats: ClientStats | None
+) -> Check:
+    """Whether no due job waits for longer than `most`, but in paused queues.
+
+    Args:
+        most: how long one may wait.
+        lags: how long the oldest of each queue does. None: the database does not say.
+        stats: None: there is no client yet.
+    """
+    if lags is None:
+        return Check(False, "the database does not say how long due jobs wait")
+    queues = list(stats.queues.items()) if stats is not None else []
+    paused = {name for name, queue in queues if queue.paused}
+    late = ", ".join(
+        f"{name} {format_duration(age)}"
+        for name, age in lags.items()
+        if age > most and name not in paused
+    )
+    return Check(not late, f"due jobs wait too long: {late}" if late else "short")
 
 
 def _listener(stats: ClientStats) -> Check:

@@ -14,7 +14,7 @@ from riverpy._duration import parse_duration
 from riverpy._health import event_lines
 from riverpy._health.http import Refused, Response
 from riverpy._health.metrics import CONTENT_TYPE, render
-from riverpy._health.probes import liveness, readiness
+from riverpy._health.probes import lag_within, liveness, readiness
 from riverpy._health.server import Server
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
 from riverpy.errors import RiverError
@@ -84,15 +84,15 @@ class WorkerHealth:
 
     async def _readyz(self, request: Request) -> Response:
         await anyio.lowlevel.checkpoint()
-        late = None
+        lag = None
         if asked := request.params.get("max_lag"):
             try:
                 most = parse_duration(asked[0])
             except ValueError as error:
                 raise Refused(HTTPStatus.BAD_REQUEST, f"max_lag: {error}") from None
             lags = await self._read_lags()
-            late = {name: lag for name, lag in (lags or {}).items() if lag > most}
-        return _answer(readiness(self._stats(), late))
+            lag = lag_within(most, lags, self._stats())
+        return _answer(readiness(self._stats(), lag))
 
     async def _metrics(self, request: Request) -> Response:
         lags = await self._read_lags()

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from riverpy import ClientStats, Histogram, QueueStats
-from riverpy._health.probes import liveness, readiness
+from riverpy._health.probes import lag_within, liveness, readiness
 from riverpy._lifecycle import TURN_GRACE, ServiceGroup, StopScope
 
 NONE = Histogram((), (0,), 0.0)
@@ -84,12 +84,23 @@ def test_polling_is_ready(listener: str) -> None:
     assert "polling" in verdict.checks["listener"].reason
 
 
-def test_lag() -> None:
-    """Lag counts only where it is asked for."""
-    assert readiness(WORKING, {}).ok
-    verdict = readiness(WORKING, {"q": timedelta(minutes=2)})
-    assert not verdict.ok
-    assert "q 2m" in verdict.summary
+@pytest.mark.parametrize(
+    ("lags", "reason"),
+    [
+        ({"q": timedelta(minutes=2)}, "q 2m"),
+        ({"q": timedelta(minutes=1)}, None),
+        ({}, None),
+        (None, "the database does not say"),
+    ],
+)
+def test_lag(lags: dict[str, timedelta] | None, reason: str | None) -> None:
+    """A worker is not ready while jobs wait for longer than was asked, or if that is not known;
+    those of a paused queue may."""
+    verdict = readiness(WORKING, lag_within(timedelta(minutes=1), lags, WORKING))
+    assert verdict.ok == (reason is None)
+    assert reason is None or reason in verdict.summary
+    paused = with_queue(paused=True, claim_age=3600.0)
+    assert lag_within(timedelta(minutes=1), lags, paused).ok == (lags is not None)
 
 
 def test_stuck_service() -> None:
