@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from riverpy._sql import query
 
 if TYPE_CHECKING:
@@ -81,6 +83,10 @@ class ClientRow(NamedTuple):
     dead_after: float
     running: float
     """Since its start."""
+    slots: list[int] | None
+    """In the order of its queues. None: not known, as of an older riverpy."""
+    stuck: list[int]
+    """Ids of jobs that go on although they were cancelled."""
 
     @property
     def is_alive(self) -> bool:
@@ -94,16 +100,19 @@ class ClientRow(NamedTuple):
 
 
 class RunningRow(NamedTuple):
-    """The running jobs of one kind that one client claimed."""
+    """The running jobs of one kind and queue that one client claimed, and calls stuck or not."""
 
     client_id: str | None
     kind: str
+    queue: str
+    is_stuck: bool
     jobs: int
+    long: int
+    """How many of them run for as long as was asked."""
     longest: float
     """Seconds."""
     id: int
     """Of the one that runs longest."""
-    queue: str
 
 
 class PlaceRow(NamedTuple):
@@ -123,6 +132,12 @@ class KindRow(NamedTuple):
     jobs: int
     id: int
     queues: list[str]
+    failed: int
+    """How many of the jobs failed at their last attempt."""
+    left_over: int | None
+    """Attempts that are left to the one of these with the fewest."""
+    error: str | None
+    """The newest of theirs."""
 
 
 class QueueRow(NamedTuple):
@@ -259,13 +274,32 @@ async def doctor_schema(connection: Transaction, schema: str) -> SchemaRow:
 async def doctor_clients(connection: Transaction, schema: str) -> list[ClientRow]:
     """Who is registered, in the order of their starts."""
     statement = query(_FILE, "doctor_clients", schema)
-    return [ClientRow(*row) for row in await connection.fetch(statement.text)]
+    return [
+        ClientRow(*row[:-2], slots=_numbers(row["slots"]), stuck=_numbers(row["stuck"]) or [])
+        for row in await connection.fetch(statement.text)
+    ]
 
 
-async def doctor_running(connection: Transaction, schema: str, limit: int) -> list[RunningRow]:
-    """Up to `limit` running jobs by client and kind, the longest first."""
+async def doctor_running(
+    connection: Transaction,
+    schema: str,
+    *,
+    clients: Sequence[ClientRow],
+    long: timedelta,
+    limit: int,
+) -> list[RunningRow]:
+    """Up to `limit` running jobs by client, queue, kind and whether they are stuck, the longest
+    first."""
     statement = query(_FILE, "doctor_running", schema)
-    return [RunningRow(*row) for row in await connection.fetch(statement.text, limit)]
+    stuck = [(one.client_id, job_id) for one in clients for job_id in one.stuck]
+    values: dict[str, object] = {
+        "client_id": [client_id for client_id, _ in stuck],
+        "id": [job_id for _, job_id in stuck],
+        "long": long.total_seconds(),
+        "limit": limit,
+    }
+    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    return [RunningRow(*row) for row in rows]
 
 
 async def doctor_places(connection: Transaction, schema: str, limit: int) -> list[PlaceRow]:
@@ -286,6 +320,16 @@ async def doctor_kinds(
     }
     rows = await connection.fetch(statement.text, *statement.arguments(values))
     return [KindRow(*row) for row in rows]
+
+
+async def doctor_discarded(
+    connection: Transaction, schema: str, *, window: timedelta, limit: int
+) -> dict[str, int]:
+    """How many jobs of each kind were discarded within `window`, among the newest `limit`."""
+    statement = query(_FILE, "doctor_discarded", schema)
+    values: dict[str, object] = {"window": window.total_seconds(), "limit": limit}
+    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    return {row[0]: row[1] for row in rows}
 
 
 async def doctor_queues(connection: Transaction, schema: str) -> list[QueueRow]:
@@ -319,6 +363,10 @@ async def doctor_snapshots(connection: Transaction) -> list[SnapshotRow]:
 async def doctor_locks(connection: Transaction, schema: str) -> list[LockRow]:
     """Whose open transactions hold locks on River's tables, the oldest first."""
     return [LockRow(*row) for row in await _rows(connection, "doctor_locks", schema=schema)]
+
+
+def _numbers(text: str | None) -> list[int] | None:
+    return None if text is None else msgspec.json.decode(text, type=list[int])
 
 
 async def _rows(connection: Transaction, block: str, **values: object) -> list[Record]:

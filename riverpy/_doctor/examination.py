@@ -7,8 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from riverpy._db.schema import MAIN_LINE, read_schema_state
+from riverpy._doctor.failing import look_at_failing
 from riverpy._doctor.finding import Finding, Level
 from riverpy._doctor.fleet import look_at_clients, look_at_leader
+from riverpy._doctor.kinds import look_at_kinds
 from riverpy._doctor.listening import look_at_listeners, look_at_listening
 from riverpy._doctor.patient import Patient
 from riverpy._doctor.running import look_at_running
@@ -25,13 +27,9 @@ from riverpy._doctor.storage import (
     look_at_snapshots,
     look_at_vacuum,
 )
+from riverpy._doctor.stuck import look_at_stuck
 from riverpy._doctor.tables import lines_findings, look_at_grants
-from riverpy._doctor.waiting import (
-    look_at_kinds,
-    look_at_periodic,
-    look_at_queues,
-    look_at_scheduled,
-)
+from riverpy._doctor.waiting import look_at_periodic, look_at_queues, look_at_scheduled
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 from riverpy.errors import ConfigError, RiverError
 
@@ -52,9 +50,11 @@ _LOOKS: tuple[tuple[str, Callable[[Patient], Awaitable[list[Finding]]]], ...] = 
     ("listeners", look_at_listeners),
     ("leader", look_at_leader),
     ("clients", look_at_clients),
+    ("stuck", look_at_stuck),
     ("running", look_at_running),
     ("queues", look_at_queues),
     ("kinds", look_at_kinds),
+    ("failing", look_at_failing),
     ("scheduled", look_at_scheduled),
     ("periodic", look_at_periodic),
     ("snapshots", look_at_snapshots),

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 QUERY_LENGTH = 80
 """Characters of a statement that are shown."""
+ERROR_LENGTH = 160
+"""The same of an error."""
 NAMES_SHOWN = 5
 FINDINGS_SHOWN = 10
 """Of one sort."""
@@ -102,9 +104,27 @@ def names(values: Iterable[str]) -> str:
     return ", ".join(quoted[:NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
 
 
+def one_error(text: str) -> str:
+    """The head of an error of a job in one line, without passwords."""
+    return shortened(mask_url(" ".join(text.split())), ERROR_LENGTH)
+
+
+def shortened(line: str, length: int) -> str:
+    """Its head, if it is longer."""
+    return line if len(line) <= length else line[: length - 1] + "…"
+
+
+def jobs(values: Iterable[int]) -> str:
+    """`job 1`, `jobs 1, 2`: the first of them, and how many more there are."""
+    found = [str(value) for value in values]
+    more = len(found) - NAMES_SHOWN
+    text = f"job{'s' * (len(found) != 1)} {', '.join(found[:NAMES_SHOWN])}"
+    return text + (f" and {more:,} more" if more > 0 else "")
+
+
 def masked_query(text: str) -> str:
     """The head of a statement in one line, without the literals in it: they are somebody's data, or
     a password."""
     text = _DOLLAR_QUOTED.sub("'…'", text)
     line = mask_url(" ".join(_QUOTED.sub("'…'", text).split()))
-    return line if len(line) <= QUERY_LENGTH else line[: QUERY_LENGTH - 1] + "…"
+    return shortened(line, QUERY_LENGTH)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from riverpy._db.doctor import doctor_running
 from riverpy._doctor.finding import Finding, Level, count, names, shown, span
+from riverpy._doctor.patient import RUNNING_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from riverpy._db.doctor import ClientRow
     from riverpy._doctor.patient import Lead, Patient
 
-RUNNING_LIMIT = 10_001
-"""Running jobs that are read."""
 ELECTION_LIMIT = 20.0
 """Seconds within which a client that stands for election leads, if nobody else does."""
 RESCUE_LIMIT = 60.0
@@ -85,7 +83,10 @@ def _no_leader(lead: Lead | None, clients: Sequence[ClientRow] | None) -> Findin
             data,
         )
     if living:
-        fix = "start a worker without --no-candidate (candidate=False)"
+        fix = (
+            "let a worker stand, and restart it: `candidate` is false in its file, "
+            "RIVERPY_CANDIDATE, its options (--no-candidate) or its Config(candidate=…)"
+        )
         return Finding(
             Level.FAIL, "leader", f"{text}, and no client stands for election: {undone}", fix, data
         )
@@ -122,8 +123,7 @@ async def look_at_clients(patient: Patient) -> list[Finding]:
     if clients is None:
         text = "not known: the table of clients is not there (see `schema`)"
         return [Finding(Level.OK, "clients", text, data={"clients": None})]
-    async with patient.session.reading() as connection:
-        running = await doctor_running(connection, patient.schema, RUNNING_LIMIT)
+    running = await patient.running(clients)
     left = {
         one.client_id: sum(row.jobs for row in running if row.client_id == one.client_id)
         for one in clients

@@ -25,43 +25,46 @@ LISTEN_TIMEOUT = 10.0
 
 
 async def look_at_listening(patient: Patient) -> list[Finding]:
-    """Whether clients hear of jobs.
+    """Whether clients hear of jobs. Without, a job waits for the next poll, a second by default.
 
     Raises:
         Exception: one of DATABASE_ERRORS.
     """
+    finding = await _try_listening(patient)
+    patient.is_heard = finding.level is Level.OK
+    return [finding]
+
+
+async def _try_listening(patient: Patient) -> Finding:
     url = patient.listen_url or patient.session.url
     what = "the listen URL" if patient.listen_url else "the database URL"
     try:
         seconds = await _probe(patient, url)
     except (*DATABASE_ERRORS, ConfigError) as error:
-        return [
-            Finding(
-                Level.FAIL,
-                "listen",
-                f"nobody can listen over {what}: {describe(error)}",
-                "give the URL of a server that can be reached; until then clients poll",
-            )
-        ]
+        return Finding(
+            Level.WARN,
+            "listen",
+            f"nobody can listen over {what}: {describe(error)}",
+            "give the URL of a server that can be reached; until then clients poll",
+        )
     if seconds is not None:
         text = f"a notification over {what} took {seconds * 1000:.1f} ms"
-        return [Finding(Level.OK, "listen", text, data={"seconds": round(seconds, 6)})]
-    return [
-        Finding(
-            Level.FAIL,
-            "listen",
-            f"no notification over {what} in {PROBE_TIMEOUT:g} s: is there a pooler in transaction "
-            "mode? Jobs are found by polling",
-            "set Config(listen_url=…) to a URL that leads past the pooler (try it here with "
-            "--listen-url), or Config(poll_only=True)",
-            {"seconds": None},
-        )
-    ]
+        return Finding(Level.OK, "listen", text, data={"seconds": round(seconds, 6)})
+    return Finding(
+        Level.WARN,
+        "listen",
+        f"no notification over {what} in {PROBE_TIMEOUT:g} s: is there a pooler in transaction "
+        "mode? Clients that listen over it find jobs by polling",
+        "set Config(pooler=True, listen_url=…) to a URL that leads past the pooler (try it here "
+        "with --listen-url), or Config(pooler=True, poll_only=True)",
+        {"seconds": None},
+    )
 
 
 async def look_at_listeners(patient: Patient) -> list[Finding]:
     """Whether each client that lives and does not only poll has a connection to listen on. The
-    server knows how many there are, in all its schemas, not whose they are.
+    server knows how many there are, in all its schemas, not whose they are. Where nothing is heard,
+    they come and go, and that was told.
 
     Raises:
         Exception: one of DATABASE_ERRORS.
@@ -76,6 +79,9 @@ async def look_at_listeners(patient: Patient) -> list[Finding]:
     if listeners >= len(needed):
         text = f"{count(listeners, 'client')} of this database listen{'s' * (listeners == 1)}"
         return [Finding(Level.OK, "listeners", text, data=data)]
+    if not patient.is_heard:
+        text = f"of {count(len(needed), 'client')} some have none now: see `listen`"
+        return [Finding(Level.OK, "listeners", text, data=data)]
     who = names(one.client_id for one in needed)
     return [
         Finding(
@@ -84,9 +90,9 @@ async def look_at_listeners(patient: Patient) -> list[Finding]:
             f"{count(len(needed), 'client')} should listen, and there "
             f"{'is' if listeners == 1 else 'are'} {count(listeners, 'connection')} for that: who "
             f"has none finds jobs by polling. They are {who}",
-            "look in their logs for `database connection lost` of the listener, and try the way "
-            "that they listen on with --listen-url. One that was killed is counted until it is "
-            "silent for half of dead_after",
+            "look in their logs for `LISTEN hears nothing` and for `database connection lost` of "
+            "the listener, and try the way that they listen on with --listen-url. One that was "
+            "killed is counted until it is silent for half of dead_after",
             data,
         )
     ]

@@ -6,19 +6,33 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from riverpy._db.clients import client_registered
-from riverpy._db.doctor import doctor_clients, doctor_places
+from riverpy._db.doctor import doctor_clients, doctor_kinds, doctor_places, doctor_running
 from riverpy._db.leaders import leader_get
-from riverpy._db.schema import CLIENTS_VERSION, OWN_LINE, PERIODIC_VERSION, SchemaState
+from riverpy._db.schema import (
+    CLIENTS_VERSION,
+    OWN_LINE,
+    PERIODIC_VERSION,
+    SLOTS_VERSION,
+    SchemaState,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import timedelta
 
-    from riverpy._db.doctor import ClientRow, PlaceRow, ServerRow
+    from riverpy._db.doctor import ClientRow, KindRow, PlaceRow, RunningRow, ServerRow
     from riverpy._db.leaders import LeaderRow
     from riverpy._doctor.session import Session
 
 COUNT_LIMIT = 10_001
 """Jobs of one queue and state that are counted."""
+TOUCHED_LIMIT = 1200.0
+"""Seconds since a client last said that it works a queue, after which none of any language does:
+they say so each 10 minutes."""
+KINDS_LIMIT = 1_000
+"""Jobs of each queue and state whose kinds are looked at."""
+RUNNING_LIMIT = 10_001
+"""Running jobs that are read."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +49,7 @@ class Lead:
         return self.row.remaining < 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Patient:
     """A database that has River's tables."""
 
@@ -48,6 +62,8 @@ class Patient:
     """For how long a job may run without being reported."""
     max_lag: timedelta
     """For how long a job may be due without being reported."""
+    is_heard: bool = True
+    """Whether notifications arrive, as far as was seen."""
 
     @property
     def schema(self) -> str:
@@ -58,6 +74,11 @@ class Patient:
     def has_clients(self) -> bool:
         """Whether there is a table of clients."""
         return CLIENTS_VERSION in self.state.versions(OWN_LINE)
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether clients can tell their slots and stuck jobs."""
+        return SLOTS_VERSION in self.state.versions(OWN_LINE)
 
     @property
     def has_periodic(self) -> bool:
@@ -98,3 +119,27 @@ class Patient:
         """
         async with self.session.reading() as connection:
             return await doctor_places(connection, self.schema, COUNT_LIMIT)
+
+    async def kinds(self, places: Sequence[PlaceRow]) -> list[KindRow]:
+        """The kinds of the jobs that wait there, of the first `KINDS_LIMIT` of each.
+
+        Raises:
+            Exception: one of DATABASE_ERRORS.
+        """
+        async with self.session.reading() as connection:
+            return await doctor_kinds(connection, self.schema, places, KINDS_LIMIT)
+
+    async def running(self, clients: Sequence[ClientRow]) -> list[RunningRow]:
+        """The running jobs, the longest first; what these clients say of theirs counts.
+
+        Raises:
+            Exception: one of DATABASE_ERRORS.
+        """
+        async with self.session.reading() as connection:
+            return await doctor_running(
+                connection,
+                self.schema,
+                clients=clients,
+                long=self.stuck_after,
+                limit=RUNNING_LIMIT,
+            )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from riverpy._db.doctor import doctor_running
 from riverpy._doctor.finding import Finding, Level, count, names, shown, span
-from riverpy._doctor.fleet import RUNNING_LIMIT
+from riverpy._doctor.patient import RUNNING_LIMIT
 from riverpy.config import RESCUE_AFTER_DEFAULT
 
 if TYPE_CHECKING:
@@ -25,8 +24,7 @@ async def look_at_running(patient: Patient) -> list[Finding]:
         Exception: one of DATABASE_ERRORS.
     """
     clients = await patient.clients()
-    async with patient.session.reading() as connection:
-        rows = await doctor_running(connection, patient.schema, RUNNING_LIMIT)
+    rows = await patient.running(clients or [])
     jobs = sum(row.jobs for row in rows)
     text = count(jobs, "job", limit=RUNNING_LIMIT)
     if rows:
@@ -44,36 +42,35 @@ async def look_at_running(patient: Patient) -> list[Finding]:
     strangers = [row for row in rows if clients is not None and row.client_id not in known]
     return [
         Finding(Level.OK, "running", text, data=data),
-        *shown(_stuck(patient, rows, known, clients is None)),
+        *shown(_long(rows, known, clients is None)),
         *_unregistered(strangers, clients or []),
     ]
 
 
-def _stuck(
-    patient: Patient,
-    rows: Sequence[RunningRow],
-    known: dict[str, ClientRow],
-    is_unknown: bool,
+def _long(
+    rows: Sequence[RunningRow], known: dict[str, ClientRow], is_unknown: bool
 ) -> list[Finding]:
-    """Those of clients that live, or of which nothing is known: for dead ones see `clients`."""
-    limit = patient.stuck_after.total_seconds()
+    """Those of clients that live, or of which nothing is known: for dead ones see `clients`, for
+    those that were cancelled `stuck`."""
     found: list[Finding] = []
     for row in rows:
         client = known.get(row.client_id or "")
-        if row.longest < limit or not (is_unknown or (client and client.is_alive)):
+        if not row.long or row.is_stuck or not (is_unknown or (client and client.is_alive)):
             continue
+        more = f" (and {row.long - 1:,} more like it)" if row.long > 1 else ""
         found.append(
             Finding(
                 Level.WARN,
                 "running",
-                f'job {row.id} of kind "{row.kind}" in queue "{row.queue}" runs for '
-                f"{span(row.longest)}, in {row.client_id}. It is stuck, unless its code may take "
-                "that long",
-                f"cancel it: await client.job_cancel({row.id}). If it does not end, restart that "
+                f'job {row.id} of kind "{row.kind}" in queue "{row.queue}"{more} runs for '
+                f"{span(row.longest)}, in {row.client_id}, and was not cancelled yet, as far as is "
+                "known. It hangs, unless its code may take that long",
+                f"if it hangs: riverpy job cancel {row.id}. If it does not end then, restart that "
                 "worker: code that blocks or ignores its cancellation ends with its process only. "
                 "Give the kind a timeout",
                 {
                     "job_id": row.id,
+                    "jobs": row.long,
                     "kind": row.kind,
                     "queue": row.queue,
                     "client_id": row.client_id,

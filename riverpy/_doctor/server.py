@@ -209,7 +209,10 @@ async def look_at_connections(session: Session) -> list[Finding]:
     """
     async with session.reading() as connection:
         row = await doctor_connections(connection)
-    text = f"{row.used:,} of {row.most:,} are used, {row.own:,} of them by riverpy"
+    text = (
+        f"{row.used:,} of the server's {row.most:,} are used, {row.own:,} of them by riverpy, in "
+        "all its databases"
+    )
     data: dict[str, object] = {"used": row.used, "most": row.most, "own": row.own}
     share = row.used / max(row.most, 1)
     if share < CONNECTIONS_WARN:

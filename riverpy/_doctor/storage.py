@@ -114,6 +114,8 @@ async def look_at_vacuum(patient: Patient) -> list[Finding]:
     data: dict[str, object] = {"live": row.live, "dead": row.dead, "vacuumed": row.vacuumed}
     problem = _vacuum_problem(row, table)
     if problem is None:
+        if row.dead > row.live and await _held_snapshots(patient):
+            text += ": they stay as long as somebody holds an older snapshot (`snapshots`)"
         return [Finding(Level.OK, "vacuum", text, data=data)]
     why, fix = problem
     return [Finding(Level.WARN, "vacuum", f"{text}: {why}", fix, data)]
@@ -159,6 +161,12 @@ async def look_at_snapshots(patient: Patient) -> list[Finding]:
     return shown([_snapshot(row) for row in old])
 
 
+async def _held_snapshots(patient: Patient) -> list[SnapshotRow]:
+    """Those that are held for long."""
+    async with patient.session.reading() as connection:
+        return [row for row in await doctor_snapshots(connection) if _is_old(row)]
+
+
 def _is_old(row: SnapshotRow) -> bool:
     if row.holder == "replication slot" and row.state == "inactive":
         return True
@@ -179,8 +187,10 @@ def _snapshot(row: SnapshotRow) -> Finding:
         "transactions": row.transactions,
         "query": masked_query(row.text),
     }
-    since_then = count(row.transactions or 0, "transaction")
-    effect = f"dead rows of {since_then} since stay, and claims slow down"
+    since_then = count(row.transactions or 0, "transaction began", plural="transactions began")
+    effect = (
+        f"rows that died since then stay ({since_then}), and slow claims down as they become many"
+    )
     if row.holder == "prepared transaction":
         text = f'prepared transaction "{row.id}" of {row.role} is open{since}: {effect}'
         fix = "end it: COMMIT PREPARED or ROLLBACK PREPARED with its name"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING
 
-from riverpy._db.doctor import doctor_kinds, doctor_periodic, doctor_queues
+from riverpy._db.doctor import doctor_periodic, doctor_queues
 from riverpy._doctor.finding import Finding, Level, count, names, shown, span
-from riverpy._doctor.patient import COUNT_LIMIT
+from riverpy._doctor.patient import COUNT_LIMIT, TOUCHED_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,11 +15,6 @@ if TYPE_CHECKING:
     from riverpy._db.doctor import ClientRow, PlaceRow, QueueRow
     from riverpy._doctor.patient import Patient
 
-KINDS_LIMIT = 1_000
-"""Jobs of each queue and state whose kinds are looked at."""
-TOUCHED_LIMIT = 1200.0
-"""Seconds since a client last said that it works a queue, after which none of any language does:
-they say so each 10 minutes."""
 SCHEDULED_LIMIT = 30.0
 """Seconds by which a scheduled job or retry may be late: a leader moves them on each 5."""
 PERIODIC_LIMIT = 60.0
@@ -45,11 +41,22 @@ async def look_at_queues(patient: Patient) -> list[Finding]:
     facts = {queue: _queue_facts(places.get(queue), rows.get(queue)) for queue in workers}
     for queue, number in workers.items():
         facts[queue]["clients"] = None if clients is None else number
+    unworked = [place for queue, place in places.items() if not workers[queue]]
+    kinds = await patient.kinds(unworked)
     problems = [
         finding
         for queue, number in workers.items()
         if queue in places
-        and (finding := _queue(patient, places[queue], rows.get(queue), number, clients))
+        and (
+            finding := _queue(
+                patient,
+                places[queue],
+                rows.get(queue),
+                number,
+                clients,
+                [row.kind for row in kinds if queue in row.queues],
+            )
+        )
     ]
     jobs = sum(place.jobs for place in places.values())
     oldest = max((place.due_for or 0 for place in places.values()), default=0)
@@ -71,6 +78,7 @@ def _queue(
     row: QueueRow | None,
     workers: int,
     clients: Sequence[ClientRow] | None,
+    kinds: Sequence[str],
 ) -> Finding | None:
     lag = place.due_for or 0
     if lag < 0:
@@ -90,7 +98,7 @@ def _queue(
             Level.WARN,
             "queues",
             f"{waiting}: it is paused for {span(row.paused_for)}",
-            f"resume it if that was forgotten: await client.queue_resume({place.queue!r})",
+            f"if that was forgotten: riverpy queue resume {quote(place.queue)}",
             data,
         )
     if clients is not None and not workers:
@@ -100,7 +108,9 @@ def _queue(
             Level.FAIL if lag >= most * LAG_FAIL and not touched else Level.WARN,
             "queues",
             f"{waiting}, the oldest for {span(lag)}, and no client of riverpy's works it{other}",
-            f"start a worker for it: riverpy worker MODULE:ATTR -q {place.queue}:50",
+            f"let a worker work it that has {f'kind {names(kinds)}' if kinds else 'its kinds'}: "
+            f"riverpy worker MODULE:ATTR -q {quote(place.queue)}:50. One that lacks a kind fails "
+            "its jobs",
             data,
         )
     if lag < most:
@@ -109,44 +119,10 @@ def _queue(
         Level.WARN,
         "queues",
         f"{waiting}, the oldest for {span(lag)}",
-        "its workers have too few slots, are busy with long jobs, or do not get on: see `running`, "
-        "`snapshots` and `locks`; add slots or processes",
+        "its workers have too few slots, are busy with long jobs, or do not get on: see `stuck`, "
+        "`running`, `snapshots` and `locks`; add slots or processes",
         data,
     )
-
-
-async def look_at_kinds(patient: Patient) -> list[Finding]:
-    """Kinds of waiting jobs that no living client has.
-
-    Raises:
-        Exception: one of DATABASE_ERRORS.
-    """
-    clients = await patient.clients()
-    living = [one for one in clients or () if one.is_alive]
-    if not living:
-        text = "not known: no client of riverpy's says which kinds it has"
-        return [Finding(Level.OK, "kinds", text, data={"kinds": None})]
-    places = await patient.places()
-    async with patient.session.reading() as connection:
-        rows = await doctor_kinds(connection, patient.schema, places, KINDS_LIMIT)
-    had = {kind for one in living for kind in one.kinds}
-    unknown = [row for row in rows if row.kind not in had]
-    text = f"{count(len(rows), 'kind')} among the waiting jobs"
-    data: dict[str, object] = {"kinds": {row.kind: row.kind in had for row in rows}}
-    problems = [
-        Finding(
-            Level.WARN,
-            "kinds",
-            f'no worker of riverpy\'s has kind "{row.kind}", of which at least '
-            f"{count(row.jobs, 'job')} wait{'s' if row.jobs == 1 else ''} in queue "
-            f"{names(row.queues)}, as job {row.id} (a client in another language may have it)",
-            "deploy a worker that has it; a worker that takes it without having it fails it, which "
-            "costs an attempt each time",
-            {"kind": row.kind, "jobs": row.jobs, "job_id": row.id, "queues": row.queues},
-        )
-        for row in unknown
-    ]
-    return [Finding(Level.OK, "kinds", text, data=data), *shown(problems)]
 
 
 async def look_at_scheduled(patient: Patient) -> list[Finding]:

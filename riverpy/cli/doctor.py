@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
+from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -26,7 +29,9 @@ MAX_LAG_DEFAULT = timedelta(minutes=1)
 
 _EXIT_CODES = {Level.OK: 0, Level.WARN: EXIT_WARNING, Level.FAIL: EXIT_FAILURE}
 _COLORS = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
-_INDENT = 6
+_WORDS = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "FAIL"}
+_INDENT, _NAME_WIDTH = 6, 13
+_WIDTH_LEAST = 20
 
 
 class DoctorOutput(msgspec.Struct, frozen=True):
@@ -67,6 +72,7 @@ def _listen_url(ctx: click.Context, param: click.Parameter, value: str | None) -
     show_default=True,
     help="Report queues with a job that is due for longer.",
 )
+@click.option("--problems", is_flag=True, help="Show only what is not ok.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @database_options
 def doctor(
@@ -75,6 +81,7 @@ def doctor(
     listen_url: str | None,
     stuck_after: timedelta,
     max_lag: timedelta,
+    problems: bool,
     as_json: bool,
 ) -> None:
     """Find what is wrong with the database and the clients on it, and say what to do.
@@ -88,21 +95,41 @@ def doctor(
 
     def report(finding: Finding) -> None:
         findings.append(finding)
-        if not as_json:
+        if not as_json and not (problems and finding.level is Level.OK):
             _show(finding)
 
     run(Examination(request, report).run)
     level = worst(findings)
     if as_json:
-        print_json(DoctorOutput(level, findings))
+        told = [one for one in findings if not (problems and one.level is Level.OK)]
+        print_json(DoctorOutput(level, told))
+    else:
+        click.echo(_sum(findings))
     raise click.exceptions.Exit(_EXIT_CODES[level])
 
 
 def _show(finding: Finding) -> None:
-    word = finding.level.upper() if finding.level is Level.FAIL else finding.level.value
-    level = word.ljust(_INDENT)
+    level = _WORDS[finding.level].ljust(_INDENT)
     if has_color(sys.stdout):
         level = click.style(level, fg=_COLORS[finding.level])
-    click.echo(f"{level}{finding.name:<13}{one_line(finding.text)}")
+    click.echo(level + _wrapped(f"{finding.name:<{_NAME_WIDTH}}", one_line(finding.text)))
     if finding.fix is not None:
-        click.echo(f"{'':<{_INDENT}}fix: {one_line(finding.fix)}")
+        click.echo(" " * _INDENT + _wrapped("fix: ", one_line(finding.fix)))
+
+
+def _wrapped(label: str, text: str) -> str:
+    """On a terminal broken between words, each further line below the first; elsewhere one line,
+    for who searches it."""
+    if not sys.stdout.isatty():
+        return label + text
+    width = shutil.get_terminal_size().columns - _INDENT - len(label)
+    lines = textwrap.wrap(text, max(width, _WIDTH_LEAST), break_on_hyphens=False) or [""]
+    return label + f"\n{'':<{_INDENT + len(label)}}".join(lines)
+
+
+def _sum(findings: list[Finding]) -> str:
+    """How many there are of each level, the worst first."""
+    numbers = Counter(finding.level for finding in findings)
+    return ", ".join(
+        f"{numbers[level]} {_WORDS[level]}" for level in reversed(Level) if numbers[level]
+    )

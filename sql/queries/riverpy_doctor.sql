@@ -83,34 +83,41 @@ where nspname = @schema;
 
 
 -- name: doctor_clients
--- Who is registered, and how many seconds ago each gave its last sign of life.
+-- Who is registered, and how many seconds ago each gave its last sign of life. Through jsonb, since the columns of slots
+-- and stuck jobs may not be there.
 select
   client_id, queues, kinds, candidate, poll_only, version,
   extract(epoch from now() - heartbeat_at)::float8 as silent,
   extract(epoch from dead_after)::float8 as dead_after,
-  extract(epoch from now() - started_at)::float8 as running
-from /* schema */ riverpy_client
+  extract(epoch from now() - started_at)::float8 as running,
+  to_jsonb(client) ->> 'slots' as slots,
+  to_jsonb(client) ->> 'stuck' as stuck
+from /* schema */ riverpy_client as client
 order by started_at, client_id
 limit 10000;
 
 
 -- name: doctor_running
--- The running jobs by the client that claimed them last and their kind, the longest of each with its id. In the order of
--- an index: without an order a limit makes a scan of the whole table look cheap.
+-- The running jobs by the client that claimed them last, queue, kind, and whether that client says that they are stuck:
+-- the longest of each with its id, and how many run for @long seconds. In the order of an index: without an order a
+-- limit makes a scan of the whole table look cheap.
 with found as materialized (
   select id, kind, queue, attempted_at, attempted_by[array_upper(attempted_by, 1)] as client_id
   from /* schema */ river_job
   where state = 'running'
   order by queue, priority, scheduled_at, id
   limit @limit::bigint
+), stuck as materialized (
+  select distinct client_id, id from unnest(@client_id::text[], @id::bigint[]) as given (client_id, id)
 )
 select
-  client_id, kind, count(*) as jobs,
-  coalesce(extract(epoch from now() - min(attempted_at)), 0)::float8 as longest,
-  (array_agg(id order by attempted_at, id))[1] as id,
-  (array_agg(queue order by attempted_at, id))[1] as queue
+  found.client_id, found.kind, found.queue, stuck.id is not null as is_stuck, count(*) as jobs,
+  count(*) filter (where found.attempted_at <= now() - @long::float8 * interval '1 second') as long,
+  coalesce(extract(epoch from now() - min(found.attempted_at)), 0)::float8 as longest,
+  (array_agg(found.id order by found.attempted_at, found.id))[1] as id
 from found
-group by client_id, kind
+left join stuck on stuck.client_id = found.client_id and stuck.id = found.id
+group by found.client_id, found.kind, found.queue, stuck.id is not null
 order by longest desc, id;
 
 
@@ -161,11 +168,23 @@ order by known.queue, known.state;
 
 
 -- name: doctor_kinds
--- The kinds among the first jobs of each given queue and state, with one job of each.
-select first.kind, count(*) as jobs, min(first.id) as id, array_agg(distinct given.queue order by given.queue) as queues
+-- The kinds among the first jobs of each given queue and state, with one job of each; how many of these jobs failed at
+-- their last attempt, how many attempts are left to the one with the fewest, and the newest error. Times in errors are
+-- texts, and are compared as such: one of a wrong form harms nothing.
+select
+  first.kind, count(*) as jobs, min(first.id) as id, array_agg(distinct given.queue order by given.queue) as queues,
+  count(first.error) as failed,
+  min(first.left_over) filter (where first.error is not null) as left_over,
+  left(
+    (array_agg(first.error ->> 'error' order by (first.error ->> 'at') collate "C" desc)
+      filter (where first.error is not null))[1],
+    1000
+  ) as error
 from unnest(@states::text[], @queues::text[]) as given (state, queue)
 cross join lateral (
-  select job.kind, job.id
+  select
+    job.kind, job.id, greatest(job.max_attempts - job.attempt, 0) as left_over,
+    case when job.attempt > 0 and given.state <> 'scheduled' then job.errors[array_upper(job.errors, 1)] end as error
   from /* schema */ river_job as job
   where job.state = given.state::/* schema */ river_job_state and job.queue = given.queue
   order by job.priority, job.scheduled_at, job.id
@@ -173,6 +192,22 @@ cross join lateral (
 ) as first
 group by first.kind
 order by first.kind
+limit 1000;
+
+
+-- name: doctor_discarded
+-- How many jobs of each kind were discarded within @window seconds, among the newest @limit.
+with newest as materialized (
+  select kind
+  from /* schema */ river_job
+  where state = 'discarded' and finalized_at >= now() - @window::float8 * interval '1 second'
+  order by finalized_at desc
+  limit @limit::bigint
+)
+select kind, count(*)
+from newest
+group by kind
+order by kind
 limit 1000;
 
 

@@ -98,13 +98,15 @@ async def register(
     running: float = 3600,
     candidate: bool = True,
     poll_only: bool = True,
+    slots: tuple[int, ...] | None = None,
+    stuck: tuple[int, ...] | None = None,
 ) -> None:
     """Let there be a client that gave its last sign of life `silent` seconds ago, and dies within
     60."""
     await schema.execute(
         "INSERT INTO riverpy_client (client_id, queues, kinds, candidate, poll_only, version,"
-        " dead_after, heartbeat_at, started_at) VALUES ($1, $2, $3, $4, $5, '1', '60 s',"
-        " now() - make_interval(secs => $6), now() - make_interval(secs => $7))",
+        " dead_after, heartbeat_at, started_at, slots, stuck) VALUES ($1, $2, $3, $4, $5, '1',"
+        " '60 s', now() - make_interval(secs => $6), now() - make_interval(secs => $7), $8, $9)",
         client_id,
         list(queues),
         list(kinds),
@@ -112,6 +114,8 @@ async def register(
         poll_only,
         silent,
         running,
+        slots,
+        stuck,
     )
 
 
@@ -135,13 +139,19 @@ async def put(
     client_id: str | None = None,
     since: float = 0,
     priority: int = 1,
+    error: str | None = None,
+    attempts: int = 1,
 ) -> int:
-    """A job that is due for `due` seconds, or runs for `since` in a client."""
+    """A job that is due for `due` seconds, or runs for `since` in a client, or failed so at the
+    last of so many attempts of 25."""
     return await schema.fetchval(
         "INSERT INTO river_job (state, kind, queue, priority, max_attempts, args, scheduled_at,"
-        " attempted_by, attempted_at, attempt) VALUES ($1::text::river_job_state, $2, $3, $4, 25,"
-        " '{}', now() - make_interval(secs => $5), CASE WHEN $6::text IS NULL THEN NULL ELSE"
-        " array['other', $6] END, now() - make_interval(secs => $7), 1) RETURNING id",
+        " attempted_by, attempted_at, attempt, errors, finalized_at) VALUES"
+        " ($1::text::river_job_state, $2, $3, $4, 25, '{}', now() - make_interval(secs => $5),"
+        " CASE WHEN $6::text IS NOT NULL THEN array['other', $6] END,"
+        " now() - make_interval(secs => $7), $8,"
+        " CASE WHEN $9::text IS NOT NULL THEN array[jsonb_build_object('error', $9::text)] END,"
+        " CASE WHEN $1 = 'discarded' THEN now() END) RETURNING id",
         state,
         kind,
         queue,
@@ -149,4 +159,6 @@ async def put(
         due,
         client_id,
         since,
+        attempts,
+        error,
     )

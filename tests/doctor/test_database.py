@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import sys
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -11,11 +13,12 @@ import asyncpg
 import pytest
 
 from riverpy._db.doctor import ServerRow, SnapshotRow, TableRow
-from riverpy._doctor import examination, fleet, listening, server, session, storage
+from riverpy._doctor import examination, listening, patient, server, session, storage
 from riverpy._doctor.finding import Finding, Level, count, masked_query, names, size, span, worst
+from riverpy.cli.doctor import _show
 from riverpy.migrate import Migrator, migrate_all
 from tests._database import connected
-from tests.doctor.conftest import examine, put, text_of
+from tests.doctor.conftest import examine, put, register, seat, text_of
 from tests.kit.pgbouncer import is_installed, pooled
 
 if TYPE_CHECKING:
@@ -32,7 +35,8 @@ async def test_unreachable_server() -> None:
     exit_code, text = await text_of("--database-url", url)
     assert exit_code == 1
     assert text.startswith("FAIL  connect      cannot connect to 127.0.0.1:1")
-    assert text.count("\n") == 2
+    assert text.count("\n") == 3
+    assert text.endswith("\n1 FAIL\n")
     assert "      fix: see that the server runs" in text
     assert "secret" not in text
     report = await examine("--database-url", url)
@@ -51,9 +55,9 @@ async def test_usage() -> None:
     assert "5 if the worst is a warning, 1 if something fails" in " ".join(text.split())
 
 
-async def test_text(schema: Schema) -> None:
-    """In a terminal each finding is a line, and what is not ok has its remedy below it; the exit
-    code tells the worst."""
+async def test_text(schema: Schema, doctor: Doctor) -> None:
+    """Each finding is a line, and what is not ok has its remedy below it; the last line and the
+    exit code tell the worst. What is ok can be left out."""
     arguments = ("--database-url", schema.url, "--schema", schema.name)
     exit_code, text = await text_of(*arguments)
     assert exit_code == 5
@@ -61,6 +65,30 @@ async def test_text(schema: Schema) -> None:
     assert lines[0].startswith("ok    connect      PostgreSQL ")
     place = lines.index("warn  clients      no client of riverpy's runs on this schema")
     assert lines[place + 1] == "      fix: start a worker: riverpy worker MODULE:ATTR"
+    assert re.fullmatch(r"2 warn, \d+ ok", lines[-1])
+    exit_code, text = await text_of(*arguments, "--problems")
+    assert exit_code == 5
+    shown = text.splitlines()
+    assert [line[:17] for line in shown[::2]] == [
+        "warn  leader     ",
+        "warn  clients    ",
+        lines[-1],
+    ]
+    assert (await doctor("--problems")).findings == (await doctor()).problems()
+
+
+def test_wrapping(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a terminal what is too long goes on below where it began."""
+    finding = Finding(Level.FAIL, "kinds", "one two three four five six", "seven eight nine ten")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "39")
+    monkeypatch.setenv("NO_COLOR", "1")
+    _show(finding)
+    assert capsys.readouterr().out.splitlines() == [
+        "FAIL  kinds        one two three four",
+        "                   five six",
+        "      fix: seven eight nine ten",
+    ]
 
 
 async def test_tables_are_missing_or_old(fresh_database_url: str) -> None:
@@ -179,20 +207,25 @@ async def test_latency_and_connections(doctor: Doctor, monkeypatch: pytest.Monke
 @pytest.mark.skipif(not is_installed(), reason="pgbouncer or setpriv is not installed")
 async def test_pooler(schema: Schema, doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     """PB-05: through PgBouncer in transaction mode the pooler is seen, and that nobody can listen
-    there; a listen URL that leads past it is proven. All else is looked at as without it."""
+    there, which is told once; a listen URL that leads past it is proven. All else is looked at as
+    without it."""
+    await register(schema, "deaf", poll_only=False)
+    await seat(schema, "deaf")
     with pooled(schema.url, size=2) as url:
         with monkeypatch.context() as patch:
             patch.setattr(listening, "PROBE_TIMEOUT", 0.2)  # it never comes
             report = await doctor(url=url)
         assert report.one("pooler", "ok")["data"] == {"is_pooled": True}
-        found = report.one("listen", "fail")
+        found = report.one("listen", "warn")
         assert "pooler in transaction mode" in found["text"]
-        assert "listen_url" in found["fix"]
+        assert "Config(pooler=True, listen_url=…)" in found["fix"]
+        assert "see `listen`" in report.one("listeners", "ok")["text"]
+        assert len(report.problems()) == 1
         report = await doctor("--listen-url", schema.url, url=url)
         assert "over the listen URL" in report.one("listen", "ok")["text"]
-        assert {one["name"] for one in report.problems()} == {"leader", "clients"}
+        assert {one["name"] for one in report.problems()} == {"listeners"}
     found = (await doctor("--listen-url", "postgresql://h:secret@127.0.0.1:1/d")).one(
-        "listen", "fail"
+        "listen", "warn"
     )
     assert "cannot connect" in found["text"]
     assert "secret" not in str(found)
@@ -250,8 +283,8 @@ async def test_other_snapshot_holders(doctor: Doctor, monkeypatch: pytest.Monkey
     assert "ROLLBACK PREPARED" in found["order 7"]["fix"]
     assert "pg_drop_replication_slot" in found["lost"]["fix"]
     assert (
-        "session 7 (unknown role, unknown state) holds a snapshot: dead rows of 2,000,000"
-        in (found["7"]["text"])
+        "session 7 (unknown role, unknown state) holds a snapshot: rows that died since then "
+        "stay (2,000,000" in (found["7"]["text"])
     )
 
 
@@ -290,7 +323,7 @@ async def test_locked_table(
         report = await doctor()
     unseen = [one for one in report.findings if "could not be looked at" in one["text"]]
     assert [one["name"] for one in unseen] == [
-        *("listeners", "leader", "clients", "running", "queues", "kinds"),
+        *("listeners", "leader", "clients", "stuck", "running", "queues", "kinds", "failing"),
     ]
     assert {one["level"] for one in unseen} == {"warn"}
     assert all("lock timeout" in one["text"] and "`locks`" in one["fix"] for one in unseen)
@@ -302,10 +335,10 @@ async def test_statement_limit(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) 
     """The server ends what takes too long, and where it does not answer the doctor does; it goes
     on over a new connection."""
 
-    async def slow(connection: Any, *_: object) -> list[Any]:
+    async def slow(connection: Any, *_: object, **__: object) -> list[Any]:
         return await connection.fetch("SELECT pg_sleep(60)")
 
-    monkeypatch.setattr(fleet, "doctor_running", slow)
+    monkeypatch.setattr(patient, "doctor_running", slow)
     monkeypatch.setattr(session, "STATEMENT_LIMIT", timedelta(milliseconds=50))
     report = await doctor()
     assert "statement timeout" in report.one("clients", "warn")["text"]
@@ -335,6 +368,7 @@ async def test_vacuum(schema: Schema, doctor: Doctor, monkeypatch: pytest.Monkey
     rows = {
         "dead": TableRow(live=10, dead=100_001, vacuumed=7200.0, is_on=True, is_off_here=False),
         "off": TableRow(live=10, dead=1, vacuumed=None, is_on=False, is_off_here=False),
+        "held": TableRow(live=10, dead=20, vacuumed=1.0, is_on=True, is_off_here=False),
         "live": TableRow(live=300_000, dead=200_000, vacuumed=1, is_on=True, is_off_here=False),
     }
     await schema.execute("ALTER TABLE river_job SET (autovacuum_enabled = off)")
@@ -357,6 +391,14 @@ async def test_vacuum(schema: Schema, doctor: Doctor, monkeypatch: pytest.Monkey
     assert "ALTER SYSTEM SET autovacuum" in (await doctor()).one("vacuum", "warn")["fix"]
     current = "live"
     assert (await doctor()).one("vacuum", "ok")
+    current = "held"
+    assert "`snapshots`" not in (await doctor()).one("vacuum", "ok")["text"]
+    monkeypatch.setattr(storage, "SNAPSHOT_AGE", 0)
+    async with holding(schema, "BEGIN ISOLATION LEVEL REPEATABLE READ", "SELECT 1"):
+        assert (
+            "they stay as long as somebody holds an older snapshot (`snapshots`)"
+            in ((await doctor()).one("vacuum", "ok")["text"])
+        )
 
 
 async def test_invalid_index_and_artifact(schema: Schema, doctor: Doctor) -> None:

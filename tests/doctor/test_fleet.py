@@ -37,8 +37,8 @@ async def test_healthy(schema: Schema, doctor: Doctor) -> None:
     names = list(dict.fromkeys(one["name"] for one in report.findings))
     assert names == [
         *("connect", "pooler", "settings", "clock", "connections", "schema", "grants", "listen"),
-        *("listeners", "leader", "clients", "running", "queues", "kinds", "scheduled", "periodic"),
-        *("snapshots", "locks", "vacuum", "indexes"),
+        *("listeners", "leader", "clients", "stuck", "running", "queues", "kinds", "failing"),
+        *("scheduled", "periodic", "snapshots", "locks", "vacuum", "indexes"),
     ]
     assert report.one("listeners", "ok")["data"]["needed"] == 2
     assert report.one("leader", "ok")["data"]["leader_id"] in {"one", "two"}
@@ -80,6 +80,7 @@ async def test_no_candidate(schema: Schema, doctor: Doctor) -> None:
     found = (await doctor()).one("leader", "fail")
     assert "no client stands for election" in found["text"]
     assert "--no-candidate" in found["fix"]
+    assert "RIVERPY_CANDIDATE" in found["fix"]
 
 
 async def test_leader_is_silent(schema: Schema, doctor: Doctor) -> None:
@@ -138,10 +139,54 @@ async def test_no_listener(schema: Schema, doctor: Doctor) -> None:
     found = (await doctor()).one("listeners", "warn")
     assert "1 client should listen, and there are 0 connections for that" in found["text"]
     assert "--listen-url" in found["fix"]
+    assert "`LISTEN hears nothing`" in found["fix"]
 
 
-async def test_stuck_job(schema: Schema, doctor: Doctor) -> None:
-    """A job that runs for long in a client that lives is named, with how to end it."""
+async def test_stuck_jobs(schema: Schema, doctor: Doctor) -> None:
+    """Jobs that a client calls stuck are told with their ids, kinds, and share of its slots: a
+    failure when it works nothing any more, or nothing of a queue. They are told of once."""
+    await seat(schema, "alive")
+    first = await put(schema, "running", client_id="alive", since=3670)
+    second = await put(schema, "running", client_id="alive", since=50)
+    await put(schema, "running", client_id="alive", since=10)
+    await register(schema, "alive", kinds=("task",), slots=(4,), stuck=(first, second))
+    await register(schema, "dead", slots=(1,), stuck=(5,), silent=100)
+    report = await doctor()
+    found = report.one("stuck", "warn")
+    assert (
+        f"alive: 2 of 4 slots held by jobs that go on although cancelled: jobs {first}, {second} "
+        '(2 of kind "task" in queue "default" for up to 1h1m)' in found["text"]
+    )
+    assert found["data"]["job_ids"] == [first, second]
+    assert found["data"]["full_queues"] == []
+    assert "restart that worker" in found["fix"]
+    assert report.one("running", "ok")["data"]["running"] == 3
+    await schema.execute("UPDATE riverpy_client SET slots = '{2}' WHERE client_id = 'alive'")
+    found = (await doctor()).one("stuck", "fail")
+    assert "2 of 2 slots held" in found["text"]
+    assert "It works nothing any more" in found["text"]
+    await schema.execute(
+        "UPDATE riverpy_client SET slots = '{50, 2}', queues = '{mail, default}'"
+        " WHERE client_id = 'alive'"
+    )
+    found = (await doctor()).one("stuck", "fail")
+    assert 'It works nothing of queue "default" any more' in found["text"]
+
+
+async def test_nobody_tells_of_stuck_jobs(schema: Schema, doctor: Doctor) -> None:
+    """Where the column is not there, nothing is known of stuck jobs."""
+    await register(schema, "older")
+    await schema.execute("ALTER TABLE riverpy_client RENAME stuck TO hidden")
+    try:
+        report = await doctor()
+    finally:  # the schema is used again
+        await schema.execute("ALTER TABLE riverpy_client RENAME hidden TO stuck")
+    assert report.one("stuck", "ok")["data"] == {"stuck": 0}
+
+
+async def test_long_job(schema: Schema, doctor: Doctor) -> None:
+    """A job that runs for long in a client that lives is named, with how to end it, and how many
+    more there are."""
     await register(schema, "alive", kinds=("task",))
     await seat(schema, "alive")
     await put(schema, "running", client_id="alive", since=361)
@@ -153,7 +198,10 @@ async def test_stuck_job(schema: Schema, doctor: Doctor) -> None:
     assert (
         f'job {job_id} of kind "task" in queue "default" runs for 1h1m, in alive' in found["text"]
     )
-    assert f"client.job_cancel({job_id})" in found["fix"]
+    assert f"riverpy job cancel {job_id}" in found["fix"]
+    await put(schema, "running", client_id="alive", since=3600)
+    assert f"job {job_id}" in (text := (await doctor()).one("running", "warn")["text"])
+    assert "(and 1 more like it)" in text
     assert (await doctor("--stuck-after", "2h")).exit_code == 0
 
 
@@ -188,11 +236,62 @@ async def test_kinds_without_worker(schema: Schema, doctor: Doctor) -> None:
     report = await doctor()
     found = report.one("kinds", "warn")
     assert (
-        'no worker of riverpy\'s has kind "resize", of which at least 3 jobs wait' in found["text"]
+        'no worker of riverpy\'s has kind "resize", of which 3 jobs wait in queue "default"'
+        in found["text"]
     )
+    assert "another language" not in found["text"]
     assert found["data"]["job_id"] == job_id - 2
     assert "deploy a worker" in found["fix"]
     assert report.one("kinds", "ok")["data"]["kinds"] == {"known": True, "resize": False}
+
+
+async def test_kind_that_workers_fail(schema: Schema, doctor: Doctor) -> None:
+    """Jobs of a kind that the workers of their queue lack are failed by them: a failure, with the
+    attempts that are left and the pause that saves them. In a queue that nobody works they wait
+    unharmed, and a client in another language is thought of where there may be one."""
+    await register(schema, "alive", kinds=("known",))
+    await seat(schema, "alive")
+    for attempts in (3, 24):
+        await put(schema, "retryable", kind="resize", error="no such kind", attempts=attempts)
+    await put(schema, queue="images", kind="crop")
+    await schema.execute("INSERT INTO river_queue (name, updated_at) VALUES ('images', now())")
+    report = await doctor()
+    found = report.one("kinds", "fail")
+    assert "2 of them failed already, with 1 attempt left at least" in found["text"]
+    assert "The newest error: no such kind" in found["text"]
+    assert "riverpy queue pause default" in found["fix"]
+    found = report.one("kinds", "warn")
+    assert "(a client in another language may have it)" in found["text"]
+    assert "wait unharmed" in found["fix"]
+    assert [one["level"] for one in report.of("failing")] == ["ok"]
+
+
+async def test_failing_kinds(schema: Schema, doctor: Doctor) -> None:
+    """A kind is told of that fails so that jobs are lost, or nearly, or that many fail; without the
+    passwords of its errors. A job or two that failed for once are counted."""
+    await register(schema, "alive", kinds=("odd", "close", "lost", "many"))
+    await seat(schema, "alive")
+    await put(schema, "retryable", kind="odd", due=-60, error="once")
+    report = await doctor()
+    assert report.problems() == []
+    assert report.one("failing", "ok")["data"] == {"failed": {"odd": 1}, "discarded": {}}
+    error = "cannot reach postgres://me:secret@host/db"
+    await put(schema, "retryable", kind="close", due=-60, attempts=24, error=error)
+    for _ in range(2):
+        await put(schema, "discarded", kind="lost", attempts=25, error="boom")
+    for _ in range(10):
+        await put(schema, "available", kind="many", error="again")
+    report = await doctor()
+    found = {one["data"]["kind"]: one for one in report.of("failing", "warn")}
+    assert list(found) == ["close", "lost", "many"]
+    assert (
+        "1 job failed and waits for the next, with 1 attempt left at least"
+        in (found["close"]["text"])
+    )
+    assert "secret" not in found["close"]["text"]
+    assert 'kind "lost" fails: 2 jobs were discarded in the last hour' in found["lost"]["text"]
+    assert "riverpy job list --state discarded --kind lost" in found["lost"]["fix"]
+    assert "10 jobs failed" in found["many"]["text"]
 
 
 async def test_queues(schema: Schema, doctor: Doctor) -> None:
@@ -232,10 +331,10 @@ async def test_queues(schema: Schema, doctor: Doctor) -> None:
     }
     assert '2 jobs of queue "late" wait, the oldest for 1h' in found["late"]["text"]
     assert "it is paused for 1h" in found["paused"]["text"]
-    assert "queue_resume('paused')" in found["paused"]["fix"]
+    assert "riverpy queue resume paused" in found["paused"]["fix"]
     assert "though one of another language may" in found["go"]["text"]
     assert "no client of riverpy's works it" in found["nobody"]["text"]
-    assert "-q nobody:50" in found["nobody"]["fix"]
+    assert 'that has kind "task": riverpy worker MODULE:ATTR -q nobody:50' in found["nobody"]["fix"]
     later = await doctor("--max-lag", "2h")
     assert {one["data"]["queue"] for one in later.of("queues", "warn")} == {
         "paused",
