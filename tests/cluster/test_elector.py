@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 TIMING = LeaseTiming(ttl=15.0, interval=5.0)
 TRUST, GRACE = TIMING.trust, TIMING.grace
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+CANNOT_STAND = "cannot stand for election, trying again"
+NOT_RENEWED = "the lease was not renewed, trying again"
+RENEWED_AGAIN = "the lease is renewed again"
 
 
 @pytest.fixture(autouse=True)
@@ -149,12 +152,14 @@ class Candidate:
         self.keeper = Keeper(row.timer)
         self.lease = Lease(timing, row.timer)
         self.changes: list[tuple[float, LeadershipChange]] = []
+        self.outage_is_told = False
         self.elector = Elector(
             leader_id=leader_id,
             lease=self.lease,
             store=row,
             keeper=self.keeper,
             timer=row.timer,
+            is_outage_told=lambda: self.outage_is_told,
             changed=lambda change: self.changes.append((self.timer.boottime(), change)),
         )
         self._stopping = asyncio.Event()
@@ -320,6 +325,20 @@ async def test_back_off_after_errors(
     assert a.leads
 
 
+async def test_follower_in_a_told_outage(
+    a: Candidate, row: Row, timer: VirtualTimer, log: list[Any]
+) -> None:
+    """A follower says at debug only that it cannot stand while an outage is told, and once at
+    warning if it still cannot when that is over."""
+    row.is_down = a.outage_is_told = True
+    await a.start()
+    await timer.advance(20)
+    assert {(entry["event"], entry["log_level"]) for entry in log} == {(CANNOT_STAND, "debug")}
+    a.outage_is_told = False
+    await timer.advance(20)
+    assert [entry["log_level"] for entry in log].count("warning") == 1
+
+
 async def test_stop_of_a_follower(a: Candidate, row: Row, timer: VirtualTimer) -> None:
     """EL13: a follower stops at once, and leaves nothing."""
     row.seat("b", 100.0)
@@ -409,7 +428,32 @@ async def test_renewal_fails_once(
     assert leader.leads
     await leader.stop()
     events = [entry["event"] for entry in log if "renewed" in entry["event"]]
-    assert events == ["the lease was not renewed, trying again", "the lease is renewed again"]
+    assert events == [NOT_RENEWED, RENEWED_AGAIN]
+
+
+async def test_leader_in_a_told_outage(
+    leader: Candidate, row: Row, timer: VirtualTimer, log: list[Any]
+) -> None:
+    """A leader says at debug only that a renewal failed while an outage is told, and nothing of its
+    end, which is told for all; a failure outside of one is told once, with its end."""
+    leader.outage_is_told = row.is_down = True
+    await timer.advance(7)
+    row.is_down = False
+    await timer.advance(3)
+    failed = [entry["log_level"] for entry in log if entry["event"] == NOT_RENEWED]
+    assert failed
+    assert set(failed) == {"debug"}
+    assert RENEWED_AGAIN not in [entry["event"] for entry in log]
+    leader.outage_is_told = False
+    log.clear()
+    row.is_down = True
+    await timer.advance(7)
+    row.is_down = False
+    await timer.advance(3)
+    failed = [entry["log_level"] for entry in log if entry["event"] == NOT_RENEWED]
+    assert failed.count("warning") == 1
+    assert [entry["event"] for entry in log].count(RENEWED_AGAIN) == 1
+    assert len(leader.changes) == 1
 
 
 @pytest.mark.parametrize("fault", ["error", "silence"])
