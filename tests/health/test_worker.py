@@ -7,8 +7,10 @@ import json
 import signal
 import socket
 import subprocess
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cli.worker_process import RIVERPY, environment, running_worker
 
@@ -94,6 +96,46 @@ async def test_up_before_the_database(schema: Schema, tmp_path: Path) -> None:
             status, checks = await health.checks("/readyz")
             assert (status, checks["state"]) == (503, "starting")
             assert "riverpy_leader 0" in (await health.get("/metrics"))[1]
+
+
+def count_of(page: str, name: str) -> float:
+    """The sum of this metric over its labels."""
+    families = text_string_to_metric_families(page)
+    samples = [sample for family in families for sample in family.samples]
+    return sum(sample.value for sample in samples if sample.name == name)
+
+
+async def test_totals_of_a_fleet(schema: Schema, tmp_path: Path) -> None:
+    """OP-12: what four worker processes count adds up to all jobs, each once; a process that is
+    started anew counts from zero, whatever its name has counted before."""
+    jobs = 200
+    async with AsyncExitStack() as stack:
+        fleet = [
+            await stack.enter_async_context(served(schema, tmp_path, f"--name=w{number}"))
+            for number in range(4)
+        ]
+        for health in fleet:
+            await health.until("/readyz", 200)
+        await schema.execute(
+            "INSERT INTO river_job (args, kind, max_attempts)"
+            " SELECT '{\"what\": \"nothing\"}', 'do', 25 FROM generate_series(1, $1::int)",
+            jobs,
+        )
+
+        async def totals(name: str) -> float:
+            pages = [await health.get("/metrics") for health in fleet]
+            return sum(count_of(page, name) for _, page in pages)
+
+        async with asyncio.timeout(PATIENCE):
+            while await totals("riverpy_attempts_total") < jobs:
+                await asyncio.sleep(0.05)
+        for name in ("attempts_total", "wait_seconds_count", "run_seconds_count", "claim_jobs_sum"):
+            assert await totals(f"riverpy_{name}") == jobs, name
+    async with served(schema, tmp_path, "--name=w0") as health:
+        await health.until("/readyz", 200)
+        _, page = await health.get("/metrics")
+        assert count_of(page, "riverpy_attempts_total") == 0
+        assert count_of(page, "riverpy_claim_jobs_sum") == 0
 
 
 async def run_command(*args: str, **environ: str) -> tuple[int, str, str]:
