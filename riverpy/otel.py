@@ -279,7 +279,7 @@ class _Metrics:
         kind = self._kinds(job.kind)
         attributes = {**_WORK, _QUEUE: self._queues(job.queue), _KIND: kind}
         if (claimed_at := job.attempted_at) is not None:
-            wait = (claimed_at - job.scheduled_at).total_seconds()
+            wait = (claimed_at - max(job.scheduled_at, job.created_at)).total_seconds()
             self._wait(max(wait, 0.0), attributes)
         attributes[_OUTCOME] = outcome = ending(error)
         if error is not None and outcome == "failed":

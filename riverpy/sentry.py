@@ -148,7 +148,7 @@ def _data(job: Job[Any]) -> dict[str, Any]:
         "messaging.message.retry.count": max(job.attempt - 1, 0),
     }
     if (claimed_at := job.attempted_at) is not None:
-        wait = (claimed_at - job.scheduled_at).total_seconds()
+        wait = (claimed_at - max(job.scheduled_at, job.created_at)).total_seconds()
         data["messaging.message.receive.latency"] = max(wait, 0.0) * 1000
     return data
 

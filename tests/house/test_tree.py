@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "riverpy").rglob("*.py"))
-NAMES = ("_env", "bench", "chaos", "check", "demo", "failover", "soak", "test")
-SCRIPTS = [ROOT / "scripts" / name for name in NAMES]
+SCRIPTS = sorted(
+    path for path in (ROOT / "scripts").iterdir() if path.is_file() and not path.suffix
+)
 TEXT = [
     path
     for pattern in ("*.*", "scripts/*", ".ci/*", "docs/**/*", "riverpy/**/*.py", "sql/**/*")

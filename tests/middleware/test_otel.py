@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -247,19 +247,25 @@ async def test_batch(rig: Rig, telemetry: Telemetry) -> None:
 
 async def test_metrics_are_bounded(rig: Rig, telemetry: Telemetry) -> None:
     """OP-06: jobs with distinct ids, tags, args, error texts and error types make at most 20
-    series of a kind; runs, waits, claims and their sizes are measured."""
+    series of a kind; runs, waits, claims and their sizes are measured. A job that was due before it
+    was inserted waits from then on."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
         raise type(f"Error{job.args.n}", (Exception,), {})(f"text {job.args.n}")
 
-    params = [InsertManyParams(Task(n), InsertOpts(tags=[f"tag{n}"])) for n in range(100)]
+    long_ago = datetime.now(UTC) - timedelta(days=1)
+    params = [
+        InsertManyParams(Task(n), InsertOpts(tags=[f"tag{n}"], scheduled_at=long_ago))
+        for n in range(100)
+    ]
     async with rig.working(plugins=[telemetry.plugin()]) as client:
         await client.insert_many(params)
         await rig.take(100)
     runs = telemetry.points("messaging.process.duration")
     waits = telemetry.points("river.job.queue_wait.duration")
     assert sum(point.count for point in runs) == sum(point.count for point in waits) == 100
+    assert sum(point.sum for point in waits) < timedelta(days=1).total_seconds()
     assert len(runs) + len(waits) <= 20
     assert {point.attributes["river.job.kind"] for point in runs} == {"task"}
     assert any(point.attributes["error.type"] == "_OTHER" for point in runs)
