@@ -58,6 +58,8 @@ class QueueRow(NamedTuple):
     running: int
     scheduled: int
     retryable: int
+    late: int
+    """Scheduled ones and retries that nobody made available in time."""
     due_at: datetime | None
     """Since when the oldest due job waits; None: none is due."""
     started: int
@@ -123,14 +125,22 @@ async def top_queue_names(connection: Transaction, schema: str | None, *, limit:
 
 
 async def top_queues(
-    connection: Transaction, schema: str | None, *, names: Sequence[str], since: datetime, cap: int
+    connection: Transaction,
+    schema: str | None,
+    *,
+    names: Sequence[str],
+    since: datetime,
+    late: timedelta,
+    cap: int,
 ) -> list[QueueRow]:
-    """The jobs of each of the queues that are not at their end."""
+    """The jobs of each of the queues that are not at their end. What should have been made
+    available `late` ago counts as late."""
     statement = query("top", "top_queues", schema)
     values: dict[str, object] = {
         "name": names,
         "since": since,
         "since_text": since.isoformat()[:19],
+        "late": late.total_seconds(),
         "cap": cap,
     }
     rows = await connection.fetch(statement.text, *statement.arguments(values))

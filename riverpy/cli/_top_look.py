@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 WINDOW = timedelta(seconds=10)
 """Rates are of the last seconds, at most so many."""
+LATE = timedelta(seconds=10)
+"""Twice as long as a leader takes to make due jobs available, at most."""
 CAP = 10_000
 """Where counting jobs stops: of one state in one queue, in all queues for some, or that ended."""
 QUEUES_CAP = 100_000
@@ -65,6 +67,8 @@ class QueueLook(msgspec.Struct, frozen=True):
     """How many jobs these clients may run at once. None: not known, as of an older riverpy."""
     scheduled: int
     retryable: int
+    late: int
+    """Scheduled ones and retries that are due for longer than a leader leaves them."""
     started_per_s: float
     completed_per_s: float
     failed_per_s: float
@@ -182,7 +186,9 @@ class Looker:
         names = await self._queue_names(connection, clients or [])
         cap = max(min(CAP, QUEUES_CAP // max(len(names), 1)), 1)
         ended = await top_ended(connection, schema, window=WINDOW, cap=CAP)
-        rows = await top_queues(connection, schema, names=names, since=ended[0].since, cap=cap)
+        rows = await top_queues(
+            connection, schema, names=names, since=ended[0].since, late=LATE, cap=cap
+        )
         queues = queue_looks(moment.at, rows, ended, clients)
         totals = await top_totals(connection, schema, cap=cap)
         for state in ("available", "running", "scheduled", "retryable"):
@@ -253,6 +259,7 @@ def queue_looks(
                 slots=None if slots is None else slots.get(row.name, 0),
                 scheduled=row.scheduled,
                 retryable=row.retryable,
+                late=row.late,
                 started_per_s=round((end.started + row.started) / end.seconds, 2),
                 completed_per_s=round(end.completed / end.seconds, 2),
                 failed_per_s=round((end.failed + row.failed) / end.seconds, 2),

@@ -30,6 +30,12 @@ _STATES = (
     "discarded",
 )
 _LEFT = frozenset({"QUEUE", "WORKER", "STATE", "VERSION", "QUEUES", "CANDIDATE"})
+_RARE = frozenset({"LATE", "STUCK"})
+"""Columns that are shown only where there is something in them."""
+_FIRST_TO_GO = ("CANDIDATE", "SCHEDULED", "RETRYABLE", "DUE FOR", "FAIL/S", "VERSION")
+_LAST_TO_GO = ("SCHEDULED", "RETRYABLE", "WORKERS")
+"""Columns that a narrow screen does without: at first those that tell nothing now."""
+_NOTHING = frozenset({"0", "-"})
 
 
 class Line:
@@ -63,13 +69,16 @@ def make_room(height: int) -> str:
     return "\n" * height
 
 
-def view(look: Look, error: str | None = None, age: float = 0.0) -> list[Line]:
+def view(
+    look: Look, error: str | None = None, age: float = 0.0, *, width: int | None = None
+) -> list[Line]:
     """A look as lines.
 
     Args:
         look: the last one that succeeded.
         error: why a later one did not.
         age: seconds since the last one that did.
+        width: of the screen, for which columns are left out; None: there is room for all.
     """
     lines = [Line(f"riverpy top   {format_time(look.at.replace(microsecond=0))} UTC", "head")]
     if error is not None:
@@ -85,19 +94,33 @@ def view(look: Look, error: str | None = None, age: float = 0.0) -> list[Line]:
             "SLOTS",
             "SCHEDULED",
             "RETRYABLE",
+            "LATE",
             "START/S",
             "DONE/S",
             "FAIL/S",
             "WAIT P95",
         ),
         [(_queue_cells(queue, look.cap), _queue_mood(queue)) for queue in look.queues],
+        width,
     )
     if not look.queues:
         lines.append(Line("no queue yet: nothing was inserted, and nobody works"))
     lines.append(Line(""))
     lines += _table(
-        ("WORKER", "STATE", "RUNNING", "SLOTS", "SEEN", "VERSION", "CANDIDATE", "QUEUES"),
+        (
+            "WORKER",
+            "STATE",
+            "RUNNING",
+            "STUCK",
+            "SLOTS",
+            "LONGEST",
+            "SEEN",
+            "VERSION",
+            "CANDIDATE",
+            "QUEUES",
+        ),
         [(_worker_cells(worker), _worker_mood(worker)) for worker in look.workers],
+        width,
     )
     if look.candidates is None:
         lines.append(Line("workers that run nothing are not known: run `riverpy migrate up`"))
@@ -141,6 +164,7 @@ def _queue_cells(queue: QueueLook, cap: int) -> list[str]:
         _known(queue.slots),
         _count(queue.scheduled, cap),
         _count(queue.retryable, cap),
+        _count(queue.late, cap),
         _rate(queue.started_per_s),
         _rate(queue.completed_per_s),
         _rate(queue.failed_per_s),
@@ -151,7 +175,7 @@ def _queue_cells(queue: QueueLook, cap: int) -> list[str]:
 def _queue_mood(queue: QueueLook) -> str:
     if queue.available and queue.due_for is not None and queue.workers == 0:
         return "bad"
-    return "warn" if queue.paused or queue.failed_per_s else ""
+    return "warn" if queue.paused or queue.failed_per_s or queue.late else ""
 
 
 def _worker_cells(worker: WorkerLook) -> list[str]:
@@ -160,7 +184,9 @@ def _worker_cells(worker: WorkerLook) -> list[str]:
         worker.client_id or "(rows that name none)",
         worker.state,
         str(worker.running),
+        str(worker.stuck),
         _known(worker.slots),
+        _seconds(worker.longest),
         "-" if worker.silent_for is None else f"{_seconds(worker.silent_for)} ago",
         worker.version or "-",
         candidate,
@@ -171,23 +197,44 @@ def _worker_cells(worker: WorkerLook) -> list[str]:
 def _worker_mood(worker: WorkerLook) -> str:
     if worker.state == "silent":
         return "bad" if worker.running else "warn"
+    if worker.stuck:
+        return "bad" if worker.slots is not None and worker.stuck >= worker.slots else "warn"
     return ""
 
 
-def _table(columns: Sequence[str], rows: Sequence[tuple[list[str], str]]) -> list[Line]:
-    widths = [
-        max(len(column), *(len(cells[i]) for cells, _ in rows), 0)
+def _table(
+    columns: Sequence[str], rows: Sequence[tuple[list[str], str]], width: int | None
+) -> list[Line]:
+    widths = {
+        column: max(len(column), *(len(cells[i]) for cells, _ in rows), 0)
         for i, column in enumerate(columns)
-    ]
+    }
+    empty = {
+        column for i, column in enumerate(columns) if all(cells[i] in _NOTHING for cells, _ in rows)
+    }
+    for column in _RARE & empty:
+        widths.pop(column, None)
+    if width is not None:
+        _make_narrow(widths, empty | {"CANDIDATE", "VERSION"}, width)
 
     def line(cells: Sequence[str]) -> str:
         aligned = [
-            cell.ljust(width) if column in _LEFT else cell.rjust(width)
-            for cell, width, column in zip(cells, widths, columns, strict=True)
+            cell.ljust(widths[column]) if column in _LEFT else cell.rjust(widths[column])
+            for cell, column in zip(cells, columns, strict=True)
+            if column in widths
         ]
         return "  ".join(aligned).rstrip()
 
     return [Line(line(columns), "head"), *(Line(line(cells), mood) for cells, mood in rows)]
+
+
+def _make_narrow(widths: dict[str, int], dispensable: set[str], width: int) -> None:
+    """Leave columns out until a line is as wide at most, as far as that goes."""
+    first = [column for column in _FIRST_TO_GO if column in dispensable]
+    for column in (*first, *_LAST_TO_GO):
+        if sum(widths.values()) + 2 * (len(widths) - 1) <= width:
+            return
+        widths.pop(column, None)
 
 
 def _count(number: int, cap: int) -> str:

@@ -124,7 +124,8 @@ class _Screen:
             return
         width, height = shutil.get_terminal_size()
         before = make_room(height) if self._is_empty else ""
-        lines = view(self._look, self._error, time.monotonic() - self._seen_at)
+        age = time.monotonic() - self._seen_at
+        lines = view(self._look, self._error, age, width=width)
         color = has_color(sys.stdout)
         self._write(before + frame(lines, width=width, height=height, color=color))
 

@@ -91,10 +91,10 @@ order by name;
 
 
 -- name: top_queues
--- Each of the queues, with none of its jobs too: how many are in each state, up to @cap, since when the oldest due one
--- waits, and among the rows that were read how many started and failed since @since: what failed had started too. A
--- failure is seen by the row's last error; times in errors are texts, and are compared as such, so that one of a wrong form
--- harms nothing.
+-- Each of the queues, with none of its jobs too: how many are in each state, up to @cap, how many should have been made
+-- available more than @late seconds ago, since when the oldest due one waits, and among the rows that were read how many
+-- started and failed since @since: what failed had started too. A failure is seen by the row's last error; times in
+-- errors are texts, and are compared as such, so that one of a wrong form harms nothing.
 select
   given.name,
   queue.paused_at is not null as is_paused,
@@ -102,6 +102,7 @@ select
   running.number as running,
   scheduled.number as scheduled,
   retryable.number as retryable,
+  scheduled.late + retryable.late as late,
   oldest.due_at,
   running.started + available.failed + running.failed + retryable.failed as started,
   available.failed + running.failed + retryable.failed as failed
@@ -137,9 +138,9 @@ cross join lateral (
   ) as first
 ) as running
 cross join lateral (
-  select count(*) as number
+  select count(*) as number, count(*) filter (where scheduled_at < now() - @late::float8 * interval '1 second') as late
   from (
-    select job.id
+    select job.scheduled_at
     from /* schema */ river_job as job
     where job.state = 'scheduled' and job.queue = given.name
     order by job.priority, job.scheduled_at, job.id
@@ -151,9 +152,10 @@ cross join lateral (
     count(*) as number,
     count(*) filter (
       where (errors[array_upper(errors, 1)] ->> 'at') collate "C" >= @since_text::text
-    ) as failed
+    ) as failed,
+    count(*) filter (where scheduled_at < now() - @late::float8 * interval '1 second') as late
   from (
-    select job.errors
+    select job.errors, job.scheduled_at
     from /* schema */ river_job as job
     where job.state = 'retryable' and job.queue = given.name
     order by job.priority, job.scheduled_at, job.id

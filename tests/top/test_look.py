@@ -28,16 +28,18 @@ async def register(
     queues: str,
     age: str = "0 s",
     slots: list[int] | None = None,
+    stuck: list[int] | None = None,
 ) -> None:
     """Write the row of a client that gave its last sign of life so long ago."""
     await schema.execute(
         "INSERT INTO riverpy_client (client_id, queues, kinds, candidate, poll_only, version,"
-        " dead_after, heartbeat_at, slots) VALUES ($1, $2, '{}', $1 = 'alive', false, '1.2',"
-        " '60 s', now() - $3::text::interval, $4)",
+        " dead_after, heartbeat_at, slots, stuck) VALUES ($1, $2, '{}', $1 = 'alive', false, '1.2',"
+        " '60 s', now() - $3::text::interval, $4, $5)",
         client_id,
         queues.split(","),
         age,
         slots,
+        stuck,
     )
 
 
@@ -86,9 +88,14 @@ async def test_queues(schema: Schema, looker: Looker) -> None:
         )  # fmt: skip
     await insert(schema, "default", "scheduled", "scheduled_at", "now() + interval '1 h'")
     await insert(schema, "other", "retryable", "scheduled_at", "now() + interval '1 h'")
+    for state in ("retryable", "scheduled"):
+        for age in (3, 20):
+            await insert(schema, "late", state, "scheduled_at", f"now() - interval '{age} s'")
     await insert(schema, "waits", "pending", "scheduled_at", "now()")
     look = await looker.look()
-    assert [queue.name for queue in look.queues] == ["default", "idle", "other", "waits", "worked"]
+    assert [queue.name for queue in look.queues] == [
+        *("default", "idle", "late", "other", "waits", "worked"),
+    ]
     default, idle = queue_of(look, "default"), queue_of(look, "idle")
     assert (default.available, default.scheduled, default.running, default.workers) == (3, 1, 0, 1)
     assert default.due_for is not None
@@ -96,10 +103,11 @@ async def test_queues(schema: Schema, looker: Looker) -> None:
     assert not default.paused
     assert idle.paused
     assert (idle.available, idle.due_for, idle.workers) == (0, None, 0)
-    assert queue_of(look, "other").retryable == 1
+    assert (queue_of(look, "other").retryable, queue_of(look, "other").late) == (1, 0)
+    assert (queue_of(look, "late").scheduled, queue_of(look, "late").late) == (2, 2)
     assert look.totals == {
         "available": 3, "cancelled": 0, "completed": 0, "discarded": 0, "pending": 1,
-        "retryable": 1, "running": 0, "scheduled": 1,
+        "retryable": 3, "running": 0, "scheduled": 3,
     }  # fmt: skip
 
 
@@ -156,15 +164,19 @@ async def test_caps(schema: Schema, looker: Looker, monkeypatch: pytest.MonkeyPa
 
 async def test_workers(schema: Schema, looker: Looker) -> None:
     """Clients that live, are silent, or are not registered, each with the jobs that it runs."""
-    await register(schema, "alive", queues="a,b")
+    await register(schema, "alive", queues="a,b", stuck=[1, 2])
     await register(schema, "gone", queues="a", age="61 s")
-    for client_id in ("alive", "alive", "gone", "go", None):
+    for number, client_id in enumerate(("alive", "alive", "gone", "go", None)):
         by = "NULL" if client_id is None else f"array['before', '{client_id}']"
-        await insert(schema, "a", "running", "attempted_by", by)
+        since = f"now() - interval '{100 * number} s'"
+        await insert(schema, "a", "running", "attempted_by, attempted_at", by, since)
     look = await looker.look()
     alive, gone = worker_of(look, "alive"), worker_of(look, "gone")
     assert (alive.state, alive.running, alive.queues) == ("alive", 2, ["a", "b"])
     assert (alive.version, alive.candidate) == ("1.2", True)
+    assert alive.longest is not None
+    assert 100 <= alive.longest < 200
+    assert (alive.stuck, gone.stuck) == (2, 0)
     assert (gone.state, gone.running, gone.candidate) == ("silent", 1, False)
     assert gone.silent_for is not None
     assert gone.silent_for >= 61
@@ -186,11 +198,13 @@ async def test_slots(schema: Schema, looker: Looker) -> None:
     await register(schema, "older", queues="c")
     look = await looker.look()
     assert (queue_of(look, "b").slots, queue_of(look, "c").slots) == (57, None)
-    await schema.execute("ALTER TABLE riverpy_client RENAME slots TO hidden")
+    for column in ("slots", "stuck"):
+        await schema.execute(f"ALTER TABLE riverpy_client RENAME {column} TO hidden_{column}")
     try:
         look = await looker.look()
     finally:  # the schema is used again
-        await schema.execute("ALTER TABLE riverpy_client RENAME hidden TO slots")
+        for column in ("slots", "stuck"):
+            await schema.execute(f"ALTER TABLE riverpy_client RENAME hidden_{column} TO {column}")
     assert queue_of(look, "a").slots is None
     assert worker_of(look, "alive").slots is None
 

@@ -22,6 +22,7 @@ QUEUE = QueueLook(
     slots=50,
     scheduled=0,
     retryable=2,
+    late=0,
     started_per_s=12.34,
     completed_per_s=0.04,
     failed_per_s=0.0,
@@ -31,6 +32,7 @@ WORKER = WorkerLook(
     client_id="host:1:abc",
     state="alive",
     running=7,
+    longest=185.0,
     slots=60,
     version="1.2",
     queues=["mail", "slow"],
@@ -65,8 +67,8 @@ WAIT P95
 mail         1       10k+     90 s        7     50          0          2       12    <0.1       -  \
    12 ms
 
-WORKER      STATE  RUNNING  SLOTS     SEEN  VERSION  CANDIDATE  QUEUES
-host:1:abc  alive        7     60  3 s ago  1.2      yes        mail,slow
+WORKER      STATE  RUNNING  SLOTS  LONGEST     SEEN  VERSION  CANDIDATE  QUEUES
+host:1:abc  alive        7     60    3 min  3 s ago  1.2      yes        mail,slow
 """
 
 
@@ -91,6 +93,32 @@ def test_view() -> None:
     assert f"\n{text_of(LOOK)}\n" == EXPECTED
 
 
+def test_rare_columns() -> None:
+    """Late and stuck jobs have a column where there are any."""
+    queue = msgspec.structs.replace(QUEUE, late=3)
+    worker = msgspec.structs.replace(WORKER, stuck=2)
+    text = text_of(changed(queues=[queue, QUEUE], workers=[worker, WORKER]))
+    assert "RETRYABLE  LATE  START/S" in text
+    assert "RUNNING  STUCK  SLOTS" in text
+    assert "host:1:abc  alive        7      2     60" in text
+
+
+def test_narrow_screen() -> None:
+    """What tells least goes first where the screen is narrow: rates and waits stay."""
+    lines = [line.text for line in view(LOOK, width=80)]
+    assert max(len(line) for line in lines[4:]) <= 80
+    queues, workers = (line.split() for line in lines if line.startswith(("QUEUE", "WORKER")))
+    assert queues == [
+        *("QUEUE", "WORKERS", "AVAILABLE", "DUE", "FOR", "RUNNING", "SLOTS", "START/S", "DONE/S"),
+        *("WAIT", "P95"),
+    ]
+    assert workers == [
+        *("WORKER", "STATE", "RUNNING", "SLOTS", "LONGEST", "SEEN", "VERSION", "QUEUES"),
+    ]
+    wide = [line.text for line in view(LOOK, width=300)]
+    assert wide == text_of(LOOK).splitlines()
+
+
 @pytest.mark.parametrize(
     ("look", "start", "mood"),
     [
@@ -104,6 +132,9 @@ def test_view() -> None:
         (changed(queues=[msgspec.structs.replace(QUEUE, workers=0)]), "mail", "bad"),
         (changed(queues=[msgspec.structs.replace(QUEUE, failed_per_s=1.0)]), "mail", "warn"),
         (changed(workers=[msgspec.structs.replace(WORKER, state="silent")]), "host", "bad"),
+        (changed(workers=[msgspec.structs.replace(WORKER, stuck=1)]), "host", "warn"),
+        (changed(workers=[msgspec.structs.replace(WORKER, stuck=60)]), "host", "bad"),
+        (changed(queues=[msgspec.structs.replace(QUEUE, late=1)]), "mail", "warn"),
         (changed(workers=[]), "no worker", "warn"),
         (changed(workers=[], candidates=None), "workers that run nothing are not known", ""),
         (changed(queues=[]), "no queue yet", ""),
