@@ -94,7 +94,8 @@ order by name;
 -- Each of the queues, with none of its jobs too: how many are in each state, up to @cap, how many should have been made
 -- available more than @late seconds ago, since when the oldest due one waits, and among the rows that were read how many
 -- started and failed since @since: what failed had started too. A failure is seen by the row's last error; times in
--- errors are texts, and are compared as such, so that one of a wrong form harms nothing.
+-- errors are texts, and are compared as such, so that one of a wrong form harms nothing. Errors are large: those of jobs
+-- that wait are read only where the attempt began no more than ten minutes before.
 select
   given.name,
   queue.paused_at is not null as is_paused,
@@ -112,10 +113,11 @@ cross join lateral (
   select
     count(*) as number,
     count(*) filter (
-      where attempt > 0 and (errors[array_upper(errors, 1)] ->> 'at') collate "C" >= @since_text::text
+      where attempted_at >= @since::timestamptz - interval '10 minutes'
+        and (errors[array_upper(errors, 1)] ->> 'at') collate "C" >= @since_text::text
     ) as failed
   from (
-    select job.attempt, job.errors
+    select job.attempted_at, job.errors
     from /* schema */ river_job as job
     where job.state = 'available' and job.queue = given.name
     order by job.priority, job.scheduled_at, job.id
@@ -151,11 +153,12 @@ cross join lateral (
   select
     count(*) as number,
     count(*) filter (
-      where (errors[array_upper(errors, 1)] ->> 'at') collate "C" >= @since_text::text
+      where attempted_at >= @since::timestamptz - interval '10 minutes'
+        and (errors[array_upper(errors, 1)] ->> 'at') collate "C" >= @since_text::text
     ) as failed,
     count(*) filter (where scheduled_at < now() - @late::float8 * interval '1 second') as late
   from (
-    select job.errors, job.scheduled_at
+    select job.attempted_at, job.errors, job.scheduled_at
     from /* schema */ river_job as job
     where job.state = 'retryable' and job.queue = given.name
     order by job.priority, job.scheduled_at, job.id
