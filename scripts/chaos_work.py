@@ -412,14 +412,13 @@ def _read_log(path: Path) -> list[LogLine]:
             lines.append(LogLine(text, "error", lines[-1].at if lines else 0.0))
             continue
         at = datetime.fromisoformat(line["timestamp"]).timestamp()
-        exception = str(line.get("exception", ""))
         lines.append(
             LogLine(
                 line["event"],
                 line["level"],
                 at,
                 line.get("client_id", ""),
-                exception if "Traceback" in exception else "",
+                str(line.get("exception", "")),
             )
         )
     return lines

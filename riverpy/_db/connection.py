@@ -125,7 +125,7 @@ class Outage:
             self._log.warning(
                 "database connection lost",
                 connection=connection,
-                exception=type(error).__name__,
+                error_type=type(error).__name__,
                 error=describe(error),
                 meanwhile=MEANWHILE,
             )
@@ -198,7 +198,7 @@ class DedicatedConnection:
             TimeoutError: the bound is over; the text has the purpose.
             Exception: one of DATABASE_ERRORS.
         """
-        reason = f"{purpose} took longer than {bound:g} s"
+        reason = f"{purpose} took longer than {bound:.3g} s"
         try:
             with anyio.fail_after(bound, reason=reason) as scope:
                 async with self._lock:

@@ -54,6 +54,9 @@ REFUSALS_MAX = 8
 """Rows refused one after the other, after which a batch is held as a whole, not halved further."""
 HELD_RETRY_FIRST = timedelta(milliseconds=100)
 HELD_RETRY_MOST = timedelta(seconds=2)
+LOCK_TOLD_AFTER = 1.0
+"""Seconds after the end of an attempt from which on it is said that somebody locks its row."""
+LOCKED = "another transaction holds locks on the rows: see `riverpy doctor`"
 RETRY_FIRST = timedelta(milliseconds=20)
 RETRY_MOST = timedelta(seconds=2)
 UNSTORABLE_RETRY_DELAY = 60.0
@@ -95,6 +98,7 @@ class Completer:
         self._storing: list[Attempt] = []
         self._held: list[Attempt] = []
         self._held_backoff = Backoff(HELD_RETRY_FIRST, HELD_RETRY_MOST)
+        self._is_hold_told = False
         self._held_until = 0.0
         """When the held results are tried again; a time of the loop."""
         self._refusals = 0
@@ -175,11 +179,17 @@ class Completer:
             await self._tell()
         if not self._held:
             self._held_backoff.reset()
+            self._tell_none_held()
         elif not others_wait:
             self._held_until = anyio.current_time() + self._held_backoff.next()
         if len(self._backlog) < self._backlog_max // 2:
             self._drained.set()
         self.flushed.emit()
+
+    def _tell_none_held(self) -> None:
+        if self._is_hold_told and not any(attempt.is_held for attempt in self._backlog):
+            self._is_hold_told = False
+            self._log.info("no job results are refused any more")
 
     async def _tell(self) -> None:
         """Tell other clients of jobs that they can work now. Apart from the results: until these
@@ -241,20 +251,32 @@ class Completer:
             await self._replace(attempts[0], error)
         else:
             self._refusals += 1
-            self._hold(attempts, error)
+            self._hold(attempts, describe(error))
         return True
 
-    def _hold(self, attempts: list[Attempt], error: Exception) -> None:
+    def _hold(self, attempts: list[Attempt], why: str) -> None:
         """Keep results for later that the server refuses for a reason that may pass."""
         if not all(attempt.is_held for attempt in attempts):
+            self._is_hold_told = True
             self._log.warning(
                 "job results are refused and will be tried again",
                 count=len(attempts),
                 job_ids=[attempt.id for attempt in attempts[:20]],
-                error=describe(error),
+                error=why,
             )
         for attempt in attempts:
             attempt.is_held = True
+        self._held += attempts
+
+    def _hold_locked(self, attempts: list[Attempt]) -> None:
+        """Keep results whose rows somebody's transaction has locked, most for a moment only. Rows
+        that it locks besides are no news."""
+        now = time.monotonic()
+        told = any(attempt.is_held for attempt in attempts)
+        late = [attempt for attempt in attempts if now - attempt.ended >= LOCK_TOLD_AFTER]
+        if late and not told:
+            self._hold(late, LOCKED)
+            attempts = [attempt for attempt in attempts if not attempt.is_held]
         self._held += attempts
 
     async def _replace(self, attempt: Attempt, error: Exception) -> None:
@@ -330,13 +352,14 @@ class Completer:
         missing = [attempt.id for attempt in attempts if attempt.id not in states]
         found = await jobs.job_standings(connection, self._schema, missing)
         stored: list[Attempt] = []
+        locked: list[Attempt] = []
         for attempt in attempts:
             if attempt.id in states:
                 stored.append(attempt)
                 continue
             standing = found.get(attempt.id, _DELETED)
             if standing.state == JobState.RUNNING and standing.stamp == attempt.stamp:
-                self._held.append(attempt)
+                locked.append(attempt)
             elif attempt.is_stored_as(standing):
                 states[attempt.id] = standing.state
                 stored.append(attempt)
@@ -350,6 +373,7 @@ class Completer:
                     outcome=attempt.event.value,
                     state=standing.state,
                 )
+        self._hold_locked(locked)
         return stored
 
 

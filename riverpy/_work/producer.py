@@ -240,7 +240,9 @@ class Producer:
                 await anyio.sleep(self._backoff.next())
                 continue
             self._backoff.reset()
-            self._is_failing = False
+            if self._is_failing:
+                self._is_failing = False
+                self._log.info("jobs are claimed again")
             if drained:
                 await self._wait_for_more()
             if self._cooldown:

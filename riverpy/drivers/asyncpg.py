@@ -93,6 +93,8 @@ def is_statement_timeout(error: BaseException) -> bool:
 
 def describe(error: BaseException) -> str:
     """The error in one line, without a password."""
+    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):  # while it is failed over
+        return "no server of the URL is one as target_session_attrs wants it"
     if isinstance(error, asyncpg.InternalClientError):  # what asyncpg says is of use to nobody
         return "the connection ended while it was used"
     text = " ".join(str(error).split()) or type(error).__name__

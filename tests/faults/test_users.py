@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.kit.load import LoadSettings, until
+from tests.kit.load import HELD, LoadSettings, until
 from tests.kit.server_faults import rows_locked
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ LOCK_AVAILABLE = "SELECT id FROM river_job WHERE state = 'available' FOR UPDATE"
 
 async def test_locked_running_rows(stage: Stage) -> None:
     """Somebody's transaction holds the locks of running jobs' rows: their results wait for it, and
-    nothing else does."""
-    async with stage.load(outages=0) as load:
+    nothing else does. Who waits for long says so."""
+    async with stage.load(outages=0, expected={HELD}) as load:
         held = await load.begin_held(5)
         async with rows_locked(stage.url, LOCK_RUNNING) as count:
             assert count >= len(held)

@@ -57,6 +57,11 @@ def test_page_names_the_sentences() -> None:
     assert rows == sentences()
 
 
+def test_each_line_is_one_line() -> None:
+    """No key is one that the console shows below its line, as it does tracebacks."""
+    assert not {key for keys in sentences().values() for key in keys} & {"exception", "stack"}
+
+
 def test_reader_can_fail() -> None:
     """The reader of the sources sees a line of each form."""
     tree = ast.parse(

@@ -133,7 +133,7 @@ class Place:
         usual = {LOST, PUT_BACK, *expected}
         lines = [line for line in self.warnings if line["event"] not in usual]
         lines += [line for line in self.said if line["level"] in {"error", "critical"}]
-        lines += [line for line in self.said if "exception" in line and line["event"] != LOST]
+        lines += [line for line in self.said if "exception" in line]
         if not self.count(LOST) == self.count(RESTORED) == outages:
             lines += [line for line in self.said if line["event"] in {LOST, RESTORED}]
         return lines

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
+import riverpy._db.connection
 import riverpy._work.completer
 import riverpy._work.producer
-import riverpy._work.run
 from riverpy import Event, EventKind, Job, JobCancel, JobSnooze
 from riverpy._db import jobs
 from tests.kit.proxy import proxied
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 RESULTS = "riverpy results"
 REFUSED = "job result refused: the attempt is no longer this client's"
+HELD = "job results are refused and will be tried again"
 
 
 def refusals(log: list[dict[str, Any]]) -> list[Any]:
@@ -135,6 +136,35 @@ async def test_locked_row_rides_later(rig: Rig, gate: Gate, fails: bool) -> None
             await transaction.commit()
         assert id_of(await rig.event()) == 7
     assert await rig.states() == {"available" if fails else "completed": 20}
+
+
+async def test_locked_row_is_told_of(
+    rig: Rig, gate: Gate, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that stays locked is told of once, and once that no result waits any more."""
+    monkeypatch.setattr(riverpy._work.completer, "LOCK_TOLD_AFTER", 0.0)
+    await rig.insert_rows(3)
+    async with rig.working(slots=3) as client:
+        for _ in range(3):
+            await gate.started.get()
+        await client.queue_pause("default")
+        await rig.event()
+        async with rig.schema.connected() as other:
+            transaction = other.transaction()
+            await transaction.start()
+            await other.execute("SELECT id FROM river_job WHERE id IN (1, 3) FOR UPDATE")
+            gate.open.set()
+            assert id_of(await rig.event()) == 2
+            completer = client._run._completer  # type: ignore[union-attr]
+            completer.flushed.init()
+            for _ in range(3):
+                await completer.flushed.wait()
+            await transaction.commit()
+        await rig.take(2)
+    told = [entry for entry in log if "refused" in entry["event"]]
+    assert [entry["event"] for entry in told] == [HELD, "no job results are refused any more"]
+    assert told[0]["job_ids"] == [1, 3]
+    assert "locks" in told[0]["error"]
 
 
 async def test_locked_row_rides_along_under_load(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,13 +463,13 @@ async def test_statement_timeout(rig: Rig, gate: Gate, monkeypatch: pytest.Monke
         "CREATE TRIGGER slow BEFORE UPDATE ON river_job FOR EACH ROW"
         " WHEN (NEW.state = 'completed') EXECUTE FUNCTION slow()"
     )
-    connect = riverpy._work.run.connect
+    connect = riverpy._db.connection.connect
 
     async def with_timeout(*args: Any, settings: Any = None, **options: Any) -> Any:
         settings = {**(settings or {}), "statement_timeout": "250ms"}
         return await connect(*args, settings=settings, **options)
 
-    monkeypatch.setattr(riverpy._work.run, "connect", with_timeout)
+    monkeypatch.setattr(riverpy._db.connection, "connect", with_timeout)
     try:
         await rig.insert_rows(40)
         async with rig.working(slots=40):

@@ -153,7 +153,7 @@ async def test_every_row_is_refused(
 
 
 async def test_claims_that_are_not_permitted(rig: Rig, log: list[dict[str, Any]]) -> None:
-    """A refusal that is no row's fault is said once, names no row, and passes."""
+    """A refusal that is no row's fault is said once, as is its end, names no row, and passes."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -170,6 +170,7 @@ async def test_claims_that_are_not_permitted(rig: Rig, log: list[dict[str, Any]]
         await rig.work(client, Task())
     assert said(log, LEFT_ALONE) == []
     assert len(said(log, FAILING)) == 1
+    assert [entry["event"] for entry in log].count("jobs are claimed again") == 1
 
 
 async def test_text_that_cannot_cross(server_url: str, log: list[dict[str, Any]]) -> None:
