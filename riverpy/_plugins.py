@@ -140,21 +140,26 @@ class Inner(Generic[ResultT]):
     result: ResultT
     """What that returned."""
 
-    __slots__ = ("_error", "_has_ended", "_middleware", "_rest", "_task", "result")
+    __slots__ = ("_error", "_has_ended", "_is_over", "_middleware", "_rest", "_task", "result")
 
     def __init__(self, middleware: object, rest: Callable[[], Awaitable[ResultT]]) -> None:
         self._middleware, self._rest = middleware, rest
         self._task: asyncio.Task[Any] | None = None
-        self._has_ended = False
+        self._has_ended = self._is_over = False
         self._error: BaseException | None = None
 
     async def __call__(self) -> ResultT:
         """Go on.
 
         Raises:
-            RuntimeError: the middleware has called it already.
+            RuntimeError: the middleware has called it already, or is over.
             BaseException: what is inside failed.
         """
+        if self._is_over:
+            raise RuntimeError(
+                f"do_inner was called when middleware {_name(self._middleware)} was over: nothing "
+                "is run"
+            )
         if self._task is not None:
             raise RuntimeError(
                 f"middleware {_name(self._middleware)} called do_inner twice: it runs once"
@@ -205,9 +210,10 @@ class Inner(Generic[ResultT]):
         finally:
             cancelled = None  # it holds this frame
 
-    def forget(self) -> None:
-        """Let go of the error, which holds this through its frames."""
-        self._error = None
+    def close(self) -> None:
+        """The middleware is over: a call that comes now, as by a task that it has left behind, runs
+        nothing. Let go of the error, which holds this through its frames."""
+        self._is_over, self._error = True, None
 
 
 async def through(
@@ -250,5 +256,5 @@ async def through(
             return cast("ResultT", None)
         raise error
     finally:
-        inner.forget()
+        inner.close()
         error = None  # it holds this frame

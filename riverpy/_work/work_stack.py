@@ -4,7 +4,8 @@
       the client's middleware, then that of the args class
         work_begin hooks · decoding · the job's code · work_end hooks
 
-The timeout counts from the decoding to the last work_end hook.
+The timeout counts from the decoding to the last work_end hook. Those that it leaves to be called
+have `AFTER_TIMEOUT` each.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from riverpy._work.work_group import WorkGroup
     from riverpy.worker import WorkUnit
 
+AFTER_TIMEOUT = 10.0
+"""Seconds that each work_end hook has which is called after the timeout."""
 _STOPS = {StopCause.JOB_CANCELLED, StopCause.HARD_STOP}
 
 
@@ -68,12 +71,12 @@ class WorkStack:
             BaseException: how else it failed.
         """
         attempt.deadline = math.inf
-        passage = _Passage(attempt, group)
+        passage, given = _Passage(attempt, group), attempt.encoded_args
         try:
             own = self._own(attempt) if self._own else ()
             await through(
                 [*own, *self._middleware],
-                lambda middleware, inner: middleware.work(attempt, inner),
+                lambda middleware, inner: passage.through(partial(middleware.work, attempt, inner)),
                 lambda: self._core(passage),
                 may_catch=True,
             )
@@ -85,6 +88,9 @@ class WorkStack:
         else:
             if not passage.is_stopped:
                 return
+        finally:
+            if attempt.encoded_args is not given:  # what hooks set is nowhere stored
+                attempt.encoded_args = given
         raise asyncio.CancelledError
 
     async def _core(self, passage: _Passage) -> None:
@@ -98,6 +104,7 @@ class WorkStack:
             _, error = await passage.outcome(lambda: self._start(attempt, passage.group))
             passage.has_ended = error is None or not is_cancellation(error)
             for hook in self._ends:
+                passage.limit_hook()
                 is_caught, raised = await passage.outcome(partial(hook.work_end, attempt, error))
                 error = raised or (None if is_caught is True else error)
             if error is not None:
@@ -127,6 +134,23 @@ class _Passage:
         """The time limit counts from now."""
         self.attempt.deadline = time.monotonic() + self.attempt.timeout
         self.group.watch(self.attempt.deadline)
+
+    def limit_hook(self) -> None:
+        """What follows a timeout has a limit of its own: nothing may keep the slot for ever."""
+        attempt = self.attempt
+        if attempt.deadline == math.inf and attempt.timeout < math.inf:
+            attempt.deadline = time.monotonic() + AFTER_TIMEOUT
+            self.group.watch(attempt.deadline)
+
+    async def through(self, run: Callable[[], Awaitable[None]]) -> None:
+        """Run a middleware. One that awaits what is inside of it in another task is ended by the
+        timeout itself; those around it see TimeoutError all the same."""
+        _, error = await self.outcome(run)
+        try:
+            if error is not None:
+                raise error
+        finally:
+            error = None  # it holds this frame
 
     async def outcome(
         self, run: Callable[[], Awaitable[object]]

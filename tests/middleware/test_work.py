@@ -24,6 +24,7 @@ from riverpy import (
     WorkerMiddlewareFunc,
     WorkInner,
 )
+from riverpy._work import work_stack
 from tests.work.rig import PATIENCE, Task, errors_of, metadata_of
 
 if TYPE_CHECKING:
@@ -170,6 +171,9 @@ async def test_begin_sets_encoded_args(rig: Rig) -> None:
     row = await rig.run_one(Task(1), hooks=[HookWorkBeginFunc(upgrade)])
     assert seen == [2]
     assert row["args"] == '{"n": 1}'
+    event = rig.last_event
+    assert event.job is not None
+    assert event.job.encoded_args == '{"n": 1}'
 
 
 async def test_begin_raises(rig: Rig) -> None:
@@ -373,6 +377,36 @@ async def test_rules_for_do_inner(
     assert all(task.done() for task in tasks)
 
 
+async def _leave_unstarted(job: Job[Any], do_inner: WorkInner) -> None:
+    tasks.append(asyncio.create_task(do_inner()))  # type: ignore[arg-type]
+
+
+async def _leave_unstarted_and_raise(job: Job[Any], do_inner: WorkInner) -> None:
+    await _leave_unstarted(job, do_inner)
+    raise ValueError("raised")
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (_leave_unstarted, "returned without calling do_inner"),
+        (_leave_unstarted_and_raise, "raised"),
+    ],
+)
+async def test_do_inner_is_over(rig: Rig, function: Callable[..., Any], text: str) -> None:
+    """A job does not begin when its attempt is over, by a task that a middleware has left."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pytest.fail("the job has begun")
+
+    tasks.clear()
+    row = await rig.run_one(middleware=[WorkerMiddlewareFunc(function)])
+    assert text in errors_of(row)[0]["error"]
+    with pytest.raises(RuntimeError, match=f"{function.__name__} was over"):
+        await tasks[0]
+
+
 async def test_timeout_is_an_error(rig: Rig) -> None:
     """At its timeout the job is cancelled; hooks and middleware see TimeoutError, and await
     as ever."""
@@ -417,6 +451,25 @@ async def test_timeout_covers_work_end(rig: Rig) -> None:
     assert "exceeded its timeout" in errors_of(row)[0]["error"]
 
 
+async def test_hook_hangs_after_timeout(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A work_end hook that hangs when the timeout has come keeps its slot no longer than its limit;
+    the next one has a limit of its own."""
+    monkeypatch.setattr(work_stack, "AFTER_TIMEOUT", 0.02)
+    calls: list[str] = []
+
+    @rig.job(timeout=timedelta(milliseconds=20))
+    async def work(job: Job[Task]) -> None:
+        await anyio.sleep_forever()
+
+    async def hang(job: Job[Any], error: BaseException | None) -> None:
+        calls.append(type(error).__name__)
+        await anyio.sleep_forever()
+
+    row = await rig.run_one(hooks=[HookWorkEndFunc(hang), HookWorkEndFunc(hang)])
+    assert "exceeded its timeout" in errors_of(row)[0]["error"]
+    assert calls == ["TimeoutError", "TimeoutError"]
+
+
 async def test_timeout_leaves_middleware_out(rig: Rig) -> None:
     """What a middleware does before and after the job is not counted."""
     limit = timedelta(milliseconds=30)
@@ -439,7 +492,9 @@ async def test_timeout_leaves_middleware_out(rig: Rig) -> None:
 
 
 async def test_timeout_in_another_task(rig: Rig) -> None:
-    """A middleware may run the job in a task group; its timeout is told as such all the same."""
+    """A middleware may run the job in a task group; its timeout is told as such all the same, also
+    to the middleware around it, which may await as ever."""
+    seen: list[tuple[str, int]] = []
 
     @rig.job(timeout=timedelta(milliseconds=20))
     async def work(job: Job[Task]) -> None:
@@ -449,7 +504,19 @@ async def test_timeout_in_another_task(rig: Rig) -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(do_inner)
 
-    row = await rig.run_one(middleware=[WorkerMiddlewareFunc(beside)])
+    async def outer(job: Job[Any], do_inner: WorkInner) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            await do_inner()
+        except BaseException as error:
+            await asyncio.sleep(0)
+            seen.append((type(error).__name__, task.cancelling()))
+            raise
+
+    middleware = [WorkerMiddlewareFunc(outer), WorkerMiddlewareFunc(beside)]
+    row = await rig.run_one(middleware=middleware)
+    assert seen == [("TimeoutError", 0)]
     assert "exceeded its timeout" in errors_of(row)[0]["error"]
 
 
