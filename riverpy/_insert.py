@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, timedelta
@@ -12,6 +13,7 @@ import anyio
 from riverpy._clock import Backoff
 from riverpy._insert_row import InsertRow, InsertRules, PreparedJob, prepare, prepare_all
 from riverpy._insert_stack import InsertStacks
+from riverpy._lifecycle import is_cancelled
 from riverpy._sql import query
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, InterfaceError, describe, is_transaction
 from riverpy.errors import (
@@ -50,6 +52,9 @@ NO_CONNECTION = (
 )
 SEND_TIMEOUT = 600.0
 """Seconds within which the server must have stored what was sent, unless the pool says less."""
+HOOKS_TIMEOUT = 2.0
+"""Seconds that hooks and middleware of inserts have before the statement, and after it, where the
+transaction is ours."""
 ROLLBACK_TIMEOUT = 5.0
 """Seconds for undoing a savepoint."""
 CONFLICT_RETRIES_MAX = 10
@@ -209,9 +214,38 @@ class Inserter:
     async def insert_rows(
         self, jobs: list[PreparedJob], *, tx: Transaction | None
     ) -> list[InsertResult]:
-        """Insert jobs that are checked already; see `insert_many`."""
+        """Insert jobs that are checked already, in a transaction of ours; see `insert_many`.
+
+        Raises:
+            InsertError: also where a hook or middleware failed, in whatever way, or all of them
+                took longer than `HOOKS_TIMEOUT`.
+        """
         args, rows = zip(*jobs, strict=True)
-        return await self._insert(tx, args, list(rows), self._insert_rows)
+        is_sending = False
+
+        async def send(
+            connection: Transaction, rows: list[InsertRow], queues: list[str]
+        ) -> list[InsertResult]:
+            nonlocal is_sending
+            is_sending, scope.deadline = True, math.inf
+            results = await self._insert_rows(connection, rows, queues)
+            is_sending, scope.deadline = False, anyio.current_time() + HOOKS_TIMEOUT
+            return results
+
+        with anyio.move_on_after(HOOKS_TIMEOUT) as scope:
+            try:
+                return await self._insert(tx, args, list(rows), send)
+            except (InsertError, TransactionError, GeneratorExit):
+                raise
+            except BaseException as error:  # not even a SystemExit may end a service of ours
+                if is_cancelled(error) or (is_sending and isinstance(error, DATABASE_ERRORS)):
+                    raise
+                who = "the insert" if is_sending else "a hook or middleware of inserts"
+                raise InsertError(f"{who} raised {type(error).__name__}: {error}") from error
+        raise InsertError(
+            f"hooks and middleware of inserts took longer than {HOOKS_TIMEOUT:g} s; here they hold "
+            "a transaction open"
+        )
 
     async def insert_many_fast(
         self, params: Sequence[InsertManyParams], *, tx: Transaction | None

@@ -9,6 +9,7 @@ on.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from contextlib import contextmanager
@@ -195,6 +196,29 @@ def only_exceptions(name: str) -> Generator[None]:
     except Exception:
         raise
     except BaseException as error:
+        raise RuntimeError(f"{name} raised {type(error).__name__}") from error
+
+
+def is_cancelled(error: BaseException) -> bool:
+    """Whether this is a cancellation of the task that runs now. Code may raise CancelledError for
+    its own reasons, as when it awaits what somebody has cancelled: a service of ours would end by
+    that without a word."""
+    task = asyncio.current_task()
+    is_cancellation = isinstance(error, asyncio.CancelledError)
+    return is_cancellation and task is not None and task.cancelling() > 0
+
+
+@contextmanager
+def awaiting_only_exceptions(name: str) -> Generator[None]:
+    """As `only_exceptions`, around code of the user's that is awaited: a cancellation of this task
+    goes through."""
+    try:
+        yield
+    except (Exception, GeneratorExit):
+        raise
+    except BaseException as error:
+        if is_cancelled(error):
+            raise
         raise RuntimeError(f"{name} raised {type(error).__name__}") from error
 
 

@@ -28,6 +28,7 @@ from riverpy._db.periodic import (
     periodic_now,
     periodic_register,
 )
+from riverpy._lifecycle import awaiting_only_exceptions
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.slots import due_slots
 from riverpy._plugins import Plugins
@@ -131,7 +132,10 @@ class PeriodicEnqueuer(MaintenanceService):
             states = await self._states() if self._is_there else {}
             start = PeriodicJobsStart(jobs=self._jobs, states=states)
             reason = f"the hook periodic_jobs_start took longer than {HOOK_TIMEOUT:g} s"
-            with anyio.fail_after(HOOK_TIMEOUT, reason=reason):
+            with (
+                anyio.fail_after(HOOK_TIMEOUT, reason=reason),
+                awaiting_only_exceptions("the hook periodic_jobs_start"),
+            ):
                 for hook in self._hooks:
                     await hook.periodic_jobs_start(start)
         if self._is_there:
@@ -400,12 +404,6 @@ class PeriodicEnqueuer(MaintenanceService):
             await self._inserter.insert_rows(jobs, tx=connection)
         except TransactionError as error:  # meant for whoever brings a connection: it is lost
             raise ConnectionError(describe(error.__cause__ or error)) from error
-        except (*DATABASE_ERRORS, InsertError, anyio.get_cancelled_exc_class(), GeneratorExit):
-            raise
-        except BaseException as error:  # not even a SystemExit may end the term
-            raise InsertError(
-                f"a hook or middleware of inserts raised {type(error).__name__}: {error}"
-            ) from error
 
     def _fired(self, firing: Firing) -> None:
         if firing.failed is not None:

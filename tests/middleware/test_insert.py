@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence  # noqa: TC003 (msgspec reads it)
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+import anyio
+import asyncpg
 import msgspec
 import pytest
 
@@ -24,6 +27,7 @@ from riverpy import (
     JobState,
     RawArgs,
     UniqueOpts,
+    _insert,
 )
 from riverpy.periodic import PeriodicJob, every
 from tests.periodic.enqueuing import enqueuing
@@ -149,25 +153,44 @@ async def test_periodic(schema: Schema) -> None:
     ]
 
 
-@pytest.mark.parametrize("raised", [ValueError("bad"), SystemExit(1), TimeoutError("slow")])
-@pytest.mark.usefixtures("log")
-async def test_periodic_error(schema: Schema, raised: BaseException) -> None:
-    """A hook that fails holds its periodic job, which is tried again; the others are inserted."""
+@pytest.mark.parametrize(
+    "raised",
+    [
+        ValueError("bad"),
+        SystemExit(1),
+        TimeoutError("slow"),
+        ConnectionRefusedError("another server"),
+        asyncpg.PostgresError("another database"),
+        asyncio.CancelledError(),
+        None,
+    ],
+    ids=lambda raised: type(raised).__name__,
+)
+async def test_periodic_error(
+    schema: Schema,
+    log: list[dict[str, object]],
+    monkeypatch: pytest.MonkeyPatch,
+    raised: BaseException | None,
+) -> None:
+    """A hook that fails or hangs holds its periodic job, which is tried again; the others are
+    inserted. Whatever it raises, it is no fault of the database, nor the end of the service."""
+    monkeypatch.setattr(_insert, "HOOKS_TIMEOUT", 0.1)
     is_failing = True
 
     async def refuse(params: JobInsertParams) -> None:
         if is_failing and params.metadata["river:periodic_job_id"] == "bad":
-            raise raised
+            if raised is None:
+                await anyio.sleep_forever()
+            else:
+                raise raised
 
     jobs = [PeriodicJob(every(timedelta(minutes=1)), Plain(), id=name) for name in ("bad", "good")]
     async with enqueuing(schema, *jobs, hooks=[HookInsertBeginFunc(refuse)]) as one:
         for name in ("bad", "good"):
             await one.move(name, timedelta(seconds=1))
-        for _ in range(3):
-            try:
-                await one.run()
-            except TimeoutError:  # it could be the database's: the pass begins anew
-                continue
+        await one.run()
+        assert one.held.office.connection.is_up
+        assert "database connection lost" not in [entry["event"] for entry in log]
         assert (len(await one.slots("bad")), len(await one.slots("good"))) == (0, 1)
         is_failing = False
         one.wait_out_holds()
@@ -297,6 +320,21 @@ async def test_rules_for_do_inner(
         with pytest.raises(RuntimeError, match=text):
             await client.insert(Plain())
     assert len(await schema.jobs()) == stored
+
+
+async def test_do_inner_is_over(schema: Schema) -> None:
+    """Nothing is inserted when the insert is over, by a task that a middleware has left."""
+    tasks: list[asyncio.Task[object]] = []
+
+    async def leave(params: Sequence[JobInsertParams], do_inner: InsertInner) -> None:
+        tasks.append(asyncio.create_task(do_inner()))  # type: ignore[arg-type]
+
+    async with client_on(schema, middleware=[JobInsertMiddlewareFunc(leave)]) as client:
+        with pytest.raises(RuntimeError, match="leave returned without calling do_inner"):
+            await client.insert(Plain())
+        with pytest.raises(RuntimeError, match="leave was over"):
+            await tasks[0]
+    assert await schema.jobs() == []
 
 
 async def test_no_failure_is_caught(schema: Schema) -> None:

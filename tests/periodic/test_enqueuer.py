@@ -650,6 +650,18 @@ async def test_failing_start_hook(schema: Schema) -> None:
     assert await schema.fetchval("SELECT count(*) FROM riverpy_periodic") == 0
 
 
+@pytest.mark.parametrize("raised", [SystemExit(1), asyncio.CancelledError()])
+async def test_start_hook_that_seems_to_end_all(schema: Schema, raised: BaseException) -> None:
+    """What ends a process or a task is a failure of the hook, and ends neither."""
+
+    async def fail(start: PeriodicJobsStart) -> None:
+        raise raised
+
+    with pytest.raises(RuntimeError, match="the hook periodic_jobs_start raised"):
+        async with enqueuing(schema, ticks(), hooks=[HookPeriodicJobsStartFunc(fail)]):
+            pytest.fail("it started")
+
+
 async def test_hanging_start_hook(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hook that does not end makes the start fail at its limit, by its name."""
     monkeypatch.setattr(periodic_enqueuer, "HOOK_TIMEOUT", 0.01)
