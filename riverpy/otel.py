@@ -6,7 +6,7 @@ Uses the API alone: what is done with spans and metrics is up to the SDK that th
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -106,15 +106,18 @@ class OpenTelemetryPlugin:
                 if "traceparent" not in job.metadata:
                     job.metadata.update(carrier)
             error: BaseException | None = None
+            sent = params
             try:
-                _tell_results(span, await do_inner())
+                results = await do_inner()
+                _tell_results(span, results)
+                if results:
+                    sent = _inserted(params, results)
             except BaseException as raised:
                 error = raised
                 _tell_error(span, raised)
                 raise
             finally:
-                seconds = time.monotonic() - started
-                self._metrics.inserted(params, seconds, error)
+                self._metrics.inserted(sent, queues, time.monotonic() - started, error)
                 error = None  # it holds this frame
 
     async def work(self, job: Job[Any], do_inner: WorkInner, /) -> None:
@@ -189,8 +192,17 @@ def _tell_results(span: Span, results: Sequence[InsertResult]) -> None:
         span.set_attribute("river.unique_skipped_as_duplicate_count", duplicates)
 
 
+def _inserted(
+    params: Sequence[JobInsertParams], results: Sequence[InsertResult]
+) -> list[JobInsertParams]:
+    """Those of the jobs that are no duplicates."""
+    pairs = zip(params, results, strict=True)
+    return [job for job, result in pairs if not result.unique_skipped_as_duplicate]
+
+
 def _tell_error(span: Span, error: BaseException) -> None:
-    span.record_exception(error)
+    with suppress(Exception):  # its text is made by code of the user's
+        span.record_exception(error)
     span.set_attribute(_ERROR_TYPE, _type_name(error))
     span.set_status(StatusCode.ERROR, _type_name(error))
 
@@ -249,11 +261,22 @@ class _Metrics:
         self._errors: dict[str, _Bounded] = {}
 
     def inserted(
-        self, params: Sequence[JobInsertParams], seconds: float, error: BaseException | None
+        self,
+        sent: Sequence[JobInsertParams],
+        queues: Sequence[str],
+        seconds: float,
+        error: BaseException | None,
     ) -> None:
-        """An insert ended so."""
+        """An insert ended so.
+
+        Args:
+            sent: what was inserted, or was to be.
+            queues: of all its jobs.
+            seconds: how long it took.
+            error: how it failed.
+        """
         counts: dict[str, int] = {}
-        for job in params:
+        for job in sent:
             queue = self._queues(job.queue)
             counts[queue] = counts.get(queue, 0) + 1
         attributes: dict[str, AttributeValue] = dict(_INSERT)
@@ -261,8 +284,8 @@ class _Metrics:
             attributes[_ERROR_TYPE] = self._error_type("", error)
         for queue, count in counts.items():
             self._sent(count, {**attributes, _QUEUE: queue})
-        if len(counts) == 1:
-            attributes[_QUEUE] = next(iter(counts))
+        if len(queues) == 1:
+            attributes[_QUEUE] = self._queues(queues[0])
         self._operation(seconds, attributes)
 
     def claimed(self, queue: str, count: int) -> None:

@@ -20,7 +20,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 import riverpy
 from riverpy import EventKind, InsertManyParams, InsertOpts, Job, JobCancel, JobSnooze, RawArgs
 from riverpy.otel import OpenTelemetryPlugin
-from tests.work.rig import Task, metadata_of
+from tests.work.rig import Task, errors_of, metadata_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -187,6 +187,39 @@ async def test_outcomes(rig: Rig, telemetry: Telemetry) -> None:
         assert [event.name for event in span.events] == (["exception"] if name else [])
 
 
+async def test_unprintable_error(rig: Rig, telemetry: Telemetry) -> None:
+    """An error that the SDK cannot write down stays the job's."""
+
+    class Unprintable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        raise Unprintable
+
+    row = await rig.run_one(plugins=[telemetry.plugin()])
+    assert errors_of(row)[0]["error"] == "<unprintable Unprintable object>"
+    (span,) = telemetry.spans("work default")
+    assert span.status.status_code is StatusCode.ERROR
+
+
+async def test_timeout_in_another_task(rig: Rig, telemetry: Telemetry) -> None:
+    """A timeout is a failure also where an inner middleware runs the job in a task group."""
+
+    @rig.job(timeout=timedelta(milliseconds=20))
+    async def work(job: Job[Task]) -> None:
+        await anyio.sleep_forever()
+
+    async def beside(job: Job[Any], do_inner: riverpy.WorkInner) -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(do_inner)
+
+    await rig.run_one(plugins=[telemetry.plugin(), riverpy.WorkerMiddlewareFunc(beside)])
+    (span,) = telemetry.spans("work default")
+    assert (span.attributes or {})["error.type"] == "TimeoutError"
+
+
 @pytest.mark.parametrize("way", ["cancel", "stop"])
 async def test_stopped(rig: Rig, telemetry: Telemetry, way: str) -> None:
     """A cancel or stop from outside is no error."""
@@ -209,7 +242,7 @@ async def test_stopped(rig: Rig, telemetry: Telemetry, way: str) -> None:
 
 async def test_batch(rig: Rig, telemetry: Telemetry) -> None:
     """A batch is one span with its size; all of its jobs carry the context; a refused one is an
-    error."""
+    error; a duplicate is not counted."""
     params = [
         InsertManyParams(Task(1)),
         InsertManyParams(Task(2), InsertOpts(queue="mail")),
@@ -242,7 +275,7 @@ async def test_batch(rig: Rig, telemetry: Telemetry) -> None:
         for point in telemetry.points("messaging.client.sent.messages")
     }
     conflict = "riverpy.errors.UniqueConflictError"
-    assert sent == {("default", None): 6, ("mail", None): 2, ("default", conflict): 1}
+    assert sent == {("default", None): 5, ("mail", None): 2, ("default", conflict): 1}
 
 
 async def test_metrics_are_bounded(rig: Rig, telemetry: Telemetry) -> None:
