@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 try:
     import sentry_sdk
-    from sentry_sdk.utils import event_from_exception
+    from sentry_sdk.utils import capture_internal_exceptions, event_from_exception
 except ImportError as error:
     raise ImportError(
         "riverpy.sentry needs the Sentry SDK: pip install 'riverpy[sentry]'"
@@ -15,7 +16,7 @@ except ImportError as error:
 from riverpy._work.failure import ending
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from sentry_sdk.types import Event
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from riverpy.middleware import InsertInner, WorkInner
 
 _ORIGIN = "auto.queue.riverpy"
+_PERIODIC = "river:periodic_job_id"
 _HEADERS = ("sentry-trace", "baggage")
 _STATUS: dict[Ending, str] = {
     "completed": "ok",
@@ -61,7 +63,10 @@ class SentryPlugin:
         """Trace an insert."""
         queues = sorted({job.queue for job in params})
         name = ", ".join(queues)
-        with sentry_sdk.start_span(op="queue.publish", name=name, origin=_ORIGIN) as span:
+        with (
+            _trace_of(params),
+            sentry_sdk.start_span(op="queue.publish", name=name, origin=_ORIGIN) as span,
+        ):
             span.set_data("messaging.system", "river")
             span.set_data("messaging.destination.name", name)
             for job in params:
@@ -120,13 +125,26 @@ class SentryPlugin:
             return
         # Without the first frame, which is `work`: a look at its variables would keep the error.
         trace = error.__traceback__ and error.__traceback__.tb_next
-        event, hint = event_from_exception(
-            (type(error), error, trace),
-            client_options=sentry_sdk.get_client().options,
-            mechanism={"type": "riverpy", "handled": False},
-        )
-        _drop_own_variables(event)
-        sentry_sdk.capture_event(event, hint=hint)
+        with capture_internal_exceptions():  # what fails here does not change how the job ended
+            event, hint = event_from_exception(
+                (type(error), error, trace),
+                client_options=sentry_sdk.get_client().options,
+                mechanism={"type": "riverpy", "handled": False},
+            )
+            _drop_own_variables(event)
+            sentry_sdk.capture_event(event, hint=hint)
+
+
+@contextmanager
+def _trace_of(params: Sequence[JobInsertParams]) -> Generator[None]:
+    """What the clock inserts begins a trace. In that of the process, the periodic jobs of months
+    would be one trace, and all of them sampled, or none."""
+    if not all(_PERIODIC in job.metadata for job in params):
+        yield
+        return
+    with sentry_sdk.isolation_scope() as scope:
+        scope.set_new_propagation_context()
+        yield
 
 
 def _headers() -> dict[str, str]:

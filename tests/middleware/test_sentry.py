@@ -11,14 +11,17 @@ import sentry_sdk
 from sentry_sdk.transport import Transport
 
 from riverpy import InsertOpts, Job, JobCancel, JobSnooze, RawArgs
+from riverpy.periodic import PeriodicJob, every
 from riverpy.sentry import SentryPlugin
-from tests.work.rig import Task, metadata_of
+from tests.periodic.enqueuing import enqueuing
+from tests.work.rig import Task, errors_of, metadata_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from sentry_sdk.envelope import Envelope
 
+    from tests._database import Schema
     from tests.work.rig import Rig
 
 
@@ -158,6 +161,37 @@ async def test_trace(rig: Rig, sent: Memory) -> None:
     assert trace["data"]["messaging.message.id"] == str(job.id)
     assert trace["data"]["messaging.destination.name"] == "default"
     assert metadata_of(await rig.row(job.id))["sentry-trace"].startswith(request.trace_id)
+
+
+async def test_traces_of_periodic_jobs(schema: Schema, sent: Memory) -> None:
+    """Each time that the clock inserts is a trace of its own, so that they are sampled one by
+    one."""
+    job = PeriodicJob(every(timedelta(minutes=1)), Task(), id="ticks")
+    async with enqueuing(schema, job, plugins=[SentryPlugin()]) as one:
+        for minutes in (3, 2, 1):
+            await one.move("ticks", timedelta(minutes=minutes))
+            await one.run()
+    traces = {metadata_of(row)["sentry-trace"].split("-")[0] for row in await schema.jobs()}
+    assert len(traces) == 3
+
+
+class Broken(Memory):
+    """A transport that fails."""
+
+    def capture_envelope(self, envelope: Envelope) -> None:
+        raise OSError("broken")
+
+
+async def test_broken_transport(rig: Rig, sent: Memory) -> None:
+    """What the SDK raises does not change how a job ends."""
+    sentry_sdk.get_client().transport = Broken({})
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        raise ValueError("bad")
+
+    row = await rig.run_one(plugins=[SentryPlugin()])
+    assert errors_of(row)[0]["error"] == "bad"
 
 
 async def test_without_sdk(rig: Rig) -> None:
