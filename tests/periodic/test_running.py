@@ -131,7 +131,7 @@ async def test_outage(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
                 proxy.refusing = True
                 proxy.cut()
                 with anyio.fail_after(20):
-                    while one.enqueuer._failing is None:
+                    while not one.held.office.connection.is_outage_told:
                         await anyio.sleep(0.01)
                 before = len(await one.slots("ticks"))
                 proxy.refusing = False
