@@ -6,6 +6,7 @@ that one does not do for this client what a leader of riverpy does.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 LOOKS = 3
 """Looks within `dead_after`."""
 STATEMENT_TIMEOUT = 2.0
+REPEAT = 3600.0
+"""Seconds after which it is said again that nobody can lead: the first line may be gone by then."""
 
 
 class LeaderWatch:
@@ -59,7 +62,7 @@ class LeaderWatch:
         self._told_of: str | None = None
         """When the leader was elected that was told of last."""
         self._unled_since: float | None = None
-        self._is_unled_told = False
+        self._unled_told_at = -math.inf
         self._log: Any = structlog.get_logger("riverpy").bind()
         self.looked = TestSignal("LeaderWatch.looked")
 
@@ -100,17 +103,17 @@ class LeaderWatch:
         )
 
     def _say_unled(self, look: LeaderLook) -> None:
-        """Once an outage. A client that never leads notices it, since it is always there to see
-        it."""
+        """Once an outage, and each hour of it. A client that never leads notices it, since it is
+        always there to see it."""
         now = self._timer.boottime()
         if look.leader_id is not None or look.has_candidate:
-            self._unled_since, self._is_unled_told = None, False
+            self._unled_since, self._unled_told_at = None, -math.inf
             return
         if self._unled_since is None:
             self._unled_since = now
         is_long = now - self._unled_since > self._config.leader_ttl.total_seconds()
-        if is_long and not self._is_unled_told:
-            self._is_unled_told = True
+        if is_long and now - self._unled_told_at >= REPEAT:
+            self._unled_told_at = now
             self._log.warning(
                 "no client can lead: jobs are not scheduled, retried, rescued or cleaned; run one "
                 "with candidate=True"

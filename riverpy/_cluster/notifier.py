@@ -205,8 +205,8 @@ class Notifier:
         self._is_deaf = True
         self._log.warning(
             "LISTEN hears nothing, so jobs are found by polling: is there a pooler in "
-            "transaction mode, as PgBouncer's? Give a listen_url that leads past it, or set "
-            "poll_only",
+            "transaction mode, as PgBouncer's? Set pooler=True, with a listen_url that leads past "
+            "it or with poll_only=True",
             seconds=PROBE_TIMEOUT,
         )
 

@@ -139,12 +139,12 @@ class Counters:
         if attempt.state_stored == JobState.DISCARDED:
             kind.discarded += 1
         self.failed.set()
-        name = UNKNOWN_KINDS if kind is self._unknown else attempt.kind
+        name = attempt.kind
         if name in self.failing or len(self.failing) < FAILING_MAX:
             count = self.failing[name][0] if name in self.failing else 0
             self.failing[name] = count + 1, outcome.error or ""
         else:
-            self.failing_others.add(name)
+            self.failing_others.add(UNKNOWN_KINDS if kind is self._unknown else name)
 
     def take_failing(self) -> tuple[dict[str, tuple[int, str]], int]:
         """The kinds that failed since the last call, and how many more there were."""

@@ -1,4 +1,5 @@
-"""Summary: what a run's log says of its jobs: a line a minute while any end, none while it idles.
+"""Summary: what a run's log says of its jobs: a line a minute while any end or are stuck,
+none while it idles.
 
 That jobs fail is said within moments, then once a minute at most, whatever many kinds do: of each
 of the first ten how often, and one of its errors. The lines of single jobs are for debugging.
@@ -91,7 +92,7 @@ class Summary:
         totals, told = _Totals.of(stats), self._told
         counts = {name: count - told.ends[name] for name, count in totals.ends.items()}
         ended = sum(counts.values()) - counts["discarded"]  # which failed too
-        if not ended:
+        if not ended and not stats.stuck_jobs:
             return
         self._told = totals
         seconds = totals.at - told.at
@@ -105,8 +106,10 @@ class Summary:
             wait_p95=waits.quantile(0.95),
             running=sum(queue.running for queue in stats.queues.values()),
             slots=sum(queue.slots for queue in stats.queues.values()),
+            stuck=stats.stuck_jobs,
             backlog=stats.backlog,
             leader=stats.is_leader,
+            listener=stats.listener,
         )
 
 

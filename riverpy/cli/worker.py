@@ -415,6 +415,8 @@ class _Started:
             if client.workers
             else {},
             poll_only=config.poll_only,
+            pooler=config.pooler,
+            listen_url=mask_url(config.listen_url or "") or None,
             candidate=config.candidate,
         )
         queues = ", ".join(client.queues)

@@ -77,8 +77,8 @@ def log() -> Generator[list[Any]]:
 
 
 async def test_nobody_can_lead(server: FakeServer, log: list[Any]) -> None:
-    """A client that is no candidate says once that nobody leads or could for longer than a lease,
-    and once more when that happens again."""
+    """A client that is no candidate says that nobody leads or could for longer than a lease, once
+    an hour, and once more when that happens again."""
 
     def told() -> int:
         return len([entry for entry in log if "no client can lead" in entry["event"]])
@@ -90,14 +90,16 @@ async def test_nobody_can_lead(server: FakeServer, log: list[Any]) -> None:
         assert told() == 0
         await server.timer.advance(200)
         assert told() == 1
+        await server.timer.advance(3600)
+        assert told() == 2
         server.answer = somebody
         await server.timer.advance(20)
         server.answer = nobody
         await server.timer.advance(60)
-        assert told() == 2
+        assert told() == 3
     async with server.watching(candidate=True):
         await server.timer.advance(100)
-        assert told() == 2
+        assert told() == 3
 
 
 async def test_foreign_leader(server: FakeServer, log: list[Any]) -> None:

@@ -44,7 +44,8 @@ def ended(kind: str, error: str | None = None) -> Any:
 class Told:
     """A summary of a run that does nothing but what a test says."""
 
-    def __init__(self, kinds: list[str]) -> None:
+    def __init__(self, kinds: list[str], stuck: int = 0) -> None:
+        self.stuck = stuck
         self.counters = Counters(kinds, ["default"])
         self.summary = Summary(self.counters, self.stats, "c")
 
@@ -62,7 +63,9 @@ class Told:
             claim_failures=0,
             waits=counters.waits.histogram(),
         )
-        return ClientStats(client_id="c", kinds=kinds, queues={"default": queue})
+        return ClientStats(
+            client_id="c", kinds=kinds, queues={"default": queue}, stuck_jobs=self.stuck
+        )
 
     def lines(self) -> list[Any]:
         """What the end of the run says."""
@@ -95,6 +98,24 @@ def test_only_what_is_new_is_told() -> None:
     told.counters.ended([ended("a")])
     (line,) = told.lines()
     assert (line["completed"], line["failed"]) == (1, 0)
+
+
+def test_stuck_jobs_are_told_while_nothing_ends() -> None:
+    """A run whose slots are held by stuck jobs says so in each line, though no job ends."""
+    told = Told(["a"], stuck=2)
+    for _ in range(2):
+        (line,) = told.lines()
+        assert (line["event"], line["stuck"], line["completed"]) == ("jobs worked", 2, 0)
+
+
+def test_unknown_kinds_are_named() -> None:
+    """Kinds that the run lacks are named like others when they fail; what is more is counted as
+    one."""
+    told = Told([])
+    told.counters.ended([ended(f"kind{n}", "boom") for n in range(FAILING_MAX + 5)])
+    fail = told.lines()[0]
+    assert list(fail["kinds"]) == [f"kind{n}" for n in range(FAILING_MAX)]
+    assert fail["more_kinds"] == 1
 
 
 def test_error_on_one_line_without_password() -> None:
