@@ -36,6 +36,9 @@ by no more."""
 MEANWHILE = "running jobs go on, their results are kept, and connecting is tried until it succeeds"
 CHECK_INTERVAL = timedelta(seconds=1)
 """How often the server looks, during a statement, whether we are still there."""
+SOON = 60.0
+"""Seconds within which a connection that was given up lost, and is wanted again, is still lost for
+the reason that was told."""
 _UNUSABLE_CLASSES = {"08", "53", "57", "58", "XX"}
 _READ_ONLY = "25006"
 _STATEMENT_CANCELLED = "57014"
@@ -105,6 +108,8 @@ class Outage:
     def __init__(self, client_id: str | None = None) -> None:
         """Make it. The lines name the client, if it is given."""
         self._lost: set[str] = set()
+        self._given_up: dict[str, float] = {}
+        """When connections that were lost were not needed any more."""
         self._began_at = 0.0
         self.count = 0
         """How many outages were told of."""
@@ -119,9 +124,11 @@ class Outage:
 
     def lost(self, connection: str, error: BaseException) -> None:
         """A connection is lost, or cannot be made."""
-        if not self._lost:
+        now = time.monotonic()
+        is_known = now - self._given_up.pop(connection, -SOON) < SOON
+        if not self._lost and not is_known:
             self.count += 1
-            self._began_at = time.monotonic()
+            self._began_at = now
             self._log.warning(
                 "database connection lost",
                 connection=connection,
@@ -143,8 +150,10 @@ class Outage:
                 )
 
     def forget(self, connection: str) -> None:
-        """A connection is not needed any more."""
-        self._lost.discard(connection)
+        """A connection is not needed any more, or not for now."""
+        if connection in self._lost:
+            self._lost.discard(connection)
+            self._given_up[connection] = time.monotonic()
 
 
 class DedicatedConnection:
@@ -164,6 +173,8 @@ class DedicatedConnection:
         """How many there were when it was seen to work last."""
         self._lock = anyio.Lock(fast_acquire=True)  # a statement follows, and yields
         self._backoff = Backoff(RECONNECT_FIRST, RECONNECT_MOST)
+        self._obstacle = ""
+        """Why it cannot be made."""
 
     @property
     def is_up(self) -> bool:
@@ -219,6 +230,8 @@ class DedicatedConnection:
         except DATABASE_ERRORS as error:
             if self._connection is None:
                 self._outage.lost(self.name, error)
+                if self._obstacle and isinstance(error, TimeoutError):
+                    raise TimeoutError(f"{error}: {self._obstacle}") from error
             raise
 
     async def close(self) -> None:
@@ -247,11 +260,13 @@ class DedicatedConnection:
                         await _expect_writable(connection)
             except (*DATABASE_ERRORS, ConfigError) as error:  # it worked before: not for ever
                 self._outage.lost(self.name, error)
+                self._obstacle = describe(error)
                 await anyio.sleep(self._backoff.next())
             else:
                 break
         self._connection = connection
         self._backoff.reset()
+        self._obstacle = ""
         if self._was_connected and self.reconnected is not None:
             self.reconnected()
         self._was_connected = True

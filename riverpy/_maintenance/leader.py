@@ -193,7 +193,8 @@ class _Tenure:
             self._give_up(error)
             return
         delay = self._backoff.next()
-        self._say_of(error)(
+        say = self._say_of(error)
+        say(
             "maintenance failed, trying again",
             attempt=self._failures,
             attempts=ATTEMPTS,
@@ -214,7 +215,8 @@ class _Tenure:
         return since is not None and self._timer.boottime() - since >= STEADY
 
     def _give_up(self, error: BaseException) -> None:
-        self._log.error(
+        say = self._say_of(error)
+        say(
             "maintenance failed too often, so this client resigns",
             attempt=ATTEMPTS,
             attempts=ATTEMPTS,

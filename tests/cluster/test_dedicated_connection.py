@@ -7,12 +7,18 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
+import structlog
 
+import riverpy._db.connection as connection_module
 from riverpy._db.connection import DedicatedConnection, Outage
 from riverpy.drivers.asyncpg import connect
 
 if TYPE_CHECKING:
+    from riverpy.drivers.asyncpg import Connection
     from tests._database import Schema
+
+
+LOST, RESTORED = "database connection lost", "database connection restored"
 
 
 async def test_busy_connection_is_not_cut(schema: Schema) -> None:
@@ -45,6 +51,42 @@ async def test_busy_connection_is_not_cut(schema: Schema) -> None:
     async with connection.use("asking", 10) as used:
         assert await used.fetchval("select pg_backend_pid()") == pid
     await connection.close()
+
+
+async def test_time_runs_out_while_it_cannot_be_made() -> None:
+    """Who gives up says why the connection cannot be made, not only what took too long."""
+
+    async def refuse() -> Connection:
+        raise ConnectionError("too many clients already")
+
+    connection = DedicatedConnection("refused", refuse, Outage())
+    with pytest.raises(TimeoutError, match=r"asking took longer than 0.05 s: too many clients"):
+        async with connection.use("asking", 0.05):
+            pass
+
+
+def test_outage_of_a_connection_that_is_wanted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader that gets no connection for its maintenance resigns and leads again, over and over:
+    that is one outage."""
+    outage = Outage()
+    error = ConnectionError("too many connections")
+    with structlog.testing.capture_logs() as log:
+        for _ in range(3):
+            outage.lost("maintenance", error)
+            assert outage.is_told
+            outage.forget("maintenance")
+        outage.lost("maintenance", error)
+        outage.restored("maintenance")
+        assert [line["event"] for line in log] == [LOST, RESTORED]
+        assert outage.count == 1
+        for lost in ("claims", "maintenance"):
+            outage.lost(lost, error)
+            outage.restored(lost)
+        monkeypatch.setattr(connection_module, "SOON", 0.0)
+        outage.lost("maintenance", error)
+        outage.forget("maintenance")
+        outage.lost("maintenance", error)
+    assert [line["event"] for line in log] == [LOST, RESTORED] * 3 + [LOST] * 2
 
 
 async def _set_at(event: anyio.Event, time: float) -> None:

@@ -108,6 +108,11 @@ async def test_outage_is_no_fault(house: House, log: list[dict[str, object]]) ->
     (again,) = the_log(log, "maintenance failed, trying again")
     assert (again["log_level"], again["error"]) == ("warning", "the server is gone")
     assert "exc_info" not in again
+    house.plans = [Plan(error=ConnectionError("the server is gone"))] * 3
+    await house.gain(2)
+    await house.timer.advance(FOR_EVER)
+    (last,) = the_log(log, "maintenance failed too often")
+    assert (last["log_level"], last["error"]) == ("warning", "the server is gone")
 
 
 async def test_p03_failed_start_can_be_repeated(house: House) -> None:
