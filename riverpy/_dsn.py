@@ -184,6 +184,14 @@ class Server(NamedTuple):
     user: str
     database: str
 
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Each host, without the brackets of IPv6, and its port; none if nobody names a host."""
+        if self.hosts.startswith(_SOCKETS):
+            return []
+        places = (place.rpartition(":") for place in self.hosts.split(", "))
+        return [(host.strip("[]"), int(port)) for host, _, port in places]
+
     def __str__(self) -> str:
         return f"database {self.database} of user {self.user} at {self.hosts}"
 

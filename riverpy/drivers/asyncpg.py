@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT = 10.0
 """Seconds within which a connection must be up."""
+NEXT_HOST_AFTER = 0.5
+"""Seconds without an answer of one host of a URL after which the next one is asked besides."""
 CLOSE_TIMEOUT = 0.5
 """Seconds that a connection or pool may take to say goodbye; then it is cut."""
 SERVER_VERSION_MIN = 13
@@ -55,6 +57,15 @@ DATABASE_ERRORS: tuple[type[Exception], ...] = (
 )
 """Everything that a statement or an attempt to connect can fail with. asyncpg has an internal error
 for a connection that ends between two of its steps."""
+
+_NEXT_HOST_ERRORS = (
+    OSError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.ConnectionDoesNotExistError,
+    asyncpg.TargetServerAttributeNotMatched,
+)
+"""After which the next host of a URL is tried. A server that refuses us for another reason would be
+left for one that may be older."""
 
 UniqueViolationError = asyncpg.UniqueViolationError
 UndefinedTableError = asyncpg.UndefinedTableError
@@ -205,8 +216,8 @@ async def connect(
     timeout = min(timeout, target.connect_timeout or timeout)
     try:
         with anyio.fail_after(timeout):
-            connection: Connection = await asyncpg.connect(
-                target.url,
+            connection = await _connect_first(
+                target,
                 timeout=timeout,
                 connection_class=_Connection,
                 statement_cache_size=0 if pooled else 512,
@@ -237,18 +248,71 @@ async def connect(
     return connection
 
 
-def _unreachable(error: OSError, target: _Target, setting: str, timeout: float) -> OSError:
-    """The same error, with a text that says where and why."""
+async def _connect_first(target: _Target, *, timeout: float, **options: Any) -> Connection:
+    """Connect to the first host that answers and is as `target_session_attrs` wants it.
+
+    asyncpg asks the next host only when one has answered, and a machine that is gone never does:
+    here the next one is asked besides after `NEXT_HOST_AFTER`. It also ends at a proxy that hangs
+    up.
+    """
+    addresses = target.server.addresses
+    if len(addresses) < 2:
+        return await asyncpg.connect(target.url, timeout=timeout, **options)
+    connected: list[Connection] = []
+    refusals: list[Exception] = []
+    reasons: list[str] = []
+
+    async def attempt(host: str, port: int, ended: anyio.Event) -> None:
+        try:
+            connection: Connection = await asyncpg.connect(
+                target.url, host=host, port=port, timeout=timeout, **options
+            )
+        except _NEXT_HOST_ERRORS as error:
+            reasons.append(_reason(error, target, timeout))
+        except Exception as error:
+            refusals.append(error)
+            tasks.cancel_scope.cancel()
+        else:
+            connected.append(connection)
+            tasks.cancel_scope.cancel()
+        ended.set()
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            for host, port in addresses:
+                ended = anyio.Event()
+                tasks.start_soon(attempt, host, port, ended)
+                with anyio.move_on_after(NEXT_HOST_AFTER):
+                    await ended.wait()
+        if connected:
+            return connected.pop(0)
+    finally:
+        for connection in connected:  # two may have come at once
+            connection.terminate()
+    if refusals:
+        raise refusals[0]
+    raise ConnectionError("; ".join(dict.fromkeys(reasons)))
+
+
+def _reason(error: Exception, target: _Target, timeout: float) -> str:
+    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+        return "it is not as target_session_attrs wants it"
+    if not isinstance(error, OSError):
+        return describe(error)
     found = re.search(r"\[Errno (\d+)\]", str(error))
     missing = missing_file(target.url) if isinstance(error, FileNotFoundError) else None
     if missing is not None:
-        reason = missing
-    elif isinstance(error, TimeoutError):
-        reason = f"no answer within {timeout:g} s"
-    elif isinstance(error, (ssl.SSLError, socket.gaierror)) or found is None:
-        reason = error.strerror or str(error) or type(error).__name__
-    else:
-        reason = os.strerror(int(found[1])).lower()
+        return missing
+    if isinstance(error, TimeoutError):
+        return f"no answer within {timeout:g} s"
+    if isinstance(error, (ssl.SSLError, socket.gaierror)) or found is None:
+        return error.strerror or str(error) or type(error).__name__
+    return os.strerror(int(found[1])).lower()
+
+
+def _unreachable(error: OSError, target: _Target, setting: str, timeout: float) -> OSError:
+    """The same error, with a text that says where and why."""
+    reason = _reason(error, target, timeout)
     place = target.server.hosts
     if setting != _SETTING_DEFAULT:
         place += f" (of {setting})"
@@ -318,8 +382,14 @@ async def create_pool(
     probe = await connect(url, pooled=pooled)
     await close(probe)
     target = _Target.of(url)
+
+    async def connect_first(_url: str, **options: Any) -> Connection:
+        return await _connect_first(target, **options)
+
+    connecting: Any = connect_first  # asyncpg calls it with less than its stubs tell
     pool: Pool = asyncpg.create_pool(
         target.url,
+        connect=connecting,
         min_size=0,
         max_size=max_size,
         timeout=min(CONNECT_TIMEOUT, target.connect_timeout or CONNECT_TIMEOUT),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio
+import asyncpg
 import pytest
 
 from riverpy import Client, Config, ConfigError
@@ -20,7 +24,7 @@ from riverpy._dsn import (
     take_connect_timeout,
     validate_url,
 )
-from riverpy.drivers.asyncpg import close, connect
+from riverpy.drivers.asyncpg import CONNECT_TIMEOUT, close, close_pool, connect, create_pool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -180,6 +184,75 @@ async def test_connect_by_service(
     connection = await connect(None)
     assert await connection.fetchval("SELECT current_database()") == name
     await close(connection)
+
+
+@dataclass
+class Address:
+    """Where the tests' server is, in the parts of a URL."""
+
+    host: str
+    port: str
+    user: str
+    database: str
+
+    def url(self, port: int, parameters: str = "") -> str:
+        """A URL that names a port of this machine first."""
+        return (
+            f"postgres://{self.user}@/{self.database}"
+            f"?host=127.0.0.1,{self.host}&port={port},{self.port}{parameters}"
+        )
+
+
+@pytest.fixture
+async def address(database_url: str) -> Address:
+    """Where the tests' server is."""
+    connection = await connect(database_url)
+    ((host, port, user, name),) = await connection.fetch(
+        "SELECT split_part(current_setting('unix_socket_directories'), ',', 1),"
+        " current_setting('port'), current_user, current_database()"
+    )
+    await close(connection)
+    return Address(host, port, user, name)
+
+
+async def test_silent_host_does_not_keep_us_from_the_next(address: Address) -> None:
+    """NR-12: the first host of a URL is a machine that is gone and says nothing: the next one is
+    asked meanwhile, by connections and by pools, in less time than the most impatient has."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = address.url(silent.getsockname()[1], "&target_session_attrs=primary")
+        with anyio.fail_after(CONNECT_TIMEOUT / 2):
+            connection = await connect(url)
+            await close(connection)
+        pool = await create_pool(url, max_size=1, pooled=False, command_timeout=5)
+        with anyio.fail_after(CONNECT_TIMEOUT / 2):
+            assert await pool.fetchval("SELECT NOT pg_is_in_recovery()", timeout=5)
+        assert await close_pool(pool)
+
+
+async def test_host_that_hangs_up_leads_to_the_next(address: Address) -> None:
+    """NR-12: the first host of a URL is a proxy whose server is away: the next one is asked. What
+    it is refused for is raised as it is."""
+
+    async def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as proxy:
+        port = proxy.sockets[0].getsockname()[1]
+        await close(await connect(address.url(port)))
+        address.database = "none_of_this_name"
+        with pytest.raises(asyncpg.InvalidCatalogNameError):
+            await connect(address.url(port))
+
+
+async def test_reasons_of_all_hosts(address: Address) -> None:
+    """If no host of a URL can be used, the error says why for each."""
+    with pytest.raises(ConnectionError) as caught:
+        await connect(address.url(1, "&target_session_attrs=standby"))
+    assert str(caught.value) == (
+        f"cannot connect to 127.0.0.1:1, {address.host}:{address.port}: "
+        "connection refused; it is not as target_session_attrs wants it"
+    )
 
 
 async def test_connect_timeout(database_url: str) -> None:
