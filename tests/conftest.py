@@ -39,6 +39,7 @@ LOOP_VARIABLE = "RIVERPY_TEST_LOOP"
 POOLER_VARIABLE = "RIVERPY_TEST_POOLER"
 ONE_WORKER = (
     "tests/faults/test_connections.py",
+    "tests/faults/test_failover.py",
     "tests/faults/test_server.py",
     "tests/faults/test_users.py",
     "tests/maintenance/test_plans.py",

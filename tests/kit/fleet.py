@@ -70,16 +70,20 @@ class Shutdown(Enum):
 class Server:
     """A PostgreSQL of its own, below `directory`."""
 
-    def __init__(self, directory: Path, **settings: str) -> None:
+    def __init__(self, directory: Path, name: str = "fleet", **settings: str) -> None:
         """Make it, with settings of PostgreSQL beside the usual ones."""
         self._postgres = EmbeddedPostgres(
-            "fleet", base_dir=directory, settings=SERVER_SETTINGS | settings
+            name, base_dir=directory, settings=SERVER_SETTINGS | settings
         )
 
     @property
     def url(self) -> str:
         """The URL past every proxy."""
         return self._postgres.url
+
+    def proxy(self, user: str | None) -> Proxy:
+        """A way to it for this role; None: the one of its URL."""
+        return Proxy(self.url if user is None else with_user(self.url, user))
 
     async def start(self) -> None:
         """Have it answer, with River's tables, riverpy's and those of the history."""
@@ -258,8 +262,7 @@ class Fleet:
             settings: what its process is told.
             user: the role that it connects as; None: the one of the server's URL.
         """
-        url = self.server.url if user is None else with_user(self.server.url, user)
-        proxy = Proxy(url)
+        proxy = self.server.proxy(user)
         await proxy.start()
         settings = msgspec.structs.replace(settings, name=name, history_url=self.server.url)
         worker = Worker(name, settings, proxy, self.directory / f"{name}.log")

@@ -1,0 +1,97 @@
+"""A server that fails over to its standby, under load."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from tests.kit.fleet import Worker, running_fleet, with_user
+from tests.kit.load import LOST, RESTORED, LoadSettings, Place, Stage, until
+from tests.kit.proxy import Proxy
+from tests.kit.standby import Pair
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from tests.kit.fleet import Fleet
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
+
+ENDS, BEGINS = "leading ends", "leading begins"
+TRIES = 12
+"""To connect: enough for the pauses between them to have grown."""
+SETTINGS = LoadSettings(slots=50)
+
+
+class FailingOver(Stage):
+    """Workers that know both servers of a pair by one URL."""
+
+    def __init__(self, fleet: Fleet, pair: Pair) -> None:
+        super().__init__(fleet)
+        self.pair = pair
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stage() -> AsyncGenerator[FailingOver]:
+    """Two workers before a primary and its standby."""
+    async with running_fleet(Pair) as fleet:
+        assert isinstance(fleet.server, Pair)
+        stage = FailingOver(fleet, fleet.server)
+        await stage.start(SETTINGS)
+        yield stage
+
+
+async def restored(place: Place) -> None:
+    """Return when a worker has said that all is well again."""
+    await until(lambda: place.count(RESTORED) == place.count(LOST) > 0)
+
+
+async def test_switch_over(stage: FailingOver) -> None:
+    """NR-12: the standby takes over while jobs run: what ends meanwhile is stored on the new
+    primary, nothing is lost, somebody leads there, and nothing of ours is started again; inserts go
+    on with a client that knows both."""
+    async with stage.load(outages=1, expected=[ENDS]) as load:
+        await load.begin_held(5)
+        await stage.pair.switch_over()
+        load.release()
+        for place in stage.places:
+            await restored(place)
+        await until(lambda: any(place.count(BEGINS) for place in stage.places))
+        await load.flows()
+
+
+async def test_worker_before_a_standby(stage: FailingOver) -> None:
+    """NR-12: a worker knows but the server that comes back as a standby: it says so in one line,
+    asks now and then, and works when that server is the primary again."""
+    place = await add_single(stage)
+    async with stage.load(expected=[ENDS]) as load:
+        await until(lambda: bool(place.begun))
+        await stage.pair.switch_over()
+        seen = place.worker.proxy.accepted
+        await load.flows()
+        await until(lambda: place.worker.proxy.accepted >= seen + TRIES)
+        assert (place.count(LOST), place.count(RESTORED)) == (1, 0)
+        await stage.pair.switch_over()
+        await restored(place)
+        print(place.said)
+
+
+async def add_single(stage: FailingOver) -> Place:
+    """A worker that knows the present primary alone."""
+    fleet = stage.fleet
+    async with fleet.server.connected() as connection:
+        await connection.execute("CREATE ROLE single LOGIN IN ROLE postgres")
+    proxy = Proxy(with_user(stage.pair.primary.url, "single"))
+    await proxy.start()
+    effects = str(fleet.directory / "single.effects")
+    settings = msgspec.structs.replace(SETTINGS, effects=effects, name="single")
+    worker = Worker("single", settings, proxy, fleet.directory / "single.log")
+    fleet.workers.append(worker)
+    await worker.start()
+    place = Place(worker, settings)
+    await until(lambda: place.count("worker started") == 1)
+    stage.places.append(place)
+    return place
