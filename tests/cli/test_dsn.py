@@ -239,7 +239,8 @@ async def test_host_that_hangs_up_leads_to_the_next(address: Address) -> None:
 
     async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as proxy:
         port = proxy.sockets[0].getsockname()[1]
-        await close(await connect(address.url(port)))
+        for mode in ("prefer", "disable"):
+            await close(await connect(address.url(port, f"&sslmode={mode}")))
         address.database = "none_of_this_name"
         with pytest.raises(asyncpg.InvalidCatalogNameError):
             await connect(address.url(port))
