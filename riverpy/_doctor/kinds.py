@@ -77,14 +77,15 @@ def _unknown(
             if row.left_over is None
             else f", with {count(row.left_over, 'attempt')} left at least"
         )
+        number = "All" if row.failed == row.jobs else f"{row.failed:,}"
         return Finding(
             Level.FAIL,
             "kinds",
-            f"{text}. {row.failed:,} of them failed already{left}; then they are discarded: "
+            f"{text}. {number} of them failed already{left}; then they are discarded: "
             "workers take them without having their kind. The newest error: "
             f"{one_error(row.error or '')}",
-            f"deploy a worker that has it; until then {pause} saves their attempts. riverpy job "
-            "retry ID runs a discarded job again",
+            f"deploy a worker that has it; until then {pause} saves their attempts, and holds the "
+            "other jobs of the queue too. riverpy job retry ID runs a discarded job again",
             data,
         )
     if worked:
