@@ -165,8 +165,7 @@ class Completer:
             self._held = []
 
     async def _flush(self) -> None:
-        batch, self._backlog = self._backlog[:BATCH_MAX], self._backlog[BATCH_MAX:]
-        self._storing = batch
+        batch = self._storing = self._next_batch()
         self._refusals = 0
         others_wait = bool(self._held)
         plain = [attempt for attempt in batch if attempt.is_plain]
@@ -185,6 +184,18 @@ class Completer:
         if len(self._backlog) < self._backlog_max // 2:
             self._drained.set()
         self.flushed.emit()
+
+    def _next_batch(self) -> list[Attempt]:
+        """Take what is to be stored next. Answers name jobs: of two attempts at one job, as after a
+        claim that a crash of the server undid, the later one waits for another statement."""
+        batch, self._backlog = self._backlog[:BATCH_MAX], self._backlog[BATCH_MAX:]
+        firsts: dict[int, Attempt] = {}
+        for attempt in batch:
+            firsts.setdefault(attempt.id, attempt)
+        if len(firsts) == len(batch):
+            return batch
+        self._backlog[:0] = [one for one in batch if firsts[one.id] is not one]
+        return list(firsts.values())
 
     def _tell_none_held(self) -> None:
         if self._is_hold_told and not any(attempt.is_held for attempt in self._backlog):

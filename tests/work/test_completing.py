@@ -296,6 +296,33 @@ async def test_late_result_is_refused(
     assert await rig.schema.fetchrow("SELECT * FROM river_job WHERE id = 2") == before
 
 
+@pytest.mark.parametrize("fails", [False, True])
+async def test_two_attempts_of_one_job_end_together(
+    rig: Rig, gate: Gate, log: list[dict[str, Any]], fails: bool
+) -> None:
+    """LD-18: where a crash of the server undid a claim, one client can have two attempts at a job,
+    whose results come at once: the one that holds the row is stored and told of, the other is
+    refused."""
+    await rig.insert_rows(1)
+    if fails:
+        await rig.schema.execute("""UPDATE river_job SET args = '{"n": -1}'""")
+    async with rig.working(slots=2, fetch_poll_interval=timedelta(milliseconds=50)):
+        await gate.started.get()
+        await rig.schema.execute(
+            "UPDATE river_job SET state = 'available', attempt = 0, max_attempts = 1"
+        )
+        await gate.started.get()
+        gate.open.set()
+        first = await rig.event()
+        await rig.insert_rows(1)
+        second = await rig.event()
+    assert rig.report is not None
+    assert rig.report.is_clean
+    assert [id_of(first), id_of(second)] == [1, 2]
+    assert refusals(log) == [1]
+    assert await rig.states() == ({"discarded": 1, "completed": 1} if fails else {"completed": 2})
+
+
 @pytest.mark.parametrize("end", ["return", "fail", "snooze", "cancel"])
 async def test_lost_answer_is_success(rig: Rig, log: list[dict[str, Any]], end: str) -> None:
     """A result that was stored by a statement whose answer was lost is a success when it is sent
