@@ -111,6 +111,8 @@ class Outage:
         self._given_up: dict[str, float] = {}
         """When connections that were lost were not needed any more."""
         self._began_at = 0.0
+        self._is_open = False
+        """Whether its begin was told, and not its end."""
         self.count = 0
         """How many outages were told of."""
         self._log: Any = structlog.get_logger("riverpy").bind()
@@ -124,11 +126,11 @@ class Outage:
 
     def lost(self, connection: str, error: BaseException) -> None:
         """A connection is lost, or cannot be made."""
-        now = time.monotonic()
-        is_known = now - self._given_up.pop(connection, -SOON) < SOON
+        is_known = self._was_given_up(connection) and self._is_open
         if not self._lost and not is_known:
             self.count += 1
-            self._began_at = now
+            self._began_at = time.monotonic()
+            self._is_open = True
             self._log.warning(
                 "database connection lost",
                 connection=connection,
@@ -140,9 +142,10 @@ class Outage:
 
     def restored(self, connection: str) -> None:
         """A connection does its work again."""
-        if connection in self._lost:
+        if self._was_given_up(connection) or connection in self._lost:
             self._lost.discard(connection)
-            if not self._lost:
+            if not self._lost and self._is_open:
+                self._is_open = False
                 self._log.info(
                     "database connection restored",
                     connection=connection,
@@ -154,6 +157,9 @@ class Outage:
         if connection in self._lost:
             self._lost.discard(connection)
             self._given_up[connection] = time.monotonic()
+
+    def _was_given_up(self, connection: str) -> bool:
+        return time.monotonic() - self._given_up.pop(connection, -SOON) < SOON
 
 
 class DedicatedConnection:

@@ -79,9 +79,15 @@ def test_outage_of_a_connection_that_is_wanted_again(monkeypatch: pytest.MonkeyP
         outage.restored("maintenance")
         assert [line["event"] for line in log] == [LOST, RESTORED]
         assert outage.count == 1
-        for lost in ("claims", "maintenance"):
-            outage.lost(lost, error)
-            outage.restored(lost)
+        outage.lost("maintenance", error)
+        outage.forget("maintenance")
+        outage.restored("maintenance")  # it can be made when it is wanted again
+        assert [line["event"] for line in log] == [LOST, RESTORED] * 2
+        outage.lost("claims", error)
+        outage.lost("maintenance", error)
+        outage.forget("maintenance")
+        outage.restored("claims")
+        outage.restored("maintenance")
         monkeypatch.setattr(connection_module, "SOON", 0.0)
         outage.lost("maintenance", error)
         outage.forget("maintenance")
