@@ -263,7 +263,7 @@ class DedicatedConnection:
                 with anyio.fail_after(CONNECT_TIMEOUT):
                     connection = await self._connect()
                     with cut_on_error(connection):
-                        await _expect_writable(connection)
+                        await expect_writable(connection)
             except (*DATABASE_ERRORS, ConfigError) as error:  # it worked before: not for ever
                 self._outage.lost(self.name, error)
                 self._obstacle = describe(error)
@@ -302,11 +302,16 @@ class InjectedConnection:
                 yield self._connection
 
 
-async def _expect_writable(connection: Connection) -> None:
-    """A server that was failed over may only be read yet: that is no end of the outage."""
+async def expect_writable(connection: Connection) -> None:
+    """A server that was failed over may only be read yet: that is no end of the outage.
+
+    Raises:
+        ConnectionError: nobody can write.
+        Exception: one of DATABASE_ERRORS.
+    """
     statement = query("session", "session_is_read_only", None)
     if await connection.fetchval(statement.text):
-        raise ConnectionError("the server lets nobody write yet")
+        raise ConnectionError("the server lets nobody write: it is a standby, or set to read-only")
 
 
 async def close_all(connections: Iterable[DedicatedConnection]) -> None:

@@ -18,6 +18,7 @@ import structlog
 from msgspec import UNSET
 
 from riverpy._clock import Backoff
+from riverpy._db.connection import expect_writable
 from riverpy._dsn import mask_url
 from riverpy._duration import format_duration
 from riverpy._health.probes import liveness
@@ -50,7 +51,7 @@ from riverpy.cli._signals import (
 from riverpy.cli._target import entered, load
 from riverpy.cli._types import format_queues, parse_queues
 from riverpy.config import HARD_STOP_TIMEOUT_DEFAULT, QueueConfig
-from riverpy.drivers.asyncpg import DATABASE_ERRORS, close, connect
+from riverpy.drivers.asyncpg import CONNECT_TIMEOUT, DATABASE_ERRORS, close, connect
 from riverpy.errors import SchemaMissingError
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
     from riverpy.worker import WorkUnit
 
 DATABASE_WAIT = 10.0
-"""Seconds that the worker waits at its start for a database that cannot be reached."""
+"""Seconds that the worker waits at its start for a database that cannot be reached or written."""
 END_LIMIT = 3.0
 """Seconds from the end of the run to that of the process, at most."""
 _NOT_READY_STATES = frozenset({"57P03", "53300", "55000"})
@@ -433,7 +434,7 @@ def _limits(unit: WorkUnit, client: Client) -> str:
 
 
 async def _wait_for_database(url: str | None, *, pooled: bool) -> None:
-    """Return when the database answers.
+    """Return when the database answers and can be written.
 
     Raises:
         CommandError: it refuses, or could not be reached for `DATABASE_WAIT`.
@@ -444,7 +445,7 @@ async def _wait_for_database(url: str | None, *, pooled: bool) -> None:
     is_told = False
     while True:
         try:
-            connection = await connect(url, application_name="riverpy start", pooled=pooled)
+            await _look_for_database(url, pooled=pooled)
         except DATABASE_ERRORS as error:
             if not _may_pass(error) or time.monotonic() >= give_up_at:
                 raise CommandError(
@@ -455,8 +456,17 @@ async def _wait_for_database(url: str | None, *, pooled: bool) -> None:
                 is_told = True
             await anyio.sleep(backoff.next())
         else:
-            await close(connection)
             return
+
+
+async def _look_for_database(url: str | None, *, pooled: bool) -> None:
+    """Raise if nobody can write there now."""
+    connection = await connect(url, application_name="riverpy start", pooled=pooled)
+    try:
+        with anyio.fail_after(CONNECT_TIMEOUT):
+            await expect_writable(connection)
+    finally:
+        await close(connection)
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -376,6 +376,29 @@ async def test_waits_for_a_database_that_takes_no_connections(
     assert "not currently accepting connections" in waiting["error"]
 
 
+async def test_waits_for_a_database_that_can_be_written(
+    server_url: str, fresh_database_url: str, tmp_path: Path
+) -> None:
+    """NR-12: a worker that is started while its server can only be read, as a standby, says so in
+    one line, waits, and works when the server can be written."""
+    await migrate_all(fresh_database_url)
+    name = urlsplit(fresh_database_url).path[1:]
+    async with connected(server_url) as administrator:
+        await administrator.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only=on')
+        async with running_worker(
+            tmp_path, "jobs:managed", f"--database-url={fresh_database_url}"
+        ) as worker:
+            waiting = await worker.until_logged("waiting for the database")
+            await administrator.execute(
+                f'ALTER DATABASE "{name}" RESET default_transaction_read_only'
+            )
+            await worker.until_logged("worker started")
+            worker.send(TERM)
+            assert await worker.exit_code() == 0
+    assert "lets nobody write: it is a standby" in waiting["error"]
+    assert [entry for entry in worker.logged if entry["level"] == "warning"] == [waiting]
+
+
 async def test_drain(schema: Schema, tmp_path: Path) -> None:
     """--drain works what there is and ends with 0."""
     for _ in range(3):
