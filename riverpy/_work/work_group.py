@@ -8,6 +8,7 @@ cancelled is when it counts as stuck.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import math
 import time
 from datetime import timedelta
@@ -49,6 +50,8 @@ class WorkGroup:
         self._stuck_after = config.job_stuck_threshold.total_seconds()
         self._stuck_handler = config.job_stuck_handler
         self._finished = finished
+        self._context = contextvars.copy_context()
+        """Each job begins in a copy of it, and has nothing of the job that ended and made room."""
         self._attempts: set[Attempt] = set()  # the loop holds tasks weakly
         self._stuck: dict[Attempt, bool] = {}
         """Those that go on in spite of their cancellation: whether they keep their slots."""
@@ -104,7 +107,7 @@ class WorkGroup:
         for attempt in attempts:
             deadline = attempt.deadline = now + attempt.timeout
             first = min(first, deadline)
-            attempt.task = loop.create_task(work(attempt, self))
+            attempt.task = loop.create_task(work(attempt, self), context=self._context.copy())
         self.watch(first)
 
     def _tell_of(self, attempts: Sequence[Attempt]) -> None:
@@ -208,7 +211,8 @@ class WorkGroup:
             return
         self._unwatch()
         delay = max(deadline - time.monotonic(), SCAN_INTERVAL_MIN)
-        self._timer = asyncio.get_running_loop().call_later(delay, self._scan)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(delay, self._scan, context=self._context)
         self._scan_at = deadline
 
     def _unwatch(self) -> None:

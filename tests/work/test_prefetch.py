@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextvars import ContextVar
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -83,6 +84,27 @@ async def insert(rig: Rig) -> list[Any]:
     await rig.insert_rows(1 + AHEAD)
     rows = await rig.schema.fetch("SELECT scheduled_at FROM river_job WHERE id > 1 ORDER BY id")
     return [row["scheduled_at"] for row in rows]
+
+
+@pytest.mark.usefixtures("ahead", "patient")
+async def test_context(rig: Rig) -> None:
+    """A job that begins when another ends has nothing of that one's context variables."""
+    whose: ContextVar[int | None] = ContextVar("whose", default=None)
+    seen: list[int | None] = []
+    release = asyncio.Event()
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        seen.append(whose.get())
+        whose.set(job.id)
+        await release.wait()
+
+    await insert(rig)
+    async with rig.working(queues=QUEUES) as client:
+        await until_ahead(rig, client)
+        release.set()
+        await rig.take(1 + AHEAD)
+    assert seen == [None] * (1 + AHEAD)
 
 
 def test_switch() -> None:
