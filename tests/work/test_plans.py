@@ -232,6 +232,7 @@ TOP_LITERALS = {
     "name": "'{backlog,empty,q1,small}'",
     "since": "now() - interval '10 s'",
     "since_text": "'2026-01-01T00:00:00'",
+    "late": "5",
     "cap": "10000",
     "limit": "1000",
     "window": "10",
