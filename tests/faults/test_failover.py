@@ -10,8 +10,8 @@ import pytest_asyncio
 
 from tests.kit.fleet import Worker, running_fleet, with_user
 from tests.kit.load import LOST, RESTORED, LoadSettings, Place, Stage, until
-from tests.kit.proxy import Proxy
-from tests.kit.standby import Pair
+from tests.kit.proxy import Partition, Proxy
+from tests.kit.standby import Pair, PairProxy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -61,6 +61,28 @@ async def test_switch_over(stage: FailingOver) -> None:
             await restored(place)
         await until(lambda: any(place.count(BEGINS) for place in stage.places))
         await load.flows()
+
+
+async def test_machine_is_gone(stage: FailingOver) -> None:
+    """NR-12: the machine of the primary is gone, so that nothing ever ends a connection to it or
+    refuses a new one: workers give up what is silent and work on the standby that takes over."""
+    async with stage.load(expected=[ENDS]) as load:
+        ways = [way_to_primary(stage, place) for place in stage.places]
+        for way in ways:
+            way.partition = Partition.HELD
+        await stage.pair.switch_over()
+        for place in stage.places:
+            await restored(place)
+        await load.recovers()
+    for way in ways:
+        await way.heal()
+
+
+def way_to_primary(stage: FailingOver, place: Place) -> Proxy:
+    """The way of a worker to the present primary."""
+    proxy = place.worker.proxy
+    assert isinstance(proxy, PairProxy)
+    return proxy.ways[stage.pair.is_second_primary]
 
 
 async def test_worker_before_a_standby(stage: FailingOver) -> None:

@@ -61,6 +61,8 @@ class PairProxy(Proxy):
     def __init__(self, first: str, second: str) -> None:
         super().__init__(first)
         self._second = Proxy(second)
+        self.ways = (self, self._second)
+        """To the first, and to the second."""
 
     async def start(self) -> None:
         """Listen; `url` is known then."""
@@ -99,6 +101,11 @@ class Pair(Server):
             member.url if user is None else with_user(member.url, user) for member in self._members
         )
         return PairProxy(first, second)
+
+    @property
+    def is_second_primary(self) -> bool:
+        """Which of a proxy's ways leads to the primary."""
+        return self.primary is self._members[1]
 
     async def start(self) -> None:
         """Have the primary answer, with its tables, and the standby follow it."""
