@@ -26,6 +26,11 @@ _NEVER_WAITS = 512
 """Bytes that a pipe which can be written takes at once, on any system."""
 
 
+def printable(text: str) -> str:
+    """`text` without what commands a terminal: a name in a database may hold it."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
+
+
 def print_json(value: object) -> None:
     """One JSON document on one line of stdout. Times are RFC 3339, Structs objects."""
     click.echo(msgspec.json.encode(value).decode())
@@ -34,7 +39,7 @@ def print_json(value: object) -> None:
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """A table of aligned columns on stdout. None is shown as `-`; numbers stand to the right."""
     table = list(rows)
-    cells = [["-" if cell is None else str(cell) for cell in row] for row in table]
+    cells = [["-" if cell is None else printable(str(cell)) for cell in row] for row in table]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     right = [
         bool(table) and all(isinstance(row[i], int | float | None) for row in table)

@@ -21,7 +21,7 @@ import click
 import structlog
 
 from riverpy._dsn import mask_url
-from riverpy.cli._output import print_note
+from riverpy.cli._output import print_note, printable
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
 from riverpy.errors import ConfigError, InsertError, RiverError
 
@@ -179,8 +179,8 @@ def describe(error: BaseException) -> str:
 
 
 def one_line(text: str) -> str:
-    """`text` with its line breaks turned into spaces."""
-    return " ".join(text.split())
+    """`text` with its line breaks turned into spaces, and `printable`."""
+    return printable(" ".join(text.split()))
 
 
 def show_traceback(error: BaseException) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from riverpy._clock import Backoff
 from riverpy._health.asking import LINE_MAX, PORT_DEFAULT, address_of, asked
 from riverpy._health.event_lines import QUIET, EventLine
-from riverpy.cli._output import print_note
+from riverpy.cli._output import print_note, printable
 from riverpy.cli._run import CommandError, describe, run
 from riverpy.cli._types import TEXT
 from riverpy.events import EventKind
@@ -146,7 +146,7 @@ def _print_line(line: bytes) -> None:
         parts.append(f"queue={event.queue}")
     if event.error:
         parts.append(f"error={event.error!r}")
-    click.echo(" ".join(parts))
+    click.echo(printable(" ".join(parts)))
 
 
 def _seconds(value: float | None) -> str:

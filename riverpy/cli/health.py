@@ -16,7 +16,7 @@ from riverpy._health.asking import address_of, asked
 from riverpy._health.probes import Check, Verdict
 from riverpy.cli._connected import bounded, connected
 from riverpy.cli._options import database_options
-from riverpy.cli._output import print_json
+from riverpy.cli._output import print_json, printable
 from riverpy.cli._run import EXIT_NOT_READY, describe, run
 from riverpy.cli._types import DURATION
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
@@ -83,7 +83,8 @@ def health(
     if as_json:
         print_json(verdict)
     else:
-        click.echo(f"ok: {_well(verdict)}" if verdict.ok else f"not ready: {verdict.summary}")
+        line = f"ok: {_well(verdict)}" if verdict.ok else f"not ready: {verdict.summary}"
+        click.echo(printable(line))
     if not verdict.ok:
         raise click.exceptions.Exit(EXIT_NOT_READY)
 
@@ -118,6 +119,9 @@ async def _look_in(database: DatabaseSettings, max_lag: timedelta) -> Verdict:
             checks["workers"] = Check(
                 ok=living > 0, reason=f"{living} with signs of life" if living else "none lives"
             )
+        else:
+            reason = "not known: riverpy's own tables are missing (riverpy migrate up)"
+            checks["workers"] = Check(ok=True, reason=reason)
         names = await bounded("reading the queues", queue_waiting(connection, schema, QUEUES_MAX))
         lags = await bounded("looking for due jobs", queue_lag(connection, schema, names))
     queue, lag = max(lags.items(), key=lambda one: one[1], default=(None, None))

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from riverpy._dsn import PG_VARIABLES
 from riverpy.cli import main
 from riverpy.cli._output import has_color, print_json, print_table
-from riverpy.cli._run import CommandError, expected_errors, run
+from riverpy.cli._run import CommandError, expected_errors, one_line, run
 from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -143,6 +143,14 @@ def test_print_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "  ID  KIND\n   1  a\n1000  -\n"
     print_table(("ID", "KIND"), [])
     assert capsys.readouterr().out == "ID  KIND\n"
+
+
+def test_nothing_commands_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a name in the database holds moves no cursor and sets no title."""
+    name = "a\x1b]0;b\x07\x9b2J\u202ec\nd"
+    print_table(("KIND",), [(name,)])
+    assert capsys.readouterr().out == "KIND\na?]0;b??2J?c?d\n"
+    assert one_line(name) == "a?]0;b??2J?c d"
 
 
 def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,11 @@ import subprocess
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
+from riverpy.cli import main
+from riverpy.migrate import Migrator
 from tests.cli.worker_process import RIVERPY, environment, running_worker
 
 if TYPE_CHECKING:
@@ -224,6 +227,14 @@ async def test_followed_and_asked(schema: Schema, tmp_path: Path) -> None:
             assert b"waiting for a worker there" in await follower.stderr.readline()
         follower.send_signal(signal.SIGINT)
         assert await asyncio.wait_for(follower.wait(), PATIENCE) == 0
+
+
+async def test_health_of_rivers_line_alone(fresh_database_url: str) -> None:
+    """Without riverpy's own tables `riverpy health` says that it does not know of workers."""
+    await Migrator(fresh_database_url).up()
+    args = ["health", "--database-url", fresh_database_url]
+    result = await asyncio.to_thread(CliRunner().invoke, main, args)
+    assert (result.exit_code, result.stdout[:22]) == (0, "ok: workers: not known")
 
 
 async def test_service_manager(schema: Schema, tmp_path: Path) -> None:
