@@ -121,6 +121,8 @@ class PlaceRow(NamedTuple):
     state: str
     queue: str
     jobs: int
+    is_cut: bool
+    """Counting ended there: there may be more."""
     due_for: float | None
     """Seconds since the first was due; below zero: until it is."""
 
@@ -302,10 +304,13 @@ async def doctor_running(
     return [RunningRow(*row) for row in rows]
 
 
-async def doctor_places(connection: Transaction, schema: str, limit: int) -> list[PlaceRow]:
-    """Where jobs wait. Of one place at most `limit` are counted."""
+async def doctor_places(
+    connection: Transaction, schema: str, *, limit: int, most: int
+) -> list[PlaceRow]:
+    """Where jobs wait. Of one place at most `limit` are counted, and about `most` of all."""
     statement = query(_FILE, "doctor_places", schema)
-    return [PlaceRow(*row) for row in await connection.fetch(statement.text, limit)]
+    arguments = statement.arguments({"limit": limit, "most": most})
+    return [PlaceRow(*row) for row in await connection.fetch(statement.text, *arguments)]
 
 
 async def doctor_kinds(

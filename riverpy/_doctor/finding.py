@@ -23,8 +23,18 @@ FINDINGS_SHOWN = 10
 """Of one sort."""
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
-_DOLLAR_QUOTED = re.compile(r"\$(\w*)\$.*?(?:\$\1\$|\Z)", re.DOTALL)
-_QUOTED = re.compile(r"'(?:\\.|''|[^'\\])*(?:'|\\?\Z)", re.DOTALL)
+_TOKEN = re.compile(
+    r"""
+    (?P<comment> --[^\n]* | /\*(?:(?!/\*|\*/).)*(?:\*/|/\*.*|\Z) )
+    | (?P<name> "[^"]*(?:"|\Z) )
+    | \$(?P<tag>\w*)\$ .*? (?:\$(?P=tag)\$|\Z)
+    | (?P<escape> (?<!\w)[eE] )' (?:\\.|''|[^'\\])* (?:'|\\?\Z)
+    | '(?:''|\\(?!')|[^'\\])*(?:'|\\'.*|\Z)
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+"""What may hold a quote, and the literals. Where a comment is nested, or it is for a setting of the
+session to say whether a backslash hides the end of a literal, all that follows is part of it."""
 
 
 class Level(StrEnum):
@@ -123,8 +133,13 @@ def jobs(values: Iterable[int]) -> str:
 
 
 def masked_query(text: str) -> str:
-    """The head of a statement in one line, without the literals in it: they are somebody's data, or
-    a password."""
-    text = _DOLLAR_QUOTED.sub("'…'", text)
-    line = mask_url(" ".join(_QUOTED.sub("'…'", text).split()))
+    """The head of a statement in one line, without the strings and comments in it: they are
+    somebody's data, or a password."""
+    line = mask_url(" ".join(_TOKEN.sub(_masked_token, text).split()))
     return shortened(line, QUERY_LENGTH)
+
+
+def _masked_token(token: re.Match[str]) -> str:
+    if token["comment"] is not None:
+        return " "
+    return token["name"] or f"{token['escape'] or ''}'…'"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from riverpy._db.doctor import doctor_queues
 from riverpy._doctor.finding import Finding, Level, count, names, one_error, shown
-from riverpy._doctor.patient import KINDS_LIMIT, TOUCHED_LIMIT
+from riverpy._doctor.patient import TOUCHED_LIMIT, kinds_limit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +54,8 @@ def _unknown(
     row: KindRow, places: Sequence[PlaceRow], living: Sequence[ClientRow], elsewhere: set[str]
 ) -> Finding:
     worked = [queue for queue in row.queues if any(queue in one.queues for one in living)]
-    is_cut = any(place.jobs > KINDS_LIMIT for place in places if place.queue in row.queues)
+    most = kinds_limit(places)
+    is_cut = any(place.jobs > most for place in places if place.queue in row.queues)
     jobs = f"{'at least ' if is_cut else ''}{count(row.jobs, 'job')}"
     text = (
         f'no worker of riverpy\'s has kind "{row.kind}", of which {jobs} '

@@ -26,13 +26,22 @@ if TYPE_CHECKING:
 
 COUNT_LIMIT = 10_001
 """Jobs of one queue and state that are counted."""
+COUNT_MOST = 100_000
+"""The same of all queues and states together: with many each has less."""
 TOUCHED_LIMIT = 1200.0
 """Seconds since a client last said that it works a queue, after which none of any language does:
 they say so each 10 minutes."""
 KINDS_LIMIT = 1_000
 """Jobs of each queue and state whose kinds are looked at."""
+KINDS_MOST = 20_000
+"""The same of all queues and states together: with many each has less."""
 RUNNING_LIMIT = 10_001
 """Running jobs that are read."""
+
+
+def kinds_limit(places: Sequence[PlaceRow]) -> int:
+    """Of how many jobs of each of these places the kinds are looked at."""
+    return min(KINDS_LIMIT, KINDS_MOST // max(len(places), 1) + 1)
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,7 @@ class Patient:
     """For how long a job may be due without being reported."""
     is_heard: bool = True
     """Whether notifications arrive, as far as was seen."""
+    _places: list[PlaceRow] | None = None
 
     @property
     def schema(self) -> str:
@@ -112,22 +122,26 @@ class Patient:
             return Lead(row, row.leader_id in known)
 
     async def places(self) -> list[PlaceRow]:
-        """Where jobs wait.
+        """Where jobs wait, as it was when this was asked first.
 
         Raises:
             Exception: one of DATABASE_ERRORS.
         """
-        async with self.session.reading() as connection:
-            return await doctor_places(connection, self.schema, COUNT_LIMIT)
+        if self._places is None:
+            async with self.session.reading() as connection:
+                self._places = await doctor_places(
+                    connection, self.schema, limit=COUNT_LIMIT, most=COUNT_MOST
+                )
+        return self._places
 
     async def kinds(self, places: Sequence[PlaceRow]) -> list[KindRow]:
-        """The kinds of the jobs that wait there, of the first `KINDS_LIMIT` of each.
+        """The kinds of the jobs that wait there, of the first `kinds_limit` of each.
 
         Raises:
             Exception: one of DATABASE_ERRORS.
         """
         async with self.session.reading() as connection:
-            return await doctor_kinds(connection, self.schema, places, KINDS_LIMIT)
+            return await doctor_kinds(connection, self.schema, places, kinds_limit(places))
 
     async def running(self, clients: Sequence[ClientRow]) -> list[RunningRow]:
         """The running jobs, the longest first; what these clients say of theirs counts.

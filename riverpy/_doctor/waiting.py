@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from riverpy._db.doctor import doctor_periodic, doctor_queues
 from riverpy._doctor.finding import Finding, Level, count, names, shown, span
-from riverpy._doctor.patient import COUNT_LIMIT, TOUCHED_LIMIT
+from riverpy._doctor.patient import TOUCHED_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +60,8 @@ async def look_at_queues(patient: Patient) -> list[Finding]:
     ]
     jobs = sum(place.jobs for place in places.values())
     oldest = max((place.due_for or 0 for place in places.values()), default=0)
-    text = f"{count(len(workers), 'queue')}, {count(jobs, 'job')} available"
+    least = jobs if any(place.is_cut for place in places.values()) else None
+    text = f"{count(len(workers), 'queue')}, {count(jobs, 'job', limit=least)} available"
     if jobs:
         text += f", the oldest due for {span(oldest)}"
     return [Finding(Level.OK, "queues", text, data={"queues": facts}), *shown(problems)]
@@ -84,7 +85,7 @@ def _queue(
     if lag < 0:
         return None
     most = patient.max_lag.total_seconds()
-    jobs = count(place.jobs, "job", limit=COUNT_LIMIT)
+    jobs = count(place.jobs, "job", limit=place.jobs if place.is_cut else None)
     waiting = f'{jobs} of queue "{place.queue}" wait{"s" if place.jobs == 1 else ""}'
     data: dict[str, object] = {
         "queue": place.queue,

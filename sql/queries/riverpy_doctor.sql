@@ -122,8 +122,9 @@ order by longest desc, id;
 
 
 -- name: doctor_places
--- For each queue and state of jobs that wait: how many, up to a limit, and for how many seconds the first is due. Pairs
--- are found one by one along the index, and the first of each by priority. A walk of a recursive query ends at its limit.
+-- For each queue and state of jobs that wait: how many, up to a limit, whether counting ended there, and for how many
+-- seconds the first is due. Pairs are found one by one along the index, and the first of each by priority. A walk of a
+-- recursive query ends at its limit. Of many pairs fewer jobs each are counted: @most in all.
 with recursive place (state, queue) as (
   (select state, queue from /* schema */ river_job order by state, queue limit 1)
   union all
@@ -138,18 +139,23 @@ with recursive place (state, queue) as (
   ) as next
 ), known as materialized (
   select state, queue from place limit 5000
+), waits as materialized (
+  select state, queue from known where state in ('available', 'retryable', 'scheduled')
+), share as materialized (
+  select least(@limit::bigint, @most::bigint / greatest(count(*), 1) + 1) as jobs from waits
 )
 select
-  known.state::text, known.queue, waiting.jobs,
+  waits.state::text, waits.queue, waiting.jobs,
+  waiting.jobs >= (select share.jobs from share) as is_cut,
   extract(epoch from now() - first.scheduled_at)::float8 as due_for
-from known
+from waits
 cross join lateral (
   select count(*) as jobs
   from (
     select
     from /* schema */ river_job as job
-    where job.state = known.state and job.queue = known.queue
-    limit @limit::bigint
+    where job.state = waits.state and job.queue = waits.queue
+    limit (select share.jobs from share)
   ) as counted
 ) as waiting
 cross join lateral (
@@ -158,13 +164,12 @@ cross join lateral (
   cross join lateral (
     select job.scheduled_at
     from /* schema */ river_job as job
-    where job.state = known.state and job.queue = known.queue and job.priority = given.priority::smallint
+    where job.state = waits.state and job.queue = waits.queue and job.priority = given.priority::smallint
     order by job.scheduled_at, job.id
     limit 1
   ) as head
 ) as first
-where known.state in ('available', 'retryable', 'scheduled')
-order by known.queue, known.state;
+order by waits.queue, waits.state;
 
 
 -- name: doctor_kinds

@@ -469,13 +469,19 @@ async def test_nothing_is_written(schema: Schema) -> None:
         ("DO $x$ 'secret' $x$", "DO '…'"),
         ("DO $$ secret", "DO '…'"),
         ("ALTER ROLE ada PASSWORD 'secret'", "ALTER ROLE ada PASSWORD '…'"),
+        ("SELECT 1 -- don't\nFROM t WHERE p = 'secret'", "SELECT 1 FROM t WHERE p = '…'"),
+        ("/* it's */ SELECT 'secret'", "SELECT '…'"),
+        ("/* /* */ it's */ SELECT 'secret'", ""),
+        ("SELECT \"it's\" FROM t WHERE p = 'secret'", "SELECT \"it's\" FROM t WHERE p = '…'"),
+        (r"SELECT 'C:\x', 'C:\', 'secret'", "SELECT '…', '…'"),
+        (r"SELECT 'a\' || ', secret", "SELECT '…'"),
         ("CONNECT postgresql://ada:secret@host/db", "CONNECT postgresql://ada:***@host/db"),
         ("x" * 100, "x" * 79 + "…"),
         ("", ""),
     ],
 )
 def test_masked_query(text: str, shown: str) -> None:
-    """SE-02: the head of a statement has no literal in it."""
+    """SE-02: the head of a statement has no string in it."""
     assert masked_query(text) == shown
 
 

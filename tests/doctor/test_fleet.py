@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from riverpy._doctor import patient
 from riverpy.migrate import Migrator
 from tests.doctor.conftest import examine, put, register, seat
 from tests.work.rig import Rig, Task
 
 if TYPE_CHECKING:
+    import pytest
+
     from tests._database import Schema
     from tests.doctor.conftest import Doctor
 
@@ -388,3 +391,19 @@ async def test_only_rivers_line(fresh_database_url: str) -> None:
     assert "riverpy migrate up" in found["fix"]
     assert report.one("clients", "ok")["data"] == {"clients": None}
     assert report.one("periodic", "ok")["text"].startswith("off")
+
+
+async def test_many_queues(doctor: Doctor, schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With many queues fewer jobs of each are read, and the findings say that there are more."""
+    monkeypatch.setattr(patient, "COUNT_MOST", 3)
+    monkeypatch.setattr(patient, "KINDS_MOST", 3)
+    await register(schema, "host:1", queues=("other",), kinds=("task",))
+    for queue in ("a", "b", "c"):
+        for kind in ("first", "second", "third"):
+            await put(schema, queue=queue, kind=kind, due=900)
+    report = await doctor()
+    assert report.one("queues", "ok")["text"].startswith("3 queues, at least 6 jobs available")
+    assert [one["text"].split(" wait")[0] for one in report.of("queues", "fail")] == [
+        f'at least 2 jobs of queue "{queue}"' for queue in "abc"
+    ]
+    assert set(report.one("kinds", "ok")["data"]["kinds"]) == {"first", "second"}
