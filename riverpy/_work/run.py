@@ -398,9 +398,8 @@ class Run:
         else:  # a fault, or a cancellation from outside: there is nothing to wait for
             left = 0.0
         if self.work and left != 0.0:
-            self._log.info(
-                "waiting for running jobs", running=len(self.work), seconds=round(left, 1)
-            )
+            seconds = None if left is None else round(left, 1)
+            self._log.info("waiting for running jobs", running=len(self.work), seconds=seconds)
         hard = self._config.hard_stop_timeout.total_seconds() * JOBS_SHARE_OF_HARD_STOP
         with anyio.CancelScope(shield=left == 0.0):
             await self.work.drain(left, self._hard_asked, hard)
