@@ -190,7 +190,7 @@ class Looker:
             connection, schema, names=names, since=ended[0].since, late=LATE, cap=cap
         )
         queues = queue_looks(moment.at, rows, ended, clients)
-        totals = await top_totals(connection, schema, cap=cap)
+        totals = await top_totals(connection, schema, cap=CAP)
         for state in ("available", "running", "scheduled", "retryable"):
             totals[state] = sum(getattr(row, state) for row in rows)
         running = await top_running(connection, schema, cap=CAP)

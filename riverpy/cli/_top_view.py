@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _HOME, _END_OF_LINE, _END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 _RESET = "\x1b[0m"
+_ROUNDED = 10_000
+"""From which on a number that stands for more is told in thousands."""
 _COLORS = {"bad": "\x1b[31m", "warn": "\x1b[33m", "head": "\x1b[1m", "": ""}
 _STATES = (
     "available",
@@ -240,7 +242,8 @@ def _make_narrow(widths: dict[str, int], dispensable: set[str], width: int) -> N
 def _count(number: int, cap: int) -> str:
     if number < cap:
         return str(number)
-    return f"{cap // 1000}k+" if cap % 1000 == 0 else f"{cap}+"
+    is_round = number % 1000 == 0 or number >= _ROUNDED
+    return f"{number // 1000}k+" if is_round else f"{number:,}+"
 
 
 def _known(number: int | None) -> str:

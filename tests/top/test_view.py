@@ -179,3 +179,15 @@ def test_line_of_no_mood_has_no_color() -> None:
     """Plain text stays plain."""
     assert Line("x").drawn(None, color=True) == "x"
     assert Line("x", "bad").drawn(None, color=False) == "x"
+
+
+@pytest.mark.parametrize(
+    ("number", "cap", "shown"),
+    [(332, 333, "332"), (333, 333, "333+"), (66_600, 333, "66k+"), (5_000, 5_000, "5k+")],
+)
+def test_totals_of_many_queues(number: int, cap: int, shown: str) -> None:
+    """With many queues, of each of which fewer jobs are counted, a total is their sum."""
+    look = changed(totals=dict.fromkeys(LOOK.totals, number), cap=cap)
+    assert f"jobs      {shown} available, {shown} running" in "\n".join(
+        line.text for line in view(look)
+    )
