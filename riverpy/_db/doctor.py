@@ -183,6 +183,10 @@ class TableRow(NamedTuple):
     dead: int
     vacuumed: float | None
     """Seconds since."""
+    waited: float
+    """Seconds since it was vacuumed, it was made, or the server started: the last of these."""
+    is_under_way: bool
+    """A vacuum runs that is this table's, as far as the role may see."""
     is_on: bool
     is_off_here: bool
 
@@ -354,9 +358,11 @@ async def doctor_indexes(connection: Transaction, schema: str) -> list[IndexRow]
     return [IndexRow(*row) for row in await _rows(connection, "doctor_indexes", schema=schema)]
 
 
-async def doctor_table(connection: Transaction, schema: str) -> TableRow | None:
-    """How the table of jobs is vacuumed. None: it is not there."""
-    rows = await _rows(connection, "doctor_table", schema=schema)
+async def doctor_table(
+    connection: Transaction, schema: str, *, made_at: datetime
+) -> TableRow | None:
+    """How the table of jobs, which was made then, is vacuumed. None: it is not there."""
+    rows = await _rows(connection, "doctor_table", schema=schema, made_at=made_at)
     return TableRow(*rows[0]) if rows else None
 
 

@@ -10,6 +10,7 @@ from riverpy._db.doctor import doctor_clients, doctor_kinds, doctor_places, doct
 from riverpy._db.leaders import leader_get
 from riverpy._db.schema import (
     CLIENTS_VERSION,
+    MAIN_LINE,
     OWN_LINE,
     PERIODIC_VERSION,
     SLOTS_VERSION,
@@ -18,7 +19,7 @@ from riverpy._db.schema import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import timedelta
+    from datetime import datetime, timedelta
 
     from riverpy._db.doctor import ClientRow, KindRow, PlaceRow, RunningRow, ServerRow
     from riverpy._db.leaders import LeaderRow
@@ -79,6 +80,11 @@ class Patient:
     def schema(self) -> str:
         """The schema of River's tables."""
         return self.state.schema
+
+    @property
+    def made_at(self) -> datetime:
+        """When River's tables were made."""
+        return min(self.state.applied[MAIN_LINE].values())
 
     @property
     def has_clients(self) -> bool:

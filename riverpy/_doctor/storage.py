@@ -31,6 +31,8 @@ NEEDED = {
 """The indexes of the table of jobs that riverpy's statements walk."""
 DEAD_ROWS = 100_000
 """Dead rows that do not matter."""
+VACUUM_WAIT = 600.0
+"""Seconds that autovacuum, which looks each minute, has to get at dead rows."""
 
 
 async def look_at_indexes(patient: Patient) -> list[Finding]:
@@ -105,13 +107,15 @@ async def look_at_vacuum(patient: Patient) -> list[Finding]:
         Exception: one of DATABASE_ERRORS.
     """
     async with patient.session.reading() as connection:
-        row = await doctor_table(connection, patient.schema)
+        row = await doctor_table(connection, patient.schema, made_at=patient.made_at)
     if row is None:
         return []
     table = f'"{patient.schema}".river_job'
     ago = "never" if row.vacuumed is None else f"{span(row.vacuumed)} ago"
     text = f"river_job has {row.live:,} rows and {row.dead:,} dead ones, vacuumed {ago}"
     data: dict[str, object] = {"live": row.live, "dead": row.dead, "vacuumed": row.vacuumed}
+    if row.is_under_way:
+        text += "; a vacuum is under way"
     problem = _vacuum_problem(row, table)
     if problem is None:
         if row.dead > row.live and await _held_snapshots(patient):
@@ -132,7 +136,8 @@ def _vacuum_problem(row: TableRow, table: str) -> tuple[str, str] | None:
             "autovacuum is off on this server",
             "ALTER SYSTEM SET autovacuum = on and track_counts = on, then SELECT pg_reload_conf()",
         )
-    if row.dead >= DEAD_ROWS and row.dead > row.live:
+    is_late = row.waited >= VACUUM_WAIT and not row.is_under_way
+    if row.dead >= DEAD_ROWS and row.dead > row.live and is_late:
         return (
             "more dead than live ones make claims slow",
             (

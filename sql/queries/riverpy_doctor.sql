@@ -283,10 +283,20 @@ order by index.relname;
 
 
 -- name: doctor_table
--- How the table of jobs is vacuumed.
+-- How the table of jobs is vacuumed. `made_at`: when it was made. What vacuums which table hides from a role that may not
+-- see it: then it may be ours.
 select
   stats.n_live_tup as live, stats.n_dead_tup as dead,
   extract(epoch from now() - greatest(stats.last_vacuum, stats.last_autovacuum))::float8 as vacuumed,
+  extract(
+    epoch from now() - greatest(
+      stats.last_vacuum, stats.last_autovacuum, pg_postmaster_start_time(), @made_at::timestamptz
+    )
+  )::float8 as waited,
+  exists (
+    select from pg_stat_progress_vacuum as vacuum
+    where vacuum.datname = current_database() and coalesce(vacuum.relid, class.oid) = class.oid
+  ) as is_under_way,
   current_setting('autovacuum')::bool and current_setting('track_counts')::bool as is_on,
   not coalesce(
     (

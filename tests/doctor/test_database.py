@@ -364,12 +364,24 @@ async def test_lost_connection(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_vacuum(schema: Schema, doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PF-03: autovacuum that is off, for the table or the server, is told of, and dead rows."""
+    """PF-03: autovacuum that is off, for the table or the server, is told of, and dead rows
+    that it has had time for."""
+    dead = TableRow(
+        live=10,
+        dead=100_001,
+        vacuumed=7200.0,
+        waited=7200.0,
+        is_under_way=False,
+        is_on=True,
+        is_off_here=False,
+    )
     rows = {
-        "dead": TableRow(live=10, dead=100_001, vacuumed=7200.0, is_on=True, is_off_here=False),
-        "off": TableRow(live=10, dead=1, vacuumed=None, is_on=False, is_off_here=False),
-        "held": TableRow(live=10, dead=20, vacuumed=1.0, is_on=True, is_off_here=False),
-        "live": TableRow(live=300_000, dead=200_000, vacuumed=1, is_on=True, is_off_here=False),
+        "dead": dead,
+        "new": dead._replace(vacuumed=None, waited=599.0),
+        "under way": dead._replace(is_under_way=True),
+        "off": dead._replace(dead=1, is_on=False),
+        "held": dead._replace(dead=20),
+        "live": dead._replace(live=300_000, dead=200_000),
     }
     await schema.execute("ALTER TABLE river_job SET (autovacuum_enabled = off)")
     try:
@@ -380,7 +392,7 @@ async def test_vacuum(schema: Schema, doctor: Doctor, monkeypatch: pytest.Monkey
     assert "RESET (autovacuum_enabled)" in found["fix"]
     current = ""
 
-    async def look(*_: object) -> TableRow:
+    async def look(*_: object, **__: object) -> TableRow:
         return rows[current]
 
     monkeypatch.setattr(storage, "doctor_table", look)
@@ -389,8 +401,9 @@ async def test_vacuum(schema: Schema, doctor: Doctor, monkeypatch: pytest.Monkey
     assert "100,001 dead ones, vacuumed 2h ago: more dead than live" in found["text"]
     current = "off"
     assert "ALTER SYSTEM SET autovacuum" in (await doctor()).one("vacuum", "warn")["fix"]
-    current = "live"
-    assert (await doctor()).one("vacuum", "ok")
+    for current in ("live", "new", "under way"):
+        found = (await doctor()).one("vacuum", "ok")
+        assert ("a vacuum is under way" in found["text"]) == (current == "under way")
     current = "held"
     assert "`snapshots`" not in (await doctor()).one("vacuum", "ok")["text"]
     monkeypatch.setattr(storage, "SNAPSHOT_AGE", 0)
