@@ -332,8 +332,9 @@ class ChaosOfWork:
             await anyio.sleep(LOOK_INTERVAL)
             for worker in self._fleet.workers:
                 if worker not in self._busy and not worker.is_running:
-                    self._note_end(worker, await worker.ended(), set())
-                    await self._start(worker)
+                    with self._busying(worker):
+                        self._note_end(worker, await worker.ended(), set())
+                        await self._start(worker)
 
     def _note_end(self, worker: Worker, code: int, expected: set[int]) -> None:
         if code not in expected:
