@@ -320,19 +320,27 @@ async def test_client_reap(large: asyncpg.Connection[Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("doctor_running", "1000"),
-        ("doctor_places", "1000"),
-        ("doctor_kinds", "'{available,retryable,scheduled}', '{q1,q2,q3}', 1000"),
+        ("doctor_running", {"client_id": "'{}'", "id": "'{}'", "long": "600", "limit": "1000"}),
+        ("doctor_places", {"limit": "1000", "most": "100000"}),
+        (
+            "doctor_kinds",
+            {
+                "states": "'{available,retryable,scheduled}'",
+                "queues": "'{q1,q2,q3}'",
+                "limit": "1000",
+            },
+        ),
     ],
     ids=["running", "places", "kinds"],
 )
-async def test_doctor(large: asyncpg.Connection[Any], name: str, arguments: str) -> None:
+async def test_doctor(large: asyncpg.Connection[Any], name: str, arguments: dict[str, str]) -> None:
     """PF-01: each look of `riverpy doctor` at jobs goes along the index of those that wait or run,
     and reads no more of it than its limit, whatever the history."""
     statement = query("riverpy_doctor", name, None)
     await large.execute(f"PREPARE planned AS {statement.text}")
     text = await large.fetchval(
-        f"EXPLAIN (ANALYZE, BUFFERS, FORMAT json) EXECUTE planned({arguments})"
+        "EXPLAIN (ANALYZE, BUFFERS, FORMAT json) EXECUTE planned("
+        f"{', '.join(statement.arguments(arguments))})"
     )
     await large.execute("DEALLOCATE planned")
     root = json.loads(text)[0]["Plan"]
