@@ -84,6 +84,8 @@ def dev(
     """
     if sys.platform == "win32":
         raise CommandError("riverpy dev runs on Linux and macOS")
+    if worker_options and not worker_options[0].startswith("-"):
+        raise click.UsageError(f"unexpected argument {worker_options[0]!r}")
     if reload:
         expect_watchfiles()
     signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))

@@ -29,6 +29,8 @@ pytestmark = [
 ]
 
 STARTED = "worker started"
+STARTS = "\nimport subprocess; subprocess.Popen(['sleep', '1h'])\n"
+"""Code that starts a process, which outlives it."""
 
 
 class Dev(WorkerProcess):
@@ -168,9 +170,7 @@ async def test_stop_puts_back(fresh_database_url: str, tmp_path: Path) -> None:
 async def test_second_signal(fresh_database_url: str, tmp_path: Path) -> None:
     """A job that ignores its cancellation, and a process that it has started, hold a second signal
     for two seconds."""
-    (tmp_path / "jobs.py").write_text(
-        f"{JOBS}\nimport subprocess; subprocess.Popen(['sleep', '1h'])\n"
-    )
+    (tmp_path / "jobs.py").write_text(JOBS + STARTS)
     async with developing(tmp_path, "--soft-stop=1h", DATABASE_URL=fresh_database_url) as dev:
         worker = await dev.until_workers(1)
         await do(fresh_database_url, "ignore")
@@ -183,7 +183,9 @@ async def test_second_signal(fresh_database_url: str, tmp_path: Path) -> None:
 
 
 async def test_parent_is_killed(fresh_database_url: str, tmp_path: Path) -> None:
-    """After a SIGKILL of `riverpy dev` its worker stops as at a signal, and nothing is left."""
+    """After a SIGKILL of `riverpy dev` its worker stops as at a signal, and nothing is left, not
+    even a process that it has started."""
+    (tmp_path / "jobs.py").write_text(JOBS + STARTS)
     async with developing(tmp_path, "--soft-stop=10ms", DATABASE_URL=fresh_database_url) as dev:
         worker = await dev.until_workers(1)
         await do(fresh_database_url, "sleep")
@@ -211,6 +213,13 @@ async def test_embedded(embedded_directory: Path, tmp_path: Path) -> None:
     with anyio.fail_after(SIGNAL_TIMEOUT, reason="the server still runs"):
         while await asyncio.to_thread(lambda: server.is_running):
             await asyncio.sleep(0.05)
+
+
+def test_argument_too_many() -> None:
+    """What is no option of the worker is told of by this command, before anything starts."""
+    result = CliRunner().invoke(main, ["dev", "jobs:client", "more"])
+    assert result.exit_code == 2
+    assert "unexpected argument 'more' (see riverpy dev --help)" in result.stderr
 
 
 def test_watchfiles_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
