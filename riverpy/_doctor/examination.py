@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from riverpy._db.schema import SchemaState
 
 _PRIVILEGE_LACKING = "42501"
+_NO_DATABASE = "3D000"
 _UNREACHABLE = (
     "see that the server runs, that the network leads to it, and that it lets this role in"
 )
@@ -79,14 +80,20 @@ class Request:
 class Examination:
     """One run over one database."""
 
-    def __init__(self, request: Request, report: Callable[[Finding], None]) -> None:
+    def __init__(
+        self,
+        request: Request,
+        report: Callable[[Finding], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
         """Make it.
 
         Args:
             request: what to examine.
             report: called with each finding as it is found.
+            failed: called with each error that became a finding.
         """
-        self._request, self._report = request, report
+        self._request, self._report, self._failed = request, report, failed
         self._session = Session(request.url)
         self._forbidden: dict[str, str] = {}
         """What the role may not look at, each with what the server says."""
@@ -99,6 +106,7 @@ class Examination:
                 await self._look_at_all(server)
                 self._report_forbidden(server)
         except SessionLostError as error:
+            self._failed(error)
             text = f"the connection was lost, and cannot be made again: {error}"
             self._report(Finding(Level.FAIL, "connect", text, _UNREACHABLE))
         finally:
@@ -108,8 +116,8 @@ class Examination:
         try:
             server, findings = await look_at_server(self._session)
         except (*DATABASE_ERRORS, RiverError) as error:
-            fix = "put the URL right" if isinstance(error, ConfigError) else _UNREACHABLE
-            self._report(Finding(Level.FAIL, "connect", describe(error), fix))
+            self._failed(error)
+            self._report(Finding(Level.FAIL, "connect", describe(error), _fix(error)))
             return None
         for finding in findings:
             self._report(finding)
@@ -132,6 +140,7 @@ class Examination:
             async with self._session.reading() as connection:
                 state = await read_schema_state(connection, self._request.schema)
         except (*DATABASE_ERRORS, RiverError) as error:
+            self._failed(error)
             fix = "name the schema with --schema, make it, or let this role use it (`grants`)"
             self._report(Finding(Level.FAIL, "schema", describe(error), fix))
             return None
@@ -155,6 +164,7 @@ class Examination:
         try:
             findings = await look()
         except (*DATABASE_ERRORS, ConfigError) as error:
+            self._failed(error)
             if getattr(error, "sqlstate", None) == _PRIVILEGE_LACKING:
                 self._forbidden[name] = describe(error)
                 return
@@ -185,3 +195,12 @@ class Examination:
                 {"looks": looks},
             )
         )
+
+
+def _fix(error: BaseException) -> str:
+    """What helps against an error that kept us from connecting."""
+    if isinstance(error, ConfigError):
+        return "put the URL right"
+    if getattr(error, "sqlstate", None) == _NO_DATABASE:
+        return "put the database's name in the URL right, or make the database (CREATE DATABASE)"
+    return _UNREACHABLE

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import anyio
@@ -19,6 +21,8 @@ TIMEOUT = 5.0
 BODY_MAX = 16 * 1024 * 1024
 LINE_MAX = 64 * 1024
 PORT_DEFAULT = 8378
+NO_HEALTH_SERVER = "what listens there is no health server"
+_SILENT = f"no answer within {TIMEOUT:g} s"
 
 
 class Answer(NamedTuple):
@@ -62,21 +66,35 @@ async def asked(address: Address, target: str) -> AsyncGenerator[Answer]:
     """The answer to `GET target`.
 
     Raises:
-        OSError: nobody answers there.
+        OSError: nobody answers there, or no health server does. The text does not name the address.
         TimeoutError: nobody answers in time.
-        ValueError: what answers is no HTTP server.
     """
-    with anyio.fail_after(TIMEOUT, reason=f"{address} does not answer"):
-        stream = await anyio.connect_tcp(address.host, address.port)
+    with anyio.fail_after(TIMEOUT, reason=_SILENT):
+        try:
+            stream = await anyio.connect_tcp(address.host, address.port)
+        except OSError as error:
+            raise ConnectionError(_reason(error)) from error
     async with stream:
         buffered = BufferedByteReceiveStream(stream)
-        with anyio.fail_after(TIMEOUT, reason=f"{address} does not answer"):
+        with anyio.fail_after(TIMEOUT, reason=_SILENT):
             await stream.send(f"GET {target} HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
             try:
                 head = await buffered.receive_until(b"\r\n\r\n", LINE_MAX)
             except (anyio.IncompleteRead, anyio.DelimiterNotFound, anyio.BrokenResourceError):
-                raise ValueError(f"what listens on {address} is no health server") from None
+                raise ConnectionError(NO_HEALTH_SERVER) from None
         words = head.split(None, 2)
         if len(words) < 2 or not words[0].startswith(b"HTTP/") or not words[1].isdigit():
-            raise ValueError(f"what listens on {address} is no health server")
+            raise ConnectionError(NO_HEALTH_SERVER)
         yield Answer(int(words[1]), buffered)
+
+
+def _reason(error: OSError) -> str:
+    """Why there is no connection; of several addresses of a name, to the last of them."""
+    cause = error.__cause__
+    if isinstance(cause, BaseExceptionGroup):
+        cause = cast("BaseExceptionGroup[OSError]", cause).exceptions[-1]
+    if not isinstance(cause, OSError):
+        cause = error
+    if cause.errno is None or isinstance(cause, socket.gaierror):
+        return cause.strerror or str(cause)
+    return os.strerror(cause.errno).lower()

@@ -31,9 +31,24 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
+def print_text(text: str) -> None:
+    """A line, or several, on stdout. When its reader has gone, the command goes on, and ends as if
+    all had been read."""
+    try:
+        click.echo(text)
+    except BrokenPipeError:
+        drop_output()
+
+
+def drop_output() -> None:
+    """The reader of stdout has gone: what is still written, or flushed at the exit, is dropped."""
+    with open(os.devnull, "w") as devnull:
+        os.dup2(devnull.fileno(), sys.stdout.fileno())
+
+
 def print_json(value: object) -> None:
     """One JSON document on one line of stdout. Times are RFC 3339, Structs objects."""
-    click.echo(msgspec.json.encode(value).decode())
+    print_text(msgspec.json.encode(value).decode())
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -50,7 +65,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
             cell.rjust(width) if to_right else cell.ljust(width)
             for cell, width, to_right in zip(line, widths, right, strict=True)
         ]
-        click.echo("  ".join(aligned).rstrip())
+        print_text("  ".join(aligned).rstrip())
 
 
 def format_time(value: datetime | None) -> str | None:
@@ -74,8 +89,10 @@ def print_last_note(text: str) -> None:
 
 
 def has_color(stream: IO[str]) -> bool:
-    """Whether colours may be written: the stream is a terminal and NO_COLOR is not set."""
-    return stream.isatty() and not os.environ.get("NO_COLOR")
+    """Whether colours may be written: the stream is a terminal, which TERM does not call dumb, and
+    NO_COLOR is not set."""
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return stream.isatty() and not is_plain
 
 
 def program() -> str:

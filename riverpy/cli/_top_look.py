@@ -28,6 +28,7 @@ from riverpy._db.top import (
     top_running,
     top_totals,
 )
+from riverpy.cli._connected import expect_primary
 from riverpy.drivers.asyncpg import close, connect
 
 if TYPE_CHECKING:
@@ -173,6 +174,7 @@ class Looker:
     async def _connected(self) -> Connection:
         if self._connection is None or self._connection.is_closed():
             self._connection = await connect(self._url, pooled=True)
+            await expect_primary(self._connection)
             state = await check_schema(self._connection, self._schema, url=self._url)
             self._has_clients = has_clients(state)
         return self._connection

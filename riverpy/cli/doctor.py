@@ -17,8 +17,8 @@ from riverpy._doctor.finding import Finding, Level, worst
 from riverpy._dsn import mask_url, validate_url
 from riverpy._duration import format_duration
 from riverpy.cli._options import database_options
-from riverpy.cli._output import has_color, print_json
-from riverpy.cli._run import EXIT_FAILURE, EXIT_WARNING, one_line, run
+from riverpy.cli._output import has_color, print_json, print_text
+from riverpy.cli._run import EXIT_FAILURE, EXIT_WARNING, one_line, run, show_traceback
 from riverpy.cli._types import DURATION
 
 if TYPE_CHECKING:
@@ -98,13 +98,13 @@ def doctor(
         if not as_json and not (problems and finding.level is Level.OK):
             _show(finding)
 
-    run(Examination(request, report).run)
+    run(Examination(request, report, show_traceback).run)
     level = worst(findings)
     if as_json:
         told = [one for one in findings if not (problems and one.level is Level.OK)]
         print_json(DoctorOutput(level, told))
     else:
-        click.echo(_sum(findings))
+        print_text(_sum(findings))
     raise click.exceptions.Exit(_EXIT_CODES[level])
 
 
@@ -112,9 +112,9 @@ def _show(finding: Finding) -> None:
     level = _WORDS[finding.level].ljust(_INDENT)
     if has_color(sys.stdout):
         level = click.style(level, fg=_COLORS[finding.level])
-    click.echo(level + _wrapped(f"{finding.name:<{_NAME_WIDTH}}", one_line(finding.text)))
+    print_text(level + _wrapped(f"{finding.name:<{_NAME_WIDTH}}", one_line(finding.text)))
     if finding.fix is not None:
-        click.echo(" " * _INDENT + _wrapped("fix: ", one_line(finding.fix)))
+        print_text(" " * _INDENT + _wrapped("fix: ", one_line(finding.fix)))
 
 
 def _wrapped(label: str, text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
@@ -13,9 +12,9 @@ import click
 import msgspec
 
 from riverpy._clock import Backoff
-from riverpy._health.asking import LINE_MAX, PORT_DEFAULT, address_of, asked
+from riverpy._health.asking import LINE_MAX, NO_HEALTH_SERVER, PORT_DEFAULT, address_of, asked
 from riverpy._health.event_lines import QUIET, EventLine
-from riverpy.cli._output import print_note, printable
+from riverpy.cli._output import drop_output, print_note, printable
 from riverpy.cli._run import CommandError, describe, run
 from riverpy.cli._types import TEXT
 from riverpy.events import EventKind
@@ -93,7 +92,7 @@ def events(
     except KeyboardInterrupt:
         sys.exit(0)
     except BrokenPipeError:  # whoever read has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         sys.exit(0)
 
 
@@ -119,10 +118,15 @@ async def _follow(address: Address, target: str, show: Callable[[bytes], Any]) -
             if isinstance(error, BrokenPipeError):
                 raise
             if not is_told:
-                reason = "the worker has ended" if isinstance(error, _ENDS) else describe(error)
-                print_note(f"{address}: {reason}; waiting for a worker there")
+                print_note(f"{address}: {_why(error)}; waiting for a worker there")
                 is_told = True
         await anyio.sleep(backoff.next())
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, _ENDS):
+        return "the worker has ended"
+    return describe(error) if isinstance(error, OSError) else NO_HEALTH_SERVER
 
 
 def _print_json(line: bytes) -> None:

@@ -12,15 +12,15 @@ from riverpy._db.clients import client_living
 from riverpy._db.queues import queue_lag, queue_waiting
 from riverpy._db.schema import CLIENTS_VERSION, OWN_LINE
 from riverpy._duration import format_duration
-from riverpy._health.asking import address_of, asked
+from riverpy._health.asking import NO_HEALTH_SERVER, address_of, asked
 from riverpy._health.probes import Check, Verdict
-from riverpy.cli._connected import bounded, connected
+from riverpy.cli._connected import bounded, connected, expect_primary
 from riverpy.cli._options import database_options
-from riverpy.cli._output import print_json, printable
-from riverpy.cli._run import EXIT_NOT_READY, describe, run
+from riverpy.cli._output import print_json, print_text, printable
+from riverpy.cli._run import EXIT_NOT_READY, describe, run, show_traceback
 from riverpy.cli._types import DURATION
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
-from riverpy.errors import SchemaMissingError
+from riverpy.errors import DatabaseError
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -84,7 +84,7 @@ def health(
         print_json(verdict)
     else:
         line = f"ok: {_well(verdict)}" if verdict.ok else f"not ready: {verdict.summary}"
-        click.echo(printable(line))
+        print_text(printable(line))
     if not verdict.ok:
         raise click.exceptions.Exit(EXIT_NOT_READY)
 
@@ -99,7 +99,9 @@ async def _ask(address: Address, max_lag: timedelta | None) -> Verdict:
         async with asked(address, f"/readyz{query}") as answer:
             return msgspec.json.decode(await answer.body(), type=Verdict)
     except (OSError, ValueError) as error:  # a DecodeError is a ValueError
-        reason = f"{address}: {describe(error)}"
+        show_traceback(error)
+        why = describe(error) if isinstance(error, OSError) else NO_HEALTH_SERVER
+        reason = f"{address}: {why}"
         return Verdict.of({"answer": Check(ok=False, reason=reason)})
 
 
@@ -107,12 +109,14 @@ async def _look(database: DatabaseSettings, max_lag: timedelta) -> Verdict:
     database.required_url()
     try:
         return await _look_in(database, max_lag)
-    except (SchemaMissingError, *DATABASE_ERRORS) as error:
+    except (DatabaseError, *DATABASE_ERRORS) as error:
+        show_traceback(error)
         return Verdict.of({"database": Check(ok=False, reason=describe(error))})
 
 
 async def _look_in(database: DatabaseSettings, max_lag: timedelta) -> Verdict:
     async with connected(database) as (connection, schema, state):
+        await expect_primary(connection)
         checks: dict[str, Check] = {}
         if CLIENTS_VERSION in state.versions(OWN_LINE):
             living = await bounded("reading the clients", client_living(connection, schema))

@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from riverpy.cli._options import database_options
-from riverpy.cli._output import has_color
+from riverpy.cli._output import drop_output, has_color
 from riverpy.cli._run import describe, run
 from riverpy.cli._top_look import STATEMENT_LIMIT, Look, Looker
 from riverpy.cli._top_view import frame, make_room, no_answer, view
@@ -141,8 +141,7 @@ class _Screen:
             sys.stdout.flush()
         except BrokenPipeError:
             self.is_closed = True
-            with open(os.devnull, "w") as devnull:  # what is flushed at the exit goes there
-                os.dup2(devnull.fileno(), sys.stdout.fileno())
+            drop_output()
 
 
 async def _watch(looker: Looker, screen: _Screen, interval: float) -> None:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import subprocess
 import sys
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
+from click.testing import CliRunner
 
 from riverpy._db.doctor import ServerRow, SnapshotRow, TableRow
 from riverpy._doctor import examination, listening, patient, server, session, storage
 from riverpy._doctor.finding import Finding, Level, count, masked_query, names, size, span, worst
+from riverpy.cli import main
 from riverpy.cli.doctor import _show
 from riverpy.migrate import Migrator, migrate_all
 from tests._database import connected
+from tests.cli.worker_process import RIVERPY, environment
 from tests.doctor.conftest import examine, put, register, seat, text_of
 from tests.kit.pgbouncer import is_installed, pooled
 
@@ -41,6 +47,47 @@ async def test_unreachable_server() -> None:
     assert "secret" not in text
     report = await examine("--database-url", url)
     assert [one["name"] for one in report.findings] == ["connect"]
+
+
+async def test_debug() -> None:
+    """OP-04: --debug shows the traceback of an error that became a finding, or a verdict."""
+    url = "postgresql://ada:secret@127.0.0.1:1/db"
+    runner = CliRunner()
+    for command in ("doctor", "health"):
+        args = [command, "--debug", "--database-url", url]
+        result = await asyncio.to_thread(runner.invoke, main, args)
+        assert "Traceback" in result.stderr
+        assert "cannot connect to 127.0.0.1:1" in result.stdout
+        assert "secret" not in result.output
+
+
+async def test_no_such_database(database_url: str) -> None:
+    """A database that is not there has a remedy of its own."""
+    url = urlunsplit(urlsplit(database_url)._replace(path="/no_such_database"))
+    found = (await examine("--database-url", url)).one("connect", "fail")
+    assert "does not exist" in found["text"]
+    assert "CREATE DATABASE" in found["fix"]
+
+
+@pytest.mark.parametrize("command", ["doctor", "health"])
+async def test_closed_pipe(schema: Schema, command: str) -> None:
+    """OP-05: when the reader has gone, the exit code is the verdict all the same, without a
+    word."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [RIVERPY, command, "--database-url", schema.url, "--schema", schema.name],
+            env=environment(),
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    # No client lives: a warning, and not well.
+    assert (done.returncode, done.stderr) == ({"doctor": 5, "health": 3}[command], b"")
 
 
 async def test_usage() -> None:

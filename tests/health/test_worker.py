@@ -229,6 +229,22 @@ async def test_followed_and_asked(schema: Schema, tmp_path: Path) -> None:
         assert await asyncio.wait_for(follower.wait(), PATIENCE) == 0
 
 
+async def test_nobody_answers() -> None:
+    """The reason is told plainly where nobody listens, and where no health server does."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        async with asyncio.TaskGroup() as tasks:
+            asked = tasks.create_task(run_command("health", f"--url=:{port}"))
+            connection, _ = await asyncio.to_thread(listener.accept)
+            connection.sendall(b"220 mail\r\n\r\n")
+            code, printed, _ = await asked
+            connection.close()
+    why = f"127.0.0.1:{port}: what listens there is no health server"
+    assert (code, printed) == (3, f"not ready: answer: {why}\n")
+    code, printed, _ = await run_command("health", "--url=:1")
+    assert (code, printed) == (3, "not ready: answer: 127.0.0.1:1: connection refused\n")
+
+
 async def test_health_of_rivers_line_alone(fresh_database_url: str) -> None:
     """Without riverpy's own tables `riverpy health` says that it does not know of workers."""
     await Migrator(fresh_database_url).up()

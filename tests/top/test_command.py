@@ -20,8 +20,9 @@ import anyio
 import pytest
 from click.testing import CliRunner
 
+from riverpy._db.doctor import ServerRow
 from riverpy._dsn import PG_VARIABLES
-from riverpy.cli import main
+from riverpy.cli import _connected, main
 from tests.cli.worker_process import RIVERPY, environment
 from tests.kit.proxy import proxied
 
@@ -75,6 +76,24 @@ def test_no_tables(database_url: str) -> None:
     result = call("--once", "--database-url", database_url, "--schema", "nowhere")
     assert result.exit_code == 1
     assert "does not exist: make it with CREATE SCHEMA" in result.stderr
+
+
+async def test_standby(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NR-12: on a standby it says so, with the parameter that leads past it; `riverpy health`
+    too."""
+
+    async def look(_connection: object) -> ServerRow:
+        return ServerRow("18.1", is_standby=True, is_read_only=True, role="ada", pid=1)
+
+    monkeypatch.setattr(_connected, "doctor_server", look)
+    where = ("--database-url", schema.url, "--schema", schema.name)
+    result = await asyncio.to_thread(call, "--once", *where)
+    assert result.exit_code == 1
+    assert "is a standby" in result.stderr
+    assert "target_session_attrs=primary" in result.stderr
+    result = await asyncio.to_thread(CliRunner().invoke, main, ["health", *where])
+    assert result.exit_code == 3
+    assert "is a standby" in result.stdout
 
 
 @pytest.mark.parametrize("interval", ["99ms", "0s", "soon"])
@@ -191,14 +210,15 @@ async def test_terminal(schema: Schema) -> None:
     terminal.close()
 
 
-async def test_no_color(schema: Schema) -> None:
-    """NO_COLOR is obeyed on a terminal."""
+@pytest.mark.parametrize("environ", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+async def test_no_color(schema: Schema, environ: dict[str, str]) -> None:
+    """NO_COLOR is obeyed on a terminal, and one that is dumb gets plain text."""
     terminal = Terminal()
     terminal.resize(120, 30)
     done = await asyncio.to_thread(
         subprocess.run,
         [RIVERPY, "top", "--once", "--database-url", schema.url, "--schema", schema.name],
-        env=environment(NO_COLOR="1"),
+        env=environment(**environ),
         stdout=terminal.theirs,
         check=True,
     )
