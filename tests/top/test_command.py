@@ -39,8 +39,11 @@ PASSWORD = "s3cret/pass"
 async def watching(*args: str, **streams: Any) -> AsyncGenerator[asyncio.subprocess.Process]:
     """A running `riverpy top`; killed at the end if it still runs."""
     command = (RIVERPY, "top", "--interval=100ms", *args)
+    told = environment(TERM="xterm")
+    for name in ("COLUMNS", "LINES"):  # set in a parallel run, and stronger than the terminal
+        told.pop(name, None)
     process = await asyncio.create_subprocess_exec(
-        *command, env=environment(), start_new_session=True, **streams
+        *command, env=told, start_new_session=True, **streams
     )
     try:
         yield process
@@ -163,6 +166,7 @@ class Terminal:
 
     def __init__(self) -> None:
         self._ours, self.theirs = pty.openpty()
+        os.set_blocking(self._ours, False)
         self.before = termios.tcgetattr(self.theirs)
         self.text = ""
 
@@ -175,7 +179,10 @@ class Terminal:
         seen = ""
         with anyio.fail_after(PATIENCE, reason=f"no {pattern!r} in {self.text!r}"):
             while not re.search(pattern, seen, re.DOTALL):
-                seen += (await asyncio.to_thread(os.read, self._ours, 65536)).decode()
+                try:
+                    seen += os.read(self._ours, 65536).decode()
+                except BlockingIOError:  # no thread: one that reads could not be given up
+                    await asyncio.sleep(0.01)
         self.text += seen
         return seen
 
