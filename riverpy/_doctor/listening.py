@@ -50,11 +50,12 @@ async def _try_listening(patient: Patient) -> Finding:
     if seconds is not None:
         text = f"a notification over {what} took {seconds * 1000:.1f} ms"
         return Finding(Level.OK, "listen", text, data={"seconds": round(seconds, 6)})
+    other = ", or does it lead to another database" if patient.listen_url else ""
     return Finding(
         Level.WARN,
         "listen",
         f"no notification over {what} in {PROBE_TIMEOUT:g} s: is there a pooler in transaction "
-        "mode? Clients that listen over it find jobs by polling",
+        f"mode{other}? Clients that listen over it find jobs by polling",
         "set Config(pooler=True, listen_url=…) to a URL that leads past the pooler (try it here "
         "with --listen-url), or Config(pooler=True, poll_only=True)",
         {"seconds": None},
@@ -80,7 +81,7 @@ async def look_at_listeners(patient: Patient) -> list[Finding]:
         text = f"{count(listeners, 'client')} of this database listen{'s' * (listeners == 1)}"
         return [Finding(Level.OK, "listeners", text, data=data)]
     if not patient.is_heard:
-        text = f"of {count(len(needed), 'client')} some have none now: see `listen`"
+        text = f"{listeners} for {count(len(needed), 'client')}: see `listen`"
         return [Finding(Level.OK, "listeners", text, data=data)]
     who = names(one.client_id for one in needed)
     return [
