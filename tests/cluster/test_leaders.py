@@ -504,7 +504,7 @@ async def test_owned_connection_is_replaced_with_a_warning(
             assert await session.store.renew(term, TTL, BOUND)
         (warning,) = [entry for entry in logs if entry["log_level"] == "warning"]
     assert warning["client_id"] == "a:1:b"
-    assert warning["exception"]
+    assert warning["error_type"]
     assert len(session.raw) == 2
 
 
