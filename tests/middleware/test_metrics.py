@@ -46,4 +46,4 @@ async def test_failing(rig: Rig, log: list[dict[str, object]]) -> None:
         await rig.work(client, Task(2))
     said = [one for one in log if one["event"] == "hook metric_emit failed"]
     assert [one["log_level"] for one in said].count("warning") == 1
-    assert len(seen) == len(said) >= 4
+    assert len(seen) >= 4

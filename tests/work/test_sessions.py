@@ -81,7 +81,7 @@ async def test_session_of_maintenance(rig: Rig) -> None:
     it."""
     async with rig.working() as client:
         assert client._run is not None
-        connection = await client._run._connect_maintenance("maintenance")
+        connection = await client._run._connector.maintenance("maintenance")
         assert await connection.fetchval("SHOW jit") == "off"
         assert await connection.fetchval("SHOW statement_timeout") == "5s"
         await connection.close()
