@@ -17,8 +17,8 @@ import anyio.lowlevel
 import structlog
 
 from riverpy._clock import Backoff
-from riverpy._cluster.lease import Term
 from riverpy._cluster.notifier import decode_message
+from riverpy._cluster.trust import Term
 from riverpy._lifecycle import StopCause, TestSignal
 from riverpy.config import ELECT_JITTER_SHARE
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from riverpy._clock import Timer
-    from riverpy._cluster.lease import Lease
+    from riverpy._cluster.trust import Trust
     from riverpy._db.leaders import Bid
     from riverpy._lifecycle import StopScope
 
@@ -115,7 +115,7 @@ class Elector:
         self,
         *,
         leader_id: str,
-        lease: Lease,
+        trust: Trust,
         store: LeaderStore,
         keeper: Keeper,
         timer: Timer,
@@ -126,7 +126,7 @@ class Elector:
 
         Args:
             leader_id: the client's id.
-            lease: where it keeps what this process may believe.
+            trust: where it keeps what this process may believe.
             store: the row of leaders.
             keeper: holds the services of a term.
             timer: by which it measures and waits.
@@ -135,7 +135,7 @@ class Elector:
             changed: told of each transition, at once.
         """
         self._leader_id = leader_id
-        self._lease, self._timing = lease, lease.timing
+        self._trust, self._timing = trust, trust.timing
         self._store, self._keeper, self._timer = store, keeper, timer
         self._is_outage_told, self._changed = is_outage_told, changed
         self._tenure: _Tenure | None = None
@@ -273,7 +273,7 @@ class Elector:
 
     def _begin(self, tenure: _Tenure, asked_at: float) -> None:
         self._tenure = tenure
-        self._lease.granted(tenure.term, asked_at=asked_at)
+        self._trust.granted(tenure.term, asked_at=asked_at)
         self._log.info("leading begins", elected_at=tenure.term.elected_at.isoformat())
         self._tell(tenure, None)
         self._keeper.begin(tenure.term)
@@ -332,7 +332,7 @@ class Elector:
                 )
             if tenure.is_over:  # its scope is cancelled, which shows at the next wait
                 await anyio.sleep_forever()
-            self._lease.granted(tenure.term, asked_at=asked_at)
+            self._trust.granted(tenure.term, asked_at=asked_at)
             self.renewals += 1
             backoff.reset()
             if is_told:
@@ -353,7 +353,7 @@ class Elector:
     def _disbelieve(self, tenure: _Tenure, say: Callable[..., None], why: str) -> None:
         tenure.is_over = True
         self._tenure = None
-        self._lease.ended()
+        self._trust.ended()
         say("leading ends", why=why, elected_at=tenure.term.elected_at.isoformat())
         self._tell(tenure, tenure.cause)
 
@@ -396,7 +396,7 @@ class Elector:
     @property
     def _time_left(self) -> float:
         """Seconds until the services must be told to end, so that they end in trust."""
-        return self._lease.trust_left - self._timing.grace
+        return self._trust.left - self._timing.grace
 
     @property
     def _watch_step(self) -> float:

@@ -10,7 +10,7 @@ from riverpy._sql import query
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
-    from riverpy._cluster.lease import Term
+    from riverpy._cluster.trust import Term
     from riverpy._db.connection import DedicatedConnection, InjectedConnection
     from riverpy.drivers.asyncpg import Transaction
 

@@ -39,12 +39,24 @@ SLOTS_VERSION = 3
 """The version of line `riverpy` that lets clients say how many slots they have, and which jobs are
 stuck."""
 
+LEASES_VERSION = 4
+"""The version of line `riverpy` that makes the table of leases."""
+
+EXECUTIONS_VERSION = 5
+"""The version of line `riverpy` that makes the table of what is done once."""
+
+DOMAINS_VERSION = 6
+"""The version of line `riverpy` that lets domains have queues of their own."""
+
 FEATURES = {
     CLIENTS_VERSION: (
         "rescue of a killed client's jobs after dead_after: they wait for rescue_after"
     ),
     PERIODIC_VERSION: "periodic jobs",
     SLOTS_VERSION: "the slots and stuck jobs of each client in riverpy doctor and top",
+    LEASES_VERSION: "leases and singletons",
+    EXECUTIONS_VERSION: "run_once",
+    DOMAINS_VERSION: "leader domains",
 }
 """What is off without each version of line `riverpy`, in words."""
 

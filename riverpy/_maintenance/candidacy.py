@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from riverpy._cluster.elector import Elector
-from riverpy._cluster.lease import Lease, LeaseTiming
+from riverpy._cluster.trust import LeaseTiming, Trust
 from riverpy._db.connection import DedicatedConnection
 from riverpy._db.leaders import LeaderTable
 from riverpy._maintenance.base import Office
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from riverpy._clock import Timer
     from riverpy._cluster.heartbeat import Heartbeat
-    from riverpy._cluster.lease import Term
+    from riverpy._cluster.trust import Term
     from riverpy._db.connection import Outage
     from riverpy._insert import Inserter
     from riverpy._maintenance.base import MaintenanceService
@@ -72,13 +72,13 @@ class Candidacy:
         self._outage, self._timer = outage, timer
         self._heartbeat = heartbeat
         self._periodic_jobs, self._inserter = periodic_jobs, inserter
-        self._lease = Lease(LeaseTiming.of(config), timer)
+        self._trust = Trust(LeaseTiming.of(config), timer)
         self.maintenance = MaintenanceLeader(
-            self._make, grace=self._lease.timing.grace, timer=timer
+            self._make, grace=self._trust.timing.grace, timer=timer
         )
         self.elector = Elector(
             leader_id=client_id,
-            lease=self._lease,
+            trust=self._trust,
             store=LeaderTable(reserved, config.schema),
             keeper=self.maintenance,
             timer=timer,
@@ -91,11 +91,11 @@ class Candidacy:
     @property
     def is_leader(self) -> bool:
         """Whether this client leads, and may act so now."""
-        return self._lease.term is not None
+        return self._trust.term is not None
 
     def _make(self, term: Term) -> Maintainer:
         mandate = Mandate(
-            term, self._lease, schema=self._config.schema, fenced_out=self.elector.fenced_out
+            term, self._trust, schema=self._config.schema, fenced_out=self.elector.fenced_out
         )
         office = Office(
             mandate=mandate,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from riverpy._clock import Timer
-    from riverpy._cluster.lease import Term
+    from riverpy._cluster.trust import Term
     from riverpy._lifecycle import Service
 
 ATTEMPTS = 3

@@ -21,7 +21,7 @@ from riverpy.errors import FencedOutError
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from riverpy._cluster.lease import Lease, Term
+    from riverpy._cluster.trust import Term, Trust
     from riverpy._db.connection import DedicatedConnection
     from riverpy.drivers.asyncpg import Connection
 
@@ -43,25 +43,25 @@ class Mandate:
     """The right of one term. Whatever its services write goes through `transaction`."""
 
     def __init__(
-        self, term: Term, lease: Lease, *, schema: str | None, fenced_out: Callable[[Term], None]
+        self, term: Term, trust: Trust, *, schema: str | None, fenced_out: Callable[[Term], None]
     ) -> None:
         """Make it.
 
         Args:
             term: whose right it is.
-            lease: this process's belief about its leadership.
+            trust: this process's belief about its leadership.
             schema: the schema of River's tables.
             fenced_out: told when the server says that the term is over.
         """
         self.term = term
-        self._lease, self._schema = lease, schema
+        self._trust, self._schema = trust, schema
         self._fenced_out = fenced_out
-        self._limit = min(TRANSACTION_LIMIT, lease.timing.ttl_delta)
+        self._limit = min(TRANSACTION_LIMIT, trust.timing.ttl_delta)
 
     @property
     def is_trusted(self) -> bool:
         """Whether the term may be acted under now."""
-        return self._lease.is_trusted(self.term)
+        return self._trust.is_trusted(self.term)
 
     def expect_trusted(self) -> None:
         """Before a step that is not fenced.

@@ -21,7 +21,7 @@ import anyio
 
 from riverpy._clock import SystemTimer
 from riverpy._cluster.elector import Elector
-from riverpy._cluster.lease import Lease, LeaseTiming, Term
+from riverpy._cluster.trust import LeaseTiming, Term, Trust
 from riverpy._lifecycle import ServiceGroup
 from tests.cluster.model_database import RIVAL, TIMING, TRANSACTION_LIMIT, Rival, Server
 
@@ -77,9 +77,9 @@ class Connection:
 
     async def renew(self, term: Term, ttl: timedelta, bound: float) -> bool:
         """Extend a term."""
-        lease = self._process.lease
+        trust = self._process.trust
         self._expect(
-            lease.is_trusted(term) and bound <= lease.trust_left,
+            trust.is_trusted(term) and bound <= trust.left,
             "renews a term that it does not trust, or for longer than it does",
         )
         act = partial(self._world.server.renew, term, ttl)
@@ -107,7 +107,7 @@ class Connection:
                 future.set_exception(ConnectionError("the connection was lost"))
 
     def _expect_idle(self, does: str) -> None:
-        is_idle = self._process.lease.term is None and not self._process.keeper.is_serving
+        is_idle = self._process.trust.term is None and not self._process.keeper.is_serving
         self._expect(is_idle, f"{does} while it leads or its services run")
 
     def _expect(self, is_right: bool, wrong: str) -> None:
@@ -170,7 +170,7 @@ class Keeper:
         world.expect(self._task is None, f"{process.name} began a term beside another")
         world.expect(not self._left, f"{process.name} began a term before an old one had ended")
         world.expect(
-            process.lease.is_trusted(term), f"{process.name} began a term that it does not hold"
+            process.trust.is_trusted(term), f"{process.name} began a term that it does not hold"
         )
         self._term = self.serving = term
         self.told_to_end = False
@@ -219,7 +219,7 @@ class Keeper:
         connection, elector = self._process.connection, self._process.elector
         while True:
             await self._process.timer.sleep(self.pace)
-            if not self.lateness and not self._process.lease.is_trusted(term):
+            if not self.lateness and not self._process.trust.is_trusted(term):
                 continue
             try:
                 transaction = await connection.fence(term)
@@ -293,12 +293,12 @@ class Process:
         self.loop = _Loop(self.monotonic)
         self.loop.set_exception_handler(self._failed)
         self.timer = ProcessTimer(self)
-        self.lease = Lease(self.world.timing, self.timer)
+        self.trust = Trust(self.world.timing, self.timer)
         self.connection = Connection(self)
         self.keeper = Keeper(self)
         self.elector = Elector(
             leader_id=self.leader_id,
-            lease=self.lease,
+            trust=self.trust,
             store=self.connection,
             keeper=self.keeper,
             timer=self.timer,
@@ -382,7 +382,7 @@ class Process:
 
     def give_up(self) -> None:
         """Have services that cannot start."""
-        if self.state != "dead" and (term := self.lease.term) is not None:
+        if self.state != "dead" and (term := self.trust.term) is not None:
             self.say("its services cannot start")
             self.loop.call_soon(self.elector.resign, term)
 
@@ -432,7 +432,7 @@ class Process:
     def bury(self) -> None:
         """Unwind the tasks of a process that is no more, in a time of their own."""
         self.state = "dead"
-        self.lease.ended()
+        self.trust.ended()
         loop, time = self.loop, self.loop.time()
 
         def now() -> float:
@@ -537,7 +537,7 @@ class World:
 
     def leaders(self) -> list[tuple[str, Term]]:
         """Who believes to lead, whether it runs at the moment or not."""
-        held = [(p.name, p.lease.term) for p in self.processes if p.state != "dead"]
+        held = [(p.name, p.trust.term) for p in self.processes if p.state != "dead"]
         held.append((RIVAL, self.rival.term))
         return [(name, term) for name, term in held if term is not None]
 

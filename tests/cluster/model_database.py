@@ -10,7 +10,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
-from riverpy._cluster.lease import LeaseTiming, Term
+from riverpy._cluster.trust import LeaseTiming, Term
 from riverpy._db.leaders import Bid
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from riverpy import StopCause
 from riverpy._cluster.elector import Elector
-from riverpy._cluster.lease import Lease, LeaseTiming, Term
+from riverpy._cluster.trust import LeaseTiming, Term, Trust
 from riverpy._db.leaders import Bid
 from riverpy._lifecycle import ServiceGroup
 from tests._time import VirtualTimer, settle
@@ -150,12 +150,12 @@ class Candidate:
     def __init__(self, row: Row, leader_id: str = "a", *, timing: LeaseTiming = TIMING) -> None:
         self.row, self.timer = row, row.timer
         self.keeper = Keeper(row.timer)
-        self.lease = Lease(timing, row.timer)
+        self.trust = Trust(timing, row.timer)
         self.changes: list[tuple[float, LeadershipChange]] = []
         self.outage_is_told = False
         self.elector = Elector(
             leader_id=leader_id,
-            lease=self.lease,
+            trust=self.trust,
             store=row,
             keeper=self.keeper,
             timer=row.timer,
@@ -195,12 +195,12 @@ class Candidate:
 
     @property
     def leads(self) -> bool:
-        return self.lease.term is not None
+        return self.trust.term is not None
 
     @property
     def term(self) -> Term:
-        assert self.lease.term is not None
-        return self.lease.term
+        assert self.trust.term is not None
+        return self.trust.term
 
 
 @pytest.fixture
@@ -407,11 +407,11 @@ async def test_slow_answer_does_not_lengthen_trust(
     await a.start()
     await timer.advance(4.0)
     assert a.leads
-    assert a.lease.trust_left == pytest.approx(TRUST - 4.0)
+    assert a.trust.left == pytest.approx(TRUST - 4.0)
     row.faults.append(2.0)
     await timer.advance(1.0 + 2.0)
     assert len(row.asked("renew")) == 1
-    assert a.lease.trust_left == pytest.approx(TRUST - 2.0)
+    assert a.trust.left == pytest.approx(TRUST - 2.0)
 
 
 @pytest.mark.parametrize("ttl", [15.0, 12.0])

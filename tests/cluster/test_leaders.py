@@ -15,7 +15,7 @@ import structlog
 
 from riverpy import FencedOutError
 from riverpy._clock import SystemTimer
-from riverpy._cluster.lease import Lease, LeaseTiming, Term
+from riverpy._cluster.trust import LeaseTiming, Term, Trust
 from riverpy._db.connection import (
     DedicatedConnection,
     InjectedConnection,
@@ -391,11 +391,11 @@ class Fenced:
     """A term, and transactions under it."""
 
     def __init__(self, session: Session, term: Term) -> None:
-        lease = Lease(LeaseTiming(ttl=30.0, interval=10.0), SystemTimer())
-        lease.granted(term, asked_at=SystemTimer().boottime())
+        trust = Trust(LeaseTiming(ttl=30.0, interval=10.0), SystemTimer())
+        trust.granted(term, asked_at=SystemTimer().boottime())
         self.refused: list[Term] = []
         self.mandate = Mandate(
-            term, lease, schema=session.schema.name, fenced_out=self.refused.append
+            term, trust, schema=session.schema.name, fenced_out=self.refused.append
         )
         self.connection = DedicatedConnection("maintenance", session.connect, session.outage)
 

@@ -24,14 +24,14 @@ from hypothesis.stateful import (
 )
 from structlog.testing import capture_logs
 
-from riverpy._cluster.lease import LeaseTiming
+from riverpy._cluster.trust import LeaseTiming
 from tests.cluster.model import LATENCY, Fault, Process, Violation, World
 from tests.cluster.model_database import TIMING, Server
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from riverpy._cluster.lease import Term
+    from riverpy._cluster.trust import Term
 
 SEED = os.environ.get("RIVERPY_TEST_SEED")
 EXAMPLES = int(os.environ.get("RIVERPY_TEST_EXAMPLES", "60"))

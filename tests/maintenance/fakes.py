@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from riverpy import Config, Workers
-from riverpy._cluster.lease import Lease, LeaseTiming, Term
+from riverpy._cluster.trust import LeaseTiming, Term, Trust
 from riverpy._db.connection import DedicatedConnection, Outage
 from riverpy._lifecycle import StopCause
 from riverpy._maintenance.base import MaintenanceService, Office
@@ -212,22 +212,22 @@ class FakeService(MaintenanceService):
             self.cause, self.is_over = scope.cause, True
 
 
-def office_without_database(timer: Timer, term: Term) -> tuple[Office, Lease]:
+def office_without_database(timer: Timer, term: Term) -> tuple[Office, Trust]:
     """An office whose term is trusted for as long as a real one, and whose connections cannot be
     made."""
 
     async def connect() -> Connection:
         raise ConnectionRefusedError("there is no database")
 
-    lease = Lease(TIMING, timer)
-    lease.granted(term, asked_at=timer.boottime())
+    trust = Trust(TIMING, timer)
+    trust.granted(term, asked_at=timer.boottime())
     outage = Outage()
     office = Office(
-        mandate=Mandate(term, lease, schema=None, fenced_out=lambda _term: None),
+        mandate=Mandate(term, trust, schema=None, fenced_out=lambda _term: None),
         config=Config(),
         workers=Workers(),
         connection=DedicatedConnection("maintenance", connect, outage),
         cleaning=DedicatedConnection("cleaning", connect, outage),
         timer=timer,
     )
-    return office, lease
+    return office, trust

@@ -11,7 +11,7 @@ import anyio.lowlevel
 
 from riverpy import Config, Workers
 from riverpy._clock import SystemTimer
-from riverpy._cluster.lease import Lease, LeaseTiming, Term
+from riverpy._cluster.trust import LeaseTiming, Term, Trust
 from riverpy._db.connection import (
     DedicatedConnection,
     Outage,
@@ -65,7 +65,7 @@ class HeldOffice:
         self.timer = timer
         self.fenced_out: list[Term] = []
         self.office: Office
-        self.lease: Lease
+        self.trust: Trust
         self.term: Term
 
     async def run(self, service: MaintenanceService, scope: StopScope | None = None) -> float:
@@ -81,7 +81,7 @@ class HeldOffice:
 
     def distrust(self) -> None:
         """Let this process doubt its term, which the server does not know of."""
-        self.lease.ended()
+        self.trust.ended()
 
     async def _connect(self) -> Connection:
         return await connect_maintenance(self.schema.url, f"office {self.leader_id}", pooled=False)
@@ -110,11 +110,11 @@ async def held_office(
         ]
         stack.push_async_callback(close_all, connections)
         held.term = term or await _elected(schema, leader_id)
-        held.lease = Lease(LeaseTiming(ttl=TTL.total_seconds(), interval=5.0), held.timer)
-        held.lease.granted(held.term, asked_at=held.timer.boottime())
+        held.trust = Trust(LeaseTiming(ttl=TTL.total_seconds(), interval=5.0), held.timer)
+        held.trust.granted(held.term, asked_at=held.timer.boottime())
         held.office = Office(
             mandate=Mandate(
-                held.term, held.lease, schema=schema.name, fenced_out=held.fenced_out.append
+                held.term, held.trust, schema=schema.name, fenced_out=held.fenced_out.append
             ),
             config=Config(schema=schema.name, **settings),
             workers=workers or Workers(),

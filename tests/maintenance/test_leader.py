@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from riverpy._cluster.elector import Elector
-from riverpy._cluster.lease import Lease
+from riverpy._cluster.trust import Trust
 from riverpy._db.leaders import Bid
 from riverpy._lifecycle import ServiceGroup, StopCause
 from riverpy._maintenance.leader import MaintenanceLeader
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
     from datetime import timedelta
 
-    from riverpy._cluster.lease import Term
+    from riverpy._cluster.trust import Term
     from riverpy._maintenance.base import Office
 
 pytestmark = pytest.mark.usefixtures("log")
@@ -361,12 +361,12 @@ async def test_p19_deaf_hook(house: House, log: list[dict[str, object]]) -> None
     nothing."""
     gate = asyncio.Event()
     house.plans = [Plan(gate=gate, is_deaf=True)]
-    office, lease = office_without_database(house.timer, term(1))
+    office, trust = office_without_database(house.timer, term(1))
     await house.gain(1)
     outcomes: list[bool] = []
 
     async def lose() -> None:
-        lease.ended()
+        trust.ended()
         outcomes.append(await house.lose())
 
     async with anyio.create_task_group() as tasks:
@@ -557,9 +557,9 @@ class FakeStore:
 
     def elector(self, leader_id: str, leader: MaintenanceLeader) -> Elector:
         """An elector of this row, which keeps a MaintenanceLeader."""
-        lease = Lease(TIMING, self.timer)
+        trust = Trust(TIMING, self.timer)
         elector = Elector(
-            leader_id=leader_id, lease=lease, store=self, keeper=leader, timer=self.timer
+            leader_id=leader_id, trust=trust, store=self, keeper=leader, timer=self.timer
         )
         leader.resign, leader.is_up = elector.resign, elector.term_is_up
         return elector

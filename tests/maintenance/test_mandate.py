@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from riverpy._clock import SystemTimer
-from riverpy._cluster.lease import Lease, LeaseTiming
+from riverpy._cluster.trust import LeaseTiming, Trust
 from riverpy._db.connection import DedicatedConnection, Outage
 from riverpy._maintenance.mandate import FenceBusyError, Mandate
 from riverpy.drivers.asyncpg import connect
@@ -64,9 +64,9 @@ async def test_expired_writes_nothing(held: HeldOffice, schema: Schema) -> None:
 
 def mandate_of(held: HeldOffice, ttl: float) -> Mandate:
     """One of the same term, with a lease that lasts so many seconds."""
-    lease = Lease(LeaseTiming(ttl=ttl, interval=ttl / 3), SystemTimer())
-    lease.granted(held.term, asked_at=SystemTimer().boottime())
-    return Mandate(held.term, lease, schema=held.schema.name, fenced_out=held.fenced_out.append)
+    trust = Trust(LeaseTiming(ttl=ttl, interval=ttl / 3), SystemTimer())
+    trust.granted(held.term, asked_at=SystemTimer().boottime())
+    return Mandate(held.term, trust, schema=held.schema.name, fenced_out=held.fenced_out.append)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests._time import settle
 from tests.maintenance.fakes import GRACE, HookError, House, Plan, term
 
 if TYPE_CHECKING:
-    from riverpy._cluster.lease import Term
+    from riverpy._cluster.trust import Term
 
 pytestmark = pytest.mark.usefixtures("log")
 SEED_VARIABLE = "RIVERPY_TEST_SEED"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from riverpy._clock import SystemTimer
-    from riverpy._cluster.lease import Term
+    from riverpy._cluster.trust import Term
     from tests._database import Schema
     from tests.maintenance.office import HeldOffice
 

@@ -1,4 +1,4 @@
-"""Lease: what this process may believe about its own leadership.
+"""Trust: what this process may believe about a lease of its own.
 
 Only the server says who leads. Between two answers of it a leader trusts itself, from the start of
 the attempt that was granted until a margin before the lease can pass on, by a clock that counts
@@ -23,11 +23,14 @@ STOP_GRACE_SHARE = 1 / 5
 
 
 class Term(NamedTuple):
-    """One leadership of one client: a later one of the same client has a later `elected_at`."""
+    """One leadership of one client: a later one of the same client has a later `elected_at`, and a
+    higher epoch."""
 
     leader_id: str
     elected_at: datetime
     """By the server's clock, exact to the microsecond: it is compared for equality."""
+    epoch: int = 0
+    """Of the lease; 0 in River's table of leaders, which has none: there `elected_at` serves."""
 
 
 class LeaseTiming(msgspec.Struct, frozen=True):
@@ -59,7 +62,7 @@ class LeaseTiming(msgspec.Struct, frozen=True):
         return self.ttl * STOP_GRACE_SHARE
 
 
-class Lease:
+class Trust:
     """The belief of one process. Whoever acts as a leader asks `is_trusted` before each step."""
 
     def __init__(self, timing: LeaseTiming, timer: Timer) -> None:
@@ -71,10 +74,10 @@ class Lease:
     @property
     def term(self) -> Term | None:
         """The term that this process holds, if it does."""
-        return self._term if self.trust_left > 0 else None
+        return self._term if self.left > 0 else None
 
     @property
-    def trust_left(self) -> float:
+    def left(self) -> float:
         """Seconds that this process may still act as a leader; 0 if it may not."""
         if self._term is None:
             return 0.0

@@ -1,0 +1,109 @@
+"""One typed function per block of `sql/queries/riverpy_lease.sql`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from riverpy._sql import query
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime, timedelta
+
+    from riverpy.drivers.asyncpg import Transaction
+
+TOPIC = "riverpy_lease"
+"""Where the end of a term, and the wish for one, is announced."""
+
+_FILE = "riverpy_lease"
+
+
+class LeaseBid(NamedTuple):
+    """What the server answers to a bid."""
+
+    is_granted: bool
+    holder: str
+    """Who holds the lease now."""
+    epoch: int
+    acquired_at: datetime
+    remaining: float | None
+    """Seconds until the lease of another expires; None if the bid won."""
+
+
+class LeaseRow(NamedTuple):
+    """Who holds a lease, or held it last."""
+
+    name: str
+    epoch: int
+    holder: str
+    ttl: timedelta
+    acquired_at: datetime
+    expires_at: datetime | None
+    """None: it was released."""
+    remaining: float | None
+    """Seconds until it expires; below zero: it has. None: it was released."""
+
+
+async def lease_acquire(
+    connection: Transaction, schema: str | None, *, name: str, holder: str, ttl: timedelta
+) -> LeaseBid | None:
+    """Bid for a lease. None: somebody else has just won, who is not known yet."""
+    statement = query(_FILE, "lease_acquire", schema)
+    values: dict[str, object] = {"name": name, "holder": holder, "ttl": ttl}
+    row = await connection.fetchrow(statement.text, *statement.arguments(values))
+    return None if row is None else LeaseBid(*row)
+
+
+async def lease_renew(
+    connection: Transaction, schema: str | None, *, holder: str, terms: Iterable[tuple[str, int]]
+) -> set[str]:
+    """Extend terms, each a name and an epoch; returns the names of those that go on."""
+    names, epochs = zip(*terms, strict=True)
+    statement = query(_FILE, "lease_renew", schema)
+    values: dict[str, object] = {"name": names, "epoch": epochs, "holder": holder}
+    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    return {row[0] for row in rows}
+
+
+async def lease_release(
+    connection: Transaction, schema: str | None, *, name: str, epoch: int, holder: str
+) -> bool:
+    """End a term. False: it was over before."""
+    statement = query(_FILE, "lease_release", schema)
+    values: dict[str, object] = {"name": name, "epoch": epoch, "holder": holder, "schema": schema}
+    return await connection.fetchrow(statement.text, *statement.arguments(values)) is not None
+
+
+async def lease_fence(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    name: str,
+    epoch: int,
+    bound: timedelta,
+    lock_bound: timedelta,
+) -> bool:
+    """Tie the transaction that is open on `connection` to a term. The server ends it after `bound`,
+    and a wait for a lock in it, the fence's own too, after `lock_bound`. False: the term is
+    over."""
+    statement = query(_FILE, "lease_fence", schema)
+    values: dict[str, object] = {
+        "name": name,
+        "epoch": epoch,
+        "milliseconds": round(bound.total_seconds() * 1000),
+        "lock_milliseconds": round(lock_bound.total_seconds() * 1000),
+    }
+    return await connection.fetchrow(statement.text, *statement.arguments(values)) is not None
+
+
+async def lease_list(connection: Transaction, schema: str | None) -> list[LeaseRow]:
+    """All leases, by name."""
+    rows = await connection.fetch(query(_FILE, "lease_list", schema).text)
+    return [LeaseRow(*row) for row in rows]
+
+
+async def lease_request_resign(connection: Transaction, schema: str | None, *, name: str) -> bool:
+    """Ask the holder to give its term up, at the commit. False: nobody holds the lease."""
+    statement = query(_FILE, "lease_request_resign", schema)
+    values: dict[str, object] = {"name": name, "schema": schema}
+    return await connection.fetchrow(statement.text, *statement.arguments(values)) is not None

@@ -1,0 +1,120 @@
+-- Statements on our table of leases. A term of one is (name, epoch), and an epoch is given once.
+--
+-- Only the server's clock is compared. At the instant of the expiry the holder wins. A lease that seems to last for more
+-- than twice its time was granted before the server's clock was set back: it is free, for the holder, if it lives,
+-- renews it by the new clock.
+
+
+-- name: lease_acquire
+-- Bid. A free row is taken over under a higher epoch, a missing one is made; a held one answers who holds it and for how
+-- many seconds more. The row is locked only if it is free, so that a denied bid waits for nobody; FOR UPDATE, so that it
+-- does wait for a transaction that is fenced by the old term. An epoch is not below the server's clock in microseconds,
+-- so that epochs rise even where a failover has lost the last ones. No row at all: somebody else took it just now.
+with free as materialized (
+  select lease.name, lease.epoch
+  from /* schema */ riverpy_lease as lease
+  where lease.name = @name::text and (lease.expires_at < now() or lease.expires_at > now() + 2 * lease.ttl)
+  for update
+), taken as (
+  update /* schema */ riverpy_lease as lease
+  set
+    epoch = greatest(free.epoch + 1, (extract(epoch from clock_timestamp()) * 1000000)::bigint),
+    holder = @holder::text,
+    ttl = @ttl::interval,
+    acquired_at = now(),
+    expires_at = now() + @ttl::interval
+  from free
+  where lease.name = free.name
+  returning lease.epoch, lease.acquired_at
+), made as (
+  insert into /* schema */ riverpy_lease (name, epoch, holder, ttl, expires_at)
+  select
+    @name::text, (extract(epoch from clock_timestamp()) * 1000000)::bigint, @holder::text, @ttl::interval,
+    now() + @ttl::interval
+  where not exists (select from /* schema */ riverpy_lease where name = @name::text)
+  on conflict do nothing
+  returning epoch, acquired_at
+)
+select true as is_granted, @holder::text as holder, epoch, acquired_at, null::float8 as remaining
+from (select epoch, acquired_at from taken union all select epoch, acquired_at from made) as won
+union all
+select
+  false, lease.holder, lease.epoch, lease.acquired_at, extract(epoch from lease.expires_at - now())::float8
+from /* schema */ riverpy_lease as lease
+where lease.name = @name::text and lease.expires_at >= now() and lease.expires_at <= now() + 2 * lease.ttl;
+
+
+-- name: lease_renew
+-- Extend terms that have not expired, each by its own time; tells which. A term that is not among them is over.
+update /* schema */ riverpy_lease as lease
+set expires_at = now() + lease.ttl
+from unnest(@name::text[], @epoch::bigint[]) as given (name, epoch)
+where lease.name = given.name and lease.epoch = given.epoch and lease.holder = @holder::text
+  and lease.expires_at >= now()
+returning lease.name;
+
+
+-- name: lease_release
+-- End a term and tell those who wait for it, who hear it at the commit. No row: it was over before.
+with released as (
+  update /* schema */ riverpy_lease
+  set expires_at = '-infinity'
+  where name = @name::text and epoch = @epoch::bigint and holder = @holder::text and expires_at >= now()
+  returning name, epoch, holder
+)
+select pg_notify(
+  coalesce(@schema::text, current_schema()::text) || '.riverpy_lease',
+  json_build_object('v', 1, 'lease', name, 'epoch', epoch, 'holder', holder, 'action', 'released')::text
+)
+from released;
+
+
+-- name: lease_fence
+-- Let the transaction around this go on only under a term that is held, and keep the term from passing to another until
+-- its end: renewals pass a key share lock, takeovers wait for it. Where the transaction has a snapshot the time of the
+-- expiry may be an old one, and the epoch alone decides: none can be given while the lock is held. The limits are the
+-- transaction's own, for a pooler passes none of a session on; they are set before the row is locked, and a shorter one
+-- of the session stays. No row: the term is over.
+select
+  set_config(
+    'statement_timeout',
+    least(
+      nullif(extract(epoch from current_setting('statement_timeout')::interval) * 1000, 0), @milliseconds::bigint
+    )::bigint::text,
+    true
+  ),
+  set_config(
+    'lock_timeout',
+    least(
+      nullif(extract(epoch from current_setting('lock_timeout')::interval) * 1000, 0), @lock_milliseconds::bigint
+    )::bigint::text,
+    true
+  ),
+  set_config('idle_in_transaction_session_timeout', (@milliseconds::bigint)::text, true),
+  case
+    when current_setting('server_version_num')::int >= 170000
+    then set_config('transaction_timeout', (@milliseconds::bigint)::text, true)
+  end
+from /* schema */ riverpy_lease
+where name = @name::text and epoch = @epoch::bigint
+  and (expires_at >= clock_timestamp() or current_setting('transaction_isolation') <> 'read committed')
+for key share;
+
+
+-- name: lease_list
+-- All leases, by name: times, and the seconds until each expires; null: it was released.
+select
+  name, epoch, holder, ttl, acquired_at, nullif(expires_at, '-infinity') as expires_at,
+  case when isfinite(expires_at) then extract(epoch from expires_at - now()) end::float8 as remaining
+from /* schema */ riverpy_lease
+order by name;
+
+
+-- name: lease_request_resign
+-- Ask the holder of a term to give it up, at the commit.
+select pg_notify(
+  coalesce(@schema::text, current_schema()::text) || '.riverpy_lease',
+  json_build_object('v', 1, 'lease', name, 'epoch', epoch, 'holder', holder, 'action', 'resign_requested')::text
+)
+from /* schema */ riverpy_lease
+where name = @name::text and expires_at >= now();
