@@ -91,7 +91,7 @@ class Server:
         row = self.row
         if row is not None and row.expires_at >= now:
             remaining = (row.expires_at - now).total_seconds()
-            return Bid(False, *row.term, remaining)
+            return Bid(False, row.term.leader_id, row.term.elected_at, remaining)
         elected_at = now
         if row is not None:
             elected_at = max(now, row.term.elected_at + timedelta(microseconds=1))
@@ -100,7 +100,7 @@ class Server:
         self.terms.append(term)
         self.began.append(self._world.now)
         self._world.say(f"db: {leader_id} is elected")
-        return Bid(True, *term, None)
+        return Bid(True, leader_id, elected_at, None)
 
     def renew(self, term: Term, ttl: timedelta, now: datetime) -> bool:
         """Extend a term that is held."""

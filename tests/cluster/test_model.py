@@ -382,7 +382,7 @@ def test_slow_answer_lengthens_no_trust(exchange: int) -> None:
         first.keeper.pace = 60.0
         first.connection.faults.extend([Fault()] * exchange + [Fault(answer=2.0)])
         world.run(2.1 + exchange * TIMING.interval)
-        assert first.lease.term
+        assert first.trust.term
         first.freeze()
         world.run(TIMING.ttl)
         assert_passed_on(world)
