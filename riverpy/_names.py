@@ -16,6 +16,10 @@ TAG_LENGTH_MAX = 255
 CLIENT_ID_LENGTH_MAX = 100
 SCHEMA_LENGTH_MAX = 46
 """63 bytes of a channel name, less the dot and `river_leadership`."""
+DEFAULT_DOMAIN = "default"
+"""The domain of clients that name none, whose lead is River's own row."""
+SCHEMA_LEASE = "@schema"
+"""The lease of the work that a schema has one of, where nobody leads `default`."""
 
 _QUEUE = re.compile(r"[a-z0-9]+(?:[_|\-][a-z0-9]+)*")
 _KIND = re.compile(r"\w[\w\-\[\]<>/.\u00b7:+]+", re.ASCII)
@@ -39,6 +43,20 @@ def validate_queue(name: str) -> None:
             "'-', "
             f"got {name!r}"
         )
+
+
+def validate_domain(name: str) -> None:
+    """The rule of queue names; else ConfigError."""
+    if len(name) > QUEUE_LENGTH_MAX or not _QUEUE.fullmatch(name):
+        raise ConfigError(
+            f"the name of a domain has 1 to {QUEUE_LENGTH_MAX} characters: lower-case letters and "
+            f"digits in groups joined by a single '_' or '-', got {name[:80]!r}"
+        )
+
+
+def domain_lease(domain: str) -> str:
+    """The name of the lease of whoever leads a domain other than `default`."""
+    return f"d:{domain}"
 
 
 def validate_kind(kind: str, noun: str = "a job kind") -> None:
