@@ -28,6 +28,7 @@ from riverpy.errors import (
     UnknownJobKindError,
 )
 from riverpy.events import Event, EventKind, JobStatistics, LeadershipChange
+from riverpy.executions import Claim, Execution, ExecutionState
 from riverpy.hooks import (
     Hook,
     HookInsertBegin,
@@ -82,6 +83,7 @@ from riverpy.worker import Worker, Workers
 __all__ = [
     "ArgsError",
     "AttemptError",
+    "Claim",
     "Client",
     "ClientStateError",
     "ClientStats",
@@ -92,6 +94,8 @@ __all__ = [
     "ErrorHandler",
     "Event",
     "EventKind",
+    "Execution",
+    "ExecutionState",
     "FencedOutError",
     "Histogram",
     "Hook",

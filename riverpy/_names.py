@@ -14,6 +14,7 @@ QUEUE_LENGTH_MAX = 64
 KIND_LENGTH_MAX = 127
 TAG_LENGTH_MAX = 255
 CLIENT_ID_LENGTH_MAX = 100
+EXECUTION_KEY_LENGTH_MAX = 255
 SCHEMA_LENGTH_MAX = 46
 """63 bytes of a channel name, less the dot and `river_leadership`."""
 DEFAULT_DOMAIN = "default"
@@ -111,3 +112,23 @@ def validate_client_id(client_id: str) -> None:
             f"a client id has 1 to {CLIENT_ID_LENGTH_MAX} characters and no NUL, got "
             f"{client_id[:120]!r}"
         )
+
+
+def validate_execution_key(key: str) -> None:
+    """1 to 255 characters that PostgreSQL can store; else ConfigError."""
+    if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"a key is a text, got {type(key).__name__}")
+    if not 1 <= len(key) <= EXECUTION_KEY_LENGTH_MAX:
+        raise ConfigError(
+            f"a key has 1 to {EXECUTION_KEY_LENGTH_MAX} characters, got {len(key)}: {key[:80]!r}"
+        )
+    if "\0" in key or not _is_storable(key):
+        raise ConfigError(f"a key has no NUL and no half of a surrogate pair, got {key[:80]!r}")
+
+
+def _is_storable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -31,6 +31,7 @@ from riverpy._work.subscriptions import SUBSCRIPTION_SIZE_DEFAULT, Subscription,
 from riverpy.config import Config, QueueConfig
 from riverpy.drivers.asyncpg import close_pool, create_pool, is_pool
 from riverpy.errors import ClientStateError, ConfigError
+from riverpy.executions import ExecutionVerbs
 from riverpy.periodic import PeriodicJobs
 from riverpy.stats import ClientStats
 
@@ -75,7 +76,7 @@ class _Home(NamedTuple):
             )
 
 
-class Client(Verbs):
+class Client(Verbs, ExecutionVerbs):
     """River's client: `async with client:` opens its pool, `client.working()` works jobs beside
     other code.
 

@@ -1,10 +1,10 @@
 -- What is done once: a key for each effect, claimed before it and completed after it, or with it in one transaction.
 --
 -- Logged: what was done stays done after a crash of the server. A claim that expires may be taken by another, with a
--- higher epoch; one without an expiry is for ever. Completed rows go when their time is over.
+-- higher epoch; one without an expiry is never. Rows go when their time is over, `kept_until`; null: never.
 CREATE TABLE /* schema */ riverpy_exec (
     key text PRIMARY KEY,
-    epoch bigint NOT NULL DEFAULT 1,
+    epoch bigint NOT NULL,
     claimed_by text NOT NULL,
     claimed_at timestamptz NOT NULL DEFAULT now(),
     expires_at timestamptz,

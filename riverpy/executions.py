@@ -1,0 +1,348 @@
+"""Executions: effects that happen once for a key, however many processes try."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+import anyio
+import msgspec
+import structlog
+
+from riverpy._clock import Backoff
+from riverpy._db.executions import (
+    ExecutionRow,
+    exec_claim,
+    exec_complete,
+    exec_get,
+    exec_give_back,
+    exec_insert,
+)
+from riverpy._db.schema import OWN_LINE, migrate_command
+from riverpy._names import validate_execution_key
+from riverpy.drivers.asyncpg import DATABASE_ERRORS, UndefinedTableError, describe
+from riverpy.errors import ConfigError, SchemaMissingError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator
+    from contextlib import AbstractAsyncContextManager
+
+    from riverpy.config import Config
+    from riverpy.drivers.asyncpg import Transaction
+
+KEPT_DEFAULT = timedelta(days=30)
+"""How long a key is known."""
+WAIT_DEFAULT = timedelta(seconds=10)
+"""How long a call waits for another one with the same key."""
+EXPIRES_AFTER_DEFAULT = timedelta(minutes=5)
+"""After which a claim at least once may be taken over."""
+CLAIM_MARGIN_SHARE = 1 / 15
+"""Of a claim's time, how much earlier its code must have ended: clocks run at different rates."""
+TIME_MAX = timedelta(days=36_500)
+GIVE_BACK_BOUND = 2.0
+"""Seconds."""
+STORE_BOUND = 10.0
+"""Seconds in which an outcome is stored, tried again where the database does not answer."""
+_RETRY_FIRST = timedelta(milliseconds=100)
+_RETRY_MOST = timedelta(seconds=2)
+
+_log: Any = structlog.get_logger("riverpy")
+ResultT = TypeVar("ResultT")
+
+
+class ExecutionState(Enum):
+    """How it stands with an effect after a call."""
+
+    RAN = "ran"
+    """It ran here, now."""
+    DONE_BEFORE = "done before"
+    """It was done by an earlier call; this one did nothing."""
+    IN_PROGRESS = "in progress"
+    """Another call is at it, or its claim has not expired yet; this one did nothing. Try later."""
+    UNKNOWN = "unknown"
+    """Somebody has claimed it, at most once, and has not completed it: it is at it, or has ended
+    before, between or after. It does not run again; this call did nothing."""
+    OVERTAKEN = "overtaken"
+    """It ran here, but its claim had expired and was taken over: it may happen twice."""
+
+
+class Execution(msgspec.Struct, Generic[ResultT], frozen=True):
+    """The answer to a call."""
+
+    state: ExecutionState
+    value: ResultT | None = None
+    """What the function returned, if it ran here."""
+    claimed_by: str | None = None
+    """The id of the client that did it, or is at it; None: it is not known yet."""
+    claimed_at: datetime | None = None
+    """When it was claimed, by the server's clock, if another has done so."""
+
+    @property
+    def ran(self) -> bool:
+        """Whether the function ran in this call."""
+        return self.state in {ExecutionState.RAN, ExecutionState.OVERTAKEN}
+
+
+class Claim(NamedTuple):
+    """The right to an effect outside of the database."""
+
+    key: str
+    epoch: int
+    """Rises with each claim of the key: a token for systems that refuse lower ones. With `key` it
+    is what another system needs to tell a repetition."""
+
+
+class _BusyError(Exception):
+    """Another transaction with the key did not end in time."""
+
+
+class ExecutionVerbs(ABC):
+    """The verbs on effects that happen once."""
+
+    _config: Config
+
+    @abstractmethod
+    def _transaction(self, tx: Transaction | None) -> AbstractAsyncContextManager[Transaction]:
+        """The caller's transaction, or one of the client's own."""
+
+    @property
+    @abstractmethod
+    def id(self) -> str:
+        """The client's id."""
+
+    @property
+    @abstractmethod
+    def database_url(self) -> str | None:
+        """The database's URL, for the texts of errors."""
+
+    async def run_once(
+        self,
+        key: str,
+        fn: Callable[[Transaction], Awaitable[ResultT]],
+        *,
+        kept: timedelta | None = KEPT_DEFAULT,
+        wait: timedelta = WAIT_DEFAULT,
+        tx: Transaction | None = None,
+    ) -> Execution[ResultT]:
+        """Run an effect on the database once for this key: `await fn(connection)` and the note that
+        it was done are one transaction.
+
+        What fails never happened: the error passes, and a later call runs it. Calls at the same
+        time: one runs, the others wait for its outcome.
+
+        Args:
+            key: names the effect: 1 to 255 characters.
+            fn: gets the connection of the transaction, and writes over that alone.
+            kept: how long the key is known after; then it is forgotten, and would run again.
+                Default 30 days. None: for ever.
+            wait: how long to wait for another call with this key. Default 10 seconds.
+            tx: a connection of yours, with its open transaction: it is done when that commits, and
+                stays usable when `fn` fails. Default: a transaction of the client's own, which has
+                30 seconds.
+
+        Returns:
+            RAN, DONE_BEFORE or, after `wait`, IN_PROGRESS.
+
+        Raises:
+            ConfigError: the key or a time is not allowed; nothing was stored.
+            SchemaMissingError: line `riverpy` is not migrated; the text has the command.
+            ClientStateError: no `tx`, and the client is not open.
+            Exception: what `fn` raised, or one of DATABASE_ERRORS.
+        """
+        _check(key, kept=kept, wait=wait)
+        try:
+            async with self._transaction(tx) as connection, connection.transaction():
+                epoch = await self._note(connection, key, kept, wait.total_seconds())
+                if epoch is None:
+                    row = await exec_get(connection, self._config.schema, key=key)
+                    return _answer(row)
+                value = await fn(connection)
+        except _BusyError:
+            return Execution(ExecutionState.IN_PROGRESS)
+        return Execution(ExecutionState.RAN, value, self.id)
+
+    async def run_at_most_once(
+        self,
+        key: str,
+        fn: Callable[[Claim], Awaitable[ResultT]],
+        *,
+        kept: timedelta | None = KEPT_DEFAULT,
+    ) -> Execution[ResultT]:
+        """Run an effect outside of the database, such as a mail, never twice for this key; after a
+        crash or an error it may have happened or not, and does not run again.
+
+        The key is claimed, `await fn(claim)` runs, and its end is noted. What `fn` raises passes,
+        and the claim stays.
+
+        Args:
+            key: names the effect: 1 to 255 characters.
+            fn: gets the claim.
+            kept: how long the key is known; then it is forgotten, and would run again. Default 30
+                days. None: for ever.
+
+        Returns:
+            RAN, DONE_BEFORE or UNKNOWN.
+
+        Raises:
+            ConfigError, SchemaMissingError, ClientStateError: as `run_once`.
+            Exception: what `fn` raised; or one of DATABASE_ERRORS: before `fn`, when nothing ran,
+                or after, when its end could not be noted within 10 seconds.
+        """
+        _check(key, kept=kept)
+        claim = await self._claim(key, None, kept)
+        if not isinstance(claim, Claim):
+            return claim
+        return await self._complete(claim, await fn(claim), kept)
+
+    async def run_at_least_once(
+        self,
+        key: str,
+        fn: Callable[[Claim], Awaitable[ResultT]],
+        *,
+        expires_after: timedelta = EXPIRES_AFTER_DEFAULT,
+        kept: timedelta | None = KEPT_DEFAULT,
+    ) -> Execution[ResultT]:
+        """Run an effect outside of the database until it has ended well once for this key; after a
+        crash or an error another call runs it again, so that it may happen twice.
+
+        The key is claimed for a time, `await fn(claim)` runs, and its end is noted. What `fn`
+        raises passes, and the claim is given back.
+
+        Args:
+            key: names the effect: 1 to 255 characters.
+            fn: gets the claim; cancelled shortly before the claim expires.
+            expires_after: how long the claim of a process that has crashed keeps others waiting,
+                and how long `fn` may take. Default 5 minutes.
+            kept: how long the key is known after; then it is forgotten, and would run again.
+                Default 30 days, at least `expires_after`. None: for ever.
+
+        Returns:
+            RAN, DONE_BEFORE, IN_PROGRESS, UNKNOWN where the key was claimed at most once, or
+            OVERTAKEN.
+
+        Raises:
+            ConfigError, SchemaMissingError, ClientStateError: as `run_once`.
+            TimeoutError: `fn` took too long, and was cancelled.
+            Exception: what `fn` raised; or one of DATABASE_ERRORS: before `fn`, when nothing ran,
+                or after, when its end could not be noted within 10 seconds.
+        """
+        _check(key, kept=kept, expires_after=expires_after)
+        if kept is not None and kept < expires_after:
+            raise ConfigError(
+                f"kept ({kept}) is shorter than expires_after ({expires_after}): a claim would be "
+                "forgotten while it holds"
+            )
+        seconds = expires_after.total_seconds() * (1 - CLAIM_MARGIN_SHARE)
+        reason = f"run_at_least_once({key!r}) took longer than its claim lasts"
+        deadline = anyio.current_time() + seconds
+        claim = await self._claim(key, expires_after, kept)
+        if not isinstance(claim, Claim):
+            return claim
+        try:
+            with anyio.fail_after(deadline - anyio.current_time(), reason=reason):
+                value = await fn(claim)
+        except BaseException:
+            await self._give_back(claim)
+            raise
+        return await self._complete(claim, value, kept)
+
+    async def _note(
+        self, connection: Transaction, key: str, kept: timedelta | None, wait: float
+    ) -> int | None:
+        try:
+            with self._expecting_table(), anyio.fail_after(wait):
+                return await exec_insert(
+                    connection, self._config.schema, key=key, claimed_by=self.id, kept=kept
+                )
+        except TimeoutError:
+            raise _BusyError from None
+
+    async def _claim(
+        self, key: str, expires_after: timedelta | None, kept: timedelta | None
+    ) -> Claim | Execution[Any]:
+        """The claim; or, if there is none to be had, the answer."""
+        schema = self._config.schema
+        try:
+            async with self._transaction(None) as connection:
+                with self._expecting_table(), anyio.fail_after(WAIT_DEFAULT.total_seconds()):
+                    epoch = await exec_claim(
+                        connection,
+                        schema,
+                        key=key,
+                        claimed_by=self.id,
+                        expires_after=expires_after,
+                        kept=kept,
+                    )
+                if epoch is None:
+                    return _answer(await exec_get(connection, schema, key=key))
+        except TimeoutError:  # a transaction of run_once holds the key
+            return Execution(ExecutionState.IN_PROGRESS)
+        return Claim(key, epoch)
+
+    async def _complete(
+        self, claim: Claim, value: ResultT, kept: timedelta | None
+    ) -> Execution[ResultT]:
+        """Note the end, again while the database does not answer: what has happened is known here
+        alone."""
+        is_ours = await self._note_end(claim, kept)
+        state = ExecutionState.RAN if is_ours else ExecutionState.OVERTAKEN
+        return Execution(state, value, self.id)
+
+    async def _note_end(self, claim: Claim, kept: timedelta | None) -> bool:
+        backoff = Backoff(_RETRY_FIRST, _RETRY_MOST)
+        deadline = anyio.current_time() + STORE_BOUND
+        while True:
+            try:
+                with anyio.fail_after(deadline - anyio.current_time(), shield=True):
+                    async with self._transaction(None) as connection:
+                        return await exec_complete(
+                            connection, self._config.schema, **claim._asdict(), kept=kept
+                        )
+            except DATABASE_ERRORS:
+                delay = backoff.next()
+                if anyio.current_time() + delay > deadline:
+                    raise
+                with anyio.CancelScope(shield=True):
+                    await anyio.sleep(delay)
+
+    async def _give_back(self, claim: Claim) -> None:
+        """If it cannot be, the claim expires by itself."""
+        try:
+            with anyio.CancelScope(shield=True), anyio.fail_after(GIVE_BACK_BOUND):
+                async with self._transaction(None) as connection:
+                    await exec_give_back(connection, self._config.schema, **claim._asdict())
+        except DATABASE_ERRORS as error:
+            _log.warning("a claim was not given back, it expires", error=describe(error))
+
+    @contextmanager
+    def _expecting_table(self) -> Generator[None]:
+        try:
+            yield
+        except UndefinedTableError:
+            command = migrate_command(
+                f"riverpy migrate up --line {OWN_LINE}", self._config.schema, self.database_url
+            )
+            raise SchemaMissingError(
+                f"the database lacks the table of what is done once: run `{command}`"
+            ) from None
+
+
+def _answer(row: ExecutionRow | None) -> Execution[Any]:
+    """What is known of another call."""
+    if row is None:  # deleted just now
+        return Execution(ExecutionState.IN_PROGRESS)
+    if row.completed_at is not None:
+        state = ExecutionState.DONE_BEFORE
+    else:
+        state = ExecutionState.IN_PROGRESS if row.can_expire else ExecutionState.UNKNOWN
+    return Execution(state, None, row.claimed_by, row.claimed_at)
+
+
+def _check(key: str, **times: timedelta | None) -> None:
+    validate_execution_key(key)
+    for name, time in times.items():
+        if time is not None and not timedelta(0) < time <= TIME_MAX:
+            raise ConfigError(f"{name} is above zero and at most {TIME_MAX.days} days, got {time}")

@@ -1,0 +1,77 @@
+-- Statements on our table of what is done once.
+--
+-- Only the server's clock is compared. An epoch is not below that clock in microseconds, so that the epochs of a key
+-- rise even where its row was deleted meanwhile.
+
+
+-- name: exec_insert
+-- Note an effect of this transaction. It waits for another transaction that has noted it; no row: that one, or an
+-- earlier one, did it.
+insert into /* schema */ riverpy_exec (key, epoch, claimed_by, completed_at, kept_until)
+values (
+  @key::text, (extract(epoch from clock_timestamp()) * 1000000)::bigint, @claimed_by::text, now(),
+  now() + @kept::interval
+)
+on conflict (key) do nothing
+returning epoch;
+
+
+-- name: exec_claim
+-- Claim what is to be done outside of the database, for a time or, null, for ever. What is claimed is taken over if the
+-- claim has expired; no row: it is done, or claimed.
+insert into /* schema */ riverpy_exec as exec (key, epoch, claimed_by, expires_at, kept_until)
+values (
+  @key::text, (extract(epoch from clock_timestamp()) * 1000000)::bigint, @claimed_by::text,
+  now() + @expires_after::interval, now() + @kept::interval
+)
+on conflict (key) do update
+set
+  epoch = greatest(exec.epoch + 1, excluded.epoch),
+  claimed_by = excluded.claimed_by,
+  claimed_at = now(),
+  expires_at = excluded.expires_at,
+  kept_until = excluded.kept_until
+where exec.completed_at is null and exec.expires_at < now()
+returning epoch;
+
+
+-- name: exec_complete
+-- Say that what was claimed is done. No row: another has taken the claim over.
+update /* schema */ riverpy_exec
+set completed_at = coalesce(completed_at, now()), kept_until = now() + @kept::interval
+where key = @key::text and epoch = @epoch::bigint
+returning key;
+
+
+-- name: exec_give_back
+-- Let anybody claim at once what was not done.
+update /* schema */ riverpy_exec
+set expires_at = '-infinity'
+where key = @key::text and epoch = @epoch::bigint and completed_at is null;
+
+
+-- name: exec_get
+-- How it stands with a key.
+select claimed_by, claimed_at, expires_at is not null as can_expire, completed_at
+from /* schema */ riverpy_exec
+where key = @key::text;
+
+
+-- name: exec_is_there
+-- Whether the table exists.
+select to_regclass(coalesce(quote_ident(@schema::text) || '.', '') || 'riverpy_exec') is not null;
+
+
+-- name: exec_forget
+-- Delete rows whose time is over, the oldest first. Two leaders of two domains may do it at once: each skips what the
+-- other has locked.
+delete from /* schema */ riverpy_exec
+where key in (
+  select key
+  from /* schema */ riverpy_exec
+  where kept_until < now()
+  order by kept_until
+  limit @limit::bigint
+  for update skip locked
+)
+returning key;

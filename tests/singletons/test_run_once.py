@@ -1,0 +1,340 @@
+"""Effects that happen once for a key: in a transaction, at most once, at least once."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from riverpy import (
+    Claim,
+    Client,
+    ClientStateError,
+    Config,
+    ConfigError,
+    ExecutionState,
+    SchemaMissingError,
+)
+from riverpy._maintenance.execution_cleaner import INTERVAL, ExecutionCleaner
+from riverpy.migrate import Migrator
+from tests.maintenance.office import held_office
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from tests._database import Schema
+
+RAN, DONE_BEFORE = ExecutionState.RAN, ExecutionState.DONE_BEFORE
+IN_PROGRESS, UNKNOWN = ExecutionState.IN_PROGRESS, ExecutionState.UNKNOWN
+SHORT = timedelta(milliseconds=300)
+LONG = timedelta(seconds=30)
+
+
+@pytest.fixture
+async def client(schema: Schema) -> AsyncGenerator[Client]:
+    """An open client, and a table for effects."""
+    await schema.execute("create table effect (name text)")
+    try:
+        async with opened(schema, "one") as client:
+            yield client
+    finally:
+        await schema.execute("drop table effect")
+
+
+@asynccontextmanager
+async def opened(schema: Schema, client_id: str) -> AsyncGenerator[Client]:
+    """Another process, as far as the database can tell."""
+    async with Client(schema.url, config=Config(schema=schema.name, id=client_id)) as client:
+        yield client
+
+
+async def effects(schema: Schema) -> list[str]:
+    """What has happened, in order."""
+    return [row[0] for row in await schema.fetch("select name from effect")]
+
+
+def writing(schema: Schema, name: str = "a") -> Any:
+    """An effect on the database."""
+
+    async def write(connection: Any) -> str:
+        await connection.execute(f"insert into {schema.name}.effect values ($1)", name)
+        return f"wrote {name}"
+
+    return write
+
+
+class Mailer:
+    """An effect outside of the database."""
+
+    def __init__(self) -> None:
+        self.sent: list[Claim] = []
+        self.entered = anyio.Event()
+        self.may_end = anyio.Event()
+        self.error: Exception | None = None
+
+    async def send(self, claim: Claim) -> int:
+        self.sent.append(claim)
+        self.entered.set()
+        await self.may_end.wait()
+        if self.error is not None:
+            raise self.error
+        return len(self.sent)
+
+
+async def test_once(client: Client, schema: Schema) -> None:
+    """The first call runs and returns what the function returned; a second one, of another client,
+    does not, and tells who did it."""
+    first = await client.run_once("invoice 7", writing(schema))
+    assert (first.state, first.value, first.ran) == (RAN, "wrote a", True)
+    async with opened(schema, "two") as other:
+        second = await other.run_once("invoice 7", writing(schema))
+        assert (second.state, second.value, second.ran) == (DONE_BEFORE, None, False)
+        assert second.claimed_by == "one"
+        assert second.claimed_at is not None
+        assert (await other.run_once("invoice 8", writing(schema, "b"))).ran
+    assert await effects(schema) == ["a", "b"]
+
+
+async def test_failed_effect_never_happened(client: Client, schema: Schema) -> None:
+    """What fails is rolled back with its note: the error passes, and a later call runs it."""
+
+    async def fail(connection: Any) -> None:
+        await writing(schema)(connection)
+        raise LookupError("no such invoice")
+
+    with pytest.raises(LookupError):
+        await client.run_once("k", fail)
+    assert await effects(schema) == []
+    assert (await client.run_once("k", writing(schema))).ran
+    assert await effects(schema) == ["a"]
+
+
+async def test_in_the_callers_transaction(client: Client, schema: Schema) -> None:
+    """With `tx=` it is done when that commits; a failed effect leaves the transaction usable."""
+
+    async def fail(connection: Any) -> None:
+        await connection.execute("select 1 / 0")
+
+    async with schema.connected() as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        assert (await client.run_once("k", writing(schema), tx=connection)).ran
+        await transaction.rollback()
+        assert await effects(schema) == []
+        async with connection.transaction():
+            with pytest.raises(Exception, match="division by zero"):
+                await client.run_once("k", fail, tx=connection)
+            assert (await client.run_once("k", writing(schema), tx=connection)).ran
+            again = await client.run_once("k", writing(schema), tx=connection)
+            assert again.state == DONE_BEFORE
+    assert await effects(schema) == ["a"]
+
+
+async def test_calls_at_the_same_time(client: Client, schema: Schema) -> None:
+    """Of eight calls one runs; the others wait for it and do not."""
+    answers: list[ExecutionState] = []
+
+    async def call() -> None:
+        answers.append((await client.run_once("k", writing(schema))).state)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(8):
+            tasks.start_soon(call)
+    assert sorted(answers, key=lambda state: state.value) == [DONE_BEFORE] * 7 + [RAN]
+    assert await effects(schema) == ["a"]
+
+
+async def test_waits_for_the_outcome(client: Client, schema: Schema) -> None:
+    """A call waits for one that is not committed yet: for `wait`, then it is in progress, and a
+    transaction of the caller's goes on; if the other is rolled back, it runs."""
+    async with schema.connected() as holder, schema.connected() as waiter:
+        transaction = holder.transaction()
+        await transaction.start()
+        assert (await client.run_once("k", writing(schema), tx=holder)).ran
+        assert (await client.run_once("k", writing(schema), wait=SHORT)).state == IN_PROGRESS
+        async with waiter.transaction():
+            answer = await client.run_once("k", writing(schema), wait=SHORT, tx=waiter)
+            assert answer.state == IN_PROGRESS
+            assert await waiter.fetchval("select 1") == 1
+        claimed = client.run_at_least_once("k", Mailer().send)
+        waiting = asyncio.create_task(client.run_once("k", writing(schema, "b"), wait=LONG))
+        await until_waiting(schema, 1)
+        await transaction.rollback()
+        assert (await waiting).state == RAN
+        assert (await claimed).state == DONE_BEFORE
+    assert await effects(schema) == ["b"]
+
+
+async def until_waiting(schema: Schema, count: int) -> None:
+    """Return when so many statements wait for a row of ours."""
+    while True:
+        found = await schema.fetchval(
+            "select count(*) from pg_stat_activity where datname = current_database()"
+            " and wait_event_type = 'Lock' and query like $1",
+            f'%"{schema.name}".riverpy_exec%',
+        )
+        if found >= count:
+            return
+        await anyio.sleep(0.01)
+
+
+async def test_at_most_once(client: Client) -> None:
+    """It runs once, with an epoch as token; while it runs, and after it failed or was cancelled, it
+    is unknown and does not run again; after its end it is done."""
+    mailer = Mailer()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(client.run_at_most_once, "mail 1", mailer.send)
+        await mailer.entered.wait()
+        answer = await client.run_at_most_once("mail 1", mailer.send)
+        assert (answer.state, answer.claimed_by) == (UNKNOWN, "one")
+        mailer.may_end.set()
+    assert (await client.run_at_most_once("mail 1", mailer.send)).state == DONE_BEFORE
+    mailer.error = LookupError("bounced")
+    with pytest.raises(LookupError):
+        await client.run_at_most_once("mail 2", mailer.send)
+    assert (await client.run_at_most_once("mail 2", mailer.send)).state == UNKNOWN
+    assert (await client.run_at_least_once("mail 2", mailer.send)).state == UNKNOWN
+    assert [claim.key for claim in mailer.sent] == ["mail 1", "mail 2"]
+    assert mailer.sent[0].epoch > 10**15
+
+
+async def test_at_least_once(client: Client) -> None:
+    """While it is claimed others do not run it; what failed is given back at once, and runs again
+    with a higher epoch; after its end it is done."""
+    mailer = Mailer()
+    mailer.error = LookupError("bounced")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(failing, client, mailer)
+        await mailer.entered.wait()
+        answer = await client.run_at_least_once("mail", mailer.send)
+        assert (answer.state, answer.claimed_by) == (IN_PROGRESS, "one")
+        mailer.may_end.set()
+    mailer.error = None
+    answer = await client.run_at_least_once("mail", mailer.send)
+    assert (answer.state, answer.value) == (RAN, 2)
+    assert (await client.run_at_least_once("mail", mailer.send)).state == DONE_BEFORE
+    first, second = mailer.sent
+    assert second.epoch > first.epoch
+
+
+async def failing(client: Client, mailer: Mailer) -> None:
+    """A call whose error passes."""
+    with pytest.raises(LookupError):
+        await client.run_at_least_once("mail", mailer.send)
+
+
+async def test_claim_of_a_crashed_process(client: Client, schema: Schema) -> None:
+    """The claim of a process that is gone is taken over when it has expired, not before."""
+    await schema.execute(
+        "insert into riverpy_exec (key, epoch, claimed_by, expires_at)"
+        " values ('mail', 5, 'gone', now() + interval '1 hour')"
+    )
+    mailer = Mailer()
+    mailer.may_end.set()
+    answer = await client.run_at_least_once("mail", mailer.send)
+    assert (answer.state, answer.claimed_by) == (IN_PROGRESS, "gone")
+    await schema.execute("update riverpy_exec set expires_at = now() - interval '1 ms'")
+    assert (await client.run_at_least_once("mail", mailer.send)).state == RAN
+    row = await schema.fetchrow("select claimed_by, epoch > 5, completed_at from riverpy_exec")
+    assert row is not None
+    assert (row[0], row[1], row[2] is not None) == ("one", True, True)
+
+
+async def test_overtaken(client: Client, schema: Schema) -> None:
+    """Whose claim was taken over meanwhile is told so, and completes nothing."""
+    mailer = Mailer()
+
+    async def freeze(claim: Claim) -> None:
+        await schema.execute("update riverpy_exec set expires_at = '-infinity'")
+        async with opened(schema, "two") as other:
+            with pytest.raises(LookupError):
+                await other.run_at_least_once("mail", mailer.send)
+
+    mailer.may_end.set()
+    mailer.error = LookupError("bounced")
+    answer = await client.run_at_least_once("mail", freeze)
+    assert (answer.state, answer.ran) == (ExecutionState.OVERTAKEN, True)
+    assert await schema.fetchval("select completed_at from riverpy_exec") is None
+
+
+async def test_code_is_cancelled_before_its_claim_expires(client: Client) -> None:
+    """What takes longer than the claim is cancelled, with an error that says so; and given back."""
+    mailer = Mailer()
+    with pytest.raises(TimeoutError, match="longer than its claim lasts"):
+        await client.run_at_least_once("mail", mailer.send, expires_after=SHORT)
+    mailer.may_end.set()
+    assert (await client.run_at_least_once("mail", mailer.send, expires_after=LONG)).ran
+
+
+@pytest.mark.parametrize("key", ["", "k" * 256, "a\0b", "\ud800", 7, None])
+async def test_bad_keys(client: Client, schema: Schema, key: Any) -> None:
+    """BI-01: a key that cannot be stored is refused before anything is."""
+    for call in (client.run_once, client.run_at_most_once, client.run_at_least_once):
+        with pytest.raises(ConfigError):
+            await call(key, Mailer().send)
+    assert await schema.fetchval("select count(*) from riverpy_exec") == 0
+
+
+async def test_bad_times(client: Client, schema: Schema) -> None:
+    """Times that make no sense are refused, with their name."""
+    send: Any = Mailer().send
+    zero = timedelta(0)
+    with pytest.raises(ConfigError, match="kept"):
+        await client.run_once("k", send, kept=zero)
+    with pytest.raises(ConfigError, match="wait"):
+        await client.run_once("k", send, wait=-SHORT)
+    with pytest.raises(ConfigError, match="expires_after"):
+        await client.run_at_least_once("k", send, expires_after=zero)
+    with pytest.raises(ConfigError, match=r"kept .* is shorter than expires_after"):
+        await client.run_at_least_once("k", send, kept=SHORT, expires_after=LONG)
+    assert await schema.fetchval("select count(*) from riverpy_exec") == 0
+
+
+async def test_longest_key(client: Client, schema: Schema) -> None:
+    """A key of 255 characters of any script is stored."""
+    assert (await client.run_once("ключ 🗝" + "k" * 249, writing(schema))).ran
+
+
+async def test_line_not_migrated(fresh_database_url: str) -> None:
+    """Without our tables the error has the command that makes them, a transaction of the caller's
+    goes on, and a leader's cleaner has nothing to do."""
+    async with Client(fresh_database_url) as client:
+        await Migrator(fresh_database_url, line="main").up()
+        for call in (client.run_once, client.run_at_most_once, client.run_at_least_once):
+            with pytest.raises(SchemaMissingError, match="riverpy migrate up --line riverpy"):
+                await call("k", Mailer().send)
+        async with client._transaction(None) as connection:
+            with pytest.raises(SchemaMissingError):
+                await client.run_once("k", Mailer().send, tx=connection)
+            assert await connection.fetchval("select 1") == 1
+
+
+async def test_client_that_is_not_open(schema: Schema) -> None:
+    """Without `tx=` the client must be open."""
+    client = Client(schema.url, config=Config(schema=schema.name))
+    with pytest.raises(ClientStateError):
+        await client.run_once("k", writing(schema))
+
+
+async def test_retention(client: Client, schema: Schema) -> None:
+    """A leader forgets keys whose time is over, done or not, and those alone: then it would run
+    again."""
+    mailer = Mailer()
+    mailer.may_end.set()
+    await client.run_once("old", writing(schema))
+    await client.run_at_most_once("crashed", mailer.send)
+    await schema.execute(
+        "update riverpy_exec set kept_until = now() - interval '1 s';"
+        "update riverpy_exec set completed_at = null where key = 'crashed'"
+    )
+    await client.run_once("default", writing(schema))
+    await client.run_once("for ever", writing(schema), kept=None)
+    async with held_office(schema) as held:
+        assert await held.run(ExecutionCleaner(held.office)) == INTERVAL
+    rows = await schema.fetch("select key, kept_until - completed_at from riverpy_exec order by 1")
+    assert [tuple(row) for row in rows] == [("default", timedelta(days=30)), ("for ever", None)]
+    assert (await client.run_once("old", writing(schema))).ran
