@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from riverpy._db.filters import filtered
 from riverpy._sql import query
 from riverpy.job import timestamp
 from riverpy.queue import Queue
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from asyncpg import Record
 
+    from riverpy._db.filters import QueueFilter
     from riverpy.drivers.asyncpg import Transaction
 
 
@@ -51,19 +53,15 @@ async def queue_forget(
     connection: Transaction,
     schema: str | None,
     *,
-    names: Sequence[str] | None,
+    within: QueueFilter | None,
     age: timedelta,
     limit: int,
 ) -> list[str]:
-    """Delete up to `limit` queues, of these or of all, that were left alone for `age` and are
-    neither paused nor described; returns their names."""
+    """Delete up to `limit` queues that were left alone for `age` and are neither paused nor
+    described; returns their names."""
     values: dict[str, object] = {"age": age, "limit": limit}
-    if names is None:
-        statement = query("river_queue", "queue_forget", schema)
-    else:
-        statement = query("river_queue", "queue_forget_some", schema)
-        values["name"] = names
-    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    text, arguments = filtered("river_queue", "queue_forget", schema, within, values)
+    rows = await connection.fetch(text, *arguments)
     return [row[0] for row in rows]
 
 

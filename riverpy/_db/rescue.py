@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from riverpy._db.filters import filtered
 from riverpy._db.jobs import Stamp
 from riverpy._sql import query
 from riverpy.job import wire_timestamp
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from asyncpg import Record
 
+    from riverpy._db.filters import QueueFilter
     from riverpy.drivers.asyncpg import Transaction
 
 _FILE = "river_job_rescue"
@@ -31,14 +33,14 @@ async def job_running_of(
     schema: str | None,
     *,
     client_ids: Sequence[str],
-    queues: Sequence[str] | None,
+    within: QueueFilter | None,
     after: int,
     limit: int,
 ) -> list[Claim]:
-    """The running attempts of these clients with an id above `after`, lowest first; None stands for
-    all queues."""
+    """The running attempts of these clients with an id above `after`, lowest first."""
     values: dict[str, object] = {"after": after, "client_id": client_ids, "limit": limit}
-    rows = await _fetch_scoped(connection, "job_running_of", schema, queues, values)
+    text, arguments = filtered(_FILE, "job_running_of", schema, within, values)
+    rows = await connection.fetch(text, *arguments)
     return [Claim(Stamp(row[0], row[1], wire_timestamp(row[2])), row[3]) for row in rows]
 
 
@@ -47,14 +49,15 @@ async def job_stuck(
     schema: str | None,
     *,
     age: timedelta,
-    queues: Sequence[str] | None,
+    within: QueueFilter | None,
     after: int,
     limit: int,
 ) -> list[Record]:
-    """The jobs that run for longer than `age` with an id above `after`, lowest first; None stands
-    for all queues. Behind the columns of a job stand the seconds that it runs."""
+    """The jobs that run for longer than `age` with an id above `after`, lowest first. Behind the
+    columns of a job stand the seconds that it runs."""
     values: dict[str, object] = {"after": after, "age": age, "limit": limit}
-    return await _fetch_scoped(connection, "job_stuck", schema, queues, values)
+    text, arguments = filtered(_FILE, "job_stuck", schema, within, values)
+    return await connection.fetch(text, *arguments)
 
 
 class Rescue(NamedTuple):
@@ -82,16 +85,3 @@ async def job_rescue(
     }
     rows = await connection.fetch(statement.text, *statement.arguments(values))
     return {row[0]: row[1] for row in rows}
-
-
-async def _fetch_scoped(
-    connection: Transaction,
-    name: str,
-    schema: str | None,
-    queues: Sequence[str] | None,
-    values: dict[str, object],
-) -> list[Record]:
-    if queues is not None:
-        name, values = f"{name}_in_queues", {**values, "queues": queues}
-    statement = query(_FILE, name, schema)
-    return await connection.fetch(statement.text, *statement.arguments(values))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from riverpy._db.filters import filtered
 from riverpy._sql import query
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime, timedelta
 
+    from riverpy._db.filters import QueueFilter
     from riverpy.drivers.asyncpg import Transaction
 
 DUE_ACTION = "due"
@@ -107,20 +109,16 @@ async def job_due(
     connection: Transaction,
     schema: str | None,
     *,
-    queues: Sequence[str] | None,
+    within: QueueFilter | None,
     ahead: timedelta,
     skipped: Sequence[int],
     limit: int,
 ) -> list[int]:
-    """The first scheduled and retryable jobs that are due within `ahead`, of these queues or of
-    all, but for the skipped ones; in the order in which they are to run."""
+    """The first scheduled and retryable jobs that are due within `ahead`, but for the skipped
+    ones; in the order in which they are to run."""
     values: dict[str, object] = {"ahead": ahead, "skipped": skipped, "limit": limit}
-    if queues is None:
-        statement = query(_FILE, "job_due", schema)
-    else:
-        statement = query(_FILE, "job_due_in_queues", schema)
-        values["queues"] = queues
-    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    text, arguments = filtered(_FILE, "job_due", schema, within, values)
+    rows = await connection.fetch(text, *arguments)
     return [row[0] for row in rows]
 
 

@@ -14,6 +14,7 @@ import structlog
 
 from riverpy._clock import Backoff
 from riverpy._lifecycle import TestSignal
+from riverpy._maintenance.scope import everything
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 from riverpy.errors import FencedOutError
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from riverpy._db.connection import DedicatedConnection
     from riverpy._lifecycle import StopScope
     from riverpy._maintenance.mandate import Mandate
+    from riverpy._maintenance.scope import Scope
     from riverpy.config import Config
     from riverpy.drivers.asyncpg import Connection
     from riverpy.worker import Workers
@@ -51,6 +53,12 @@ class Office:
     timer: Timer
     connect_direct: Callable[[], Awaitable[Connection]] | None = None
     """Makes a session that leads past any pooler in transaction mode; None: there is no way."""
+    scope: Callable[[], Awaitable[Scope]] = everything
+    """Which queues are maintained; asked at each pass, as queues come and go meanwhile.
+
+    Raises:
+        Exception: one of DATABASE_ERRORS; the pass is tried again soon.
+    """
     up: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when all services of the term have started: no pass begins before."""
 

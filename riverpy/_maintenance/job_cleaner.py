@@ -15,6 +15,7 @@ from riverpy._db.upkeep import (
 )
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batches import Batches
+from riverpy._maintenance.scope import NOTHING
 from riverpy.job import JobState
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from riverpy._lifecycle import StopScope
     from riverpy._maintenance.base import Office
+    from riverpy._maintenance.scope import Scope
     from riverpy.config import Config, JobRetention
 
 INTERVAL = 30.0
@@ -43,38 +45,32 @@ class Rule(NamedTuple):
     """None: all jobs of the state."""
 
 
-def rules_of(config: Config, queues: Sequence[str] | None) -> list[Rule]:
-    """What to delete, as a client is configured: a job's kind decides, or else its queue, or else
-    its state alone. `queues` limits it to these; None does not."""
-    if queues is not None and not queues:
+def rules_of(config: Config, scope: Scope) -> list[Rule]:
+    """What to delete in this scope, as a client is configured: a job's kind decides, or else its
+    queue, or else its state alone."""
+    if scope == NOTHING:
         return []
     return [
-        Rule(state, retention, scope)
+        Rule(state, retention, jobs)
         for state in _STATES
-        for retention, scope in _scopes_of(config, queues, state)
+        for retention, jobs in _scopes_of(config, scope, state)
     ]
 
 
 def _scopes_of(
-    config: Config, queues: Sequence[str] | None, state: JobState
+    config: Config, scope: Scope, state: JobState
 ) -> Iterator[tuple[timedelta, JobScope | None]]:
-    kinds, own_queues = tuple(config.retention_by_kind), tuple(config.retention_by_queue)
-    limit, is_limited = tuple(queues or ()), queues is not None
+    kinds = tuple(config.retention_by_kind)
     for retention, names in _grouped(config.retention_by_kind, state).items():
-        yield retention, JobScope(limit, is_limited, tuple(names), only_kinds=True)
+        yield retention, JobScope(*scope.whole(), tuple(names), only_kinds=True)
     for retention, names in _grouped(config.retention_by_queue, state).items():
-        if within := tuple(name for name in names if queues is None or name in queues):
+        if within := tuple(name for name in names if name in scope):
             yield retention, JobScope(within, True, kinds)
-    retention = _kept(config.retention, state)
-    if retention is None:
+    retention, others = _kept(config.retention, state), scope.without(config.retention_by_queue)
+    if retention is None or others == NOTHING:
         return
-    if queues is not None:
-        if others := tuple(name for name in queues if name not in own_queues):
-            yield retention, JobScope(others, True, kinds)
-    elif kinds or own_queues:
-        yield retention, JobScope(own_queues, False, kinds)
-    else:
-        yield retention, None
+    jobs = JobScope(*others.whole(), kinds)
+    yield retention, None if jobs == JobScope() else jobs
 
 
 def _grouped(retentions: Mapping[str, JobRetention], state: JobState) -> dict[timedelta, list[str]]:
@@ -95,22 +91,12 @@ class JobCleaner(MaintenanceService):
 
     name = "job cleaner"
 
-    def __init__(self, office: Office, *, queues: Sequence[str] | None = None) -> None:
-        """Make it.
-
-        Args:
-            office: what the services of the term share.
-            queues: deletes jobs of these queues only; None: of all.
-        """
+    def __init__(self, office: Office) -> None:
         super().__init__(office)
-        self._rules = rules_of(office.config, queues)
-        self._shortest: dict[str, timedelta] = {}
-        """The shortest retention of each state."""
-        for rule in self._rules:
-            known = self._shortest.get(rule.state.value, rule.retention)
-            self._shortest[rule.state.value] = min(known, rule.retention)
         self._batches = Batches(office.timer, self.log)
         self._marks: dict[Rule, SweepMark | None] = {}
+        """How far each rule has come. A rule that another scope makes begins anew: it may mean jobs
+        that were passed over."""
         self._swept_at = office.timer.boottime()
 
     async def run_once(self, scope: StopScope) -> float:
@@ -124,21 +110,27 @@ class JobCleaner(MaintenanceService):
         if now - self._swept_at >= SWEEP_INTERVAL:
             self._marks.clear()
             self._swept_at = now
-        states = await self._states()
-        for rule in self._rules:
+        rules = rules_of(self.office.config, await self.office.scope())
+        self._marks = {rule: self._marks.get(rule) for rule in rules}
+        states = await self._states(rules)
+        for rule in rules:
             if rule.state.value in states:
                 await self._apply(rule)
         return INTERVAL
 
-    async def _states(self) -> set[str]:
+    async def _states(self, rules: Sequence[Rule]) -> set[str]:
         """The states that there may be something to delete in: mostly none, and then one look is
         the whole pass."""
-        if not self._shortest:
+        shortest: dict[str, timedelta] = {}
+        for rule in rules:
+            known = shortest.get(rule.state.value, rule.retention)
+            shortest[rule.state.value] = min(known, rule.retention)
+        if not shortest:
             return set()
         async with self.office.connection.use(
             "looking for jobs to delete", _LOOK_TIMEOUT
         ) as connection:
-            return await job_states_to_clean(connection, self.office.schema, self._shortest)
+            return await job_states_to_clean(connection, self.office.schema, shortest)
 
     async def _apply(self, rule: Rule) -> None:
         deleted = 0
@@ -179,8 +171,8 @@ class JobCleaner(MaintenanceService):
                 state=rule.state,
                 retention=rule.retention,
                 scope=scope,
-                after=self._marks.get(rule),
+                after=self._marks[rule],
                 limit=limit,
             )
-        self._marks[rule] = sweep.mark or self._marks.get(rule)
+        self._marks[rule] = sweep.mark or self._marks[rule]
         return sweep.found, sweep.deleted

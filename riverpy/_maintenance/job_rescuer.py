@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
-from riverpy._db.clients import client_lock_dead, client_reap, client_registered, client_silent
+from riverpy._db.clients import client_lock_dead, client_registered, client_silent
 from riverpy._db.jobs import Stamp
 from riverpy._db.rescue import Rescue, job_rescue, job_running_of, job_stuck
 from riverpy._lifecycle import only_exceptions
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from asyncpg import Record
 
+    from riverpy._db.filters import QueueFilter
     from riverpy._lifecycle import StopScope
     from riverpy._maintenance.base import Office
     from riverpy.drivers.asyncpg import Connection
@@ -54,10 +55,6 @@ silent clients; River's."""
 PAGE = 1_000
 """Jobs that are read, and rescued, at a time."""
 STATEMENT_TIMEOUT = 5.0
-REAP_INTERVAL = 60.0
-"""Seconds between two looks for clients to forget."""
-KEPT = timedelta(minutes=10)
-"""How long a dead client is remembered."""
 DEAD_ERROR = "the client that worked this attempt gave no sign of life any more: rescued"
 STUCK_ERROR = "this attempt went on for longer than it may, and nobody ended it: rescued"
 
@@ -102,13 +99,7 @@ class JobRescuer(MaintenanceService):
 
     name = "job rescuer"
 
-    def __init__(
-        self,
-        office: Office,
-        contact: Callable[[], float] | None,
-        *,
-        queues: Sequence[str] | None = None,
-    ) -> None:
+    def __init__(self, office: Office, contact: Callable[[], float] | None) -> None:
         """Make it.
 
         Args:
@@ -117,10 +108,9 @@ class JobRescuer(MaintenanceService):
                 Who was out of contact cannot tell a dead client from one that was out of contact
                 too. It is the process's, not the term's: a leader may die together with the worker
                 whose jobs are to be rescued. None: there is no table of clients.
-            queues: of these alone; None: of all.
         """
         super().__init__(office)
-        self._contact, self._queues = contact, queues
+        self._contact = contact
         self._config = office.config
         dead_after = self._config.dead_after.total_seconds()
         self._interval = min(INTERVAL_MOST, dead_after * INTERVAL_SHARE)
@@ -128,7 +118,6 @@ class JobRescuer(MaintenanceService):
         rescue_age = self._config.rescue_age.total_seconds()
         self._stuck_interval = min(STUCK_INTERVAL, rescue_age * INTERVAL_SHARE)
         self._stuck_at = 0.0
-        self._reap_at = 0.0
         self._refused: set[Stamp] = set()
         """Attempts that could not be ended."""
         self.unknown: Counter[str] = Counter()
@@ -138,19 +127,22 @@ class JobRescuer(MaintenanceService):
     async def run_once(self, scope: StopScope) -> float:
         """One pass; returns the seconds until the next."""
         now = self.office.timer.boottime()
-        quiet = await self._rescue_dead()
+        filters = (await self.office.scope()).filters()
+        quiet = await self._rescue_dead(filters)
         if now >= self._stuck_at:
-            await self._rescue_stuck()
+            await self._rescue_stuck(filters)
             self._stuck_at = now + self._stuck_interval
         return min(quiet, self._stuck_at - now)
 
     # -- by liveness
 
-    async def _rescue_dead(self) -> float:
+    async def _rescue_dead(self, filters: Sequence[QueueFilter | None]) -> float:
         """Give back what dead clients were working, whatever kinds this client knows. Returns the
         seconds until there may be more of them."""
         if self._contact is None:
             return QUIET_MOST
+        if not filters:
+            return self._quiet_most
         if self._contact() < self._config.dead_after.total_seconds():
             return self._interval
         async with self._reading() as connection:
@@ -160,11 +152,11 @@ class JobRescuer(MaintenanceService):
         if not silent.client_ids:
             next_in = self._quiet_most if silent.next_in is None else silent.next_in
             return min(next_in + QUIET_MARGIN, self._quiet_most)
-        await self._rescue_from(silent.client_ids)
-        await self._reap()
+        for within in filters:
+            await self._rescue_from(silent.client_ids, within)
         return self._interval
 
-    async def _rescue_from(self, silent: list[str]) -> None:
+    async def _rescue_from(self, silent: list[str], within: QueueFilter | None) -> None:
         after = 0
         while True:
             async with self._reading() as connection:
@@ -172,7 +164,7 @@ class JobRescuer(MaintenanceService):
                     connection,
                     self.office.schema,
                     client_ids=silent,
-                    queues=self._queues,
+                    within=within,
                     after=after,
                     limit=PAGE,
                 )
@@ -199,24 +191,16 @@ class JobRescuer(MaintenanceService):
             error=DEAD_ERROR,
         )
 
-    async def _reap(self) -> None:
-        """Forget clients that are dead for long."""
-        now = self.office.timer.boottime()
-        if now < self._reap_at:
-            return
-        async with self._writing("forgetting dead clients") as connection:
-            reaped = await client_reap(
-                connection, self.office.schema, dead_after=self._config.dead_after, kept=KEPT
-            )
-        self._reap_at = now + REAP_INTERVAL
-        if reaped:
-            self.log.info("forgot dead clients", client_ids=reaped)
-
     # -- by age
 
-    async def _rescue_stuck(self) -> None:
+    async def _rescue_stuck(self, filters: Sequence[QueueFilter | None]) -> None:
         """Give back what clients that give no signs of life work for too long, as River does."""
         unknown: Counter[str] = Counter()
+        for within in filters:
+            await self._rescue_stuck_within(within, unknown)
+        self._say_unknown(unknown)
+
+    async def _rescue_stuck_within(self, within: QueueFilter | None, unknown: Counter[str]) -> None:
         after = 0
         while True:
             async with self._reading() as connection:
@@ -224,7 +208,7 @@ class JobRescuer(MaintenanceService):
                     connection,
                     self.office.schema,
                     age=self._config.rescue_age,
-                    queues=self._queues,
+                    within=within,
                     after=after,
                     limit=PAGE,
                 )
@@ -236,9 +220,8 @@ class JobRescuer(MaintenanceService):
                     rescues.append(Rescue(job.stamp, job.client_id, delay.total_seconds()))
             await self._rescue(rescues, self._end_of_stuck)
             if len(rows) < PAGE:
-                break
+                return
             after = rows[-1][JobColumn.ID]
-        self._say_unknown(unknown)
 
     async def _unregistered(self, jobs: list[_StuckJob]) -> list[_StuckJob]:
         """Without those whose client gives signs of life, or will be found dead for want of them:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from riverpy._db.upkeep import job_due, job_lock_limit, job_schedule
@@ -12,8 +13,7 @@ from riverpy._maintenance.mandate import TRANSACTION_LIMIT
 from riverpy.drivers.asyncpg import LockNotAvailableError, PostgresError, describe, is_refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from riverpy._db.filters import QueueFilter
     from riverpy._db.upkeep import Scheduled
     from riverpy._lifecycle import StopScope
     from riverpy._maintenance.base import Office
@@ -35,15 +35,8 @@ class JobScheduler(MaintenanceService):
 
     name = "job scheduler"
 
-    def __init__(self, office: Office, *, queues: Sequence[str] | None = None) -> None:
-        """Make it.
-
-        Args:
-            office: what the services of the term share.
-            queues: moves jobs of these queues only; None: of all.
-        """
+    def __init__(self, office: Office) -> None:
         super().__init__(office)
-        self._queues = queues
         self._batches = Batches(office.timer, self.log)
         self._left: list[int] = []
         """Jobs that this pass could not move."""
@@ -60,19 +53,19 @@ class JobScheduler(MaintenanceService):
             Exception: one of DATABASE_ERRORS.
         """
         self._left, self._refused, self._error = [], [], None
-        if self._queues is None or self._queues:
-            await self._batches.run(self._batch)
+        for within in (await self.office.scope()).filters():
+            await self._batches.run(partial(self._batch, within))
         self._say_refused()
         return INTERVAL
 
-    async def _batch(self, limit: int) -> int:
+    async def _batch(self, within: QueueFilter | None, limit: int) -> int:
         connection, bound = self.office.connection, TRANSACTION_LIMIT.total_seconds()
         self.office.mandate.expect_trusted()
         async with connection.use("finding due jobs", bound) as open_connection:
             ids = await job_due(
                 open_connection,
                 self.office.schema,
-                queues=self._queues,
+                within=within,
                 ahead=AHEAD,
                 skipped=self._left,
                 limit=limit,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from riverpy._db.queues import queue_forget
@@ -10,8 +11,7 @@ from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batches import Batches
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from riverpy._db.filters import QueueFilter
     from riverpy._lifecycle import StopScope
     from riverpy._maintenance.base import Office
 
@@ -28,15 +28,8 @@ class QueueCleaner(MaintenanceService):
 
     name = "queue cleaner"
 
-    def __init__(self, office: Office, *, queues: Sequence[str] | None = None) -> None:
-        """Make it.
-
-        Args:
-            office: what the services of the term share.
-            queues: forgets these queues only; None: all.
-        """
+    def __init__(self, office: Office) -> None:
         super().__init__(office)
-        self._queues = queues
         self._batches = Batches(office.timer, self.log)
 
     async def run_once(self, scope: StopScope) -> float:
@@ -46,15 +39,15 @@ class QueueCleaner(MaintenanceService):
             FencedOutError: the term is over.
             Exception: one of DATABASE_ERRORS.
         """
-        if self._queues is None or self._queues:
-            await self._batches.run(self._forget)
+        for within in (await self.office.scope()).filters():
+            await self._batches.run(partial(self._forget, within))
         return INTERVAL
 
-    async def _forget(self, limit: int) -> int:
+    async def _forget(self, within: QueueFilter | None, limit: int) -> int:
         office = self.office
         async with office.mandate.transaction(office.connection, "forgetting queues") as connection:
             names = await queue_forget(
-                connection, office.schema, names=self._queues, age=RETENTION, limit=limit
+                connection, office.schema, within=within, age=RETENTION, limit=limit
             )
         if names:
             self.log.info("queues forgotten", count=len(names), queues=names[:10])

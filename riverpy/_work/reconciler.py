@@ -256,7 +256,7 @@ class Reconciler:
                 connection,
                 self._schema,
                 client_ids=[self._client_id],
-                queues=None,
+                within=None,
                 after=after,
                 limit=PAGE,
             )

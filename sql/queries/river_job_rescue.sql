@@ -33,6 +33,20 @@ order by id
 limit @limit::bigint;
 
 
+-- name: job_running_of_except_queues
+-- The same in all queues but some.
+with found as materialized (
+  select id, attempt, attempted_at, attempted_by[array_upper(attempted_by, 1)] as client_id
+  from /* schema */ river_job
+  where state = 'running' and id > @after::bigint and queue <> all(@queues::text[])
+    and attempted_at is not null and attempted_by[array_upper(attempted_by, 1)] = any(@client_id::text[])
+)
+select id, attempt, timestamptz_send(attempted_at), client_id
+from found
+order by id
+limit @limit::bigint;
+
+
 -- name: job_stuck
 -- The jobs that run for longer than @age, with the seconds that they do.
 with found as materialized (
@@ -57,6 +71,24 @@ with found as materialized (
   select id
   from /* schema */ river_job
   where state = 'running' and id > @after::bigint and queue = any(@queues::text[])
+    and attempted_at < now() - least(@age::interval, interval '1000 years')
+)
+select
+  id, args::text, attempt, timestamptz_send(attempted_at), attempted_by, timestamptz_send(created_at), errors::text[],
+  timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,
+  timestamptz_send(scheduled_at), tags::text[], unique_key, unique_states::int,
+  extract(epoch from now() - attempted_at)::float8
+from /* schema */ river_job
+where id = any(array(select id from found order by id limit @limit::bigint)) and state = 'running'
+order by id;
+
+
+-- name: job_stuck_except_queues
+-- The same in all queues but some.
+with found as materialized (
+  select id
+  from /* schema */ river_job
+  where state = 'running' and id > @after::bigint and queue <> all(@queues::text[])
     and attempted_at < now() - least(@age::interval, interval '1000 years')
 )
 select

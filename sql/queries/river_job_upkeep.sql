@@ -123,6 +123,44 @@ order by due.priority, due.scheduled_at, due.id
 limit @limit::bigint;
 
 
+-- name: job_due_except_queues
+-- The same for all queues but some, whose lanes are passed over.
+with recursive lanes as (
+  select state, (
+    select job.queue
+    from /* schema */ river_job as job
+    where job.state = given.state
+    order by job.queue
+    limit 1
+  ) as queue
+  from unnest(array['retryable', 'scheduled']::/* schema */ river_job_state[]) as given (state)
+  union all
+  select lanes.state, (
+    select job.queue
+    from /* schema */ river_job as job
+    where job.state = lanes.state and job.queue > lanes.queue
+    order by job.queue
+    limit 1
+  )
+  from lanes
+  where lanes.queue is not null
+)
+select due.id
+from lanes
+cross join generate_series(1, 4) as ranks (place)
+cross join lateral (
+  select job.id, job.priority, job.scheduled_at
+  from /* schema */ river_job as job
+  where job.state = lanes.state and job.queue = lanes.queue and job.priority = ranks.place::smallint
+    and job.scheduled_at <= now() + @ahead::interval and job.id <> all(@skipped::bigint[])
+  order by job.scheduled_at, job.id
+  limit @limit::bigint
+) as due
+where lanes.queue <> all(@queues::text[])
+order by due.priority, due.scheduled_at, due.id
+limit @limit::bigint;
+
+
 -- name: job_schedule
 -- Make due jobs available. Of those with one unique key the first is kept, unless a job that is not among them holds
 -- the key; the others are discarded. A job that would hold its key when it is discarded stays as it is. riverpy's clients

@@ -75,13 +75,28 @@ where name = any(array(
 returning name;
 
 
--- name: queue_forget_some
+-- name: queue_forget_in_queues
 -- The same of these queues.
 delete from /* schema */ river_queue
 where name = any(array(
   select name
   from /* schema */ river_queue
-  where name = any(@name::text[])
+  where name = any(@queues::text[])
+    and updated_at < now() - @age::interval and paused_at is null and metadata = '{}'
+  order by name
+  limit @limit::bigint
+  for update skip locked
+))
+returning name;
+
+
+-- name: queue_forget_except_queues
+-- The same of all queues but these.
+delete from /* schema */ river_queue
+where name = any(array(
+  select name
+  from /* schema */ river_queue
+  where name <> all(@queues::text[])
     and updated_at < now() - @age::interval and paused_at is null and metadata = '{}'
   order by name
   limit @limit::bigint

@@ -22,12 +22,14 @@ from riverpy._db.leaders import leader_elect
 from riverpy._lifecycle import StopScope
 from riverpy._maintenance.base import Office
 from riverpy._maintenance.mandate import Mandate
+from riverpy._maintenance.scope import All
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncGenerator
 
     from riverpy._maintenance.base import MaintenanceService
+    from riverpy._maintenance.scope import Scope
     from riverpy.drivers.asyncpg import Connection
     from tests._database import Schema
 
@@ -67,6 +69,8 @@ class HeldOffice:
         self.office: Office
         self.trust: Trust
         self.term: Term
+        self.scope: Scope = All()
+        """What the office says when it is asked."""
 
     async def run(self, service: MaintenanceService, scope: StopScope | None = None) -> float:
         """One pass of a service."""
@@ -82,6 +86,9 @@ class HeldOffice:
     def distrust(self) -> None:
         """Let this process doubt its term, which the server does not know of."""
         self.trust.ended()
+
+    async def _ask_scope(self) -> Scope:
+        return self.scope
 
     async def _connect(self) -> Connection:
         return await connect_maintenance(self.schema.url, f"office {self.leader_id}", pooled=False)
@@ -121,6 +128,7 @@ async def held_office(
             connection=connections[0],
             cleaning=connections[1],
             timer=held.timer,
+            scope=held._ask_scope,
         )
         held.office.up.set()
         yield held

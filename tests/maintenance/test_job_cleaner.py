@@ -13,6 +13,7 @@ from riverpy._clock import SystemClock
 from riverpy._lifecycle import ServiceGroup
 from riverpy._maintenance import batches
 from riverpy._maintenance.job_cleaner import INTERVAL, SWEEP_INTERVAL, JobCleaner
+from riverpy._maintenance.scope import NOTHING, Only
 from riverpy.config import DURATION_MAX
 from riverpy.errors import FencedOutError
 from tests.maintenance.office import held_office
@@ -86,7 +87,8 @@ async def test_no_queue_is_meant(held: HeldOffice, schema: Schema) -> None:
     """JC6: a cleaner of no queue sends no statement."""
     kept = {await insert_ended(schema, "completed", "10 years")}
     await held.depose()
-    await held.run(JobCleaner(held.office, queues=[]))
+    held.scope = NOTHING
+    await held.run(JobCleaner(held.office))
     assert await ids_of(schema) == kept
 
 
@@ -174,7 +176,8 @@ async def test_some_queues(schema: Schema) -> None:
         await insert_ended(schema, "completed", "3 hours", queue="'a'", kind="'kk'")
         await insert_ended(schema, "completed", "3 hours", queue="'c'", kind="'kk'")
         await insert_ended(schema, "completed", "25 hours", queue="'c'")
-        await held.run(JobCleaner(held.office, queues=["a", "c"]))
+        held.scope = Only(frozenset({"a", "c"}))
+        await held.run(JobCleaner(held.office))
     assert await ids_of(schema) == kept
 
 

@@ -19,6 +19,7 @@ from riverpy._db.jobs import Settlement, Stamp, job_complete, job_settle
 from riverpy._maintenance import job_rescuer
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.mandate import FenceBusyError
+from riverpy._maintenance.scope import Only
 from riverpy.drivers.asyncpg import use_raw_timestamps
 from riverpy.errors import FencedOutError
 from tests.maintenance.office import QuickTimer, held_office
@@ -253,38 +254,20 @@ async def test_only_its_queues(quick: HeldOffice) -> None:
     for queue in ("mine", "others"):
         await insert(schema, queue=queue)
         await insert(schema, queue=queue, by="unknown", age=OLD)
-    await quick.run(JobRescuer(quick.office, in_contact, queues=["mine", "also mine"]))
+    quick.scope = Only(frozenset({"mine", "also mine"}))
+    await quick.run(JobRescuer(quick.office, in_contact))
     assert await states(schema) == ["available"] * 2 + ["running"] * 2
 
 
 async def test_deposed(quick: HeldOffice) -> None:
-    """A leader that was deposed and does not know it yet rescues nothing, forgets nobody."""
+    """A leader that was deposed and does not know it yet rescues nothing."""
     schema = quick.schema
     await register(schema, "dead", silent="1 day")
     await insert(schema)
     await quick.depose()
     with pytest.raises(FencedOutError):
         await quick.run(JobRescuer(quick.office, in_contact))
-    await schema.execute("DELETE FROM river_job")
-    with pytest.raises(FencedOutError):
-        await quick.run(JobRescuer(quick.office, in_contact))
-    assert await schema.fetchval("SELECT count(*) FROM riverpy_client") == 1
-
-
-async def test_clients_are_forgotten(quick: HeldOffice) -> None:
-    """Clients that are dead for ten minutes are forgotten, but for those whose jobs still run."""
-    schema = quick.schema
-    for client_id, silent in (("gone", "11 minutes"), ("busy", "1 day"), ("dead", "9 minutes")):
-        await register(schema, client_id, silent=silent)
-    await insert(schema, by="busy", queue="others")
-    await insert(schema, by="another", queue="others")
-    rescuer = JobRescuer(quick.office, in_contact, queues=["mine"])
-    await quick.run(rescuer)
-    rows = await schema.fetch("SELECT client_id FROM riverpy_client ORDER BY 1")
-    assert [row[0] for row in rows] == ["busy", "dead"]
-    await register(schema, "gone", silent="11 minutes")
-    await quick.run(rescuer)  # it looks each minute only
-    assert await schema.fetchval("SELECT count(*) FROM riverpy_client") == 3
+    assert await states(schema) == ["running"]
 
 
 # --- rows that cannot be changed

@@ -15,6 +15,7 @@ from riverpy import Job, JobSnooze
 from riverpy._clock import SystemClock
 from riverpy._maintenance import batches
 from riverpy._maintenance.job_scheduler import INTERVAL, REFUSED_MAX, JobScheduler
+from riverpy._maintenance.scope import NOTHING, Only
 from riverpy.errors import FencedOutError
 from tests.maintenance.office import held_office
 from tests.maintenance.rows import accept_many, insert_jobs, refuse_many, states_of
@@ -403,7 +404,8 @@ async def test_idle_queue(held: HeldOffice, schema: Schema) -> None:
 async def test_some_queues(held: HeldOffice, schema: Schema) -> None:
     """A scheduler of some queues moves only their jobs; one of none asks nothing."""
     ids = {queue: await waiting(schema, queue=f"'{queue}'") for queue in ("aa", "bb", "cc")}
-    await held.run(JobScheduler(held.office, queues=["aa", "cc", "dd"]))
+    held.scope = Only(frozenset({"aa", "cc", "dd"}))
+    await held.run(JobScheduler(held.office))
     states = await states_of(schema)
     assert {queue: states[job_id] for queue, job_id in ids.items()} == {
         "aa": "available",
@@ -411,7 +413,8 @@ async def test_some_queues(held: HeldOffice, schema: Schema) -> None:
         "cc": "available",
     }
     await held.depose()
-    await held.run(JobScheduler(held.office, queues=[]))
+    held.scope = NOTHING
+    await held.run(JobScheduler(held.office))
 
 
 async def test_batches_in_order(

@@ -9,6 +9,7 @@ import pytest
 
 from riverpy._maintenance import batches
 from riverpy._maintenance.queue_cleaner import INTERVAL, QueueCleaner
+from riverpy._maintenance.scope import NOTHING, Only
 from riverpy.errors import FencedOutError
 from tests.maintenance.office import held_office
 
@@ -66,10 +67,12 @@ async def test_some_queues(held: HeldOffice, schema: Schema) -> None:
     """A cleaner of some queues forgets only those; one of none asks nothing."""
     for name in ("aa", "bb", "cc"):
         await insert_queue(schema, name, "25 hours")
-    await held.run(QueueCleaner(held.office, queues=["aa", "cc", "dd"]))
+    held.scope = Only(frozenset({"aa", "cc", "dd"}))
+    await held.run(QueueCleaner(held.office))
     assert await names_of(schema) == ["bb"]
     await held.depose()
-    await held.run(QueueCleaner(held.office, queues=[]))
+    held.scope = NOTHING
+    await held.run(QueueCleaner(held.office))
     assert await names_of(schema) == ["bb"]
 
 

@@ -359,7 +359,7 @@ async def test_doubt_begins_nothing(schema: Schema, log: Log) -> None:
             await held.run(reindexer_of(held, when_connected=held.distrust))
         assert await artifacts(schema) == ["river_job_kind_ccnew"]
         await schema.execute("DROP INDEX river_job_kind_ccnew")
-        held.lease.granted(held.term, asked_at=held.timer.boottime())
+        held.trust.granted(held.term, asked_at=held.timer.boottime())
         reindexer = reindexer_of(held, when_connected=held.distrust)
         await held.run(reindexer)
         with pytest.raises(FencedOutError):

@@ -1,0 +1,104 @@
+"""The client reaper: who is forgotten, and who never."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from riverpy._maintenance.client_reaper import INTERVAL, ClientReaper
+from riverpy._maintenance.scope import NOTHING
+from riverpy.errors import FencedOutError
+from tests.maintenance.office import held_office
+from tests.maintenance.rows import insert_jobs
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from tests._database import Schema
+    from tests.maintenance.office import HeldOffice
+
+
+def in_contact() -> float:
+    return 3600.0
+
+
+@pytest.fixture
+async def quick(schema: Schema) -> AsyncGenerator[HeldOffice]:
+    """An office to which a client is dead after a second."""
+    async with held_office(schema, dead_after=timedelta(seconds=1)) as held:
+        yield held
+
+
+async def register(schema: Schema, client_id: str, silent: str) -> None:
+    """A client whose last sign of life is `silent` ago."""
+    await schema.execute(
+        "INSERT INTO riverpy_client (client_id, queues, kinds, candidate, poll_only, version,"
+        " dead_after, heartbeat_at) VALUES ($1, '{}', '{}', true, false, '1', '1s',"
+        " now() - $2::text::interval)",
+        client_id,
+        silent,
+    )
+
+
+async def known(schema: Schema) -> list[str]:
+    """The clients that are remembered."""
+    rows = await schema.fetch("SELECT client_id FROM riverpy_client ORDER BY 1")
+    return [row[0] for row in rows]
+
+
+async def test_dead_for_long(quick: HeldOffice, log: list[dict[str, Any]]) -> None:
+    """Clients that are dead for ten minutes are forgotten, but for those whose jobs still run;
+    whatever queues the term maintains."""
+    schema = quick.schema
+    quick.scope = NOTHING
+    for client_id, silent in (("gone", "11 minutes"), ("busy", "1 day"), ("dead", "9 minutes")):
+        await register(schema, client_id, silent)
+    for client_id in ("busy", "another"):
+        await insert_jobs(
+            schema,
+            state="'running'",
+            attempt="1",
+            attempted_at="now()",
+            attempted_by=f"array['{client_id}']",
+        )
+    assert await quick.run(ClientReaper(quick.office, in_contact)) == INTERVAL
+    assert await known(schema) == ["busy", "dead"]
+    assert [entry["client_ids"] for entry in log] == [["gone"]]
+
+
+async def test_nobody_is_silent(quick: HeldOffice) -> None:
+    """While all give signs of life nothing is written, not even by a leader that was deposed."""
+    await register(quick.schema, "alive", "0 s")
+    await quick.depose()
+    await quick.run(ClientReaper(quick.office, in_contact))
+    assert await known(quick.schema) == ["alive"]
+
+
+async def test_out_of_contact(quick: HeldOffice) -> None:
+    """Who was out of contact forgets nobody: it may be the server that was away."""
+    await register(quick.schema, "gone", "11 minutes")
+    await quick.run(ClientReaper(quick.office, lambda: 0.9))
+    assert await known(quick.schema) == ["gone"]
+
+
+async def test_deposed(quick: HeldOffice) -> None:
+    """A leader that was deposed and does not know it yet forgets nobody."""
+    await register(quick.schema, "gone", "1 day")
+    await quick.depose()
+    with pytest.raises(FencedOutError):
+        await quick.run(ClientReaper(quick.office, in_contact))
+    assert await known(quick.schema) == ["gone"]
+
+
+async def test_client_that_is_back(quick: HeldOffice) -> None:
+    """A client that gives a sign of life at this moment is neither waited for nor forgotten."""
+    schema = quick.schema
+    await register(schema, "back", "11 minutes")
+    async with schema.connected() as client, client.transaction():
+        await client.execute("UPDATE riverpy_client SET heartbeat_at = now()")
+        async with asyncio.timeout(30):
+            await quick.run(ClientReaper(quick.office, in_contact))
+    assert await known(schema) == ["back"]
