@@ -10,6 +10,7 @@ from riverpy._db.connection import DedicatedConnection
 from riverpy._db.leaders import LeaderTable
 from riverpy._maintenance.base import Office
 from riverpy._maintenance.client_reaper import ClientReaper
+from riverpy._maintenance.execution_cleaner import ExecutionCleaner
 from riverpy._maintenance.job_cleaner import JobCleaner
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.job_scheduler import JobScheduler
@@ -126,6 +127,7 @@ def services(
         PeriodicEnqueuer(office, periodic_jobs, inserter),
         JobCleaner(office),
         QueueCleaner(office),
+        ExecutionCleaner(office),
         *([] if contact is None else [ClientReaper(office, contact)]),
         *reindexers(office),
     ]
