@@ -162,8 +162,7 @@ class WorkerProcess:
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._enter,
-                *(RIVERPY, "worker", self.settings.target),
-                *("--database-url", self._url, "--name", self.name, "--log", "json"),
+                *self._command(),
                 cwd=ROOT,
                 env=self._environment(),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -212,6 +211,10 @@ class WorkerProcess:
         self.kill()
         if self.is_running:
             await self.ended()
+
+    def _command(self) -> list[str]:
+        command = [str(RIVERPY), "worker", self.settings.target]
+        return [*command, "--database-url", self._url, "--name", self.name, "--log", "json"]
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:

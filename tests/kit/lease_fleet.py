@@ -1,0 +1,207 @@
+"""Processes that hold one lease, or stand by for it, each behind a fault proxy of its own
+(`tests/kit/lease_worker.py`), and what they note of it in files: a process that is killed has
+noted all."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from tests.kit.fleet import Server, Worker, WorkerSettings, running_fleet
+from tests.kit.load import Tail
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+    from pathlib import Path
+
+    from tests.kit.fleet import Fleet
+    from tests.kit.proxy import Proxy
+
+LEASE = "projection"
+POLL = 0.005
+STARTS_WITHIN = 60.0
+"""Seconds that the processes may take to start."""
+TABLE = """
+CREATE TABLE IF NOT EXISTS lease_write (id bigserial PRIMARY KEY, epoch bigint NOT NULL)
+"""
+WRITE = """
+INSERT INTO lease_write (epoch) VALUES ($1)
+RETURNING EXISTS (SELECT FROM lease_write WHERE epoch > $1)
+"""
+"""Whether somebody with a later term has written before: that is never to be."""
+
+
+class LeaseSettings(WorkerSettings, frozen=True, kw_only=True):
+    """What the process is told. `elect_interval` and `leader_ttl` are those of the lease."""
+
+    database_url: str = ""
+    """By its proxy. The fleet fills it in, and `notes`."""
+    notes: str = ""
+    """The file of its notes."""
+    through: str = "manager"
+    """What it holds the lease by: a `manager` with a connection of its own, a manager over a
+    `pool`, or a `client`."""
+    is_pooler: bool = False
+    """Whether its database URL leads through PgBouncer."""
+
+
+class Note(NamedTuple):
+    """What a process has noted, at a time of the clock that all processes of a machine share."""
+
+    at: float
+    worker: str
+    pid: int
+    what: str
+    """`stands` by, `begin`, `act` and `end` of a term, a fenced write that was `wrote` or `refused`
+    (`stale`: after that of a later term); `late_refused`: one more, after the end."""
+    epoch: int
+    is_held: bool
+    """What the lease said of itself just before."""
+
+
+class Holding(NamedTuple):
+    """A term, as its process knows it."""
+
+    worker: str
+    epoch: int
+    began: float
+
+
+class LeaseWorker(Worker):
+    """A place of the fleet that runs `tests.kit.lease_worker`."""
+
+    def __init__(
+        self, name: str, settings: LeaseSettings, proxy: Proxy, log: Path, extra: dict[str, str]
+    ) -> None:
+        super().__init__(name, settings, proxy, log)
+        self._extra = extra
+
+    def hoard(self) -> None:
+        """Its work takes every connection of its pool, until the term ends."""
+        self._signal(signal.SIGUSR1)
+
+    def block(self) -> None:
+        """Its event loop is blocked for longer than the lease lasts."""
+        self._signal(signal.SIGUSR2)
+
+    def _command(self) -> list[str]:
+        return [sys.executable, "-m", "tests.kit.lease_worker"]
+
+    def _environment(self) -> dict[str, str]:
+        return super()._environment() | self._extra
+
+
+class LeaseStage:
+    """The server, the processes and their notes."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.notes: list[Note] = []
+        """In the order in which they were read."""
+        self._tails: dict[str, Tail] = {}
+
+    async def add(
+        self,
+        name: str,
+        settings: LeaseSettings,
+        *,
+        proxy: Proxy | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> LeaseWorker:
+        """A further process, which is started.
+
+        Args:
+            name: its name.
+            settings: what it is told.
+            proxy: its way to the database; None: a new one to the server.
+            environment: variables beside its usual ones.
+        """
+        if proxy is None:
+            proxy = self.fleet.server.proxy(None)
+        await proxy.start()
+        notes = self.fleet.directory / f"{name}.notes"
+        settings = msgspec.structs.replace(
+            settings,
+            name=name,
+            database_url=proxy.url,
+            history_url=self.fleet.server.url,
+            notes=str(notes),
+        )
+        log = self.fleet.directory / f"{name}.log"
+        worker = LeaseWorker(name, settings, proxy, log, environment or {})
+        self._tails[name] = Tail(notes)
+        self.fleet.workers.append(worker)
+        await worker.start()
+        return worker
+
+    def worker(self, name: str) -> LeaseWorker:
+        """The one of this name."""
+        found = next(worker for worker in self.fleet.workers if worker.name == name)
+        assert isinstance(found, LeaseWorker)
+        return found
+
+    def read(self) -> list[Note]:
+        """All notes so far."""
+        for name, tail in self._tails.items():
+            for line in tail.lines():
+                at, pid, what, epoch, is_held = line.split()
+                note = Note(float(at), name, int(pid), what, int(epoch), is_held == "True")
+                self.notes.append(note)
+        return self.notes
+
+    async def until(self, is_true: Callable[[], object], limit: float = STARTS_WITHIN) -> None:
+        """Return when it holds of the notes.
+
+        Raises:
+            TimeoutError: it did not within so many seconds.
+        """
+        async with asyncio.timeout(limit):
+            while True:
+                self.read()
+                if is_true():
+                    return
+                await asyncio.sleep(POLL)
+
+    async def until_all_stand(self) -> None:
+        """Return when the present process of each place stands by or holds the lease."""
+        pids = {worker.pid for worker in self.fleet.workers}
+        await self.until(lambda: pids <= {note.pid for note in self.notes})
+
+    def holdings(self) -> list[Holding]:
+        """The terms that were noted, by their begin."""
+        begins = [note for note in self.notes if note.what == "begin"]
+        begins.sort()
+        return [Holding(note.worker, note.epoch, note.at) for note in begins]
+
+    async def next_holding(self, old: Holding | None, limit: float) -> Holding:
+        """The first term after `old`."""
+
+        def later() -> list[Holding]:
+            return [one for one in self.holdings() if old is None or one.began > old.began]
+
+        await self.until(later, limit)
+        return later()[0]
+
+    def of_term(self, term: Holding, what: str) -> list[Note]:
+        """The notes of this kind in a term."""
+        return [
+            note
+            for note in self.notes
+            if (note.worker, note.epoch, note.what) == (term.worker, term.epoch, what)
+        ]
+
+
+@asynccontextmanager
+async def lease_stage(
+    make_server: Callable[[Path], Server] = Server,
+) -> AsyncGenerator[LeaseStage]:
+    """A stage without processes; its server runs and is migrated."""
+    async with running_fleet(make_server) as fleet:
+        async with fleet.server.connected() as connection:
+            await connection.execute(TABLE)
+        yield LeaseStage(fleet)
