@@ -7,12 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from riverpy._db.schema import MAIN_LINE, read_schema_state
+from riverpy._doctor.domains import look_at_domains
 from riverpy._doctor.failing import look_at_failing
 from riverpy._doctor.finding import Finding, Level
 from riverpy._doctor.fleet import look_at_clients, look_at_leader
 from riverpy._doctor.kinds import look_at_kinds
 from riverpy._doctor.listening import look_at_listeners, look_at_listening
-from riverpy._doctor.patient import Patient
+from riverpy._doctor.patient import PRIVILEGE_LACKING, Patient
 from riverpy._doctor.running import look_at_running
 from riverpy._doctor.server import (
     look_at_clock,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from riverpy._db.doctor import ServerRow
     from riverpy._db.schema import SchemaState
 
-_PRIVILEGE_LACKING = "42501"
 _NO_DATABASE = "3D000"
 _UNREACHABLE = (
     "see that the server runs, that the network leads to it, and that it lets this role in"
@@ -50,6 +50,7 @@ _LOOKS: tuple[tuple[str, Callable[[Patient], Awaitable[list[Finding]]]], ...] = 
     ("listen", look_at_listening),
     ("listeners", look_at_listeners),
     ("leader", look_at_leader),
+    ("domains", look_at_domains),
     ("clients", look_at_clients),
     ("stuck", look_at_stuck),
     ("running", look_at_running),
@@ -165,7 +166,7 @@ class Examination:
             findings = await look()
         except (*DATABASE_ERRORS, ConfigError) as error:
             self._failed(error)
-            if getattr(error, "sqlstate", None) == _PRIVILEGE_LACKING:
+            if getattr(error, "sqlstate", None) == PRIVILEGE_LACKING:
                 self._forbidden[name] = describe(error)
                 return
             findings = [

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from riverpy._doctor.finding import Finding, Level, count, names, shown, span
 from riverpy._doctor.patient import RUNNING_LIMIT
+from riverpy._names import DEFAULT_DOMAIN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +29,13 @@ async def look_at_leader(patient: Patient) -> list[Finding]:
     clients = await patient.clients()
     lead = await patient.lead()
     if lead is None or lead.is_over:
+        seen = await patient.domains()
+        if clients is not None and seen is not None and seen.others:
+            strangers = {one.client_id for one in seen.members if one.domain != DEFAULT_DOMAIN}
+            clients = [one for one in clients if one.client_id not in strangers]
+            if strangers and not any(one.is_alive for one in clients):
+                waiting = sorted({row.queue for row in await patient.places()})
+                return [_left_to_domains(seen.unled(waiting).get(DEFAULT_DOMAIN, []))]
         return [_no_leader(lead, clients)]
     row = lead.row
     text = f"{row.leader_id} leads since {row.elected_at:%Y-%m-%d %H:%M:%S} UTC"
@@ -93,6 +101,23 @@ def _no_leader(lead: Lead | None, clients: Sequence[ClientRow] | None) -> Findin
     who = "it is not known who could" if clients is None else "no client runs that could"
     return Finding(
         Level.WARN, "leader", f"{text}, and {who}: {undone}", "start a worker: riverpy worker", data
+    )
+
+
+def _left_to_domains(unkept: Sequence[str]) -> Finding:
+    """Nobody leads `default`, which has no client, and there are domains."""
+    text = "nobody leads default, and no client of it runs; its domains are led apart"
+    data: dict[str, object] = {"leader_id": None, "candidates": [], "queues": unkept}
+    if not unkept:
+        return Finding(Level.OK, "leader", text, data=data)
+    return Finding(
+        Level.WARN,
+        "leader",
+        f"{text}. Jobs wait in queue {names(unkept)}, which no domain has: scheduled ones and "
+        "retries are not moved on",
+        "start a worker without a domain, or give the queue to one: riverpy domain claim QUEUE "
+        "--domain D",
+        data,
     )
 
 

@@ -10,12 +10,15 @@ from riverpy._db.doctor import doctor_clients, doctor_kinds, doctor_places, doct
 from riverpy._db.leaders import leader_get
 from riverpy._db.schema import (
     CLIENTS_VERSION,
+    DOMAINS_VERSION,
     MAIN_LINE,
     OWN_LINE,
     PERIODIC_VERSION,
     SLOTS_VERSION,
     SchemaState,
 )
+from riverpy._doctor.domain_map import DomainMap, read_domains
+from riverpy.drivers.asyncpg import DATABASE_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +39,8 @@ KINDS_LIMIT = 1_000
 """Jobs of each queue and state whose kinds are looked at."""
 KINDS_MOST = 20_000
 """The same of all queues and states together: with many each has less."""
+PRIVILEGE_LACKING = "42501"
+"""What the server says of what the role may not do."""
 RUNNING_LIMIT = 10_001
 """Running jobs that are read."""
 
@@ -111,6 +116,22 @@ class Patient:
             return None
         async with self.session.reading() as connection:
             return await doctor_clients(connection, self.schema)
+
+    async def domains(self) -> DomainMap | None:
+        """Who has and leads which domain. None: their tables are not there, or not to be read.
+
+        Raises:
+            Exception: one of DATABASE_ERRORS.
+        """
+        if DOMAINS_VERSION not in self.state.versions(OWN_LINE):
+            return None
+        try:
+            async with self.session.reading() as connection:
+                return await read_domains(connection, self.schema)
+        except DATABASE_ERRORS as error:  # a fleet without domains may lack these grants
+            if getattr(error, "sqlstate", None) != PRIVILEGE_LACKING:
+                raise
+            return None
 
     async def lead(self) -> Lead | None:
         """Who leads, or led last. None: nobody has, or the last one resigned.

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from riverpy._db.schema import SchemaState
     from riverpy._doctor.patient import Patient
 
-_WORKED = ("river_job", "river_queue", "river_leader", "riverpy_client", "riverpy_periodic")
+_WORKED = (
+    *("river_job", "river_queue", "river_leader", "riverpy_client", "riverpy_periodic"),
+    *("riverpy_lease", "riverpy_exec", "riverpy_queue_owner"),
+)
 _RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
 

@@ -144,21 +144,31 @@ async def look_at_scheduled(patient: Patient) -> list[Finding]:
         text = count(jobs, "scheduled job or retry", plural="scheduled jobs and retries")
         return [Finding(Level.OK, "scheduled", f"{text}, none late", data=data)]
     oldest = max(row.due_for or 0 for row in late)
-    lead = await patient.lead()
-    leads = lead is not None and not lead.is_over
-    why = "though there is a leader" if leads else "and nobody leads"
+    queues = sorted({row.queue for row in late})
+    missing = await _missing_leader(patient, queues)
+    why = "though there is a leader" if missing is None else f"and {missing}"
     return [
         Finding(
-            Level.WARN if leads else Level.FAIL,
+            Level.WARN if missing is None else Level.FAIL,
             "scheduled",
-            f"scheduled jobs or retries of queue {names(sorted({row.queue for row in late}))} are "
-            f"due for up to {span(oldest)} and not moved on, {why}",
+            f"scheduled jobs or retries of queue {names(queues)} are due for up to {span(oldest)} "
+            f"and not moved on, {why}",
             "see the leader's log for what its job scheduler fails at, and `locks`"
-            if leads
-            else "see `leader`: whoever leads moves them on",
+            if missing is None
+            else "see `leader` and `domains`: whoever leads moves them on",
             data,
         )
     ]
+
+
+async def _missing_leader(patient: Patient, queues: Sequence[str]) -> str | None:
+    """Who does not lead that should keep these queues. None: all of them are kept."""
+    seen = await patient.domains()
+    if seen is not None and seen.others:
+        unled = seen.unled(queues)
+        return f"nobody leads domain {names(unled)}" if unled else None
+    lead = await patient.lead()
+    return "nobody leads" if lead is None or lead.is_over else None
 
 
 async def look_at_periodic(patient: Patient) -> list[Finding]:

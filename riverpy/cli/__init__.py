@@ -20,6 +20,7 @@ _COMMANDS = {
     "demo": "Run real jobs on real files, with no database to set up.",
     "dev": "Work jobs while you write them: database, migrations, restart on change.",
     "doctor": "Find what is wrong, and say what to do.",
+    "domain": "List domains, and change which of them has a queue.",
     "events": "Follow the events of a worker on this machine.",
     "health": "Say whether work goes on, for probes and scripts.",
     "insert": "Insert one job with raw JSON args.",

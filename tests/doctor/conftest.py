@@ -100,13 +100,16 @@ async def register(
     poll_only: bool = True,
     slots: tuple[int, ...] | None = None,
     stuck: tuple[int, ...] | None = None,
+    domain: str = "default",
+    settings: str | None = None,
 ) -> None:
     """Let there be a client that gave its last sign of life `silent` seconds ago, and dies within
     60."""
     await schema.execute(
         "INSERT INTO riverpy_client (client_id, queues, kinds, candidate, poll_only, version,"
-        " dead_after, heartbeat_at, started_at, slots, stuck) VALUES ($1, $2, $3, $4, $5, '1',"
-        " '60 s', now() - make_interval(secs => $6), now() - make_interval(secs => $7), $8, $9)",
+        " dead_after, heartbeat_at, started_at, slots, stuck, domain, settings)"
+        " VALUES ($1, $2, $3, $4, $5, '1', '60 s', now() - make_interval(secs => $6),"
+        " now() - make_interval(secs => $7), $8, $9, $10, $11)",
         client_id,
         list(queues),
         list(kinds),
@@ -116,6 +119,8 @@ async def register(
         running,
         slots,
         stuck,
+        domain,
+        settings,
     )
 
 
@@ -126,6 +131,28 @@ async def seat(schema: Schema, leader_id: str, seconds: float = 1000) -> None:
         " VALUES ($1, now(), now() + make_interval(secs => $2))",
         leader_id,
         seconds,
+    )
+
+
+async def seat_in(schema: Schema, lease: str, holder: str, seconds: float = 1000) -> None:
+    """Let somebody hold a lease for so long."""
+    await schema.execute(
+        "INSERT INTO riverpy_lease (name, epoch, holder, ttl, expires_at)"
+        " VALUES ($1, 1, $2, '1 h', now() + make_interval(secs => $3))",
+        lease,
+        holder,
+        seconds,
+    )
+
+
+async def own(schema: Schema, domain: str, *queues: str, silent: float = 0) -> None:
+    """Let a domain have these queues, of which a client gave its last sign of life so long ago."""
+    await schema.execute(
+        "INSERT INTO riverpy_queue_owner (queue, domain, claimed_by, last_seen_at)"
+        " SELECT unnest($2::text[]), $1, 'x', now() - make_interval(secs => $3)",
+        domain,
+        queues,
+        silent,
     )
 
 

@@ -40,8 +40,8 @@ async def test_healthy(schema: Schema, doctor: Doctor) -> None:
     names = list(dict.fromkeys(one["name"] for one in report.findings))
     assert names == [
         *("connect", "pooler", "settings", "clock", "connections", "schema", "grants", "listen"),
-        *("listeners", "leader", "clients", "stuck", "running", "queues", "kinds", "failing"),
-        *("scheduled", "periodic", "snapshots", "locks", "vacuum", "indexes"),
+        *("listeners", "leader", "domains", "clients", "stuck", "running", "queues", "kinds"),
+        *("failing", "scheduled", "periodic", "snapshots", "locks", "vacuum", "indexes"),
     ]
     assert report.one("listeners", "ok")["data"]["needed"] == 2
     assert report.one("leader", "ok")["data"]["leader_id"] in {"one", "two"}

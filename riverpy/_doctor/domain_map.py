@@ -1,0 +1,83 @@
+"""Domain map: which domain has which clients, queues and leader, as it was at one moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from riverpy._db.domains import domain_leads, domain_members, domain_owners
+from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from riverpy._db.domains import LeadRow, MemberRow, OwnerRow
+    from riverpy.drivers.asyncpg import Transaction
+
+
+@dataclass(frozen=True)
+class DomainMap:
+    """The domains of a schema, `default` among them."""
+
+    leads: Sequence[LeadRow]
+    owners: Sequence[OwnerRow]
+    members: Sequence[MemberRow]
+    """Clients that give signs of life."""
+
+    @property
+    def others(self) -> list[str]:
+        """The domains other than `default` that have a living client, a queue, or a leader."""
+        led = {one.domain for one in self.leads if not one.is_over}
+        known = {one.domain for one in (*self.owners, *self.members)} | led
+        return sorted(known - {DEFAULT_DOMAIN, SCHEMA_LEASE})
+
+    def lead(self, domain: str) -> LeadRow | None:
+        """Who leads a domain, or led it last; of `@schema` who holds it."""
+        return next((one for one in self.leads if one.domain == domain), None)
+
+    def is_led(self, domain: str) -> bool:
+        """Whether somebody leads it now."""
+        lead = self.lead(domain)
+        return lead is not None and not lead.is_over
+
+    def has_foreign_default(self) -> bool:
+        """Whether whoever leads `default` is no client of riverpy's, as one of River's in Go."""
+        lead = self.lead(DEFAULT_DOMAIN)
+        return lead is not None and not lead.is_over and not lead.is_registered
+
+    def owned(self, domain: str) -> list[OwnerRow]:
+        """The queues of a domain other than `default`."""
+        return [one for one in self.owners if one.domain == domain]
+
+    def living(self, domain: str) -> list[MemberRow]:
+        """The clients of a domain that give signs of life."""
+        return [one for one in self.members if one.domain == domain]
+
+    def keeper(self, queue: str) -> str:
+        """The domain whose leader keeps a queue."""
+        for one in self.owners:
+            if one.queue == queue and not one.is_orphaned:
+                return one.domain
+        return DEFAULT_DOMAIN
+
+    def unled(self, queues: Iterable[str]) -> dict[str, list[str]]:
+        """Those of the queues that nobody keeps, by the domain whose leader should."""
+        found: dict[str, list[str]] = {}
+        for queue in queues:
+            keeper = self.keeper(queue)
+            if not self.is_led(keeper):
+                found.setdefault(keeper, []).append(queue)
+        return found
+
+
+async def read_domains(connection: Transaction, schema: str | None) -> DomainMap:
+    """Look at all domains; the tables are there from DOMAINS_VERSION on.
+
+    Raises:
+        Exception: one of DATABASE_ERRORS.
+    """
+    return DomainMap(
+        leads=await domain_leads(connection, schema),
+        owners=await domain_owners(connection, schema),
+        members=await domain_members(connection, schema),
+    )

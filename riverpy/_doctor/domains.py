@@ -1,0 +1,252 @@
+"""Domains: whether each is led, by clients that agree, and whose queues are kept by nobody."""
+
+from __future__ import annotations
+
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from riverpy._db.domains import ORPHANED_AFTER
+from riverpy._doctor.finding import Finding, Level, count, names, shown, span
+from riverpy._doctor.fleet import ELECTION_LIMIT
+from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE
+
+if TYPE_CHECKING:
+    from riverpy._doctor.domain_map import DomainMap
+    from riverpy._doctor.patient import Patient
+
+
+async def look_at_domains(patient: Patient) -> list[Finding]:
+    """How the domains stand.
+
+    Raises:
+        Exception: one of DATABASE_ERRORS.
+    """
+    seen = await patient.domains()
+    if seen is None:
+        text = "not known: their tables are not there, or not to be read (see `schema`, `grants`)"
+        return [Finding(Level.OK, "domains", text, data={"domains": None})]
+    waiting = {row.queue for row in await patient.places() if (row.due_for or 0) >= 0}
+    data: dict[str, object] = {
+        "domains": {
+            domain: {
+                "led": seen.is_led(domain),
+                "clients": [one.client_id for one in seen.living(domain)],
+                "queues": [one.queue for one in seen.owned(domain)],
+            }
+            for domain in seen.others
+        }
+    }
+    text = "none but default, whose leader keeps all queues"
+    if seen.others:
+        text = f"{count(len(seen.others), 'domain')} beside default: {names(seen.others)}"
+    return [Finding(Level.OK, "domains", text, data=data), *shown(problems(seen, waiting))]
+
+
+def problems(seen: DomainMap, waiting: set[str]) -> list[Finding]:
+    """What is not as it should be.
+
+    Args:
+        seen: the domains.
+        waiting: queues in which jobs are due.
+    """
+    found: list[Finding] = []
+    for domain in seen.others:
+        found += _lead(seen, domain) if seen.living(domain) else _deserted(seen, domain, waiting)
+    for domain in (DEFAULT_DOMAIN, *seen.others):
+        found += _settings(seen, domain)
+    if seen.others:
+        found += [*_shared(seen), *_unowned(seen), *_foreign(seen), *_schema(seen)]
+    return found
+
+
+def _lead(seen: DomainMap, domain: str) -> list[Finding]:
+    """A domain that has living clients, and no leader."""
+    if seen.is_led(domain):
+        return []
+    candidates = [one for one in seen.living(domain) if one.candidate]
+    data: dict[str, object] = {
+        "domain": domain,
+        "candidates": [one.client_id for one in candidates],
+        "queues": [one.queue for one in seen.owned(domain)],
+    }
+    undone = "scheduled jobs and retries of its queues are not moved on"
+    if not candidates:
+        return [
+            Finding(
+                Level.FAIL,
+                "domains",
+                f'nobody leads domain "{domain}", and no client of it stands for election: '
+                f"{undone}",
+                "let one of its workers stand, and restart it: without --no-candidate, "
+                "RIVERPY_CANDIDATE=0 or Config(candidate=False)",
+                data,
+            )
+        ]
+    recent = max(one.running for one in candidates) < ELECTION_LIMIT
+    who = names(one.client_id for one in candidates)
+    return [
+        Finding(
+            Level.WARN if recent else Level.FAIL,
+            "domains",
+            f'nobody leads domain "{domain}", though {count(len(candidates), "client")} could: '
+            f"{who}",
+            "it takes a new client some seconds"
+            if recent
+            else "see their logs, which say why they do not, and `grants` and `locks` here; an "
+            "idle transaction that holds riverpy_lease keeps everybody from it",
+            data,
+        )
+    ]
+
+
+def _deserted(seen: DomainMap, domain: str, waiting: set[str]) -> list[Finding]:
+    """A domain without a living client, whose queues are still its own."""
+    owned = seen.owned(domain)
+    if not owned:
+        return []
+    silent = min(one.silent for one in owned)
+    is_kept = silent >= ORPHANED_AFTER and seen.is_led(DEFAULT_DOMAIN)
+    queues = [one.queue for one in owned]
+    due = [queue for queue in queues if queue in waiting]
+    text = f'no client of domain "{domain}" has given a sign of life for {span(silent)}: '
+    if silent < ORPHANED_AFTER:
+        text += f"until {span(ORPHANED_AFTER)} have passed nobody keeps queue {names(queues)}"
+    elif is_kept:
+        text += f"the leader of default keeps queue {names(queues)} until it is back"
+    else:
+        text += f"nobody keeps queue {names(queues)}, for nobody leads default either"
+    if due and not is_kept:
+        text += f"; jobs are due in {names(due)}"
+    return [
+        Finding(
+            Level.FAIL if due and not is_kept else Level.WARN,
+            "domains",
+            text,
+            f"start a worker of it (riverpy worker --leader-domain {quote(domain)}), or give its "
+            f"queues away: riverpy domain move {quote(queues[0])} --to {DEFAULT_DOMAIN}",
+            {"domain": domain, "silent": round(silent, 3), "queues": queues, "due": due},
+        )
+    ]
+
+
+def _settings(seen: DomainMap, domain: str) -> list[Finding]:
+    """Clients of one domain of whom it matters which leads."""
+    by_settings: dict[str, list[str]] = {}
+    for one in seen.living(domain):
+        if one.candidate and one.settings is not None:
+            by_settings.setdefault(one.settings, []).append(one.client_id)
+    if len(by_settings) < 2:
+        return []
+    first, second, *_ = by_settings.values()
+    return [
+        Finding(
+            Level.WARN,
+            "domains",
+            f'clients of domain "{domain}" have {len(by_settings)} different sets of periodic jobs '
+            f"or retention, and those of whoever leads count: {names(first)} against "
+            f"{names(second)}",
+            "nothing while a new version is rolled out; else give all of them the same, or domains "
+            "of their own",
+            {"domain": domain, "sets": list(by_settings.values())},
+        )
+    ]
+
+
+def _shared(seen: DomainMap) -> list[Finding]:
+    """Queues that clients of another domain work too."""
+    found: list[Finding] = []
+    for one in seen.owners:
+        strangers = [
+            member
+            for member in seen.members
+            if member.domain != one.domain and one.queue in member.queues
+        ]
+        if not strangers:
+            continue
+        domains = sorted({member.domain for member in strangers})
+        who = names(member.client_id for member in strangers)
+        found.append(
+            Finding(
+                Level.WARN,
+                "domains",
+                f'queue "{one.queue}" belongs to domain "{one.domain}", whose leader keeps it, and '
+                f"clients of {names(domains)} work it: {who}",
+                "nothing if that is meant (on_domain_conflict); else take the queue from them, or "
+                f"give it to them: riverpy domain move {quote(one.queue)} --to "
+                f"{quote(domains[0])}",
+                {
+                    "queue": one.queue,
+                    "domain": one.domain,
+                    "domains": domains,
+                    "clients": [member.client_id for member in strangers],
+                },
+            )
+        )
+    return found
+
+
+def _unowned(seen: DomainMap) -> list[Finding]:
+    """Queues that clients of a domain work and that are no domain's."""
+    owned = {one.queue for one in seen.owners}
+    found: list[Finding] = []
+    for domain in seen.others:
+        worked = {queue for one in seen.living(domain) for queue in one.queues}
+        queues = sorted(worked - owned)
+        if queues:
+            found.append(
+                Finding(
+                    Level.WARN,
+                    "domains",
+                    f'clients of domain "{domain}" work queue {names(queues)}, which no domain '
+                    "has: the leader of default keeps "
+                    f"{'it' if len(queues) == 1 else 'them'}"
+                    + ("" if seen.is_led(DEFAULT_DOMAIN) else ", and nobody leads default"),
+                    "nothing if that is meant; else: riverpy domain claim "
+                    f"{quote(queues[0])} --domain {quote(domain)}",
+                    {"domain": domain, "queues": queues},
+                )
+            )
+    return found
+
+
+def _foreign(seen: DomainMap) -> list[Finding]:
+    """A leader of `default` that knows of no domain."""
+    lead = seen.lead(DEFAULT_DOMAIN)
+    if lead is None or not seen.has_foreign_default():
+        return []
+    kinds = sorted(
+        {kind for domain in seen.others for one in seen.living(domain) for kind in one.kinds}
+    )
+    queues = [one.queue for one in seen.owners]
+    return [
+        Finding(
+            Level.WARN,
+            "domains",
+            f"{lead.holder} leads default, is no client of riverpy's and knows of no domain: it "
+            f"keeps queue {names(queues)} too, by its own retention, and discards jobs that run "
+            f"for long, if it has no worker for them. At risk: {names(kinds) or 'no kind'}",
+            "register stubs for these kinds in Go (docs/go.md), let only clients of riverpy's "
+            "stand, or give these queues a schema of their own (docs/domains.md)",
+            {"leader_id": lead.holder, "kinds_at_risk": kinds, "queues": queues},
+        )
+    ]
+
+
+def _schema(seen: DomainMap) -> list[Finding]:
+    """Work that a schema has one of, and that nobody does."""
+    if seen.is_led(DEFAULT_DOMAIN) or seen.is_led(SCHEMA_LEASE):
+        return []
+    candidates = [one for one in seen.members if one.candidate]
+    if not candidates or max(one.running for one in candidates) < ELECTION_LIMIT:
+        return []
+    return [
+        Finding(
+            Level.WARN,
+            "domains",
+            f"nobody leads default, and nobody holds {SCHEMA_LEASE}: indexes are not rebuilt, and "
+            "dead clients not forgotten",
+            f"see the log of {names(one.client_id for one in candidates)}, and `grants` and "
+            "`locks` here",
+            {"candidates": [one.client_id for one in candidates]},
+        )
+    ]

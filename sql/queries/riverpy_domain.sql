@@ -1,0 +1,101 @@
+-- What an operator reads and changes of domains, on version 6 of line `riverpy`.
+--
+-- Only the server's clock is compared. A queue that changes hands does so under the locks of `domain_lock…`, so that
+-- nothing which a leader writes under its fence is under way at the switch.
+
+
+-- name: domain_leads
+-- Who leads each domain, or led it last, and who holds what the schema has one of; null: it was released, or the row is
+-- River's own, which has no epoch.
+select
+  'default' as domain, leader.leader_id as holder, null::bigint as epoch, leader.elected_at, leader.expires_at,
+  extract(epoch from leader.expires_at - now())::float8 as remaining,
+  exists (select from /* schema */ riverpy_client where client_id = leader.leader_id) as is_registered
+from /* schema */ river_leader as leader
+where leader.name = 'default'
+union all
+select
+  case when lease.name = @schema_lease::text then lease.name else substr(lease.name, 3) end,
+  lease.holder, lease.epoch, lease.acquired_at, nullif(lease.expires_at, '-infinity'),
+  case when isfinite(lease.expires_at) then extract(epoch from lease.expires_at - now()) end::float8,
+  exists (select from /* schema */ riverpy_client where client_id = lease.holder)
+from /* schema */ riverpy_lease as lease
+where lease.name = @schema_lease::text or starts_with(lease.name, 'd:')
+order by 1;
+
+
+-- name: domain_owners
+-- Which queue is which domain's, and how many seconds ago a client of the domain gave a sign of life.
+select
+  queue, domain, claimed_by, claimed_at, last_seen_at, extract(epoch from now() - last_seen_at)::float8 as silent
+from /* schema */ riverpy_queue_owner
+order by queue;
+
+
+-- name: domain_members
+-- Which clients give signs of life, and whose they are.
+select
+  client_id, domain, queues, kinds, candidate, settings, extract(epoch from now() - started_at)::float8 as running
+from /* schema */ riverpy_client
+where heartbeat_at >= now() - dead_after
+order by started_at, client_id
+limit 10000;
+
+
+-- name: domain_lock_default
+-- Wait for what the leader of `default` writes under its fence, and let it begin nothing more until the end of the
+-- transaction around this, nor renew: that is a matter of milliseconds.
+select from /* schema */ river_leader where name = 'default' for update;
+
+
+-- name: domain_lock_leases
+-- The same of other domains, by the names of their leases. In one order, so that nobody waits for one who waits for him.
+select from /* schema */ riverpy_lease where name = any(@name::text[]) order by name for update;
+
+
+-- name: domain_lock_claims
+-- Let nobody else change whose queues are until the end of the transaction around this.
+select pg_advisory_xact_lock(
+  hashtextextended('riverpy domains ' || coalesce(@schema::text, current_schema()::text), 0)
+);
+
+
+-- name: domain_queue
+-- Whose a queue is, null: nobody's; how many clients of that domain give signs of life; whether anybody knows the queue;
+-- and whether anybody knows the domain that it is to go to.
+select
+  owner.domain,
+  (
+    select count(*) from /* schema */ riverpy_client
+    where domain = owner.domain and heartbeat_at >= now() - dead_after
+  ) as living,
+  owner.queue is not null
+    or exists (select from /* schema */ river_queue where name = given.queue)
+    or exists (select from /* schema */ riverpy_client where given.queue = any(queues))
+    or exists (select from /* schema */ river_job where state = 'available' and queue = given.queue) as is_known,
+  given.domain = 'default'
+    or exists (select from /* schema */ riverpy_client where domain = given.domain)
+    or exists (select from /* schema */ riverpy_queue_owner where domain = given.domain) as is_domain_known
+from (select @queue::text as queue, @domain::text as domain) as given
+left join /* schema */ riverpy_queue_owner as owner on owner.queue = given.queue;
+
+
+-- name: domain_give
+-- Give a queue to a domain other than `default`. It counts as seen now, so that the domain has the time to take it up.
+insert into /* schema */ riverpy_queue_owner as owner (queue, domain, claimed_by)
+values (@queue::text, @domain::text, @by::text)
+on conflict (queue) do update set
+  domain = excluded.domain, claimed_by = excluded.claimed_by, claimed_at = now(), last_seen_at = now();
+
+
+-- name: domain_free
+-- Give a queue back to `default`.
+delete from /* schema */ riverpy_queue_owner where queue = @queue::text;
+
+
+-- name: domain_notify
+-- Tell the leaders, at the commit, that a queue has changed hands.
+select pg_notify(
+  coalesce(@schema::text, current_schema()::text) || '.riverpy_event',
+  json_build_object('action', 'ownership_changed', 'queue', @queue::text, 'domain', @domain::text)::text
+);
