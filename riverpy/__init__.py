@@ -18,6 +18,7 @@ from riverpy.errors import (
     InsertError,
     JobCancel,
     JobSnooze,
+    LeaseLostError,
     MigrationError,
     NotFoundError,
     RiverError,
@@ -54,6 +55,7 @@ from riverpy.insert_opts import (
     UniqueOpts,
 )
 from riverpy.job import AttemptError, Job, JobArgs, JobRow, JobState, RawArgs
+from riverpy.leases import Lease, LeaseManager, MemoryLeases, MemoryTransaction
 from riverpy.middleware import (
     InsertInner,
     JobInsertMiddleware,
@@ -131,6 +133,11 @@ __all__ = [
     "KindStats",
     "LeadershipChange",
     "LeadershipSubscription",
+    "Lease",
+    "LeaseLostError",
+    "LeaseManager",
+    "MemoryLeases",
+    "MemoryTransaction",
     "Metric",
     "Middleware",
     "MigrationError",

@@ -37,6 +37,7 @@ class StopCause(Enum):
     CLIENT_STOP = "client stop"
     HARD_STOP = "hard stop"
     LEADERSHIP_LOST = "leadership lost"
+    LEASE_LOST = "lease lost"
     QUEUE_REMOVED = "queue removed"
     JOB_CANCELLED = "job cancelled remotely"
     JOB_TIMEOUT = "job timeout"

@@ -19,12 +19,14 @@ SCHEMA_LENGTH_MAX = 46
 """63 bytes of a channel name, less the dot and `river_leadership`."""
 DEFAULT_DOMAIN = "default"
 """The domain of clients that name none, whose lead is River's own row."""
+LEASE_LENGTH_MAX = 100
 SCHEMA_LEASE = "@schema"
 """The lease of the work that a schema has one of, where nobody leads `default`."""
 
 _QUEUE = re.compile(r"[a-z0-9]+(?:[_|\-][a-z0-9]+)*")
 _KIND = re.compile(r"\w[\w\-\[\]<>/.\u00b7:+]+", re.ASCII)
 _TAG = re.compile(r"\w[\w\-]+\w", re.ASCII)
+_LEASE = re.compile(r"[!-~]+")
 _SCHEMA = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
@@ -52,6 +54,17 @@ def validate_domain(name: str) -> None:
         raise ConfigError(
             f"the name of a domain has 1 to {QUEUE_LENGTH_MAX} characters: lower-case letters and "
             f"digits in groups joined by a single '_' or '-', got {name[:80]!r}"
+        )
+
+
+def validate_lease_name(name: str) -> None:
+    """1 to 100 printable ASCII characters, no space; else ConfigError."""
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"the name of a lease is a text, got {type(name).__name__}")
+    if len(name) > LEASE_LENGTH_MAX or not _LEASE.fullmatch(name):
+        raise ConfigError(
+            f"the name of a lease has 1 to {LEASE_LENGTH_MAX} characters, printable ASCII without "
+            f"a space, got {name[:120]!r}"
         )
 
 

@@ -11,6 +11,7 @@
     ├ JobRunningError        a running job cannot be deleted
     ├ ClientStateError       a call that the client's state does not allow
     ├ FencedOutError         leadership is lost: nothing was written
+    │ └ LeaseLostError       a lease is used after it was lost
     ├ DatabaseError          the database cannot be used as it is
     │ ├ SchemaMissingError   River's tables are not there, or too old
     │ └ ServerVersionError   PostgreSQL is too old
@@ -36,6 +37,7 @@ __all__ = [
     "JobCancel",
     "JobRunningError",
     "JobSnooze",
+    "LeaseLostError",
     "MigrationError",
     "NotFoundError",
     "RiverError",
@@ -104,6 +106,11 @@ class ClientStateError(RiverError):
 
 class FencedOutError(RiverError):
     """This process does not lead any more, or cannot know that it does: nothing was written."""
+
+
+class LeaseLostError(FencedOutError):
+    """The lease is over, or it is not known that it is held: stop what was done under it, and roll
+    back."""
 
 
 class DatabaseError(RiverError):

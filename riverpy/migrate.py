@@ -403,7 +403,7 @@ class Migrator:
             finally:
                 await close(connection)
         elif is_pool(database):
-            async with cast("Pool", database).acquire(timeout=CONNECT_TIMEOUT) as pooled:
+            async with database.acquire(timeout=CONNECT_TIMEOUT) as pooled:
                 yield pooled
         else:
             yield cast("Transaction", database)

@@ -26,7 +26,7 @@ from riverpy.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping
 
-    from riverpy.drivers.asyncpg import Connection, Transaction
+    from riverpy.drivers.asyncpg import Connection, Pool, Transaction
 
 RECONNECT_FIRST = timedelta(milliseconds=50)
 RECONNECT_MOST = timedelta(seconds=2)
@@ -105,8 +105,15 @@ async def connect_maintenance(url: str | None, name: str, *, pooled: bool) -> Co
 class Outage:
     """Says once that connections to the database are lost, and once that all are back."""
 
-    def __init__(self, client_id: str | None = None) -> None:
-        """Make it. The lines name the client, if it is given."""
+    def __init__(
+        self,
+        client_id: str | None = None,
+        *,
+        holder: str | None = None,
+        meanwhile: str = MEANWHILE,
+    ) -> None:
+        """Make it. The lines name the client or the holder of leases, if it is given, and say what
+        is done meanwhile."""
         self._lost: set[str] = set()
         self._given_up: dict[str, float] = {}
         """When connections that were lost were not needed any more."""
@@ -116,8 +123,11 @@ class Outage:
         self.count = 0
         """How many outages were told of."""
         self._log: Any = structlog.get_logger("riverpy").bind()
+        self._meanwhile = meanwhile
         if client_id is not None:
             self._log = self._log.bind(client_id=client_id)
+        if holder is not None:
+            self._log = self._log.bind(holder=holder)
 
     @property
     def is_told(self) -> bool:
@@ -136,7 +146,7 @@ class Outage:
                 connection=connection,
                 error_type=type(error).__name__,
                 error=describe(error),
-                meanwhile=MEANWHILE,
+                meanwhile=self._meanwhile,
             )
         self._lost.add(connection)
 
@@ -300,6 +310,29 @@ class InjectedConnection:
         with anyio.fail_after(bound, reason=f"{purpose} took longer than {bound:g} s"):
             async with self._lock:
                 yield self._connection
+
+
+class SharedPool:
+    """A pool of somebody else's, of which each use takes a connection for itself."""
+
+    def __init__(self, pool: Pool) -> None:
+        """Make it."""
+        self._pool = pool
+
+    @asynccontextmanager
+    async def use(self, purpose: str, bound: float) -> AsyncGenerator[Transaction]:
+        """A connection, for at most `bound` seconds with the wait for it.
+
+        Raises:
+            TimeoutError: the bound is over; the text has the purpose.
+            Exception: one of DATABASE_ERRORS.
+        """
+        with anyio.fail_after(bound, reason=f"{purpose} took longer than {bound:.3g} s"):
+            connection = await self._pool.acquire()
+            try:
+                yield connection
+            finally:
+                await self._pool.release(connection)
 
 
 async def expect_writable(connection: Connection) -> None:

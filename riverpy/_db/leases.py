@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._sql import query
@@ -16,6 +17,7 @@ TOPIC = "riverpy_lease"
 """Where the end of a term, and the wish for one, is announced."""
 
 _FILE = "riverpy_lease"
+_PARAMETER = re.compile(r"\$(\d+)")
 
 
 class LeaseBid(NamedTuple):
@@ -45,11 +47,22 @@ class LeaseRow(NamedTuple):
 
 
 async def lease_acquire(
-    connection: Transaction, schema: str | None, *, name: str, holder: str, ttl: timedelta
+    connection: Transaction,
+    schema: str | None,
+    *,
+    name: str,
+    holder: str,
+    ttl: timedelta,
+    lock_bound: timedelta | None = None,
 ) -> LeaseBid | None:
-    """Bid for a lease. None: somebody else has just won, who is not known yet."""
+    """Bid for a lease. None: somebody else has just won, who is not known yet.
+
+    The bid waits for a transaction that is fenced by the last term, and fails after `lock_bound`;
+    None: when the session's limit is over.
+    """
     statement = query(_FILE, "lease_acquire", schema)
     values: dict[str, object] = {"name": name, "holder": holder, "ttl": ttl}
+    values["lock_milliseconds"] = 0 if lock_bound is None else _milliseconds(lock_bound)
     row = await connection.fetchrow(statement.text, *statement.arguments(values))
     return None if row is None else LeaseBid(*row)
 
@@ -87,13 +100,39 @@ async def lease_fence(
     and a wait for a lock in it, the fence's own too, after `lock_bound`. False: the term is
     over."""
     statement = query(_FILE, "lease_fence", schema)
-    values: dict[str, object] = {
+    values = _fence_values(name, epoch, bound, lock_bound)
+    return await connection.fetchrow(statement.text, *statement.arguments(values)) is not None
+
+
+def lease_fence_text(
+    schema: str | None, *, name: str, epoch: int, bound: timedelta, lock_bound: timedelta
+) -> str:
+    """`lease_fence` with its values in the text, for any driver."""
+    statement = query(_FILE, "lease_fence", schema)
+    values = statement.arguments(_fence_values(name, epoch, bound, lock_bound))
+    return _PARAMETER.sub(lambda match: _literal(values[int(match[1]) - 1]), statement.text)
+
+
+def _fence_values(
+    name: str, epoch: int, bound: timedelta, lock_bound: timedelta
+) -> dict[str, object]:
+    return {
         "name": name,
         "epoch": epoch,
-        "milliseconds": round(bound.total_seconds() * 1000),
-        "lock_milliseconds": round(lock_bound.total_seconds() * 1000),
+        "milliseconds": _milliseconds(bound),
+        "lock_milliseconds": _milliseconds(lock_bound),
     }
-    return await connection.fetchrow(statement.text, *statement.arguments(values)) is not None
+
+
+def _milliseconds(bound: timedelta) -> int:
+    return round(bound.total_seconds() * 1000)
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, int):
+        return str(value)
+    text = str(value).replace("\\", r"\\").replace("'", "''")
+    return f"E'{text}'"
 
 
 async def lease_list(connection: Transaction, schema: str | None) -> list[LeaseRow]:

@@ -9,7 +9,7 @@ import re
 import socket
 import ssl
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import anyio
 import asyncpg
@@ -71,6 +71,7 @@ UniqueViolationError = asyncpg.UniqueViolationError
 UndefinedTableError = asyncpg.UndefinedTableError
 InFailedTransactionError = asyncpg.InFailedSQLTransactionError
 LockNotAvailableError = asyncpg.LockNotAvailableError
+SerializationError = asyncpg.SerializationError
 InterfaceError = asyncpg.InterfaceError
 PostgresError = asyncpg.PostgresError
 
@@ -413,12 +414,12 @@ async def close_pool(pool: Pool) -> bool:
     return False
 
 
-def is_pool(database: object) -> bool:
+def is_pool(database: object) -> TypeGuard[Pool]:
     """Whether this is an asyncpg pool."""
     return isinstance(database, asyncpg.Pool)
 
 
-def is_transaction(tx: object) -> bool:
+def is_transaction(tx: object) -> TypeGuard[Transaction]:
     """Whether `tx=` takes this: a connection of asyncpg, its own or from a pool."""
     return isinstance(tx, (asyncpg.Connection, asyncpg.pool.PoolConnectionProxy))
 

@@ -8,10 +8,16 @@
 -- name: lease_acquire
 -- Bid. A free row is taken over under a higher epoch, a missing one is made; a held one answers who holds it and for how
 -- many seconds more. The row is locked only if it is free, so that a denied bid waits for nobody; FOR UPDATE, so that it
--- does wait for a transaction that is fenced by the old term. An epoch is not below the server's clock in microseconds,
--- so that epochs rise even where a failover has lost the last ones. No row at all: somebody else took it just now.
+-- does wait for a transaction that is fenced by the old term, for so many milliseconds; 0: as the session has it. An
+-- epoch is not below the server's clock in microseconds, so that epochs rise even where a failover has lost the last
+-- ones. No row at all: somebody else took it just now.
 with free as materialized (
-  select lease.name, lease.epoch
+  select
+    lease.name,
+    lease.epoch,
+    case
+      when @lock_milliseconds::bigint > 0 then set_config('lock_timeout', (@lock_milliseconds::bigint)::text, true)
+    end
   from /* schema */ riverpy_lease as lease
   where lease.name = @name::text and (lease.expires_at < now() or lease.expires_at > now() + 2 * lease.ttl)
   for update

@@ -1,0 +1,232 @@
+"""Lease: one term of this process, what it may believe of it, and its fence."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from typing import TYPE_CHECKING
+
+import anyio
+import structlog
+
+from riverpy._cluster.trust import Term, Trust
+from riverpy._lifecycle import StopCause
+from riverpy._names import CLIENT_ID_LENGTH_MAX
+from riverpy.drivers.asyncpg import PostgresError
+from riverpy.errors import LeaseLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from riverpy._clock import Timer
+    from riverpy._cluster.trust import LeaseTiming
+    from riverpy._db.leases import LeaseBid
+    from riverpy._lease.memory import MemoryTransaction
+    from riverpy._lease.store import LeaseStore
+    from riverpy.drivers.asyncpg import Transaction
+
+WATCH_MOST = 1.0
+"""Seconds between two looks at the trust of a lease, at most."""
+WATCH_LEAST = 0.001
+WATCH_SHARE = 1 / 15
+"""The same as a share of the lease's time."""
+_SERIALIZATION_FAILURE = "40001"
+_holder: tuple[int, str] | None = None
+
+
+def process_holder() -> str:
+    """Host, process and a random part, made once a process: a forked one has its own."""
+    global _holder
+    pid = os.getpid()
+    if _holder is None or _holder[0] != pid:
+        tail = f":{pid}:{secrets.token_hex(4)}"
+        _holder = pid, socket.gethostname()[: CLIENT_ID_LENGTH_MAX - len(tail)] + tail
+    return _holder[1]
+
+
+def watch_step(timing: LeaseTiming) -> float:
+    """Seconds between two looks at the trust: a sleep does not count the time of a machine that is
+    suspended."""
+    return max(min(WATCH_MOST, timing.ttl * WATCH_SHARE), WATCH_LEAST)
+
+
+class Lease:
+    """One term of a lease: `name`, and the `epoch` that no other term of it has.
+
+    It is made by a `LeaseManager` or a client. It is a token for code in threads, too: whatever is
+    not said to be a coroutine may be asked from any thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        holder: str,
+        bid: LeaseBid,
+        *,
+        asked_at: float,
+        store: LeaseStore,
+        timing: LeaseTiming,
+        timer: Timer,
+    ) -> None:
+        """Make it.
+
+        Args:
+            name: of the lease, as the user calls it.
+            holder: who has been granted it.
+            bid: what the server answered.
+            asked_at: when the attempt began, by boottime.
+            store: where the lease is.
+            timing: how long it lasts, and how often it is renewed.
+            timer: by which its time is measured.
+        """
+        self.name, self.epoch, self.holder = name, bid.epoch, holder
+        self.cause: StopCause | None = None
+        """Why it is over; None while that is not known."""
+        self.may_be_held = True
+        """Whether the row may still be this term's."""
+        self._term = Term(holder, bid.acquired_at, bid.epoch)
+        self._trust = Trust(timing, timer)
+        self._trust.granted(self._term, asked_at=asked_at)
+        self._store, self._timing, self._timer = store, timing, timer
+        self._over = asyncio.Event()
+        self.why = "it could not be renewed in time"
+        """What ended it, in words."""
+        self.waited = 0.0
+        """Seconds that its holder stood by for it."""
+        self._callbacks: list[Callable[[], object]] = []
+        self._fence_statement: str | None = None
+
+    def __repr__(self) -> str:
+        state = "held" if self.is_held else "over"
+        return f"<Lease {self.name!r} epoch={self.epoch} {state}>"
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process may act under it now. By a clock that counts the time of a suspended
+        machine, and never for longer than no other can have it."""
+        return self._trust.is_trusted(self._term)
+
+    @property
+    def trust_left(self) -> float:
+        """Seconds for which it may be acted under if it is not renewed; 0 once it is over."""
+        return self._trust.left
+
+    def expect_held(self) -> None:
+        """Before a step that is not fenced.
+
+        Raises:
+            LeaseLostError: the lease is over, or in doubt.
+        """
+        if not self.is_held:
+            raise self.lost_error()
+
+    async def wait_lost(self) -> None:
+        """Return when the lease is over, whatever ended it."""
+        while (left := self.trust_left) > 0:
+            await self._timer.wait(self._over, min(left, watch_step(self._timing)))
+
+    async def fence(self, connection: Transaction | MemoryTransaction) -> None:
+        """Tie the transaction that is open on `connection` to this term: it commits under it or not
+        at all, for the lease passes to nobody before its end.
+
+        Call it before the transaction writes. The server ends a transaction that goes on, or waits
+        for a lock, for longer than the lease's ttl.
+
+        Args:
+            connection: asyncpg's, in a transaction; for a lease in memory a transaction of that.
+
+        Raises:
+            LeaseLostError: the lease is over: roll back.
+            TransactionError: no transaction is open there.
+            TimeoutError: no answer in the time for which the lease may be acted under.
+            asyncpg.PostgresError: the transaction has failed.
+        """
+        self.expect_held()
+        try:
+            with anyio.fail_after(
+                self.trust_left,
+                reason=f"passing the fence of lease {self.name!r} took longer than it is trusted",
+            ):
+                is_held = await self._store.fence(
+                    connection, self.name, self.epoch, bound=self._timing.ttl_delta
+                )
+        except PostgresError as error:
+            if getattr(error, "sqlstate", None) != _SERIALIZATION_FAILURE:
+                raise
+            if await self._is_held_by_the_server():  # its own snapshot is what failed
+                raise
+            is_held = False
+        if not is_held:
+            self.end("the database says so", may_be_held=False)
+        self.expect_held()
+
+    @property
+    def fence_statement(self) -> str:
+        """The fence as one statement, for a driver that works in threads. Execute it in a
+        transaction, before that writes, and without parameters; roll back if it returns no row.
+
+        Raises:
+            LeaseLostError: the lease is over, or in doubt.
+            ConfigError: the lease is kept in memory.
+        """
+        self.expect_held()
+        if self._fence_statement is None:
+            self._fence_statement = self._store.fence_statement(
+                self.name, self.epoch, bound=self._timing.ttl_delta
+            )
+        return self._fence_statement
+
+    # -- for those who keep it
+
+    def granted(self, *, asked_at: float) -> None:
+        """The server renewed it, to an attempt that began at `asked_at` by boottime."""
+        if self.cause is None:
+            self._trust.granted(self._term, asked_at=asked_at)
+
+    def end(
+        self, why: str, *, cause: StopCause = StopCause.LEASE_LOST, may_be_held: bool = True
+    ) -> bool:
+        """This process believes no more that it holds it, at once. The first reason counts; returns
+        whether it is this one."""
+        if self.cause is not None:
+            self.may_be_held = self.may_be_held and may_be_held
+            return False
+        self.cause, self.may_be_held, self.why = cause, may_be_held, why
+        self._trust.ended()
+        self._over.set()
+        for callback in self._callbacks:
+            callback()
+        return True
+
+    def when_over(self, callback: Callable[[], object]) -> None:
+        """Call this as soon as it is over, in the event loop."""
+        if self.cause is None:
+            self._callbacks.append(callback)
+        else:
+            callback()
+
+    def lost_error(self) -> LeaseLostError:
+        """What to raise where the lease is used although it is over."""
+        return LeaseLostError(
+            f"lease {self.name!r} is not held any more (epoch {self.epoch}: {self.why}): stop what "
+            "was done under it, and roll back what is not committed"
+        )
+
+    async def _is_held_by_the_server(self) -> bool:
+        asked_at = self._timer.boottime()
+        try:
+            names = await self._store.renew(
+                self.holder, [(self.name, self.epoch)], bound=self._timing.interval
+            )
+        except Exception as error:  # in doubt, and the first error tells more
+            structlog.get_logger("riverpy").debug(
+                "it is not known whether a lease is held",
+                lease=self.name,
+                error_type=type(error).__name__,
+            )
+            return False
+        if self.name in names:
+            self.granted(asked_at=asked_at)
+        return self.name in names
