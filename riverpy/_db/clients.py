@@ -105,9 +105,12 @@ async def client_leave(
     await connection.execute(statement.text, *statement.arguments(values))
 
 
-async def client_candidates(connection: Transaction, schema: str | None) -> list[Candidate]:
-    """Who stands for election and gives signs of life, in the order of their starts."""
-    rows = await connection.fetch(query("riverpy_client", "client_candidates", schema).text)
+async def client_candidates(
+    connection: Transaction, schema: str | None, *, domain: str
+) -> list[Candidate]:
+    """Who stands for election in a domain and gives signs of life, in the order of their starts."""
+    statement = query("riverpy_client", "client_candidates", schema)
+    rows = await connection.fetch(statement.text, *statement.arguments({"domain": domain}))
     return [Candidate(*row) for row in rows]
 
 

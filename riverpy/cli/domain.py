@@ -8,7 +8,6 @@ import click
 import msgspec
 
 from riverpy._db.domains import domain_give, domain_lock, domain_queue
-from riverpy._db.schema import DOMAINS_VERSION, OWN_LINE, migrate_command
 from riverpy._doctor.domain_map import DomainMap, read_domains
 from riverpy._doctor.domains import problems
 from riverpy._doctor.finding import Finding, Level, count, span
@@ -16,23 +15,30 @@ from riverpy._names import (
     DEFAULT_DOMAIN,
     SCHEMA_LEASE,
     domain_lease,
-    validate_domain,
     validate_queue,
 )
-from riverpy.cli._connected import Connected, bounded, connected
+from riverpy.cli._connected import bounded, connected
+from riverpy.cli._domain import domain_name, expect_domains
 from riverpy.cli._options import database_options
 from riverpy.cli._output import format_time, print_json, print_table, print_text, printable
 from riverpy.cli._run import CommandError, run
-from riverpy.errors import SchemaMissingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
     from riverpy._db.domains import LeadRow, QueueHolder
+    from riverpy.cli._connected import Connected
     from riverpy.cli._options import DatabaseSettings
 
 _WORDS = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "FAIL"}
+
+
+def _queue_name(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
+    validate_queue(value)
+    return value
+
+
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
@@ -149,8 +155,10 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
 
 
 @domain.command
-@click.argument("queue")
-@click.option("--to", "to", metavar="DOMAIN", required=True, help="Which domain is to have it.")
+@click.argument("queue", callback=_queue_name)
+@click.option(
+    "--to", metavar="DOMAIN", required=True, callback=domain_name, help="Which is to have it."
+)
 @_json_option
 @database_options
 def move(database: DatabaseSettings, *, queue: str, to: str, as_json: bool) -> None:
@@ -178,8 +186,15 @@ def move(database: DatabaseSettings, *, queue: str, to: str, as_json: bool) -> N
 
 
 @domain.command
-@click.argument("queue")
-@click.option("--domain", "to", metavar="DOMAIN", required=True, help="Which domain claims it.")
+@click.argument("queue", callback=_queue_name)
+@click.option(
+    "--domain",
+    "to",
+    metavar="DOMAIN",
+    required=True,
+    callback=domain_name,
+    help="Which is to have it.",
+)
 @click.option("--force", is_flag=True, help="Take it from a domain that has living clients.")
 @_json_option
 @database_options
@@ -207,15 +222,8 @@ def claim(database: DatabaseSettings, *, queue: str, to: str, force: bool, as_js
 
 async def _read(database: DatabaseSettings) -> DomainMap:
     async with connected(database) as found:
-        _expect_tables(found, database)
+        expect_domains(found, database)
         return await bounded("reading the domains", read_domains(found.connection, found.schema))
-
-
-def _expect_tables(found: Connected, database: DatabaseSettings) -> None:
-    if DOMAINS_VERSION not in found.state.versions(OWN_LINE):
-        command = f"riverpy migrate up --line {OWN_LINE}"
-        command = migrate_command(command, found.schema, database.required_url())
-        raise SchemaMissingError(f"the database lacks the tables of domains: run `{command}`")
 
 
 def _change(
@@ -226,8 +234,6 @@ def _change(
     *,
     as_json: bool,
 ) -> None:
-    validate_queue(queue)
-    validate_domain(to)
     done = run(give_queue, database, queue, to, allow)
     if as_json:
         print_json(done)
@@ -245,7 +251,7 @@ async def give_queue(
         CommandError: it has the queue already, or as `allow`. Nothing was changed.
     """
     async with connected(database) as found:
-        _expect_tables(found, database)
+        expect_domains(found, database)
         before: str | None = None
         purpose = "waiting for what the leaders write"
         while before is None:

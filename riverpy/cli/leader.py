@@ -1,4 +1,4 @@
-"""`riverpy leader`: show who leads, and ask the leader to resign."""
+"""`riverpy leader`: show who leads `default` or another domain, and ask the leader to resign."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ import click
 import msgspec
 
 from riverpy._db.clients import client_candidates
+from riverpy._db.domains import domain_leads
 from riverpy._db.leaders import leader_get, leader_request_resign
+from riverpy._db.leases import lease_request_resign
 from riverpy._db.schema import CLIENTS_VERSION, OWN_LINE
 from riverpy._duration import format_duration
+from riverpy._names import DEFAULT_DOMAIN, domain_lease
 from riverpy.cli._connected import bounded, connected
+from riverpy.cli._domain import domain_name, expect_domains
 from riverpy.cli._options import database_options
 from riverpy.cli._output import format_time, print_json, print_table
 from riverpy.cli._run import EXIT_FAILURE, run
@@ -22,15 +26,24 @@ from riverpy.cli._types import DURATION
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from riverpy._db.domains import LeadRow
     from riverpy._db.leaders import LeaderRow
+    from riverpy.cli._connected import Connected
     from riverpy.cli._options import DatabaseSettings
-    from riverpy.drivers.asyncpg import Connection
 
 WAIT_DEFAULT = timedelta(seconds=10)
 LOOK_INTERVAL = 0.1
 """Seconds between two looks at the row of a leader that was asked to resign."""
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+_domain_option = click.option(
+    "--domain",
+    metavar="NAME",
+    default=DEFAULT_DOMAIN,
+    show_default=True,
+    callback=domain_name,
+    help="Which leader domain.",
+)
 
 
 class LeaderOutput(msgspec.Struct, frozen=True):
@@ -42,12 +55,22 @@ class LeaderOutput(msgspec.Struct, frozen=True):
     expires_in: float
     """Seconds, by the server's clock; below zero: the lease has expired."""
     expired: bool
+    epoch: int | None = None
+    """The number of the term. None: the domain is `default`, whose terms have none."""
 
     @classmethod
     def of(cls, row: LeaderRow) -> LeaderOutput:
-        """What to print of a row."""
+        """What to print of the row of `default`."""
         expires_in = round(row.remaining, 3)
         return cls(row.leader_id, row.elected_at, row.expires_at, expires_in, row.remaining < 0)
+
+    @classmethod
+    def of_domain(cls, row: LeadRow) -> LeaderOutput | None:
+        """What to print of a domain's lease. None: it was released."""
+        if row.expires_at is None or row.remaining is None:
+            return None
+        left = round(row.remaining, 3)
+        return cls(row.holder, row.elected_at, row.expires_at, left, row.remaining < 0, row.epoch)
 
     def is_term_of(self, other: LeaderOutput) -> bool:
         """Whether it is the same term."""
@@ -88,12 +111,13 @@ def leader() -> None:
 
 
 @leader.command
+@_domain_option
 @_json_option
 @database_options
-def show(database: DatabaseSettings, *, as_json: bool) -> None:
+def show(database: DatabaseSettings, *, domain: str, as_json: bool) -> None:
     """Show who leads, since when and until when, and who stands for election. Times are
     UTC."""
-    found = run(_read_show, database)
+    found = run(_read_show, database, domain)
     if as_json:
         print_json(found)
         return
@@ -130,14 +154,15 @@ def show(database: DatabaseSettings, *, as_json: bool) -> None:
     show_default=True,
     help="How long to watch for the next leader.",
 )
+@_domain_option
 @_json_option
 @database_options
-def resign(database: DatabaseSettings, *, wait: timedelta, as_json: bool) -> None:
+def resign(database: DatabaseSettings, *, wait: timedelta, domain: str, as_json: bool) -> None:
     """Ask the leader to resign, so that another client leads.
 
     Exit code 1 if nobody leads, or if nobody obeyed: a leader that only polls does not hear it.
     """
-    result = run(_resign, database, wait.total_seconds())
+    result = run(_resign, database, domain, wait.total_seconds())
     if as_json:
         print_json(result)
     else:
@@ -146,34 +171,53 @@ def resign(database: DatabaseSettings, *, wait: timedelta, as_json: bool) -> Non
         raise click.exceptions.Exit(EXIT_FAILURE)
 
 
-async def _read_show(database: DatabaseSettings) -> ShowOutput:
-    async with connected(database) as (connection, schema, state):
-        leader = await _read_leader(connection, schema)
+async def _read_show(database: DatabaseSettings, domain: str) -> ShowOutput:
+    async with connected(database) as found:
+        leader = await _read_leader(found, database, domain)
         candidates = None
-        if CLIENTS_VERSION in state.versions(OWN_LINE):
-            rows = await bounded("reading who could lead", client_candidates(connection, schema))
+        if CLIENTS_VERSION in found.state.versions(OWN_LINE):
+            rows = await bounded(
+                "reading who could lead",
+                client_candidates(found.connection, found.schema, domain=domain),
+            )
             candidates = [CandidateOutput(*candidate) for candidate in rows]
         return ShowOutput(leader, candidates)
 
 
-async def _resign(database: DatabaseSettings, wait: float) -> ResignOutput:
-    async with connected(database) as (connection, schema, _state):
-        before = after = await _read_leader(connection, schema)
+async def _resign(database: DatabaseSettings, domain: str, wait: float) -> ResignOutput:
+    async with connected(database) as found:
+        before = after = await _read_leader(found, database, domain)
         if before is None or before.expired:
             return ResignOutput(resigned=False, before=before, after=before)
-        await bounded("asking to resign", leader_request_resign(connection, schema))
+        await bounded("asking to resign", _request_resign(found, domain))
         with anyio.move_on_after(wait):
             while after is None or after.is_term_of(before):
                 await anyio.sleep(LOOK_INTERVAL)
                 with anyio.CancelScope(shield=True):  # a look is not cut, and has its own bound
-                    after = await _read_leader(connection, schema)
+                    after = await _read_leader(found, database, domain)
         resigned = after is None or not after.is_term_of(before)
         return ResignOutput(resigned, before, after)
 
 
-async def _read_leader(connection: Connection, schema: str | None) -> LeaderOutput | None:
-    row = await bounded("reading who leads", leader_get(connection, schema))
-    return None if row is None else LeaderOutput.of(row)
+async def _request_resign(found: Connected, domain: str) -> None:
+    if domain == DEFAULT_DOMAIN:
+        await leader_request_resign(found.connection, found.schema)
+    else:
+        name = domain_lease(domain)
+        await lease_request_resign(found.connection, found.schema, name=name)
+
+
+async def _read_leader(
+    found: Connected, database: DatabaseSettings, domain: str
+) -> LeaderOutput | None:
+    purpose = "reading who leads"
+    if domain == DEFAULT_DOMAIN:
+        row = await bounded(purpose, leader_get(found.connection, found.schema))
+        return None if row is None else LeaderOutput.of(row)
+    expect_domains(found, database)
+    rows = await bounded(purpose, domain_leads(found.connection, found.schema))
+    lead = next((one for one in rows if one.domain == domain), None)
+    return None if lead is None else LeaderOutput.of_domain(lead)
 
 
 def _tell(result: ResignOutput, wait: timedelta) -> str:

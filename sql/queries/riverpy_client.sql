@@ -95,10 +95,11 @@ where client_id = any(@client_id::text[]);
 
 
 -- name: client_candidates
--- Who stands for election and gives signs of life.
+-- Who stands for election in a domain and gives signs of life. Through jsonb, since the column may not be there.
 select client_id, version, started_at, heartbeat_at
-from /* schema */ riverpy_client
+from /* schema */ riverpy_client as client
 where candidate and heartbeat_at >= now() - dead_after
+  and coalesce(to_jsonb(client) ->> 'domain', 'default') = @domain::text
 order by started_at, client_id;
 
 

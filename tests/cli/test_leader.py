@@ -82,10 +82,80 @@ async def test_show(command: Command, schema: Schema) -> None:
         "elected_at": row["elected_at"].isoformat().replace("+00:00", "Z"),
         "expires_at": row["expires_at"].isoformat().replace("+00:00", "Z"),
         "expired": False,
+        "epoch": None,
     }
     text = (await asyncio.to_thread(command, "show")).stdout
     assert "host:1:abc" in text
     assert "unless renewed" in text
+
+
+async def test_show_domain(command: Command, schema: Schema) -> None:
+    """Of a domain its lease is shown, with the epoch, and its candidates; default's are its own."""
+    await seat(schema, "plain", 15)
+    await schema.execute(
+        "INSERT INTO riverpy_client"
+        " (client_id, queues, kinds, candidate, poll_only, version, dead_after, domain)"
+        " SELECT name, '{}', '{}', true, false, '1', '60 s', domain"
+        " FROM (VALUES ('one', 'default'), ('two', 'mail'), ('three', 'other')) AS v(name, domain)"
+    )
+    assert (await call(command, "show", "--domain", "mail"))[1]["leader"] is None
+    await schema.execute(
+        "INSERT INTO riverpy_lease (name, epoch, holder, ttl, expires_at)"
+        " VALUES ('d:mail', 7, 'two', '15 s', now() + interval '15 s'),"
+        " ('d:other', 9, 'three', '15 s', '-infinity')"
+    )
+    _, shown = await call(command, "show", "--domain", "mail")
+    assert (shown["leader"]["leader_id"], shown["leader"]["epoch"]) == ("two", 7)
+    assert [one["client_id"] for one in shown["candidates"]] == ["two"]
+    assert (await call(command, "show", "--domain", "other"))[1]["leader"] is None
+    _, shown = await call(command, "show")
+    assert (shown["leader"]["leader_id"], shown["leader"]["epoch"]) == ("plain", None)
+    assert [one["client_id"] for one in shown["candidates"]] == ["one"]
+
+
+async def test_resign_in_domain(command: Command, schema: Schema) -> None:
+    """The holder of a domain's lease alone is asked, by its epoch; who hears nothing leads on, and
+    where nobody leads nobody is asked."""
+    assert (await call(command, "resign", "--domain", "mail"))[0] == 1
+    await schema.execute(
+        "INSERT INTO riverpy_lease (name, epoch, holder, ttl, expires_at)"
+        " VALUES ('d:mail', 7, 'two', '15 s', now() + interval '15 s')"
+    )
+    heard = asyncio.Queue[tuple[str, Any]]()
+    async with schema.connected() as connection:
+        for topic in ("riverpy_lease", "river_leadership"):
+            await connection.add_listener(
+                f"{schema.name}.{topic}",
+                lambda *args: heard.put_nowait((args[2].split(".")[1], json.loads(args[3]))),
+            )
+        result = await asyncio.to_thread(command, "resign", "--domain", "mail", "--wait", "1ms")
+        with anyio.fail_after(20):
+            topic, message = await heard.get()
+    assert result.exit_code == 1
+    assert "two leads and did not resign within 1ms" in result.stdout
+    assert topic == "riverpy_lease"
+    assert message == {
+        "v": 1,
+        "lease": "d:mail",
+        "epoch": 7,
+        "holder": "two",
+        "action": "resign_requested",
+    }
+
+
+async def test_wrong_domain(command: Command, schema: Schema) -> None:
+    """A name that no domain can have is refused; one without its table has the command."""
+    for verb in ("show", "resign"):
+        result = await asyncio.to_thread(command, verb, "--domain", "No")
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "the name of a domain" in result.stderr
+    await schema.execute("UPDATE river_migration SET line = 'hidden' WHERE line = 'riverpy'")
+    try:
+        result = await asyncio.to_thread(command, "show", "--domain", "mail")
+    finally:  # the schema is used again
+        await schema.execute("UPDATE river_migration SET line = 'riverpy' WHERE line = 'hidden'")
+    assert result.exit_code == 1
+    assert "riverpy migrate up --line riverpy" in result.stderr
 
 
 async def test_show_expired(command: Command, schema: Schema) -> None:
