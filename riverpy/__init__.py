@@ -14,6 +14,7 @@ from riverpy.errors import (
     ClientStateError,
     ConfigError,
     DatabaseError,
+    DomainConflictError,
     FencedOutError,
     InsertError,
     JobCancel,
@@ -78,7 +79,14 @@ from riverpy.periodic import (
 )
 from riverpy.queue import Queue
 from riverpy.retry import DefaultRetryPolicy, ErrorHandler, RetryPolicy
-from riverpy.stats import ClientStats, Histogram, KindStats, QueueStats
+from riverpy.stats import (
+    ClientStats,
+    Histogram,
+    KindStats,
+    LeaseStats,
+    QueueStats,
+    SingletonStats,
+)
 from riverpy.stuck import JobStuckHandler, StuckJob
 from riverpy.worker import Worker, Workers
 
@@ -92,6 +100,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "DatabaseError",
+    "DomainConflictError",
     "DefaultRetryPolicy",
     "ErrorHandler",
     "Event",
@@ -133,6 +142,7 @@ __all__ = [
     "KindStats",
     "LeadershipChange",
     "LeadershipSubscription",
+    "LeaseStats",
     "Lease",
     "LeaseLostError",
     "LeaseManager",
@@ -157,6 +167,7 @@ __all__ = [
     "RiverError",
     "SchemaMissingError",
     "ServerVersionError",
+    "SingletonStats",
     "StopCause",
     "StopReport",
     "StuckJob",

@@ -3,14 +3,21 @@ one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from riverpy._dsn import mask_url, validate_url
-from riverpy._names import validate_client_id, validate_kind, validate_queue, validate_schema
+from riverpy._names import (
+    DEFAULT_DOMAIN,
+    validate_client_id,
+    validate_domain,
+    validate_kind,
+    validate_queue,
+    validate_schema,
+)
 from riverpy._plugins import Plugins
 from riverpy.errors import ConfigError
 from riverpy.insert_opts import MAX_ATTEMPTS_DEFAULT
@@ -37,6 +44,7 @@ _SWITCHES = (
     "skip_job_kind_validation",
     "skip_unknown_job_check",
 )
+_CONFLICT_POLICIES = ("error", "warn", "takeover")
 JOB_TIMEOUT_DEFAULT = timedelta(minutes=1)
 JOB_STUCK_THRESHOLD_DEFAULT = timedelta(seconds=10)
 SOFT_STOP_TIMEOUT_DEFAULT = timedelta(seconds=30)
@@ -165,6 +173,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     leader_ttl: timedelta = LEADER_TTL_DEFAULT
     """How long a lease lasts that is not renewed. Default 15 s; at least 2.4 times
     `elect_interval`."""
+    leader_domain: str | None = None
+    """Which fleet of those that share the tables this client belongs to: each has a leader of its
+    own, for the queues that its clients claim. Most need none. Default None: `default`, which all
+    belong to that say nothing, and River's clients in Go."""
+    domain_queues: Sequence[str] | None = None
+    """The queues that this client claims for its `leader_domain`. Default None, or none: those that
+    it works."""
+    on_domain_conflict: Literal["error", "warn", "takeover"] = "error"
+    """What a client does at its start about a queue that another domain has: `error` refuses to
+    start, `warn` works it and leaves its maintenance to that domain, `takeover` claims it, and
+    refuses to start if the other domain has a client that lives. Default `error`."""
     dead_after: timedelta = DEAD_AFTER_DEFAULT
     """How long a client may give no sign of life until its running jobs are given to others.
     Default one minute, at least 100 ms. A client beats six times as often."""
@@ -197,6 +216,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """How long the rebuild of one index may take. Default one minute; None: for ever."""
     reindexer_index_names: Sequence[str] | None = None
     """Which indexes are rebuilt; empty: none. Default None: River's list."""
+
+    @property
+    def domain(self) -> str:
+        """The value of `leader_domain`, or `default`."""
+        return DEFAULT_DOMAIN if self.leader_domain is None else self.leader_domain
 
     @property
     def rescue_age(self) -> timedelta:
@@ -236,6 +260,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             _expect_switch(name, getattr(self, name))
         Plugins(self.plugins, self.hooks, self.middleware)  # it checks them
         self._check_leading()
+        self._check_domain()
         self._check_maintenance()
 
     def _check_leading(self) -> None:
@@ -251,6 +276,29 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
                 f"leader_ttl must be at least 2.4 times elect_interval, so that a renewal may fail "
                 f"once: with elect_interval {self.elect_interval} at least {least}, got "
                 f"{self.leader_ttl}"
+            )
+
+    def _check_domain(self) -> None:
+        _expect_type("leader_domain", self.domain, str)
+        validate_domain(self.domain)
+        queues = self.domain_queues
+        if queues is not None and (
+            isinstance(queues, str)
+            or not isinstance(queues, Iterable)  # pyright: ignore[reportUnnecessaryIsInstance]
+            or not all(map(_is_name, queues))
+        ):
+            raise ConfigError(f"domain_queues must be a list of names of queues, got {queues!r}")
+        for queue in queues or ():
+            validate_queue(queue)
+        if queues and self.domain == DEFAULT_DOMAIN:
+            raise ConfigError(
+                "domain_queues are claimed for a leader_domain: set it, or leave them out; the "
+                "domain `default` has every queue that no other has claimed"
+            )
+        if self.on_domain_conflict not in _CONFLICT_POLICIES:
+            raise ConfigError(
+                "on_domain_conflict must be 'error', 'warn' or 'takeover', got "
+                f"{self.on_domain_conflict!r}"
             )
 
     def _check_maintenance(self) -> None:

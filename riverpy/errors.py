@@ -2,6 +2,7 @@
 
     RiverError
     ├ ConfigError            a setting or a name is wrong (also a ValueError)
+    │ └ DomainConflictError  a queue to claim belongs to another leader domain
     ├ InsertError            a job was refused before anything was sent (also a ValueError)
     │ ├ ArgsError            its args cannot be stored as JSON; `path` says where
     │ └ UnknownJobKindError  no worker is registered for its kind
@@ -32,6 +33,7 @@ __all__ = [
     "ClientStateError",
     "ConfigError",
     "DatabaseError",
+    "DomainConflictError",
     "FencedOutError",
     "InsertError",
     "JobCancel",
@@ -55,6 +57,30 @@ class RiverError(Exception):
 
 class ConfigError(RiverError, ValueError):
     """A setting, or the name of a queue, kind, tag or schema, is not allowed."""
+
+
+class DomainConflictError(ConfigError):
+    """A queue that a client would claim for its leader domain belongs to another; nothing was
+    claimed. `queue` is the queue, `owner` the domain that has it, and `client_ids` are clients of
+    that domain that live, ten at most."""
+
+    def __init__(self, queue: str, *, owner: str, domain: str, client_ids: list[str]) -> None:
+        what = f"queue {queue!r} belongs to the leader domain {owner!r}, "
+        if client_ids:
+            what += (
+                f"whose clients live ({', '.join(client_ids)}), so {domain!r} cannot claim it: "
+                "name other domain_queues, or set on_domain_conflict='warn' to work the queue "
+                "without maintaining it"
+            )
+        else:
+            what += (
+                f"none of whose clients lives: to claim it for {domain!r} set "
+                "on_domain_conflict='takeover'"
+            )
+        super().__init__(
+            f"{what}; an administrator can move it: `riverpy domain move {queue} --to {domain}`"
+        )
+        self.queue, self.owner, self.client_ids = queue, owner, client_ids
 
 
 class InsertError(RiverError, ValueError):

@@ -61,3 +61,8 @@ class LeadershipChange(msgspec.Struct, frozen=True):
     """When the term began that begins or ends, by the server's clock. None: it has not led yet."""
     cause: StopCause | None = None
     """Why the term ended; None if it did not."""
+    domain: str = "default"
+    """The leader domain that it leads."""
+    epoch: int | None = None
+    """The number of the term, higher than any before; None in the domain `default`, whose terms
+    have none, and if it has not led yet."""

@@ -17,9 +17,9 @@ import anyio.lowlevel
 import structlog
 
 from riverpy._clock import Backoff
-from riverpy._cluster.notifier import decode_message
 from riverpy._cluster.trust import Term
 from riverpy._lifecycle import StopCause, TestSignal
+from riverpy._names import DEFAULT_DOMAIN
 from riverpy.config import ELECT_JITTER_SHARE
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 from riverpy.events import LeadershipChange
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from riverpy._cluster.trust import Trust
     from riverpy._db.leaders import Bid
     from riverpy._lifecycle import StopScope
+    from riverpy.drivers.asyncpg import Transaction
 
 WAKE_JITTER = 0.05
 """Seconds within which followers bid after they heard that the lead is free."""
@@ -54,7 +55,7 @@ RENEWAL_LEAST = 0.01
 
 
 class LeaderStore(Protocol):
-    """What an elector asks the database. Each call takes `bound` seconds at most.
+    """The row of one lead: what an elector and a mandate ask the database. Each call takes `bound` seconds at most.
 
     Each raises one of DATABASE_ERRORS when the answer is not known.
     """
@@ -69,6 +70,19 @@ class LeaderStore(Protocol):
 
     async def resign(self, term: Term, bound: float) -> bool:
         """End a term. False: it was over before."""
+        ...
+
+    async def fence(
+        self, transaction: Transaction, term: Term, *, bound: timedelta, lock_bound: timedelta
+    ) -> bool:
+        """Tie a transaction of another connection to a term. False: it is over.
+
+        Args:
+            transaction: the connection, with its open transaction.
+            term: whose.
+            bound: how long the transaction may take.
+            lock_bound: how long a statement of it may wait for a lock.
+        """
         ...
 
 
@@ -119,6 +133,7 @@ class Elector:
         store: LeaderStore,
         keeper: Keeper,
         timer: Timer,
+        domain: str = DEFAULT_DOMAIN,
         is_outage_told: Callable[[], bool] = bool,
         changed: Callable[[LeadershipChange], None] | None = None,
     ) -> None:
@@ -127,9 +142,10 @@ class Elector:
         Args:
             leader_id: the client's id.
             trust: where it keeps what this process may believe.
-            store: the row of leaders.
+            store: the row of the lead.
             keeper: holds the services of a term.
             timer: by which it measures and waits.
+            domain: whose lead that is.
             is_outage_told: whether it is known that the database is out of reach, so that a failure
                 need not be told.
             changed: told of each transition, at once.
@@ -137,6 +153,7 @@ class Elector:
         self._leader_id = leader_id
         self._trust, self._timing = trust, trust.timing
         self._store, self._keeper, self._timer = store, keeper, timer
+        self._domain = domain
         self._is_outage_told, self._changed = is_outage_told, changed
         self._tenure: _Tenure | None = None
         self._wake = asyncio.Event()
@@ -146,25 +163,26 @@ class Elector:
         """Seconds from one bid or renewal to the next, with the time for its answer."""
         self.renewals = self.renewal_failures = 0
         self._log: Any = structlog.get_logger("riverpy").bind(client_id=leader_id)
+        if domain != DEFAULT_DOMAIN:
+            self._log = self._log.bind(domain=domain)
         self.elected = TestSignal("Elector.elected")
         self.denied = TestSignal("Elector.denied")
         self.ended = TestSignal("Elector.ended")
 
     # -- what others tell it
 
-    def heard(self, payload: str) -> None:
-        """A notification on the topic `river_leadership`."""
-        message = decode_message(payload)
-        if message is None:
-            return
-        match message.action:
-            case "resigned" if message.leader_id != self._leader_id:
-                self._wake.set()
-            case "request_resign" if self._tenure is not None:
-                self._sit_out(self._timing.interval)
-                self._close(self._tenure, "somebody asked it to resign")
-            case _:
-                pass
+    def vacated(self, leader_id: str) -> None:
+        """Who led has given the lead up."""
+        if leader_id != self._leader_id:
+            self._wake.set()
+
+    def give_way(self, why: str, *, epoch: int | None = None) -> None:
+        """End the term, and let another have it. Does nothing if there is none, or if it is not the
+        one of `epoch`."""
+        tenure = self._tenure
+        if tenure is not None and epoch in {None, tenure.term.epoch}:
+            self._sit_out(self._timing.interval)
+            self._close(tenure, why)
 
     def resync(self) -> None:
         """A connection was lost and made again: what was announced meanwhile was not heard."""
@@ -232,7 +250,7 @@ class Elector:
                 wait = backoff.next()
             else:
                 if bid is not None and bid.elected:
-                    return Term(self._leader_id, bid.elected_at), asked_at
+                    return Term(self._leader_id, bid.elected_at, bid.epoch), asked_at
                 is_told = False
                 backoff.reset()
                 wait = self._until_next_bid(bid)
@@ -387,7 +405,16 @@ class Elector:
             return
         term = tenure.term
         try:
-            self._changed(LeadershipChange(cause is None, term.leader_id, term.elected_at, cause))
+            self._changed(
+                LeadershipChange(
+                    cause is None,
+                    term.leader_id,
+                    term.elected_at,
+                    cause,
+                    domain=self._domain,
+                    epoch=term.epoch or None,
+                )
+            )
         except Exception:  # what it does is no reason to lead on, or not to
             self._log.exception("a change of the leadership could not be told")
 

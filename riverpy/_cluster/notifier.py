@@ -23,7 +23,7 @@ from riverpy.drivers.asyncpg import DATABASE_ERRORS, close, listen
 from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from anyio.abc import TaskStatus
 
@@ -73,7 +73,7 @@ class Notifier:
         self._reserved = reserved
         self._outage = outage
         self._quiet = quiet
-        self._callbacks: dict[str, Callable[[str], None]] = {}
+        self._callbacks: dict[str, list[Callable[[str], None]]] = {}
         self._resync: Callable[[], None] = _nothing
         self._connection: Connection | None = None
         self._lost = asyncio.Event()
@@ -100,7 +100,7 @@ class Notifier:
     def subscribe(self, topic: str, callback: Callable[[str], None]) -> None:
         """Call `callback` with the payload of each notification on a topic. Before the start
         only."""
-        self._callbacks[topic] = callback
+        self._callbacks.setdefault(topic, []).append(callback)
 
     def on_resync(self, callback: Callable[[], None]) -> None:
         """Call this after each reconnect: notifications may have been missed."""
@@ -135,20 +135,23 @@ class Notifier:
                     "Config(schema=…)"
                 )
             channels: dict[str, Callable[[str], None]] = {
-                f"{schema}.{topic}": self._isolated(topic, callback)
-                for topic, callback in self._callbacks.items()
+                f"{schema}.{topic}": self._isolated(topic, callbacks)
+                for topic, callbacks in self._callbacks.items()
             }
             self._probe_channel = f"{schema}.{PROBE_TOPIC}"
             channels[self._probe_channel] = self._heard_probe
             await listen(connection, channels, self._lost.set)
         self.connected.emit()
 
-    def _isolated(self, topic: str, callback: Callable[[str], None]) -> Callable[[str], None]:
+    def _isolated(
+        self, topic: str, callbacks: Sequence[Callable[[str], None]]
+    ) -> Callable[[str], None]:
         def deliver(payload: str) -> None:
-            try:
-                callback(payload)
-            except Exception:
-                self._log.exception("notification could not be handled", topic=topic)
+            for callback in callbacks:
+                try:
+                    callback(payload)
+                except Exception:
+                    self._log.exception("notification could not be handled", topic=topic)
 
         return deliver
 
@@ -246,6 +249,10 @@ class Message(msgspec.Struct):
     queue: str = ""
     job_id: int = 0
     leader_id: str = ""
+    lease: str = ""
+    holder: str = ""
+    epoch: int = 0
+    """Of `lease`, its term and who holds or held it."""
     seconds: list[Annotated[float, msgspec.Meta(gt=0, le=60)]] = []
     """From now on, when jobs become due."""
 

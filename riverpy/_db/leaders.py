@@ -23,7 +23,9 @@ class Bid(NamedTuple):
     """Who leads now."""
     elected_at: datetime
     remaining: float | None
-    """Seconds until the lease of another expires; None if the bid won."""
+    """Seconds until the lease of another expires; None if the bid won, or if they are not known."""
+    epoch: int = 0
+    """Of the term that was won; 0 in River's table of leaders, which has none."""
 
 
 class LeaderRow(NamedTuple):
@@ -147,3 +149,16 @@ class LeaderTable:
             return await leader_resign(
                 connection, self._schema, leader_id=term.leader_id, elected_at=term.elected_at
             )
+
+    async def fence(
+        self, transaction: Transaction, term: Term, *, bound: timedelta, lock_bound: timedelta
+    ) -> bool:
+        """Tie the transaction to a term, as `leader_fence`."""
+        return await leader_fence(
+            transaction,
+            self._schema,
+            leader_id=term.leader_id,
+            elected_at=term.elected_at,
+            bound=bound,
+            lock_bound=lock_bound,
+        )

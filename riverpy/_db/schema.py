@@ -260,6 +260,22 @@ async def check_schema(
     return state
 
 
+def expect_feature(
+    state: SchemaState, version: int, schema: str | None, *, url: str | None
+) -> None:
+    """Check that line `riverpy` has a version.
+
+    Raises:
+        SchemaMissingError: it has not; the text has the command.
+    """
+    if version not in state.versions(OWN_LINE):
+        command = migrate_command(f"riverpy migrate up --line {OWN_LINE}", schema, url)
+        raise SchemaMissingError(
+            f"schema {state.schema!r} lacks version {version} of line {OWN_LINE!r}, which "
+            f"{FEATURES[version]} need: run `{command}`"
+        )
+
+
 def warn_of_missing_features(state: SchemaState, schema: str | None, *, url: str | None) -> None:
     """Log what does not work for want of our own tables, and the command that makes them."""
     if missing := state.missing(OWN_LINE):

@@ -1,15 +1,26 @@
-"""Candidacy: what one run needs to stand for election and to lead, put together."""
+"""Candidacy: what one run needs to stand for election and to lead, put together.
+
+A client stands for the lead of its domain. One of a domain other than `default` stands for that of
+the schema too: for the work that a schema has one of, which is done by who leads `default` if
+somebody does.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import anyio
+
+from riverpy._cluster.announcements import hear_leader, hear_lease
 from riverpy._cluster.elector import Elector
 from riverpy._cluster.trust import LeaseTiming, Trust
 from riverpy._db.connection import DedicatedConnection
+from riverpy._db.lead_leases import LeadLease, SchemaLease
 from riverpy._db.leaders import LeaderTable
+from riverpy._db.leases import TOPIC as LEASE_TOPIC
 from riverpy._maintenance.base import Office
 from riverpy._maintenance.client_reaper import ClientReaper
+from riverpy._maintenance.default_watch import DefaultWatch
 from riverpy._maintenance.execution_cleaner import ExecutionCleaner
 from riverpy._maintenance.job_cleaner import JobCleaner
 from riverpy._maintenance.job_rescuer import JobRescuer
@@ -20,16 +31,21 @@ from riverpy._maintenance.mandate import Mandate
 from riverpy._maintenance.periodic_enqueuer import PeriodicEnqueuer
 from riverpy._maintenance.queue_cleaner import QueueCleaner
 from riverpy._maintenance.reindexer import reindexers
+from riverpy._maintenance.territory import Territory, of_default, of_domain, orphans
+from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE, domain_lease
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from riverpy._clock import Timer
+    from riverpy._cluster.elector import LeaderStore
     from riverpy._cluster.heartbeat import Heartbeat
     from riverpy._cluster.trust import Term
     from riverpy._db.connection import Outage
+    from riverpy._db.ownership import Owner
     from riverpy._insert import Inserter
     from riverpy._maintenance.base import MaintenanceService
+    from riverpy._maintenance.scope import Scope
     from riverpy.config import Config
     from riverpy.drivers.asyncpg import Connection
     from riverpy.events import LeadershipChange
@@ -38,7 +54,7 @@ if TYPE_CHECKING:
 
 
 class Candidacy:
-    """The elector of one run, and the maintenance of each term that it wins."""
+    """What one run stands for, and the maintenance of each term that it wins."""
 
     def __init__(
         self,
@@ -60,74 +76,204 @@ class Candidacy:
 
         Args:
             config, client_id, workers: the client's.
-            reserved: the connection on which the lease is held.
+            reserved: the connection on which leases are held.
             connect: makes a connection for maintenance that has this name.
             connect_direct: makes one that leads past any pooler; None: there is no way.
             outage: told of losses and recoveries.
-            changed: told of each transition.
+            changed: told of each transition of the lead of the client's domain.
             heartbeat: the run's.
             periodic_jobs, inserter: the client's.
             timer: by which leading measures and waits.
         """
-        self._config, self._workers = config, workers
-        self._connect, self._connect_direct = connect, connect_direct
-        self._outage, self._timer = outage, timer
-        self._heartbeat = heartbeat
-        self._periodic_jobs, self._inserter = periodic_jobs, inserter
-        self._trust = Trust(LeaseTiming.of(config), timer)
-        self.maintenance = MaintenanceLeader(
-            self._make, grace=self._trust.timing.grace, timer=timer
+        self.config, self.client_id, self.workers = config, client_id, workers
+        self.connect, self.connect_direct = connect, connect_direct
+        self.outage, self.timer = outage, timer
+        self._reserved, self._heartbeat = reserved, heartbeat
+        self.is_divided = False
+        """Whether domains may have queues: then leaders read which before each pass."""
+        is_default = config.domain == DEFAULT_DOMAIN
+        self._own = _Seat(
+            self,
+            config.domain,
+            LeaderTable(reserved, config.schema)
+            if is_default
+            else LeadLease(reserved, config.schema, domain_lease(config.domain)),
+            of_default if is_default else of_domain(config.domain),
+            lambda office: services(office, heartbeat, periodic_jobs, inserter),
+            changed,
         )
+        self._seats = [self._own] if is_default else [self._own, self._schema_seat()]
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this client leads its domain, and may act so now."""
+        return self._own.trust.term is not None
+
+    @property
+    def elector(self) -> Elector:
+        """That of the client's domain."""
+        return self._own.elector
+
+    @property
+    def electors(self) -> Sequence[Elector]:
+        """All of them."""
+        return [seat.elector for seat in self._seats]
+
+    @property
+    def topics(self) -> Mapping[str, Callable[[str], None]]:
+        """What is to be heard, and by whom."""
+        if self.config.domain == DEFAULT_DOMAIN:
+            return {"river_leadership": lambda payload: hear_leader(self.elector, payload)}
+        return {LEASE_TOPIC: self._heard_lease}
+
+    def _heard_lease(self, payload: str) -> None:
+        hear_lease(self.elector, domain_lease(self.config.domain), payload)
+        hear_lease(self.electors[1], SCHEMA_LEASE, payload)
+
+    def resync(self) -> None:
+        """A connection was lost and made again: what was announced meanwhile was not heard."""
+        for elector in self.electors:
+            elector.resync()
+
+    def owners_changed(self) -> None:
+        """Queues have changed hands: leaders look at once."""
+        self.is_divided = True
+        for seat in self._seats:
+            seat.owners_changed()
+
+    async def close(self, bound: float) -> bool:
+        """End all maintenance that runs, for the client stops; wait for at most `bound` seconds.
+        Returns whether nothing runs."""
+        async with anyio.create_task_group() as tasks:
+            for seat in self._seats:
+                tasks.start_soon(seat.maintenance.close, bound)
+        return all(seat.maintenance.is_clear for seat in self._seats)
+
+    def _schema_seat(self) -> _Seat:
+        store = SchemaLease(self._reserved, self.config.schema)
+
+        def make_services(office: Office) -> list[MaintenanceService]:
+            is_foreign = store.is_foreign_led
+            watch = DefaultWatch(office, seat.elector.give_way, is_foreign_led=is_foreign)
+            return [watch, *schema_services(office, self._heartbeat, may_reindex=not is_foreign)]
+
+        seat = _Seat(self, SCHEMA_LEASE, store, orphans, make_services, None)
+        return seat
+
+
+class _Seat:
+    """One lead: who bids for it, and what is done while it is held."""
+
+    def __init__(
+        self,
+        candidacy: Candidacy,
+        domain: str,
+        store: LeaderStore,
+        choose: Callable[[Sequence[Owner]], Scope],
+        make_services: Callable[[Office], list[MaintenanceService]],
+        changed: Callable[[LeadershipChange], None] | None,
+    ) -> None:
+        """Make it.
+
+        Args:
+            candidacy: what all seats of the run share.
+            domain: whose lead it is.
+            store: its row.
+            choose: which queues are maintained.
+            make_services: makes the services of a term.
+            changed: told of each transition.
+        """
+        self._run, self._store = candidacy, store
+        self._choose, self._make_services = choose, make_services
+        self._territory: Territory | None = None
+        self._services: Sequence[MaintenanceService] = ()
+        timer = candidacy.timer
+        self.trust = Trust(LeaseTiming.of(candidacy.config), timer)
+        self.maintenance = MaintenanceLeader(self._make, grace=self.trust.timing.grace, timer=timer)
         self.elector = Elector(
-            leader_id=client_id,
-            trust=self._trust,
-            store=LeaderTable(reserved, config.schema),
+            leader_id=candidacy.client_id,
+            trust=self.trust,
+            store=store,
             keeper=self.maintenance,
             timer=timer,
-            is_outage_told=lambda: outage.is_told,
+            domain=domain,
+            is_outage_told=lambda: candidacy.outage.is_told,
             changed=changed,
         )
         self.maintenance.resign = self.elector.resign
         self.maintenance.is_up = self.elector.term_is_up
 
-    @property
-    def is_leader(self) -> bool:
-        """Whether this client leads, and may act so now."""
-        return self._trust.term is not None
+    def owners_changed(self) -> None:
+        """Begin a pass of each service now."""
+        if self._territory is not None:
+            self._territory.forget()
+        for service in self._services:
+            service.stir()
 
     def _make(self, term: Term) -> Maintainer:
-        mandate = Mandate(
-            term, self._trust, schema=self._config.schema, fenced_out=self.elector.fenced_out
+        run, connection = self._run, self._connection("maintenance")
+        mandate = Mandate(term, self.trust, store=self._store, fenced_out=self.elector.fenced_out)
+        self._territory = Territory(
+            connection,
+            run.config.schema,
+            self._choose,
+            is_divided=lambda: run.is_divided,
+            timer=run.timer,
         )
         office = Office(
             mandate=mandate,
-            config=self._config,
-            workers=self._workers,
-            connection=self._connection("maintenance"),
+            config=run.config,
+            workers=run.workers,
+            connection=connection,
             cleaning=self._connection("cleaning"),
-            timer=self._timer,
-            connect_direct=self._connect_direct,
+            timer=run.timer,
+            connect_direct=run.connect_direct,
+            scope=self._territory.scope,
         )
-        return Maintainer(
-            office, services(office, self._heartbeat, self._periodic_jobs, self._inserter)
-        )
+        self._services = self._make_services(office)
+        return Maintainer(office, self._services)
 
     def _connection(self, name: str) -> DedicatedConnection:
-        return DedicatedConnection(name, lambda: self._connect(f"riverpy {name}"), self._outage)
+        run = self._run
+        return DedicatedConnection(name, lambda: run.connect(f"riverpy {name}"), run.outage)
 
 
 def services(
     office: Office, heartbeat: Heartbeat, periodic_jobs: PeriodicJobs, inserter: Inserter
 ) -> list[MaintenanceService]:
-    """The services of a term, in the order in which they start."""
-    contact = None if heartbeat.registered_at is None else heartbeat.contact
+    """The services of a term of the client's domain, in the order in which they start."""
+    own = [*_queue_services(office, heartbeat), PeriodicEnqueuer(office, periodic_jobs, inserter)]
+    if office.config.domain != DEFAULT_DOMAIN:
+        return own
+    return [*own, *_upkeep(office, heartbeat), *reindexers(office)]
+
+
+def schema_services(
+    office: Office, heartbeat: Heartbeat, *, may_reindex: bool
+) -> list[MaintenanceService]:
+    """The services of a term of the schema's lead."""
+    return [
+        *_queue_services(office, heartbeat),
+        *_upkeep(office, heartbeat),
+        *(reindexers(office) if may_reindex else []),
+    ]
+
+
+def _queue_services(office: Office, heartbeat: Heartbeat) -> list[MaintenanceService]:
     return [
         JobScheduler(office),
-        JobRescuer(office, contact),
-        PeriodicEnqueuer(office, periodic_jobs, inserter),
+        JobRescuer(office, _contact(heartbeat)),
         JobCleaner(office),
         QueueCleaner(office),
-        ExecutionCleaner(office),
-        *([] if contact is None else [ClientReaper(office, contact)]),
-        *reindexers(office),
     ]
+
+
+def _upkeep(office: Office, heartbeat: Heartbeat) -> list[MaintenanceService]:
+    """What keeps our own tables."""
+    contact = _contact(heartbeat)
+    reapers = [] if contact is None else [ClientReaper(office, contact)]
+    return [ExecutionCleaner(office), *reapers]
+
+
+def _contact(heartbeat: Heartbeat) -> Callable[[], float] | None:
+    return None if heartbeat.registered_at is None else heartbeat.contact

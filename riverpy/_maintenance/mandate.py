@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from riverpy._db.leaders import leader_fence
 from riverpy.drivers.asyncpg import (
     DATABASE_ERRORS,
     LockNotAvailableError,
@@ -21,6 +20,7 @@ from riverpy.errors import FencedOutError
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
+    from riverpy._cluster.elector import LeaderStore
     from riverpy._cluster.trust import Term, Trust
     from riverpy._db.connection import DedicatedConnection
     from riverpy.drivers.asyncpg import Connection
@@ -43,18 +43,18 @@ class Mandate:
     """The right of one term. Whatever its services write goes through `transaction`."""
 
     def __init__(
-        self, term: Term, trust: Trust, *, schema: str | None, fenced_out: Callable[[Term], None]
+        self, term: Term, trust: Trust, *, store: LeaderStore, fenced_out: Callable[[Term], None]
     ) -> None:
         """Make it.
 
         Args:
             term: whose right it is.
             trust: this process's belief about its leadership.
-            schema: the schema of River's tables.
+            store: the row of the lead.
             fenced_out: told when the server says that the term is over.
         """
         self.term = term
-        self._trust, self._schema = trust, schema
+        self._trust, self._store = trust, store
         self._fenced_out = fenced_out
         self._limit = min(TRANSACTION_LIMIT, trust.timing.ttl_delta)
 
@@ -103,13 +103,8 @@ class Mandate:
             ) from error
 
     async def _pass_fence(self, connection: Connection) -> None:
-        is_held = await leader_fence(
-            connection,
-            self._schema,
-            leader_id=self.term.leader_id,
-            elected_at=self.term.elected_at,
-            bound=self._limit,
-            lock_bound=self._limit * LOCK_SHARE,
+        is_held = await self._store.fence(
+            connection, self.term, bound=self._limit, lock_bound=self._limit * LOCK_SHARE
         )
         if not is_held:
             self._fenced_out(self.term)

@@ -4,7 +4,8 @@
       heartbeat, notifier, reconciler,  go on during the drain, so that the client counts as alive
       loop watch                        and a cancel still reaches a running job
         running jobs                    drain; past the soft limit they are cancelled
-          producers, elector            end first: no more claims, maintenance ended, lease released
+          producers, elector,           end first: no more claims, maintenance ended, leases
+          singletons                    released
 Leaving the nested blocks is stopping, from the inside out. The clock of the drain starts with the
 stop request.
 """
@@ -23,24 +24,30 @@ import msgspec
 import structlog
 
 from riverpy._clock import SystemTimer
+from riverpy._cluster.domain import Membership
 from riverpy._cluster.heartbeat import Heartbeat
 from riverpy._cluster.leader_watch import LeaderWatch
 from riverpy._cluster.notifier import Notifier, decode_message
 from riverpy._db.clients import Registration
 from riverpy._db.connection import DedicatedConnection, Outage, close_all
 from riverpy._db.jobs import job_any_available
+from riverpy._db.leases import TOPIC as LEASE_TOPIC
+from riverpy._db.ownership import OWNERS_ACTION
 from riverpy._db.periodic import CHANGED_ACTION, EVENT_TOPIC
 from riverpy._db.schema import (
     CLIENTS_VERSION,
+    DOMAINS_VERSION,
     OWN_LINE,
     SLOTS_VERSION,
     check_schema,
+    expect_feature,
     warn_of_missing_features,
 )
 from riverpy._db.upkeep import DUE_ACTION
 from riverpy._lifecycle import ServiceGroup, only_error
 from riverpy._log import tells_of_jobs
 from riverpy._maintenance.candidacy import Candidacy
+from riverpy._names import DEFAULT_DOMAIN
 from riverpy._plugins import Plugins
 from riverpy._work.completer import Completer
 from riverpy._work.connector import Connector
@@ -52,6 +59,7 @@ from riverpy._work.metrics import Metrics
 from riverpy._work.overview import Overview
 from riverpy._work.producer import Producer
 from riverpy._work.reconciler import Reconciler
+from riverpy._work.singleton_runner import SingletonRunners
 from riverpy._work.summary import Summary
 from riverpy._work.work_group import WorkGroup
 from riverpy.drivers.asyncpg import CONNECT_TIMEOUT, DATABASE_ERRORS
@@ -66,9 +74,11 @@ if TYPE_CHECKING:
     from riverpy._db.jobs import Stamp
     from riverpy._insert import Inserter
     from riverpy._work.attempt import Attempt
+    from riverpy._work.client_leases import ClientLeases
     from riverpy._work.subscriptions import Subscriptions
     from riverpy.config import Config, QueueConfig
     from riverpy.periodic import PeriodicJobs
+    from riverpy.singletons import Singletons
     from riverpy.worker import Workers
 
 MAINTENANCE_LEFT_LEAST = 1.0
@@ -95,14 +105,15 @@ class StopReport(msgspec.Struct, frozen=True):
     maintenance_left: bool = False
     """Whether maintenance of a term that this client led goes on, for a hook that does not end. It
     can write nothing through riverpy's fence; over a connection of its own it can."""
+    singletons_left: tuple[str, ...] = ()
+    """Singletons whose function goes on: it ignores its cancellation, or is a thread. It can write
+    nothing through the fence of its lease."""
 
     @property
     def is_clean(self) -> bool:
-        """Whether every attempt and all maintenance ended, every result was stored, and no claim is
-        in doubt."""
-        return not (
-            self.abandoned or self.unstored or self.claims_in_doubt or self.maintenance_left
-        )
+        """Whether every attempt, all maintenance and every singleton ended, every result was
+        stored, and no claim is in doubt."""
+        return self == StopReport()
 
 
 class Run:
@@ -116,6 +127,8 @@ class Run:
         client_id: str,
         workers: Workers,
         queues: Mapping[str, QueueConfig],
+        singletons: Singletons,
+        leases: ClientLeases,
         subscriptions: Subscriptions,
         leadership: Leadership,
         periodic_jobs: PeriodicJobs,
@@ -125,8 +138,8 @@ class Run:
         """Make it; nothing is started.
 
         Args:
-            url, config, client_id, workers, queues, subscriptions, leadership, periodic_jobs,
-                inserter: the client's.
+            url, config, client_id, workers, queues, singletons, leases, subscriptions, leadership,
+                periodic_jobs, inserter: the client's.
             abandoned: attempts of earlier runs in this process whose code may still go on.
         """
         self._url, self._config = url, config
@@ -141,19 +154,32 @@ class Run:
         self._claims = DedicatedConnection("claims", connector.claims, self._outage)
         self._results = DedicatedConnection("results", connector.results, self._outage)
         self._reserved = DedicatedConnection("reserved", connector.reserved, self._outage)
+        registration = Registration(
+            client_id=client_id,
+            queues=list(queues),
+            kinds=list(workers),
+            candidate=config.candidate,
+            poll_only=config.poll_only,
+            version=version("riverpy"),
+            dead_after=config.dead_after,
+        )
         self._heartbeat = Heartbeat(
-            Registration(
-                client_id=client_id,
-                queues=list(queues),
-                kinds=list(workers),
-                candidate=config.candidate,
-                poll_only=config.poll_only,
-                version=version("riverpy"),
-                dead_after=config.dead_after,
-            ),
+            registration,
             config,
             [self._results, self._claims, self._reserved],
             SystemTimer(),
+        )
+        self._membership = (
+            None
+            if config.domain == DEFAULT_DOMAIN
+            else Membership(
+                registration,
+                config,
+                periodic_jobs=periodic_jobs,
+                connection=self._results,
+                reserved=self._reserved,
+                timer=SystemTimer(),
+            )
         )
         self._leader_watch = LeaderWatch(
             self._results,
@@ -171,6 +197,8 @@ class Run:
             counters=self._counters,
         )
         self._executor = Executor(workers, config)
+        self._leases = leases
+        self._singletons = SingletonRunners(singletons, leases, config, SystemTimer())
         self._notifier: Notifier | None = None
         self.work = WorkGroup(self._executor, config, self._completer.add)
         self._disclosure = Disclosure(
@@ -243,11 +271,14 @@ class Run:
             producers=self.producers,
             elector=None if self._candidacy is None else self._candidacy.elector,
             is_leader=lambda: self.is_leader,
+            singletons=self._singletons,
+            leases=leases,
         )
         self._summary = Summary(
             self._counters, lambda: self.overview.stats(subscriptions.dropped), client_id
         )
         self._maintenance_left = False
+        self._singletons_left: tuple[str, ...] = ()
         self._claims.reconnected = self._results.reconnected = self._resync
         self._stop_asked, self._hard_asked = asyncio.Event(), asyncio.Event()
         self._stop_asked_at = 0.0
@@ -302,7 +333,10 @@ class Run:
                             for producer in self.producers.values():
                                 await producers.start(producer)
                             if self._candidacy is not None:
-                                await producers.start(self._candidacy.elector)
+                                for elector in self._candidacy.electors:
+                                    await producers.start(elector)
+                            for runner in self._singletons:
+                                await producers.start(runner)
                         if not self._stop_asked.is_set():
                             self.overview.state = "working"
                         task_status.started()
@@ -325,13 +359,21 @@ class Run:
         await self._reserved.open()
         async with self._reserved.use("checking the schema", CONNECT_TIMEOUT) as connection:
             state = await check_schema(connection, self._config.schema, url=self._url)
+        if self._membership is not None:
+            expect_feature(state, DOMAINS_VERSION, self._config.schema, url=self._url)
         warn_of_missing_features(state, self._config.schema, url=self._url)
         self._keeps_clients = CLIENTS_VERSION in state.versions(OWN_LINE)
         self._keeps_slots = SLOTS_VERSION in state.versions(OWN_LINE)
+        if self._candidacy is not None:
+            self._candidacy.is_divided = DOMAINS_VERSION in state.versions(OWN_LINE)
+        await self._singletons.prepare()
         await self._claims.open()
         await self._results.open()
 
     async def _start_services(self, services: ServiceGroup) -> None:
+        if self._membership is not None:
+            await self._membership.join()
+            await services.start(self._membership)
         if self._keeps_clients:
             await services.start(self._heartbeat)
             if self._keeps_slots:
@@ -407,15 +449,17 @@ class Run:
 
     @asynccontextmanager
     async def _ending_maintenance(self) -> AsyncGenerator[None]:
-        """Terms end with the elector, inside of this; maintenance that did not has a last chance
-        after the drain."""
+        """Terms end with the elector, inside of this, and singletons with their leases; what did
+        not has a last chance after the drain."""
         try:
             yield
         finally:
             if self._candidacy is not None:
                 with anyio.CancelScope(shield=True):
-                    is_clear = await self._candidacy.maintenance.close(self._seconds_of_stop_left())
+                    is_clear = await self._candidacy.close(self._seconds_of_stop_left())
                     self._maintenance_left = not is_clear
+            with anyio.CancelScope(shield=True):
+                self._singletons_left = await self._singletons.close(self._seconds_of_stop_left())
 
     def _seconds_of_stop_left(self) -> float:
         if not self._stop_asked.is_set():  # a fault, or a cancellation from outside
@@ -443,8 +487,16 @@ class Run:
             self._log.error("jobs may be claimed that never ran: a claim had no answer")
         if self._maintenance_left:
             self._log.error("maintenance did not end and is left behind")
+        if self._singletons_left:
+            self._log.error(
+                "singletons did not end and are left behind", singletons=self._singletons_left
+            )
         return StopReport(
-            abandoned, unstored, self._reconciler.in_doubt, maintenance_left=self._maintenance_left
+            abandoned,
+            unstored,
+            self._reconciler.in_doubt,
+            maintenance_left=self._maintenance_left,
+            singletons_left=self._singletons_left,
         )
 
     def _stored(self, attempts: list[Attempt]) -> None:
@@ -494,16 +546,19 @@ class Run:
         notifier.subscribe("river_insert", self._heard_insert)
         notifier.subscribe("river_control", self._heard_control)
         notifier.subscribe(EVENT_TOPIC, self._heard_event)
+        notifier.subscribe(LEASE_TOPIC, self._leases.heard)
         if self._candidacy is not None:
-            notifier.subscribe("river_leadership", self._candidacy.elector.heard)
+            for topic, heard in self._candidacy.topics.items():
+                notifier.subscribe(topic, heard)
         notifier.on_resync(self._resync)
         return notifier
 
     def _resync(self) -> None:
         """A connection was lost and made again."""
         self._reconciler.resync()
+        self._leases.resync()
         if self._candidacy is not None:
-            self._candidacy.elector.resync()
+            self._candidacy.resync()
 
     def _heard_insert(self, payload: str) -> None:
         message = decode_message(payload)
@@ -532,6 +587,8 @@ class Run:
             return
         if message.action == CHANGED_ACTION:
             self._periodic_jobs.stir()
+        elif message.action == OWNERS_ACTION and self._candidacy is not None:
+            self._candidacy.owners_changed()
         elif message.action == DUE_ACTION and message.queue in self.producers:
             for seconds in message.seconds:
                 self.producers[message.queue].expect(seconds)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import anyio
 
 from riverpy._clock import SystemTimer
+from riverpy._cluster.announcements import hear_leader
 from riverpy._cluster.elector import Elector
 from riverpy._cluster.trust import LeaseTiming, Term, Trust
 from riverpy._lifecycle import ServiceGroup
@@ -281,7 +282,6 @@ class Process:
         self._missed = 0.0
         self._lives = count(1)
         self.state = "dead"
-        self._loops: list[_Loop] = []
         self.start()
 
     def start(self) -> None:
@@ -293,6 +293,11 @@ class Process:
         self.loop = _Loop(self.monotonic)
         self.loop.set_exception_handler(self._failed)
         self.timer = ProcessTimer(self)
+        self._assemble()
+        self._stopping = asyncio.Event()
+        self.main = self.loop.create_task(self._run(self._stopping))
+
+    def _assemble(self) -> None:
         self.trust = Trust(self.world.timing, self.timer)
         self.connection = Connection(self)
         self.keeper = Keeper(self)
@@ -303,8 +308,6 @@ class Process:
             keeper=self.keeper,
             timer=self.timer,
         )
-        self._stopping = asyncio.Event()
-        self.main = self.loop.create_task(self._run(self._stopping))
 
     async def _run(self, stopping: asyncio.Event) -> None:
         async with ServiceGroup() as group:
@@ -410,7 +413,7 @@ class Process:
     def hear(self, payload: str) -> None:
         """Be notified, if that reaches it."""
         if self.state != "dead" and self.connection.usual == Fault():
-            self.loop.call_soon(self.elector.heard, payload)
+            self.loop.call_soon(hear_leader, self.elector, payload)
 
     def step(self) -> None:
         """Run what is due."""

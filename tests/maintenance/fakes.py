@@ -12,6 +12,7 @@ import anyio
 from riverpy import Config, Workers
 from riverpy._cluster.trust import LeaseTiming, Term, Trust
 from riverpy._db.connection import DedicatedConnection, Outage
+from riverpy._db.leaders import LeaderTable
 from riverpy._lifecycle import StopCause
 from riverpy._maintenance.base import MaintenanceService, Office
 from riverpy._maintenance.leader import MaintenanceLeader
@@ -222,11 +223,14 @@ def office_without_database(timer: Timer, term: Term) -> tuple[Office, Trust]:
     trust = Trust(TIMING, timer)
     trust.granted(term, asked_at=timer.boottime())
     outage = Outage()
+    connection = DedicatedConnection("maintenance", connect, outage)
     office = Office(
-        mandate=Mandate(term, trust, schema=None, fenced_out=lambda _term: None),
+        mandate=Mandate(
+            term, trust, store=LeaderTable(connection, None), fenced_out=lambda _term: None
+        ),
         config=Config(),
         workers=Workers(),
-        connection=DedicatedConnection("maintenance", connect, outage),
+        connection=connection,
         cleaning=DedicatedConnection("cleaning", connect, outage),
         timer=timer,
     )

@@ -18,7 +18,7 @@ from riverpy._db.connection import (
     close_all,
     connect_maintenance,
 )
-from riverpy._db.leaders import leader_elect
+from riverpy._db.leaders import LeaderTable, leader_elect
 from riverpy._lifecycle import StopScope
 from riverpy._maintenance.base import Office
 from riverpy._maintenance.mandate import Mandate
@@ -69,6 +69,7 @@ class HeldOffice:
         self.office: Office
         self.trust: Trust
         self.term: Term
+        self.store: LeaderTable
         self.scope: Scope = All()
         """What the office says when it is asked."""
 
@@ -116,12 +117,13 @@ async def held_office(
             DedicatedConnection(name, held._connect, outage) for name in ("maintenance", "cleaning")
         ]
         stack.push_async_callback(close_all, connections)
+        held.store = LeaderTable(connections[0], schema.name)
         held.term = term or await _elected(schema, leader_id)
         held.trust = Trust(LeaseTiming(ttl=TTL.total_seconds(), interval=5.0), held.timer)
         held.trust.granted(held.term, asked_at=held.timer.boottime())
         held.office = Office(
             mandate=Mandate(
-                held.term, held.trust, schema=schema.name, fenced_out=held.fenced_out.append
+                held.term, held.trust, store=held.store, fenced_out=held.fenced_out.append
             ),
             config=Config(schema=schema.name, **settings),
             workers=workers or Workers(),

@@ -66,7 +66,7 @@ def mandate_of(held: HeldOffice, ttl: float) -> Mandate:
     """One of the same term, with a lease that lasts so many seconds."""
     trust = Trust(LeaseTiming(ttl=ttl, interval=ttl / 3), SystemTimer())
     trust.granted(held.term, asked_at=SystemTimer().boottime())
-    return Mandate(held.term, trust, schema=held.schema.name, fenced_out=held.fenced_out.append)
+    return Mandate(held.term, trust, store=held.store, fenced_out=held.fenced_out.append)
 
 
 @pytest.mark.parametrize(

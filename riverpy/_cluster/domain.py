@@ -1,0 +1,197 @@
+"""Membership: one client's part in its leader domain.
+
+It claims queues for the domain before it works any, and gives signs of life of the domain while it
+runs. To work a queue and to maintain it are two things: any client may work any queue.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from riverpy._cluster.heartbeat import BEATS
+from riverpy._db.clients import client_beat
+from riverpy._db.ownership import (
+    member_keep,
+    owner_claim,
+    owner_held,
+    owner_lock,
+    owner_notify,
+)
+from riverpy._lifecycle import TestSignal
+from riverpy._names import DEFAULT_DOMAIN
+from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
+from riverpy.errors import DomainConflictError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from anyio.abc import TaskStatus
+
+    from riverpy._clock import Timer
+    from riverpy._db.clients import Registration
+    from riverpy._db.connection import DedicatedConnection
+    from riverpy._db.ownership import Holder
+    from riverpy._lifecycle import StopScope
+    from riverpy.config import Config
+    from riverpy.drivers.asyncpg import Connection
+    from riverpy.periodic import PeriodicJobs
+
+JOIN_TIMEOUT = 10.0
+"""Seconds for joining, with the time that others take who join in the same moment."""
+STATEMENT_TIMEOUT = 2.0
+
+
+class Membership:
+    """Joins a domain other than `default`, and keeps it alive."""
+
+    name = "domain"
+
+    def __init__(
+        self,
+        registration: Registration,
+        config: Config,
+        *,
+        periodic_jobs: PeriodicJobs,
+        connection: DedicatedConnection,
+        reserved: DedicatedConnection,
+        timer: Timer,
+    ) -> None:
+        """Make it.
+
+        Args:
+            registration: what others may know of the client.
+            config, periodic_jobs: the client's.
+            connection: the one to give signs of life over. Its session should give up locks soon.
+            reserved: the one to join over.
+            timer: by which it waits.
+        """
+        self._registration, self._config = registration, config
+        self._periodic_jobs = periodic_jobs
+        self._connection, self._reserved, self._timer = connection, reserved, timer
+        self._interval = config.dead_after / BEATS
+        self._claimed: Sequence[str] = ()
+        self._moved: dict[str, str] = {}
+        """Who has queues now that were claimed, as it was told."""
+        self._log: Any = structlog.get_logger("riverpy").bind(domain=config.domain)
+        self.kept = TestSignal("Membership.kept")
+
+    async def join(self) -> None:
+        """Register the client and claim its queues, both or neither.
+
+        Raises:
+            DomainConflictError: another domain has one of them, and `on_domain_conflict` says that
+                this is an error.
+            Exception: one of DATABASE_ERRORS.
+        """
+        purpose = "joining the leader domain"
+        async with (
+            self._reserved.use(purpose, JOIN_TIMEOUT) as connection,
+            connection.transaction(isolation="read_committed"),
+        ):
+            await owner_lock(connection, self._config.schema)
+            await client_beat(
+                connection, self._config.schema, self._registration, registered_at=None
+            )
+            self._claimed = await self._claim(connection)
+            await self._keep(connection)
+
+    async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
+        """Give signs of life of the domain until stopped."""
+        task_status.started()
+        interval = self._interval.total_seconds()
+        while True:
+            scope.turns(within=interval + STATEMENT_TIMEOUT)
+            await self._timer.sleep(interval)
+            try:
+                async with self._connection.use(
+                    "giving a sign of life of the domain", STATEMENT_TIMEOUT
+                ) as connection:
+                    owners = await self._keep(connection)
+            except DATABASE_ERRORS as error:  # it is tried again long before anybody minds
+                self._log.debug("no sign of life of the domain", error=describe(error))
+                continue
+            self._say_moved(owners)
+            self.kept.emit()
+
+    async def _claim(self, connection: Connection) -> Sequence[str]:
+        """Claim what may be claimed; returns all that are the domain's then."""
+        schema, domain = self._config.schema, self._config.domain
+        wanted = sorted(set(self._config.domain_queues or self._registration.queues))
+        held = await owner_held(connection, schema, queues=wanted)
+        foreign = [holder for holder in held if holder.domain != domain]
+        left = {holder.queue for holder in foreign if not self._may_take(holder)}
+        queues = [queue for queue in wanted if queue not in left]
+        claimed = await owner_claim(
+            connection,
+            schema,
+            queues=queues,
+            domain=domain,
+            client_id=self._registration.client_id,
+        )
+        if claimed:
+            await owner_notify(connection, schema)
+            self._log.info("queues claimed for the domain", queues=claimed)
+        return queues
+
+    def _may_take(self, holder: Holder) -> bool:
+        """Whether a queue may be taken from the domain that has it. False: it is left alone."""
+        policy = self._config.on_domain_conflict
+        if policy == "warn":
+            self._log.warning(
+                "a queue belongs to another domain: this client works it, and that domain's leader "
+                "maintains it",
+                queue=holder.queue,
+                owner=holder.domain,
+            )
+            return False
+        if policy == "takeover" and not holder.client_ids:
+            return True
+        raise DomainConflictError(
+            holder.queue,
+            owner=holder.domain,
+            domain=self._config.domain,
+            client_ids=holder.client_ids,
+        )
+
+    async def _keep(self, connection: Connection) -> Mapping[str, str]:
+        return await member_keep(
+            connection,
+            self._config.schema,
+            client_id=self._registration.client_id,
+            domain=self._config.domain,
+            settings=settings_of(self._config, self._periodic_jobs),
+            queues=self._claimed,
+            interval=self._interval,
+        )
+
+    def _say_moved(self, owners: Mapping[str, str]) -> None:
+        """Once for each move: it was somebody's decision, and is not undone."""
+        domain = self._config.domain
+        moved = {
+            queue: owner
+            for queue in self._claimed
+            if (owner := owners.get(queue, DEFAULT_DOMAIN)) != domain
+        }
+        for queue, owner in moved.items():
+            if self._moved.get(queue) != owner:
+                self._log.warning(
+                    "a queue was moved to another domain, whose leader maintains it now",
+                    queue=queue,
+                    owner=owner,
+                )
+        self._moved = moved
+
+
+def settings_of(config: Config, periodic_jobs: PeriodicJobs) -> str:
+    """A short text that is the same for two clients which would lead a domain alike: with the same
+    periodic jobs and the same retention."""
+    said = (
+        sorted((job.id, job.schedule_text) for job in periodic_jobs),
+        config.retention,
+        sorted(config.retention_by_queue.items()),
+        sorted(config.retention_by_kind.items()),
+    )
+    return hashlib.blake2s(repr(said).encode(), digest_size=8).hexdigest()

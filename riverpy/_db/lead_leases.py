@@ -1,0 +1,95 @@
+"""LeadLease: a lead that is held by a lease, as that of a domain is. A store that an elector
+asks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from riverpy._db.leaders import Bid
+from riverpy._db.leases import lease_acquire, lease_fence, lease_release, lease_renew
+from riverpy._db.ownership import default_led
+from riverpy._names import SCHEMA_LEASE
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from riverpy._cluster.trust import Term
+    from riverpy._db.connection import DedicatedConnection
+    from riverpy.drivers.asyncpg import Transaction
+
+
+class LeadLease:
+    """What an elector asks, each in a statement of its own, over one connection.
+
+    An error (one of DATABASE_ERRORS) means that the answer is not known.
+    """
+
+    def __init__(self, connection: DedicatedConnection, schema: str | None, name: str) -> None:
+        """Make it.
+
+        Args:
+            connection: what it asks over.
+            schema: the schema of River's tables.
+            name: the lease.
+        """
+        self._connection, self._schema = connection, schema
+        self.name = name
+
+    async def elect(self, leader_id: str, ttl: timedelta, bound: float) -> Bid | None:
+        """Bid, for at most `bound` seconds. None: somebody else has just won."""
+        async with self._connection.use("bidding for the lead", bound) as connection:
+            return await self._bid(connection, leader_id, ttl)
+
+    async def renew(self, term: Term, ttl: timedelta, bound: float) -> bool:  # noqa: ARG002
+        """Extend a term by the time that it was given for, in at most `bound` seconds. False: it
+        is over."""
+        async with self._connection.use("renewing the lease", bound) as connection:
+            held = await lease_renew(
+                connection, self._schema, holder=term.leader_id, terms=[(self.name, term.epoch)]
+            )
+        return bool(held)
+
+    async def resign(self, term: Term, bound: float) -> bool:
+        """End a term, in at most `bound` seconds. False: it was over before."""
+        async with self._connection.use("releasing the lease", bound) as connection:
+            return await lease_release(
+                connection, self._schema, name=self.name, epoch=term.epoch, holder=term.leader_id
+            )
+
+    async def fence(
+        self, transaction: Transaction, term: Term, *, bound: timedelta, lock_bound: timedelta
+    ) -> bool:
+        """Tie the transaction to a term, as `lease_fence`."""
+        return await lease_fence(
+            transaction,
+            self._schema,
+            name=self.name,
+            epoch=term.epoch,
+            bound=bound,
+            lock_bound=lock_bound,
+        )
+
+    async def _bid(self, connection: Transaction, leader_id: str, ttl: timedelta) -> Bid | None:
+        bid = await lease_acquire(
+            connection, self._schema, name=self.name, holder=leader_id, ttl=ttl
+        )
+        if bid is None:
+            return None
+        return Bid(bid.is_granted, bid.holder, bid.acquired_at, bid.remaining, bid.epoch)
+
+
+class SchemaLease(LeadLease):
+    """The lead of the work that a schema has one of. Who leads `default` does it, so that nobody
+    bids while a client of ours does; River's in Go do a part of it."""
+
+    def __init__(self, connection: DedicatedConnection, schema: str | None) -> None:
+        super().__init__(connection, schema, SCHEMA_LEASE)
+        self.is_foreign_led = False
+        """Whether a client that is not riverpy's led `default` when the last bid was made."""
+
+    async def _bid(self, connection: Transaction, leader_id: str, ttl: timedelta) -> Bid | None:
+        lead = await default_led(connection, self._schema)
+        if lead.is_registered:
+            return None
+        self.is_foreign_led = lead.is_led
+        return await super()._bid(connection, leader_id, ttl)

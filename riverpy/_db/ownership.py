@@ -1,0 +1,132 @@
+"""One typed function per block of `sql/queries/riverpy_queue_owner.sql`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from riverpy._sql import query
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import timedelta
+
+    from riverpy.drivers.asyncpg import Transaction
+
+OWNERS_ACTION = "ownership_changed"
+"""What is announced on the topic `riverpy_event` when queues have changed hands."""
+
+_FILE = "riverpy_queue_owner"
+
+
+class Owner(NamedTuple):
+    """Whose a queue is."""
+
+    queue: str
+    domain: str
+    is_orphaned: bool
+    """Whether the domain has given no sign of life for long."""
+
+
+class Holder(NamedTuple):
+    """Whose a queue is that somebody wants to claim."""
+
+    queue: str
+    domain: str
+    client_ids: list[str]
+    """Clients of the domain that give signs of life, ten at most."""
+
+
+class DefaultLead(NamedTuple):
+    """Who leads `default`."""
+
+    is_led: bool
+    is_registered: bool
+    """Whether a client of riverpy's does."""
+
+
+async def owner_read(
+    connection: Transaction, schema: str | None, *, orphaned_after: timedelta
+) -> list[Owner]:
+    """All queues that domains have, by name."""
+    statement = query(_FILE, "owner_read", schema)
+    rows = await connection.fetch(
+        statement.text, *statement.arguments({"orphaned_after": orphaned_after})
+    )
+    return [Owner(*row) for row in rows]
+
+
+async def owner_lock(connection: Transaction, schema: str | None) -> None:
+    """Let nobody else change whose queues are until the end of the open transaction."""
+    statement = query(_FILE, "owner_lock", schema)
+    await connection.execute(statement.text, *statement.arguments({"schema": schema}))
+
+
+async def owner_held(
+    connection: Transaction, schema: str | None, *, queues: Sequence[str]
+) -> list[Holder]:
+    """Which of these queues domains have."""
+    statement = query(_FILE, "owner_held", schema)
+    rows = await connection.fetch(statement.text, *statement.arguments({"queue": queues}))
+    return [Holder(*row) for row in rows]
+
+
+async def owner_claim(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    queues: Sequence[str],
+    domain: str,
+    client_id: str,
+) -> list[str]:
+    """Let these queues be the domain's, in a transaction under `owner_lock`; returns which were
+    not."""
+    statement = query(_FILE, "owner_claim", schema)
+    values: dict[str, object] = {"queue": queues, "domain": domain, "client_id": client_id}
+    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    return [row[0] for row in rows]
+
+
+async def owner_notify(connection: Transaction, schema: str | None) -> None:
+    """Tell the leaders, at the commit, that queues have changed hands."""
+    statement = query(_FILE, "owner_notify", schema)
+    values: dict[str, object] = {"schema": schema, "action": OWNERS_ACTION}
+    await connection.execute(statement.text, *statement.arguments(values))
+
+
+async def member_keep(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    client_id: str,
+    domain: str,
+    settings: str,
+    queues: Sequence[str],
+    interval: timedelta,
+) -> Mapping[str, str]:
+    """Say whose a client is, and that its domain is alive; returns who has which of `queues`.
+
+    Args:
+        connection: any.
+        schema: of River's tables.
+        client_id: the client's.
+        domain: the client's.
+        settings: tells clients of one domain apart that would keep it differently.
+        queues: those that are asked about.
+        interval: how often a client of the domain says so.
+    """
+    statement = query(_FILE, "member_keep", schema)
+    values: dict[str, object] = {
+        "client_id": client_id,
+        "domain": domain,
+        "settings": settings,
+        "interval": interval,
+        "queue": queues,
+    }
+    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    return {row[0]: row[1] for row in rows}
+
+
+async def default_led(connection: Transaction, schema: str | None) -> DefaultLead:
+    """Whether somebody leads `default`, and whether that is a client of ours."""
+    rows = await connection.fetch(query(_FILE, "default_led", schema).text)
+    return DefaultLead(*rows[0])

@@ -1,0 +1,95 @@
+"""Territory: which queues the leader of a domain maintains, where there is more than one domain."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from riverpy._db.ownership import owner_read
+from riverpy._maintenance.scope import All, Except, Only
+from riverpy.drivers.asyncpg import UndefinedTableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from riverpy._clock import Timer
+    from riverpy._db.connection import DedicatedConnection
+    from riverpy._db.ownership import Owner
+    from riverpy._maintenance.scope import Scope
+
+ORPHANED_AFTER = timedelta(minutes=10)
+"""After so long without a sign of life of a domain another leader keeps its queues."""
+FRESH = 1.0
+"""Seconds for which an answer serves: the services of a term often ask at once."""
+STATEMENT_TIMEOUT = 5.0
+
+
+class Territory:
+    """Reads, for one term, whose the queues are."""
+
+    def __init__(
+        self,
+        connection: DedicatedConnection,
+        schema: str | None,
+        choose: Callable[[Sequence[Owner]], Scope],
+        *,
+        is_divided: Callable[[], bool],
+        timer: Timer,
+    ) -> None:
+        """Make it.
+
+        Args:
+            connection: for statements that are short.
+            schema: of River's tables.
+            choose: what of the queues that domains have is maintained.
+            is_divided: whether there can be a domain beside `default`.
+            timer: by which it measures.
+        """
+        self._connection, self._schema, self._timer = connection, schema, timer
+        self._choose, self._is_divided = choose, is_divided
+        self._scope: Scope = All()
+        self._fresh_until = 0.0
+
+    async def scope(self) -> Scope:
+        """What is to be maintained now.
+
+        Raises:
+            Exception: one of DATABASE_ERRORS: it is not known.
+        """
+        if not self._is_divided():
+            return All()
+        if self._timer.boottime() >= self._fresh_until:
+            self._scope = self._choose(await self._read())
+            self._fresh_until = self._timer.boottime() + FRESH
+        return self._scope
+
+    def forget(self) -> None:
+        """Read anew at the next call: queues have changed hands."""
+        self._fresh_until = 0.0
+
+    async def _read(self) -> Sequence[Owner]:
+        purpose = "reading whose the queues are"
+        try:
+            async with self._connection.use(purpose, STATEMENT_TIMEOUT) as connection:
+                return await owner_read(connection, self._schema, orphaned_after=ORPHANED_AFTER)
+        except UndefinedTableError:  # it was dropped: no domain has a queue
+            return ()
+
+
+def of_default(owners: Sequence[Owner]) -> Scope:
+    """Every queue but those of domains that give signs of life."""
+    return Except(frozenset(owner.queue for owner in owners if not owner.is_orphaned))
+
+
+def orphans(owners: Sequence[Owner]) -> Scope:
+    """The queues of domains that give no sign of life."""
+    return Only(frozenset(owner.queue for owner in owners if owner.is_orphaned))
+
+
+def of_domain(domain: str) -> Callable[[Sequence[Owner]], Scope]:
+    """The queues that this domain has."""
+
+    def choose(owners: Sequence[Owner]) -> Scope:
+        return Only(frozenset(owner.queue for owner in owners if owner.domain == domain))
+
+    return choose

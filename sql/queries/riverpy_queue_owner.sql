@@ -1,0 +1,91 @@
+-- Statements on our table of the owners of queues, as clients and leaders need them.
+--
+-- Only the server's clock is compared. A queue gets another owner under the lock of owner_lock alone.
+
+
+-- name: owner_read
+-- Whose the queues are that a domain has, and whether that domain has been without a sign of life for so long that
+-- another keeps them. It is read at a leader's passes, and not fenced: what it says may be over when it is acted upon,
+-- so that for a moment two leaders keep one queue, which all that they do allows.
+select queue, domain, last_seen_at < now() - @orphaned_after::interval as is_orphaned
+from /* schema */ riverpy_queue_owner
+order by queue;
+
+
+-- name: owner_lock
+-- Let nobody else change whose queues are until the end of the transaction around this.
+select pg_advisory_xact_lock(
+  hashtextextended('riverpy domains ' || coalesce(@schema::text, current_schema()::text), 0)
+);
+
+
+-- name: owner_held
+-- Whose these queues are, if a domain has them, and which clients of that domain give signs of life.
+select
+  owner.queue, owner.domain,
+  array(
+    select client.client_id
+    from /* schema */ riverpy_client as client
+    where client.domain = owner.domain and client.heartbeat_at >= now() - client.dead_after
+    order by client.client_id
+    limit 10
+  ) as client_ids
+from /* schema */ riverpy_queue_owner as owner
+where owner.queue = any(@queue::text[])
+order by owner.queue;
+
+
+-- name: owner_claim
+-- Under owner_lock. Let these queues be the domain's; tells which were not.
+insert into /* schema */ riverpy_queue_owner as owner (queue, domain, claimed_by)
+select queue, @domain::text, @client_id::text
+from unnest(@queue::text[]) as queue
+order by queue
+on conflict (queue) do update set
+  domain = excluded.domain, claimed_by = excluded.claimed_by, claimed_at = now(), last_seen_at = now()
+where owner.domain <> excluded.domain
+returning queue;
+
+
+-- name: owner_notify
+-- Tell the leaders, at the commit, that queues have changed hands.
+select pg_notify(
+  coalesce(@schema::text, current_schema()::text) || '.riverpy_event', json_build_object('action', @action::text)::text
+);
+
+
+-- name: member_keep
+-- Say whose a client is, how it would keep a domain, and that the domain is alive; tells whose the given queues are. Safe
+-- beside a leader: of an owner's row nothing but the sign of life changes. One client for all of the domain gives that,
+-- within half of the interval: a row that another is about to write is skipped.
+with said as (
+  update /* schema */ riverpy_client
+  set domain = @domain::text, settings = @settings::text
+  where client_id = @client_id::text
+    and (domain, settings) is distinct from (@domain::text, @settings::text)
+), quiet as materialized (
+  select queue
+  from /* schema */ riverpy_queue_owner
+  where domain = @domain::text and last_seen_at < now() - @interval::interval / 2
+  order by queue
+  for no key update skip locked
+), seen as (
+  update /* schema */ riverpy_queue_owner as owner
+  set last_seen_at = now()
+  from quiet
+  where owner.queue = quiet.queue
+)
+select owner.queue, owner.domain
+from /* schema */ riverpy_queue_owner as owner
+where owner.queue = any(@queue::text[]);
+
+
+-- name: default_led
+-- Whether somebody leads `default`, and whether that is a client of ours.
+select
+  count(*) > 0 as is_led,
+  coalesce(
+    bool_or(exists (select from /* schema */ riverpy_client where client_id = leader.leader_id)), false
+  ) as is_registered
+from /* schema */ river_leader as leader
+where leader.name = 'default' and leader.expires_at >= now();

@@ -1,0 +1,62 @@
+"""Members: clients of leader domains at work, and what a test waits for."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from riverpy import QueueConfig
+from tests.work.rig import PATIENCE
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from riverpy import Client
+    from riverpy.events import LeadershipChange
+    from tests.work.rig import Rig
+
+SHORT = {"elect_interval": timedelta(seconds=0.2), "leader_ttl": timedelta(seconds=1)}
+
+
+class Member:
+    """A client at work, and its transitions."""
+
+    def __init__(self, client: Client, changes: Any) -> None:
+        self.client, self._changes = client, changes
+
+    async def leads(self, is_leader: bool = True) -> LeadershipChange:
+        """Wait for the transition to this."""
+        with anyio.fail_after(PATIENCE, reason="the transition did not come"):
+            while (change := await anext(self._changes)).is_leader is not is_leader:
+                pass
+        return change
+
+
+@asynccontextmanager
+async def member(
+    rig: Rig, client_id: str, domain: str | None, *queues: str, **settings: Any
+) -> AsyncGenerator[Member]:
+    """A client of a domain that works these queues, which nobody pauses to think of: it polls
+    hardly ever."""
+    settings = {**SHORT, "id": client_id, "leader_domain": domain} | settings
+    names = queues or (domain or "default",)
+    client = rig.client(queues={name: QueueConfig(max_workers=2) for name in names}, **settings)
+    async with client.leadership() as changes, rig.running(client):
+        yield Member(client, changes)
+
+
+async def owners(rig: Rig) -> dict[str, str]:
+    """Whose each queue is."""
+    rows = await rig.schema.fetch("SELECT queue, domain FROM riverpy_queue_owner ORDER BY queue")
+    return {row["queue"]: row["domain"] for row in rows}
+
+
+async def holders(rig: Rig) -> dict[str, str]:
+    """Who holds each lease."""
+    rows = await rig.schema.fetch(
+        "SELECT name, holder FROM riverpy_lease WHERE expires_at >= now() ORDER BY name"
+    )
+    return {row["name"]: row["holder"] for row in rows}
