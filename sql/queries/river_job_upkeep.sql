@@ -39,6 +39,12 @@ select count(*) from gone;
 -- name: job_delete_ended_scoped
 -- The same for the jobs of some queues or kinds, or of all but some. It looks at no more than @limit jobs, and starts
 -- behind the last one that it has looked at: those that are kept longer would be read again each time otherwise.
+--
+-- So a leader of few queues reads all that others keep longer, but once: of a million such jobs in 1.3 s, 25 ms at most
+-- at a time, and 0.5 ms in each pass from then on. The index of claims leads to its own queues alone, but in the order
+-- in which jobs were due. What was due long before its end would be read again in each pass (130 ms for two queues of
+-- that million), and what was cancelled before it was due would not be found.
+--
 -- Safe when two leaders run it at once: rows that are locked are passed over.
 with seen as materialized (
   select

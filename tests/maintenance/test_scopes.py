@@ -1,0 +1,291 @@
+"""Scopes: each service of a leader changes the rows of the queues that it maintains, and no
+others."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import msgspec
+import pytest
+
+from riverpy import Job, JobRetention, Workers
+from riverpy._maintenance.job_cleaner import JobCleaner
+from riverpy._maintenance.job_rescuer import JobRescuer
+from riverpy._maintenance.job_scheduler import JobScheduler
+from riverpy._maintenance.queue_cleaner import QueueCleaner
+from riverpy._maintenance.scope import FILTER_MOST, NOTHING, All, Except, Only
+from riverpy._sql import query
+from tests._statements import record_statements
+from tests.maintenance.office import QuickTimer, held_office
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from riverpy._maintenance.base import MaintenanceService, Office
+    from riverpy._maintenance.scope import Scope
+    from tests._database import Schema
+    from tests.maintenance.office import HeldOffice
+
+QUEUES = frozenset({"aa", "bb", "cc"})
+SECOND = timedelta(seconds=1)
+HOUR = JobRetention(completed=timedelta(hours=1))
+
+
+class Task(msgspec.Struct, frozen=True):
+    """The args of all jobs here."""
+
+    kind: ClassVar[str] = "task"
+
+
+def registry() -> Workers:
+    """A worker whose jobs may run for a second, and run again at once."""
+    workers = Workers()
+
+    @workers.job(timeout=SECOND, next_retry=lambda job: timedelta(0))
+    async def task(job: Job[Task]) -> None: ...
+
+    return workers
+
+
+class Case(NamedTuple):
+    """A service, and what it has to do in each queue."""
+
+    make: Callable[[Office], MaintenanceService]
+    insert: str
+    """Makes a row in the queue `$1`."""
+    untouched: str
+    """Reads the queues whose row is as it was."""
+    blocks: list[tuple[str, str]]
+    """What a pass that is about all queues says to tables, but for the fence."""
+    settings: dict[str, Any]
+
+
+def _job(columns: str, values: str) -> str:
+    return (
+        f"INSERT INTO river_job (kind, args, max_attempts, queue, state, {columns})"
+        f" VALUES ('task', '{{}}', 25, $1, {values})"
+    )
+
+
+_ENDED = _job("finalized_at", "'completed', now() - interval '25 hours'")
+_RUNNING = "SELECT queue FROM river_job WHERE state = 'running'"
+_CLEANED = "SELECT queue FROM river_job"
+_SWEEP = [
+    ("river_job_upkeep", "job_states_to_clean"),
+    ("river_job_upkeep", "job_delete_ended_scoped"),
+]
+
+
+def _by_age(office: Office) -> JobRescuer:
+    return JobRescuer(office, None)
+
+
+def _by_liveness(office: Office) -> JobRescuer:
+    return JobRescuer(office, lambda: 3600.0)
+
+
+CASES = {
+    "cleaner": Case(
+        JobCleaner,
+        _ENDED,
+        _CLEANED,
+        [("river_job_upkeep", "job_states_to_clean"), ("river_job_upkeep", "job_delete_ended")],
+        {},
+    ),
+    "cleaner by queue": Case(
+        JobCleaner,
+        _ENDED,
+        _CLEANED,
+        [*_SWEEP, _SWEEP[1]],
+        {"retention_by_queue": {"aa": HOUR, "bb": HOUR, "other": HOUR}},
+    ),
+    "cleaner by kind": Case(
+        JobCleaner, _ENDED, _CLEANED, [*_SWEEP, _SWEEP[1]], {"retention_by_kind": {"task": HOUR}}
+    ),
+    "scheduler": Case(
+        JobScheduler,
+        _job("scheduled_at", "'scheduled', now() - interval '1 hour'"),
+        "SELECT queue FROM river_job WHERE state = 'scheduled'",
+        [
+            ("river_job_upkeep", "job_due"),
+            ("river_job_upkeep", "job_schedule"),
+        ],
+        {},
+    ),
+    "rescuer by age": Case(
+        _by_age,
+        _job(
+            "attempt, attempted_at, attempted_by",
+            "'running', 1, now() - interval '1 day', array['unregistered']",
+        ),
+        _RUNNING,
+        [("river_job_rescue", "job_stuck"), ("river_job_rescue", "job_rescue")],
+        {},
+    ),
+    "rescuer by liveness": Case(
+        _by_liveness,
+        _job("attempt, attempted_at, attempted_by", "'running', 1, now(), array['dead']"),
+        _RUNNING,
+        [
+            ("riverpy_client", "client_silent"),
+            ("river_job_rescue", "job_running_of"),
+            ("riverpy_client", "client_lock_dead"),
+            ("river_job_rescue", "job_rescue"),
+            ("river_job_rescue", "job_stuck"),
+        ],
+        {"dead_after": SECOND},
+    ),
+    "queue cleaner": Case(
+        QueueCleaner,
+        "INSERT INTO river_queue (name, updated_at) VALUES ($1, now() - interval '2 days')",
+        "SELECT name FROM river_queue",
+        [("river_queue", "queue_forget")],
+        {},
+    ),
+}
+
+
+@pytest.fixture(params=CASES.values(), ids=list(CASES))
+def case(request: pytest.FixtureRequest) -> Case:
+    """Each service."""
+    return request.param
+
+
+async def put(schema: Schema, case: Case, queues: frozenset[str] = QUEUES) -> None:
+    """Something to do in each of these queues."""
+    async with schema.connected() as connection:
+        await connection.executemany(case.insert, [(queue,) for queue in queues])
+    await schema.execute(
+        "INSERT INTO riverpy_client (client_id, queues, kinds, candidate, poll_only, version,"
+        " dead_after, heartbeat_at) VALUES ('dead', '{}', '{}', true, false, '1', '1s',"
+        " now() - interval '1 minute') ON CONFLICT DO NOTHING"
+    )
+    while await schema.fetchval("SELECT now() - pg_postmaster_start_time() < '2 seconds'"):
+        await schema.execute("SELECT pg_sleep(0.1)")  # nobody is dead to a server that is young
+
+
+async def done_in(schema: Schema, case: Case, queues: frozenset[str] = QUEUES) -> frozenset[str]:
+    """The queues in which everything is done."""
+    return queues - {row[0] for row in await schema.fetch(case.untouched)}
+
+
+async def run(held: HeldOffice, service: MaintenanceService) -> None:
+    """A pass, a minute after the last one."""
+    assert isinstance(held.timer, QuickTimer)
+    held.timer.skipped += 60
+    await held.run(service)
+
+
+def only(*queues: str) -> Only:
+    return Only(frozenset(queues))
+
+
+def all_but(*queues: str) -> Except:
+    return Except(frozenset(queues))
+
+
+@pytest.mark.parametrize(
+    ("scope", "meant"),
+    [
+        (All(), QUEUES),
+        (only("aa"), {"aa"}),
+        (only("bb", "cc", "unknown"), {"bb", "cc"}),
+        (all_but("bb", "unknown"), {"aa", "cc"}),
+        (all_but(*QUEUES), frozenset[str]()),
+    ],
+    ids=["all", "one", "two", "all but one", "all but all"],
+)
+async def test_rows_of_the_scope(schema: Schema, case: Case, scope: Scope, meant: set[str]) -> None:
+    """A pass changes exactly the rows of the queues in its scope, whatever rules there are for
+    queues and kinds."""
+    await put(schema, case)
+    async with held_office(schema, workers=registry(), **case.settings) as held:
+        held.scope = scope
+        await run(held, case.make(held.office))
+    assert await done_in(schema, case) == meant
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "meant"),
+    [
+        (only("aa"), only("aa", "bb"), {"aa", "bb"}),
+        (NOTHING, only("cc"), {"cc"}),
+        (all_but("aa", "bb"), all_but("bb"), {"aa", "cc"}),
+    ],
+    ids=["one more", "the first", "one less left out"],
+)
+async def test_scope_that_changes(
+    schema: Schema, case: Case, first: Scope, second: Scope, meant: set[str]
+) -> None:
+    """A scope that changes between two passes counts from the next one on, also for what an
+    earlier pass has gone by."""
+    await put(schema, case)
+    async with held_office(schema, workers=registry(), **case.settings) as held:
+        service = case.make(held.office)
+        for scope in (first, second):
+            held.scope = scope
+            await run(held, service)
+    assert await done_in(schema, case) == meant
+
+
+async def test_scope_that_shrinks(schema: Schema, case: Case) -> None:
+    """What has left the scope is left alone from the next pass on."""
+    async with held_office(schema, workers=registry(), **case.settings) as held:
+        service = case.make(held.office)
+        await run(held, service)
+        await put(schema, case)
+        held.scope = all_but("bb")
+        await run(held, service)
+        assert await done_in(schema, case) == {"aa", "cc"}
+        held.scope = only("aa")
+        await run(held, service)
+    assert await done_in(schema, case) == {"aa", "cc"}
+
+
+async def test_no_queue(schema: Schema, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scope without a queue asks the server nothing: it never stands for all."""
+    await put(schema, case)
+    sent = record_statements(monkeypatch, "office")
+    async with held_office(schema, workers=registry(), **case.settings) as held:
+        held.scope = NOTHING
+        await run(held, case.make(held.office))
+    assert sent == []
+    assert await done_in(schema, case) == frozenset()
+
+
+@pytest.mark.parametrize("scope", [All(), all_but()], ids=["all", "all but none"])
+async def test_all_queues(
+    schema: Schema, case: Case, scope: Scope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader of all queues sends the statements that know of no queues, and no others."""
+    await put(schema, case)
+    sent = record_statements(monkeypatch, "office")
+    async with held_office(schema, workers=registry(), **case.settings) as held:
+        held.scope = scope
+        await run(held, case.make(held.office))
+    fence = query("river_leader", "leader_fence", schema.name).text
+    texts = [one.text for one in sent if f'"{schema.name}"' in one.text]
+    expected = [query(file, name, schema.name).text for file, name in case.blocks]
+    assert [text for text in texts if text != fence] == expected
+
+
+async def test_many_queues(schema: Schema, case: Case) -> None:
+    """More queues than one statement takes are all maintained, and none beside them."""
+    many = frozenset(f"q{number:03}" for number in range(2 * FILTER_MOST + 1))
+    await put(schema, case, many | QUEUES)
+    async with held_office(schema, workers=registry(), **case.settings) as held:
+        held.scope = Only(many)
+        await run(held, case.make(held.office))
+    assert await done_in(schema, case, many | QUEUES) == many
+
+
+def test_filters() -> None:
+    """A long list of queues is cut, and nothing is in two parts; a scope of none has no part."""
+    many = frozenset(map(str, range(2 * FILTER_MOST + 1)))
+    parts = [part.queues for part in Only(many).filters() if part is not None]
+    assert [len(part) for part in parts] == [FILTER_MOST, FILTER_MOST, 1]
+    assert frozenset().union(*parts) == many
+    assert list(NOTHING.filters()) == []
+    assert list(Except(frozenset()).filters()) == list(All().filters()) == [None]
+    assert [part is not None and len(part.queues) for part in Except(many).filters()] == [len(many)]
