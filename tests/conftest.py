@@ -12,8 +12,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import structlog
 import uvloop
-from xdist.scheduler import LoadScopeScheduling
 
 from riverpy.embedded import EmbeddedPostgres
 from tests._database import (
@@ -37,29 +37,7 @@ if TYPE_CHECKING:
 URL_VARIABLE = "RIVERPY_TEST_DATABASE_URL"
 LOOP_VARIABLE = "RIVERPY_TEST_LOOP"
 POOLER_VARIABLE = "RIVERPY_TEST_POOLER"
-ONE_WORKER = (
-    "tests/faults/test_connections.py",
-    "tests/faults/test_failover.py",
-    "tests/faults/test_server.py",
-    "tests/faults/test_users.py",
-    "tests/maintenance/test_plans.py",
-    "tests/work/test_plans.py",
-)
-"""Files whose tests share a fleet, or a table that takes long to fill."""
-
-
-class _Scheduling(LoadScopeScheduling):
-    """Deals tests out one by one, but for those of `ONE_WORKER`. (The marks of xdist for this do
-    nothing under this pytest.)"""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return file if file in ONE_WORKER else nodeid
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """How a parallel run deals tests out to its workers."""
-    return _Scheduling(config, log)
+pytest_plugins = ["tests._limits", "tests._scheduling"]
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -97,6 +75,14 @@ def _through_pooler(request: pytest.FixtureRequest) -> Generator[None]:
         return
     with through_pooler(request.getfixturevalue("database_url")):
         yield
+
+
+@pytest.fixture(autouse=True)
+def _log() -> Generator[None]:
+    """No test decides what those after it log, as every command does that is run in this
+    process."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture

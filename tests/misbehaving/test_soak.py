@@ -10,8 +10,6 @@ import structlog
 from scripts.soak import growth, soak_jobs, soak_reconnects, working
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from tests._database import Schema
 
 UNSTEADY = {"memory_mib"}
@@ -19,11 +17,9 @@ UNSTEADY = {"memory_mib"}
 
 
 @pytest.fixture(autouse=True)
-def no_log() -> Generator[None]:
+def no_log() -> None:
     """Thousands of jobs fail on purpose."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.mark.timeout(240)
