@@ -31,6 +31,11 @@ class DomainMap:
         known = {one.domain for one in (*self.owners, *self.members)} | led
         return sorted(known - {DEFAULT_DOMAIN, SCHEMA_LEASE})
 
+    @property
+    def strangers(self) -> set[str]:
+        """The living clients of domains other than `default`."""
+        return {one.client_id for one in self.members if one.domain != DEFAULT_DOMAIN}
+
     def lead(self, domain: str) -> LeadRow | None:
         """Who leads a domain, or led it last; of `@schema` who holds it."""
         return next((one for one in self.leads if one.domain == domain), None)

@@ -31,9 +31,8 @@ async def look_at_leader(patient: Patient) -> list[Finding]:
     if lead is None or lead.is_over:
         seen = await patient.domains()
         if clients is not None and seen is not None and seen.others:
-            strangers = {one.client_id for one in seen.members if one.domain != DEFAULT_DOMAIN}
-            clients = [one for one in clients if one.client_id not in strangers]
-            if strangers and not any(one.is_alive for one in clients):
+            clients = [one for one in clients if one.client_id not in seen.strangers]
+            if seen.strangers and not any(one.is_alive for one in clients):
                 waiting = sorted({row.queue for row in await patient.places()})
                 return [_left_to_domains(seen.unled(waiting).get(DEFAULT_DOMAIN, []))]
         return [_no_leader(lead, clients)]

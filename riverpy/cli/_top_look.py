@@ -13,7 +13,7 @@ import msgspec
 
 from riverpy._db.clients import leader_look
 from riverpy._db.leaders import leader_get
-from riverpy._db.schema import CLIENTS_VERSION, OWN_LINE, check_schema
+from riverpy._db.schema import CLIENTS_VERSION, DOMAINS_VERSION, OWN_LINE, check_schema
 from riverpy._db.top import (
     ClientRow,
     EndedRow,
@@ -28,13 +28,16 @@ from riverpy._db.top import (
     top_running,
     top_totals,
 )
+from riverpy._doctor.domain_map import read_domains
+from riverpy._doctor.patient import PRIVILEGE_LACKING
 from riverpy.cli._connected import expect_primary
-from riverpy.drivers.asyncpg import close, connect
+from riverpy.drivers.asyncpg import DATABASE_ERRORS, close, connect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from riverpy._db.schema import SchemaState
+    from riverpy._doctor.domain_map import DomainMap
     from riverpy.drivers.asyncpg import Connection
 
 WINDOW = timedelta(seconds=10)
@@ -109,6 +112,22 @@ class LeadLook(msgspec.Struct, frozen=True):
     foreign: bool | None
     """Whether it is no client of riverpy's, as one of River's in Go. None: not known, without the
     line `riverpy`."""
+    epoch: int | None = None
+    """The number of the term. None: of `default`, whose terms have none."""
+
+
+class DomainLook(msgspec.Struct, frozen=True):
+    """A leader domain other than `default`."""
+
+    name: str
+    leader: LeadLook | None
+    """None: nobody leads it."""
+    workers: int
+    """Clients that give signs of life."""
+    candidates: int
+    """Those of them that stand for election."""
+    queues: list[str]
+    """What it has."""
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -120,7 +139,7 @@ class Look(msgspec.Struct, frozen=True):
     leader: LeadLook | None
     """None: nobody leads or led."""
     candidates: int | None
-    """Clients that stand for election and give signs of life. None: not known."""
+    """Clients that stand for election in `default` and give signs of life. None: not known."""
     queues: list[QueueLook]
     workers: list[WorkerLook]
     totals: dict[str, int]
@@ -131,6 +150,8 @@ class Look(msgspec.Struct, frozen=True):
     """A number of jobs that is not below it stands for itself or more, in a state's total too."""
     rates_over: float
     """Seconds that the rates are of."""
+    domains: list[DomainLook] = []
+    """Those other than `default`."""
 
 
 class Looker:
@@ -144,7 +165,7 @@ class Looker:
         """Make it."""
         self._url, self._schema = url, schema
         self._connection: Connection | None = None
-        self._has_clients = False
+        self._has_clients = self._has_domains = False
 
     async def look(self) -> Look:
         """Look, for at most `LOOK_LIMIT`. An error cuts the connection: the next look has another.
@@ -177,7 +198,21 @@ class Looker:
             await expect_primary(self._connection)
             state = await check_schema(self._connection, self._schema, url=self._url)
             self._has_clients = has_clients(state)
+            self._has_domains = await self._may_see_domains(self._connection, state)
         return self._connection
+
+    async def _may_see_domains(self, connection: Connection, state: SchemaState) -> bool:
+        """A role of a fleet without domains may lack the grants, and an error would end the look's
+        transaction."""
+        if DOMAINS_VERSION not in state.versions(OWN_LINE):
+            return False
+        try:
+            await read_domains(connection, self._schema)
+        except DATABASE_ERRORS as error:
+            if getattr(error, "sqlstate", None) != PRIVILEGE_LACKING:
+                raise
+            return False
+        return True
 
     async def _read(self, connection: Connection, began: float) -> Look:
         schema = self._schema
@@ -196,12 +231,18 @@ class Looker:
         for state in ("available", "running", "scheduled", "retryable"):
             totals[state] = sum(getattr(row, state) for row in rows)
         running = await top_running(connection, schema, cap=CAP)
+        seen = await read_domains(connection, schema) if self._has_domains else None
+        strangers = set[str]() if seen is None else seen.strangers
         return Look(
             at=moment.at,
             leader=await self._leader(connection),
             candidates=None
             if clients is None
-            else sum(client.candidate and not client.is_silent for client in clients),
+            else sum(
+                client.candidate and not client.is_silent and client.client_id not in strangers
+                for client in clients
+            ),
+            domains=[] if seen is None else domain_looks(seen),
             queues=queues,
             workers=worker_looks(clients or [], running),
             totals=totals,
@@ -227,6 +268,23 @@ class Looker:
         if self._has_clients and row.remaining >= 0:
             foreign = not (await leader_look(connection, self._schema)).is_registered
         return LeadLook(row.leader_id, row.elected_at, round(row.remaining, 3), foreign)
+
+
+def domain_looks(seen: DomainMap) -> list[DomainLook]:
+    """What is shown of each domain other than `default`."""
+    looks: list[DomainLook] = []
+    for name in seen.others:
+        lead, living = seen.lead(name), seen.living(name)
+        leader = None
+        if lead is not None and lead.remaining is not None and not lead.is_over:
+            left = round(lead.remaining, 3)
+            leader = LeadLook(
+                lead.holder, lead.elected_at, left, not lead.is_registered, lead.epoch
+            )
+        candidates = sum(one.candidate for one in living)
+        queues = [one.queue for one in seen.owned(name)]
+        looks.append(DomainLook(name, leader, len(living), candidates, queues))
+    return looks
 
 
 def has_clients(state: SchemaState) -> bool:

@@ -14,7 +14,7 @@ from riverpy.cli._output import format_time
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from riverpy.cli._top_look import Look, QueueLook, WorkerLook
+    from riverpy.cli._top_look import DomainLook, Look, QueueLook, WorkerLook
 
 _HOME, _END_OF_LINE, _END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 _RESET = "\x1b[0m"
@@ -85,7 +85,8 @@ def view(
     lines = [Line(f"riverpy top   {format_time(look.at.replace(microsecond=0))} UTC", "head")]
     if error is not None:
         lines.append(no_answer(error, age))
-    lines += [_leader(look), Line(_totals(look)), Line("")]
+    lines += [_leader(look), *(_domain(domain, look) for domain in look.domains)]
+    lines += [Line(_totals(look)), Line("")]
     lines += _table(
         (
             "QUEUE",
@@ -139,6 +140,8 @@ def no_answer(error: str, age: float) -> Line:
 def _leader(look: Look) -> Line:
     leader = look.leader
     if leader is None or leader.expires_in < 0:
+        if look.candidates == 0 and look.domains:
+            return Line("leader    nobody, and no worker stands for default", "warn")
         if look.candidates == 0:
             return Line("leader    nobody, and no worker stands for election", "bad")
         last = "" if leader is None else f"; last was {leader.leader_id}"
@@ -147,6 +150,19 @@ def _leader(look: Look) -> Line:
     text = f"leader    {leader.leader_id}, for {since}, lease {_seconds(leader.expires_in)} more"
     if leader.foreign:
         return Line(f"{text}, not a client of riverpy's", "warn")
+    return Line(text)
+
+
+def _domain(domain: DomainLook, look: Look) -> Line:
+    queues = f"queues {','.join(domain.queues)}" if domain.queues else "no queue"
+    leader = domain.leader
+    if leader is None:
+        why = "" if domain.candidates else ", and no worker of it stands"
+        mood = "warn" if domain.candidates or not domain.workers else "bad"
+        return Line(f"domain    {domain.name}: nobody leads{why}; {queues}", mood)
+    since = _ago(look.at - leader.elected_at)
+    lease = _seconds(leader.expires_in)
+    text = f"domain    {domain.name}: {leader.leader_id}, for {since}, lease {lease} more; {queues}"
     return Line(text)
 
 

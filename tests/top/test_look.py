@@ -241,6 +241,45 @@ async def test_leader(schema: Schema, looker: Looker) -> None:
     assert look.leader.expires_in < 0
 
 
+async def test_domains(schema: Schema, looker: Looker) -> None:
+    """Each domain has its leader, workers, candidates and queues, and `default` its own
+    candidates; a role that may not read their tables sees the rest."""
+    assert (await looker.look()).domains == []
+    for client_id in ("a", "m", "n"):
+        await register(schema, client_id, queues="a")
+    await schema.execute("UPDATE riverpy_client SET domain = 'mail' WHERE client_id <> 'a'")
+    await schema.execute("UPDATE riverpy_client SET candidate = client_id <> 'n'")
+    await schema.execute(
+        "INSERT INTO riverpy_queue_owner (queue, domain, claimed_by)"
+        " VALUES ('mail', 'mail', 'm'), ('old', 'gone', 'g')"
+    )
+    await schema.execute(
+        "INSERT INTO riverpy_lease (name, epoch, holder, ttl, expires_at)"
+        " VALUES ('d:mail', 7, 'm', '15 s', now() + interval '15 s')"
+    )
+    look = await looker.look()
+    assert look.candidates == 1
+    gone, mail = look.domains
+    assert (gone.name, gone.leader, gone.workers, gone.queues) == ("gone", None, 0, ["old"])
+    assert (mail.name, mail.workers, mail.candidates, mail.queues) == ("mail", 2, 1, ["mail"])
+    assert mail.leader is not None
+    assert (mail.leader.leader_id, mail.leader.epoch, mail.leader.foreign) == ("m", 7, False)
+    role = f"{schema.name}_reader"
+    await schema.execute(f"CREATE ROLE {role}")
+    try:
+        await schema.execute(f"GRANT USAGE ON SCHEMA {schema.name} TO {role}")
+        await schema.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema.name} TO {role}")
+        await schema.execute(f"REVOKE ALL ON riverpy_lease FROM {role}")
+        separator = "&" if "?" in schema.url else "?"
+        reader = Looker(f"{schema.url}{separator}role={role}", schema.name)
+        look = await reader.look()
+        await reader.close()
+    finally:
+        await schema.execute(f"DROP OWNED BY {role}")
+        await schema.execute(f"DROP ROLE {role}")
+    assert (look.domains, len(look.workers)) == ([], 3)
+
+
 async def test_line_main_alone(schema: Schema, looker: Looker) -> None:
     """Without riverpy's own tables the rest is shown, and what is not known is said not to be."""
     await insert(schema, "q", "running", "attempted_by", "array['go']")

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from riverpy.cli._top_look import LeadLook, Look, QueueLook, WorkerLook
+from riverpy.cli._top_look import DomainLook, LeadLook, Look, QueueLook, WorkerLook
 from riverpy.cli._top_view import Line, frame, view
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -91,6 +91,26 @@ def mood_of(look: Look, start: str) -> str:
 def test_view() -> None:
     """A look in words: what is capped, what is idle, how long things last."""
     assert f"\n{text_of(LOOK)}\n" == EXPECTED
+
+
+def test_domains() -> None:
+    """Each domain is a line below the leader's; one that nobody leads is told of, and so is a
+    default without candidates."""
+    leader = LeadLook("m1", AT - timedelta(minutes=5), 9.0, foreign=False, epoch=7)
+    domains = [
+        DomainLook("archive", None, 0, 0, ["old"]),
+        DomainLook("mail", leader, 2, 1, ["mail", "slow"]),
+        DomainLook("report", None, 1, 0, []),
+        DomainLook("young", None, 1, 1, ["young"]),
+    ]
+    lines = view(changed(domains=domains, leader=None, candidates=0))
+    assert [(line.text, line.mood) for line in lines[1:6]] == [
+        ("leader    nobody, and no worker stands for default", "warn"),
+        ("domain    archive: nobody leads, and no worker of it stands; queues old", "warn"),
+        ("domain    mail: m1, for 5 min, lease 9 s more; queues mail,slow", ""),
+        ("domain    report: nobody leads, and no worker of it stands; no queue", "bad"),
+        ("domain    young: nobody leads; queues young", "warn"),
+    ]
 
 
 def test_rare_columns() -> None:
