@@ -1,2 +1,1 @@
-"""The leases of user code: held in a table or in memory, renewed and stood by for by one keeper a
-process."""
+"""Leases of user code: where they are, and who in this process keeps them."""

@@ -29,6 +29,7 @@ from riverpy._db.schema import (
 from riverpy.drivers.asyncpg import (
     LockNotAvailableError,
     SerializationError,
+    is_in_transaction,
     is_pool,
     is_transaction,
 )
@@ -244,7 +245,7 @@ class LeaseTable:
                 "a fence takes a connection of asyncpg that is in a transaction, got "
                 f"{type(transaction).__name__}"
             )
-        if not transaction.is_in_transaction():
+        if not is_in_transaction(transaction):
             raise TransactionError(
                 "a fence outside a transaction guards nothing: call it inside `async with "
                 "connection.transaction():`, before the first write"
@@ -270,7 +271,7 @@ def _row(name: str) -> str:
 
 
 def _expect_no_transaction(connection: Transaction) -> None:
-    if connection.is_in_transaction():
+    if is_in_transaction(connection):
         raise TransactionError(
             "the connection of the leases is in a transaction, and what it is granted there would "
             "be nobody's until the commit: give LeaseManager a connection of its own, a pool or a "

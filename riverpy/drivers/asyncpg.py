@@ -424,6 +424,14 @@ def is_transaction(tx: object) -> TypeGuard[Transaction]:
     return isinstance(tx, (asyncpg.Connection, asyncpg.pool.PoolConnectionProxy))
 
 
+def is_in_transaction(connection: Transaction) -> bool:
+    """Whether a transaction is open on a connection; never on one that is closed or given back."""
+    try:
+        return not connection.is_closed() and connection.is_in_transaction()
+    except asyncpg.InterfaceError:
+        return False
+
+
 async def listen(
     connection: Connection,
     channels: Mapping[str, Callable[[str], None]],
