@@ -119,7 +119,7 @@ class Client(Verbs, ExecutionVerbs):
         self._made_id: tuple[int, str] | None = None
         self._abandoned: frozenset[Stamp] = frozenset()
         self._subscriptions = Subscriptions()
-        self._leadership = Leadership(lambda: self.id)
+        self._leadership = Leadership(lambda: self.id, lambda: self._config.domain)
         self._log: Any = structlog.get_logger("riverpy").bind()
         self._periodic_jobs = PeriodicJobs(periodic_jobs)
         self._set(database=database, queues=queues or {})
@@ -161,7 +161,8 @@ class Client(Verbs, ExecutionVerbs):
 
     @property
     def is_leader(self) -> bool:
-        """Whether this client leads: it keeps the house for all that work on these tables.
+        """Whether this client leads its domain: it keeps the house for all that work its queues, in
+        the domain `default` for all that work on these tables.
 
         False also while that is in doubt, as when the database has not answered for long.
         """
@@ -190,6 +191,7 @@ class Client(Verbs, ExecutionVerbs):
         poll_only: bool | UnsetType = UNSET,
         candidate: bool | UnsetType = UNSET,
         soft_stop_timeout: timedelta | UnsetType | None = UNSET,
+        leader_domain: str | UnsetType | None = UNSET,
         dead_after: timedelta | UnsetType = UNSET,
     ) -> None:
         """Change settings of a client that is not open yet, as the command line does. UNSET leaves
@@ -207,6 +209,7 @@ class Client(Verbs, ExecutionVerbs):
             "poll_only": poll_only,
             "candidate": candidate,
             "soft_stop_timeout": soft_stop_timeout,
+            "leader_domain": leader_domain,
             "dead_after": dead_after,
         }
         given = {key: value for key, value in changes.items() if value is not UNSET}

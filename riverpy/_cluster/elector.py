@@ -55,9 +55,10 @@ RENEWAL_LEAST = 0.01
 
 
 class LeaderStore(Protocol):
-    """The row of one lead: what an elector and a mandate ask the database. Each call takes `bound` seconds at most.
+    """The row of one lead: what an elector and a mandate ask the database.
 
-    Each raises one of DATABASE_ERRORS when the answer is not known.
+    A call of an elector's takes `bound` seconds at most. Each raises one of DATABASE_ERRORS when
+    the answer is not known.
     """
 
     async def elect(self, leader_id: str, ttl: timedelta, bound: float) -> Bid | None:

@@ -1,7 +1,8 @@
 """LeaderWatch: what a client sees of who leads, and has to say of it.
 
-It warns where nobody can lead, and where a client leads that is not riverpy's, as River's in Go:
-that one does not do for this client what a leader of riverpy does.
+It warns where nobody can lead its domain, and where a client leads `default` that is not riverpy's,
+as River's in Go: that one does not do for this client what a leader of riverpy does, and knows of
+no domains.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from riverpy._db.clients import leader_look
+from riverpy._db.ownership import domain_look
 from riverpy._lifecycle import TestSignal
+from riverpy._names import DEFAULT_DOMAIN
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from riverpy._db.connection import DedicatedConnection
     from riverpy._lifecycle import StopScope
     from riverpy.config import Config
+    from riverpy.drivers.asyncpg import Connection
     from riverpy.periodic import PeriodicJobs
 
 LOOKS = 3
@@ -45,6 +49,7 @@ class LeaderWatch:
         config: Config,
         *,
         kinds: Sequence[str],
+        queues: Sequence[str],
         periodic_jobs: PeriodicJobs,
         timer: Timer,
     ) -> None:
@@ -53,11 +58,12 @@ class LeaderWatch:
         Args:
             connection: the one to look over. Its session should give up locks soon, or a locked
                 table would have it cut.
-            config, kinds, periodic_jobs: the client's.
+            config, kinds, queues, periodic_jobs: the client's.
             timer: by which it measures and waits.
         """
         self._connection, self._config, self._timer = connection, config, timer
-        self._kinds, self._periodic_jobs = kinds, periodic_jobs
+        self._kinds, self._queues, self._periodic_jobs = kinds, queues, periodic_jobs
+        self._domain = None if config.domain == DEFAULT_DOMAIN else config.domain
         self._interval = config.dead_after.total_seconds() / LOOKS
         self._told_of: str | None = None
         """When the leader was elected that was told of last."""
@@ -77,7 +83,7 @@ class LeaderWatch:
     async def _look(self) -> None:
         try:
             async with self._connection.use("looking for a leader", STATEMENT_TIMEOUT) as opened:
-                look = await leader_look(opened, self._config.schema)
+                look = await self._ask(opened)
         except DATABASE_ERRORS as error:
             self._log.debug("could not look for a leader", error=describe(error))
             return
@@ -86,11 +92,30 @@ class LeaderWatch:
             self._say_unled(look)
         self.looked.emit()
 
+    async def _ask(self, connection: Connection) -> LeaderLook:
+        if self._domain is None:
+            return await leader_look(connection, self._config.schema)
+        return await domain_look(connection, self._config.schema, domain=self._domain)
+
     def _say_foreign(self, look: LeaderLook) -> None:
         """Once for each term."""
         if look.leader_id is None or look.is_registered or look.elected_at == self._told_of:
             return
         self._told_of = look.elected_at
+        if self._domain is not None:
+            self._log.warning(
+                "the leader of the domain `default` is no client of riverpy's, as one of River's "
+                "in Go: it knows of no domains and maintains the queues of this one too, so that "
+                "jobs which ended are deleted by its retention, and jobs that run for an hour are "
+                "discarded if it has no worker for their kind; register workers for these kinds "
+                "there too, or let only riverpy stand for election",
+                leader_id=look.leader_id,
+                elected_at=look.elected_at,
+                domain=self._domain,
+                queues=list(self._queues),
+                kinds=list(self._kinds),
+            )
+            return
         self._log.warning(
             "the leader is no client of riverpy's, as one of River's in Go: while it leads, it "
             "inserts none of these periodic jobs, leaves the jobs of dead clients for an hour, and "
@@ -106,7 +131,7 @@ class LeaderWatch:
         """Once an outage, and each hour of it. A client that never leads notices it, since it is
         always there to see it."""
         now = self._timer.boottime()
-        if look.leader_id is not None or look.has_candidate:
+        if look.has_candidate or (self._domain is None and look.leader_id is not None):
             self._unled_since, self._unled_told_at = None, -math.inf
             return
         if self._unled_since is None:
@@ -114,6 +139,13 @@ class LeaderWatch:
         is_long = now - self._unled_since > self._config.leader_ttl.total_seconds()
         if is_long and now - self._unled_told_at >= REPEAT:
             self._unled_told_at = now
+            if self._domain is not None:
+                self._log.warning(
+                    "no client of this domain can lead it: the jobs of its queues are not "
+                    "scheduled, retried, rescued or cleaned; run one with candidate=True",
+                    domain=self._domain,
+                )
+                return
             self._log.warning(
                 "no client can lead: jobs are not scheduled, retried, rescued or cleaned; run one "
                 "with candidate=True"

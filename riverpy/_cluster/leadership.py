@@ -42,16 +42,18 @@ class LeadershipSubscription(Stream[LeadershipChange]):
 class Leadership(Streams[LeadershipSubscription]):
     """How things stand with one client, and who wants to know."""
 
-    def __init__(self, leader_id: Callable[[], str]) -> None:
-        """Make it: the client, whose id this tells, does not lead."""
+    def __init__(self, leader_id: Callable[[], str], domain: Callable[[], str]) -> None:
+        """Make it: the client, whose id and domain these tell, does not lead."""
         super().__init__()
-        self._leader_id = leader_id
+        self._leader_id, self._domain = leader_id, domain
         self._last: LeadershipChange | None = None
 
     @property
     def current(self) -> LeadershipChange:
         """The last transition."""
-        return self._last or LeadershipChange(is_leader=False, leader_id=self._leader_id())
+        return self._last or LeadershipChange(
+            is_leader=False, leader_id=self._leader_id(), domain=self._domain()
+        )
 
     def publish(self, change: LeadershipChange) -> None:
         """Tell all of a transition, and wait for nobody."""

@@ -40,7 +40,7 @@ class LeadLease:
         async with self._connection.use("bidding for the lead", bound) as connection:
             return await self._bid(connection, leader_id, ttl)
 
-    async def renew(self, term: Term, ttl: timedelta, bound: float) -> bool:  # noqa: ARG002
+    async def renew(self, term: Term, ttl: timedelta, bound: float) -> bool:
         """Extend a term by the time that it was given for, in at most `bound` seconds. False: it
         is over."""
         async with self._connection.use("renewing the lease", bound) as connection:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from riverpy._db.clients import LeaderLook
+from riverpy._names import domain_lease
 from riverpy._sql import query
 
 if TYPE_CHECKING:
@@ -124,6 +126,14 @@ async def member_keep(
     }
     rows = await connection.fetch(statement.text, *statement.arguments(values))
     return {row[0]: row[1] for row in rows}
+
+
+async def domain_look(connection: Transaction, schema: str | None, *, domain: str) -> LeaderLook:
+    """Who leads `default`, and whether somebody leads this domain or could."""
+    statement = query(_FILE, "domain_look", schema)
+    values: dict[str, object] = {"lease": domain_lease(domain), "domain": domain}
+    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    return LeaderLook(*rows[0])
 
 
 async def default_led(connection: Transaction, schema: str | None) -> DefaultLead:

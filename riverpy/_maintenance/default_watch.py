@@ -1,5 +1,5 @@
-"""DefaultWatch: ends a term of the schema's lead when `default` gets or loses a leader, for that one
-does this work, or a part of it."""
+"""DefaultWatch: ends a term of the schema's lead when `default` gets or loses a leader, who does
+this work, or a part of it."""
 
 from __future__ import annotations
 

@@ -31,6 +31,7 @@ from riverpy._db.periodic import (
 from riverpy._lifecycle import awaiting_only_exceptions
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.slots import due_slots
+from riverpy._names import DEFAULT_DOMAIN
 from riverpy._plugins import Plugins
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe, is_refusal
 from riverpy.errors import FencedOutError, InsertError, TransactionError
@@ -112,9 +113,12 @@ class PeriodicEnqueuer(MaintenanceService):
         super().__init__(office)
         self._jobs, self._inserter = jobs, inserter
         config = office.config
+        self._suffix = "" if config.domain == DEFAULT_DOMAIN else f"@{config.domain}"
         self._hooks = Plugins(config.plugins, config.hooks).periodic_jobs_start
         jobs.stir = self.stir
         self._registered: dict[str, PeriodicJob] = {}
+        """By the id of the row, which names the domain too: two domains may each have one of the
+        same id."""
         self._failures: dict[str, _Failure] = {}
         self._batch = BATCH
         self._is_there = False
@@ -177,17 +181,27 @@ class PeriodicEnqueuer(MaintenanceService):
             "reading the periodic jobs", STATEMENT_TIMEOUT
         ) as connection:
             states = await periodic_list(connection, self.office.schema)
-        return {state.id: state for state in states}
+        return {
+            (job_id := state.id.removesuffix(self._suffix)): msgspec.structs.replace(
+                state, id=job_id
+            )
+            for state in states
+            if state.id.endswith(self._suffix)
+        }
+
+    def _row_id(self, job_id: str) -> str:
+        return job_id + self._suffix
 
     async def _register(self) -> None:
         """Bring rows and registry together, after either has changed."""
         self._registered = {
-            job_id: job for job_id, job in self._registered.items() if self._jobs.get(job_id) is job
+            row_id: job for row_id, job in self._registered.items() if self._jobs.get(job.id) is job
         }
         new = {
-            job.id: job
+            row_id: job
             for job in self._jobs
-            if job.id not in self._registered and not self._is_held(job.id)
+            if (row_id := self._row_id(job.id)) not in self._registered
+            and not self._is_held(row_id)
         }
         if not new:
             return
@@ -206,16 +220,17 @@ class PeriodicEnqueuer(MaintenanceService):
                 connection,
                 self.office.schema,
                 registrations,
-                first=[job.id for job in new.values() if job.run_on_start == "first_registration"],
-                each=[job.id for job in new.values() if job.run_on_start == "each_term"],
+                first=[one for one, job in new.items() if job.run_on_start == "first_registration"],
+                each=[one for one, job in new.items() if job.run_on_start == "each_term"],
             )
-        self._registered.update({job_id: new[job_id] for job_id in done})
+        self._registered.update({row_id: new[row_id] for row_id in done})
 
     def _registration(self, job: PeriodicJob, now: datetime) -> Registration | None:
         try:
-            return Registration(job.id, job.schedule_text, next_time(job.schedule, now))
+            row_id = self._row_id(job.id)
+            return Registration(row_id, job.schedule_text, next_time(job.schedule, now))
         except Exception as error:
-            self._hold(job.id, error)
+            self._hold(self._row_id(job.id), error)
             return None
 
     async def _keep(self) -> None:

@@ -185,6 +185,7 @@ class Run:
             self._results,
             config,
             kinds=list(workers),
+            queues=list(queues),
             periodic_jobs=periodic_jobs,
             timer=SystemTimer(),
         )

@@ -27,7 +27,7 @@ from riverpy._dsn import (
 )
 from riverpy._duration import format_duration, parse_duration
 from riverpy._health.address import Address
-from riverpy._names import validate_client_id, validate_schema
+from riverpy._names import validate_client_id, validate_domain, validate_schema
 from riverpy.cli._output import print_table
 from riverpy.cli._types import check_queues, format_queues, parse_queues
 
@@ -88,6 +88,11 @@ def _database_url(text: str) -> str:
 
 def _schema(text: str) -> str:
     validate_schema(text)
+    return text
+
+
+def _domain(text: str) -> str:
+    validate_domain(text)
     return text
 
 
@@ -154,6 +159,9 @@ POLL_ONLY: Setting[bool] = Setting(
 CANDIDATE: Setting[bool] = Setting(
     "candidate", _boolean, lambda on: str(on).lower(), _toml_boolean, "the client's, else true"
 )
+LEADER_DOMAIN: Setting[str] = Setting(
+    "leader-domain", _domain, default="the client's, else default"
+)
 SOFT_STOP: Setting[timedelta] = Setting(
     "soft-stop", parse_duration, format_duration, default="the client's, else 30s"
 )
@@ -173,6 +181,7 @@ SETTINGS: tuple[Setting[Any], ...] = (
     QUEUES,
     POLL_ONLY,
     CANDIDATE,
+    LEADER_DOMAIN,
     SOFT_STOP,
     DEAD_AFTER,
     NAME,

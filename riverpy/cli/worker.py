@@ -95,6 +95,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     queues: Value[dict[str, int]]
     poll_only: Value[bool]
     candidate: Value[bool]
+    leader_domain: Value[str]
     soft_stop: Value[timedelta]
     dead_after: Value[timedelta]
     name: Value[str]
@@ -138,6 +139,13 @@ def _parse_queues(
     "--candidate/--no-candidate",
     default=None,
     help="Whether to stand for election. Default: the client's, else yes.",
+)
+@click.option(
+    "--leader-domain",
+    metavar="NAME",
+    callback=flag_value(_settings.LEADER_DOMAIN),
+    help="Claim the queues for this leader domain, which has a leader of its own. Default: the"
+    " client's, else `default`.",
 )
 @click.option(
     "--soft-stop",
@@ -186,6 +194,7 @@ def worker(
     queues: dict[str, int] | None,
     poll_only: bool | None,
     candidate: bool | None,
+    leader_domain: str | None,
     soft_stop: timedelta | None,
     dead_after: timedelta | None,
     name: str | None,
@@ -206,6 +215,7 @@ def worker(
         queues=sources.value(_settings.QUEUES, queues),
         poll_only=sources.value(_settings.POLL_ONLY, poll_only),
         candidate=sources.value(_settings.CANDIDATE, candidate),
+        leader_domain=sources.value(_settings.LEADER_DOMAIN, leader_domain),
         soft_stop=sources.value(_settings.SOFT_STOP, soft_stop),
         dead_after=sources.value(_settings.DEAD_AFTER, dead_after),
         name=sources.value(_settings.NAME, name),
@@ -343,6 +353,7 @@ class _WorkerProcess:
             name=settings.name.value,
             poll_only=settings.poll_only.value,
             candidate=settings.candidate.value,
+            leader_domain=settings.leader_domain.value,
             soft_stop_timeout=settings.soft_stop.value,
             dead_after=settings.dead_after.value,
             queues=slots
@@ -419,6 +430,7 @@ class _Started:
             pooler=config.pooler,
             listen_url=mask_url(config.listen_url or "") or None,
             candidate=config.candidate,
+            leader_domain=config.domain,
         )
         queues = ", ".join(client.queues)
         self._systemd.tell(READY=1, STATUS=f"working {queues}")

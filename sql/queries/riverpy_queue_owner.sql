@@ -80,6 +80,22 @@ from /* schema */ riverpy_queue_owner as owner
 where owner.queue = any(@queue::text[]);
 
 
+-- name: domain_look
+-- Who leads `default`, whether that is a client of ours; and whether somebody leads this domain, or stands for that and
+-- gives signs of life.
+select
+  leader.leader_id,
+  to_char(leader.elected_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as elected_at,
+  exists (select from /* schema */ riverpy_client where client_id = leader.leader_id) as is_registered,
+  exists (select from /* schema */ riverpy_lease where name = @lease::text and expires_at >= now())
+    or exists (
+      select from /* schema */ riverpy_client
+      where domain = @domain::text and candidate and heartbeat_at >= now() - dead_after
+    ) as has_candidate
+from (select) as always
+left join /* schema */ river_leader as leader on leader.name = 'default' and leader.expires_at >= now();
+
+
 -- name: default_led
 -- Whether somebody leads `default`, and whether that is a client of ours.
 select

@@ -52,6 +52,7 @@ class FakeServer:
             connection,
             Config(**settings),
             kinds=["task"],
+            queues=["default"],
             periodic_jobs=PeriodicJobs([PeriodicJob(every(timedelta(hours=1)), Task, id="hourly")]),
             timer=self.timer,
         )

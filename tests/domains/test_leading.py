@@ -64,7 +64,3 @@ async def test_each_leader_keeps_its_own_queues(rig: Rig) -> None:
             async with member(rig, "c", None) as c:
                 await c.leads()
                 await rig.until("SELECT count(*) FROM river_job WHERE state = 'available'", 4)
-                await rig.until(
-                    "SELECT string_agg(name, ' ') FROM riverpy_lease WHERE expires_at >= now() AND name LIKE '@%'",
-                    None,
-                )
