@@ -17,6 +17,7 @@ from riverpy._maintenance import batches
 from riverpy._maintenance.job_cleaner import JobCleaner
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.job_scheduler import JobScheduler
+from riverpy._maintenance.scope import All, Except, Only
 from riverpy._work.front import BEGINNING
 from riverpy.drivers.asyncpg import use_raw_timestamps
 from tests.maintenance.office import held_office
@@ -32,6 +33,13 @@ if TYPE_CHECKING:
 
 LEADERS = 4
 ROUNDS = 12
+SCOPES = [
+    All(),
+    Only(frozenset({"default"})),
+    Only(frozenset({"default", "other"})),
+    Except(frozenset({"other"})),
+]
+"""These overlap."""
 SOON = timedelta(milliseconds=1)
 
 
@@ -55,13 +63,14 @@ async def insert(connection: asyncpg.Connection[Any], count: int) -> None:
     """Jobs that ended, can be worked, or wait for a retry, some of these with one key."""
     await connection.execute(
         "INSERT INTO river_job (kind, max_attempts, args, state, scheduled_at, unique_key,"
-        " unique_states, finalized_at) SELECT 'task', 25, '{}',"
+        " unique_states, finalized_at, queue) SELECT 'task', 25, '{}',"
         " (CASE i % 4 WHEN 0 THEN 'completed' WHEN 2 THEN 'available' ELSE 'retryable' END)"
         "   ::river_job_state,"
         " now() - make_interval(secs => i % 7),"
         " CASE WHEN i % 4 = 1 THEN decode(md5((i % 16)::text), 'hex') END,"
         " CASE WHEN i % 4 = 1 THEN B'11010001' END,"
-        " CASE WHEN i % 4 = 0 THEN now() - make_interval(secs => i % 7) END"
+        " CASE WHEN i % 4 = 0 THEN now() - make_interval(secs => i % 7) END,"
+        " CASE WHEN i % 5 = 0 THEN 'other' ELSE 'default' END"
         " FROM generate_series(1, $1::int) AS i",
         count,
     )
@@ -114,6 +123,7 @@ async def lead(held: HeldOffice, chance: random.Random) -> None:
         await use_raw_timestamps(connection)
         for _ in range(ROUNDS):
             await insert(connection, 100)
+            held.scope = chance.choice(SCOPES)
             steps: list[Callable[[], Awaitable[object]]] = [
                 partial(held.run, service) for service in services
             ]
@@ -124,8 +134,9 @@ async def lead(held: HeldOffice, chance: random.Random) -> None:
 
 
 async def test_leaders_at_once(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
-    """LM-13: cleaner, scheduler and rescuer of four processes that all believe to lead, beside
-    workers that store results: no deadlock reaches any of them."""
+    """LM-13: cleaner, scheduler and rescuer of four processes that all believe to lead, the same
+    queues or some that overlap, beside workers that store results: no deadlock reaches any of
+    them."""
     monkeypatch.setattr(batches, "BATCH_SIZE", 40)
     seed = random.randrange(1 << 30)
     print("seed", seed)

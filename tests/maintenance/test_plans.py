@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from riverpy._maintenance.scope import FILTER_MOST
 from riverpy._sql import query
 from riverpy.migrate import Migrator
 from tests._database import connected, create_database, drop_database, new_database_name, run_apart
@@ -29,6 +31,7 @@ ENDED = "river_job_state_and_finalized_at_index"
 FETCH = "river_job_prioritized_fetching_index"
 PRIMARY = "river_job_pkey"
 UNIQUE = "river_job_unique_idx"
+QUEUE = "river_queue_pkey"
 
 _HISTORY = f"""
     INSERT INTO river_job (kind, max_attempts, args, state, finalized_at, attempt, queue,
@@ -55,8 +58,15 @@ _HISTORY = f"""
       'q' || i % 5, 1 + i % 4, now() + make_interval(secs => i - 1000),
       CASE WHEN i % 4 = 0 THEN decode(md5('w' || i), 'hex') END,
       CASE WHEN i % 4 = 0 THEN B'11110101' END
-    FROM generate_series(1, 5000) AS i
+    FROM generate_series(1, 5000) AS i;
+    INSERT INTO river_queue (name, updated_at)
+    SELECT 'q' || i, now() - make_interval(hours => i % 48) FROM generate_series(0, 9999) AS i
 """
+SOME = ["{q1,q2}", "{" + ",".join(f"q{number}" for number in range(1, FILTER_MOST + 1)) + "}"]
+"""Few queues of those with jobs, and as many as a statement takes."""
+SCOPES = [("", ""), *product(("_in_queues", "_except_queues"), SOME)]
+"""Which statement, and its queues."""
+SCOPE_IDS = ["all", "in few", "in many", "but few", "but many"]
 
 
 async def fill(url: str) -> None:
@@ -74,7 +84,7 @@ async def fill(url: str) -> None:
         await connection.execute(_HISTORY)
         for _, definition in indexes:
             await connection.execute(definition)
-        await connection.execute("VACUUM ANALYZE river_job")
+        await connection.execute("VACUUM ANALYZE river_job, river_queue")
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +110,7 @@ _BOUND = re.compile(r"\((\w+) (?:=|<|>|<=|>=) ")
 
 
 class Plan:
-    """How a statement reads and sorts the table of jobs."""
+    """How a statement reads and sorts the tables of jobs and queues."""
 
     def __init__(self, root: dict[str, Any]) -> None:
         self.scans: set[str] = set()
@@ -118,7 +128,7 @@ class Plan:
             if "Index Cond" not in node:
                 self.walks.add(index)
             self.bounds.append(set(_BOUND.findall(node.get("Index Cond", ""))))
-        elif node.get("Relation Name") == "river_job" and kind == "Seq Scan":
+        elif node.get("Relation Name") in ("river_job", "river_queue") and kind == "Seq Scan":
             self.scans.add(kind)
         for child in node.get("Plans", ()):
             self._add(child)
@@ -160,8 +170,8 @@ async def test_job_cleaner(large: asyncpg.Connection[Any], state: str, age: str)
 @pytest.mark.parametrize("age", ["1 hour", "1 year"])
 @pytest.mark.parametrize(
     ("queues", "kinds"),
-    [("{q1,q2}", "{}"), ("{}", "{k1}"), ("{q1}", "{k1,k2}")],
-    ids=["queues", "kinds", "both"],
+    [(SOME[0], "{}"), (SOME[1], "{}"), ("{}", "{k1}"), ("{q1}", "{k1,k2}")],
+    ids=["queues", "many queues", "kinds", "both"],
 )
 @pytest.mark.parametrize("only", ["true", "false"])
 @pytest.mark.parametrize("after", ["NULL", "now() - interval '20 hours'"])
@@ -200,23 +210,55 @@ async def test_nothing_to_clean(large: asyncpg.Connection[Any]) -> None:
     assert plan.bounds == [{"state"}]
 
 
+_SWEPT = {
+    "state": "'completed'",
+    "retention": "'1 hour'",
+    "queues": f"'{SOME[0]}'",
+    "kinds": "'{}'",
+    "only_kinds": "false",
+    "after_time": "now() - interval '1 hour 1 second'",
+    "after_id": "0",
+}
+"""A sweep that has looked at nearly all before."""
+
+
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("job_due", "'-30 min', '{}', 10000"),
-        ("job_due", "'5 s', '{}', 10000"),
-        ("job_states_to_clean", "'{cancelled,completed,discarded}', '{1 y,1 y,1 y}'"),
+        ("job_due", {"ahead": "'-30 min'"}),
+        ("job_due", {"ahead": "'5 s'"}),
+        ("job_due_in_queues", {"ahead": "'5 s'", "queues": f"'{SOME[0]}'"}),
+        ("job_due_except_queues", {"ahead": "'5 s'", "queues": f"'{SOME[0]}'"}),
+        (
+            "job_states_to_clean",
+            {"states": "'{cancelled,completed,discarded}'", "retentions": "'{1 y,1 y,1 y}'"},
+        ),
+        ("job_delete_ended_scoped", {**_SWEPT, "only_queues": "true"}),
+        ("job_delete_ended_scoped", {**_SWEPT, "only_queues": "false"}),
     ],
-    ids=["nothing due", "a thousand due", "nothing to clean"],
+    ids=[
+        "nothing due",
+        "a thousand due",
+        "due in queues",
+        "due in others",
+        "nothing to clean",
+        "few to clean in queues",
+        "few to clean in others",
+    ],
 )
-async def test_cost_of_a_pass(large: asyncpg.Connection[Any], name: str, arguments: str) -> None:
-    """PF-01: a pass of the scheduler or the cleaner reads what it moves, and a million jobs of
-    history cost nothing."""
+async def test_cost_of_a_pass(
+    large: asyncpg.Connection[Any], name: str, arguments: dict[str, str]
+) -> None:
+    """PF-01: a pass of the scheduler or the cleaner reads what it moves, of all queues, of some or
+    of all but some, and a million jobs of history cost nothing."""
     statement = query("river_job_upkeep", name, None)
+    arguments = {"skipped": "'{}'", "limit": "10000", **arguments}
+    given = ", ".join(arguments[parameter] for parameter in statement.parameters)
     await large.execute(f"PREPARE planned AS {statement.text}")
-    text = await large.fetchval(
-        f"EXPLAIN (ANALYZE, BUFFERS, FORMAT json) EXECUTE planned({arguments})"
-    )
+    transaction = large.transaction()
+    await transaction.start()
+    text = await large.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT json) EXECUTE planned({given})")
+    await transaction.rollback()
     await large.execute("DEALLOCATE planned")
     root = json.loads(text)[0]["Plan"]
     assert root["Shared Hit Blocks"] + root["Shared Read Blocks"] < 500
@@ -231,11 +273,17 @@ async def test_job_due(large: asyncpg.Connection[Any], skipped: str) -> None:
     plan = await plan_of(large, "river_job_upkeep", "job_due", **parameters)
     assert (plan.scans, plan.walks) == ({FETCH}, set())
     assert lane in plan.bounds
-    plan = await plan_of(
-        large, "river_job_upkeep", "job_due_in_queues", queues="'{q1,q2}'", **parameters
-    )
-    assert (plan.scans, plan.walks) == ({FETCH}, set())
-    assert plan.bounds == [lane]
+    for queues in SOME:
+        plan = await plan_of(
+            large, "river_job_upkeep", "job_due_in_queues", queues=f"'{queues}'", **parameters
+        )
+        assert (plan.scans, plan.walks) == ({FETCH}, set())
+        assert plan.bounds == [lane]
+        plan = await plan_of(
+            large, "river_job_upkeep", "job_due_except_queues", queues=f"'{queues}'", **parameters
+        )
+        assert (plan.scans, plan.walks) == ({FETCH}, set())
+        assert lane in plan.bounds
 
 
 @pytest.mark.parametrize("count", [1, 100, 10_000])
@@ -258,9 +306,11 @@ async def test_job_schedule(large: asyncpg.Connection[Any], count: int) -> None:
     assert plan.walks == set()
 
 
-@pytest.mark.parametrize("scope", ["", "_in_queues"])
+@pytest.mark.parametrize(("scope", "queues"), SCOPES, ids=SCOPE_IDS)
 @pytest.mark.parametrize("after", ["0", "1000500"])
-async def test_job_running_of(large: asyncpg.Connection[Any], scope: str, after: str) -> None:
+async def test_job_running_of(
+    large: asyncpg.Connection[Any], scope: str, queues: str, after: str
+) -> None:
     """The running jobs of clients that are gone are found among the running ones."""
     plan = await plan_of(
         large,
@@ -269,14 +319,16 @@ async def test_job_running_of(large: asyncpg.Connection[Any], scope: str, after:
         after=after,
         client_id="'{c1,c2}'",
         limit="1000",
-        queues="'{q1,q2}'",
+        queues=f"'{queues}'",
     )
     assert (plan.scans, plan.walks) == ({FETCH}, set())
 
 
-@pytest.mark.parametrize("scope", ["", "_in_queues"])
+@pytest.mark.parametrize(("scope", "queues"), SCOPES, ids=SCOPE_IDS)
 @pytest.mark.parametrize("after", ["0", "1000500"])
-async def test_job_stuck(large: asyncpg.Connection[Any], scope: str, after: str) -> None:
+async def test_job_stuck(
+    large: asyncpg.Connection[Any], scope: str, queues: str, after: str
+) -> None:
     """So are those that run for too long; their columns are read by primary key."""
     plan = await plan_of(
         large,
@@ -285,10 +337,22 @@ async def test_job_stuck(large: asyncpg.Connection[Any], scope: str, after: str)
         after=after,
         age="'1 hour'",
         limit="1000",
-        queues="'{q1,q2}'",
+        queues=f"'{queues}'",
     )
     assert plan.scans <= {FETCH, PRIMARY}
     assert (FETCH in plan.scans, plan.walks) == (True, set())
+
+
+@pytest.mark.parametrize("queues", SOME, ids=["few", "many"])
+async def test_queue_forget(large: asyncpg.Connection[Any], queues: str) -> None:
+    """Queues to forget of a few are found by their names; those of all others, like those of all,
+    by one look at the table of queues."""
+    parameters = {"age": "'24 hours'", "limit": "10000", "queues": f"'{queues}'"}
+    plan = await plan_of(large, "river_queue", "queue_forget_in_queues", **parameters)
+    assert (plan.scans, plan.walks) == ({QUEUE}, set())
+    everywhere = await plan_of(large, "river_queue", "queue_forget", **parameters)
+    plan = await plan_of(large, "river_queue", "queue_forget_except_queues", **parameters)
+    assert (plan.scans, plan.walks) == (everywhere.scans, everywhere.walks)
 
 
 @pytest.mark.parametrize("count", [1, 1000])
