@@ -1,10 +1,11 @@
-"""One typed function per block of `sql/queries/riverpy_domain.sql`: what an operator reads and
-changes of domains."""
+"""What an operator reads and changes of domains: one typed function per block of
+`sql/queries/riverpy_domain.sql`, and the change of an owner."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from riverpy._db.ownership import owner_claim, owner_lock, owner_notify
 from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE, domain_lease
 from riverpy._sql import query
 
@@ -119,8 +120,7 @@ async def domain_lock(
     statement = query(_FILE, "domain_lock_leases", schema)
     names = [domain_lease(domain) for domain in others]
     await connection.execute(statement.text, *statement.arguments({"name": names}))
-    claims = query(_FILE, "domain_lock_claims", schema)
-    await connection.execute(claims.text, *claims.arguments({"schema": schema}))
+    await owner_lock(connection, schema)
 
 
 async def domain_queue(
@@ -136,14 +136,11 @@ async def domain_queue(
 async def domain_give(
     connection: Transaction, schema: str | None, *, queue: str, domain: str, by: str
 ) -> None:
-    """Let a queue be a domain's, and tell the leaders at the commit."""
+    """Let a queue be a domain's, in the transaction under `domain_lock`, and tell the leaders at
+    the commit."""
     if domain == DEFAULT_DOMAIN:
         free = query(_FILE, "domain_free", schema)
         await connection.execute(free.text, *free.arguments({"queue": queue}))
     else:
-        give = query(_FILE, "domain_give", schema)
-        values: dict[str, object] = {"queue": queue, "domain": domain, "by": by}
-        await connection.execute(give.text, *give.arguments(values))
-    notify = query(_FILE, "domain_notify", schema)
-    values = {"schema": schema, "queue": queue, "domain": domain}
-    await connection.execute(notify.text, *notify.arguments(values))
+        await owner_claim(connection, schema, queues=[queue], domain=domain, client_id=by)
+    await owner_notify(connection, schema)

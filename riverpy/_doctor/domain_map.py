@@ -58,20 +58,25 @@ class DomainMap:
         """The clients of a domain that give signs of life."""
         return [one for one in self.members if one.domain == domain]
 
-    def keeper(self, queue: str) -> str:
-        """The domain whose leader keeps a queue."""
-        for one in self.owners:
-            if one.queue == queue and not one.is_orphaned:
-                return one.domain
-        return DEFAULT_DOMAIN
+    def keeps_orphans(self) -> bool:
+        """Whether somebody keeps the queues of domains that give no sign of life: a leader of
+        `default` that is riverpy's, or who holds `@schema` while there is none."""
+        return self.is_led(SCHEMA_LEASE) or (
+            self.is_led(DEFAULT_DOMAIN) and not self.has_foreign_default()
+        )
 
-    def unled(self, queues: Iterable[str]) -> dict[str, list[str]]:
+    def unkept(self, queues: Iterable[str]) -> dict[str, list[str]]:
         """Those of the queues that nobody keeps, by the domain whose leader should."""
+        owners = {one.queue: one for one in self.owners}
         found: dict[str, list[str]] = {}
         for queue in queues:
-            keeper = self.keeper(queue)
-            if not self.is_led(keeper):
-                found.setdefault(keeper, []).append(queue)
+            owner = owners.get(queue)
+            domain = DEFAULT_DOMAIN if owner is None else owner.domain
+            is_kept = self.is_led(domain) or (
+                owner is not None and owner.is_orphaned and self.keeps_orphans()
+            )
+            if not is_kept:
+                found.setdefault(domain, []).append(queue)
         return found
 
 

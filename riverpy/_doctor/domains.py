@@ -105,16 +105,17 @@ def _deserted(seen: DomainMap, domain: str, waiting: set[str]) -> list[Finding]:
     if not owned:
         return []
     silent = min(one.silent for one in owned)
-    is_kept = silent >= ORPHANED_AFTER and seen.is_led(DEFAULT_DOMAIN)
+    is_kept = silent >= ORPHANED_AFTER and seen.keeps_orphans()
     queues = [one.queue for one in owned]
     due = [queue for queue in queues if queue in waiting]
     text = f'no client of domain "{domain}" has given a sign of life for {span(silent)}: '
     if silent < ORPHANED_AFTER:
         text += f"until {span(ORPHANED_AFTER)} have passed nobody keeps queue {names(queues)}"
     elif is_kept:
-        text += f"the leader of default keeps queue {names(queues)} until it is back"
+        who = SCHEMA_LEASE if seen.is_led(SCHEMA_LEASE) else DEFAULT_DOMAIN
+        text += f"the leader of {who} keeps queue {names(queues)} until it is back"
     else:
-        text += f"nobody keeps queue {names(queues)}, for nobody leads default either"
+        text += f"nobody keeps queue {names(queues)}, for no client of riverpy's leads default"
     if due and not is_kept:
         text += f"; jobs are due in {names(due)}"
     return [
@@ -234,17 +235,18 @@ def _foreign(seen: DomainMap) -> list[Finding]:
 
 def _schema(seen: DomainMap) -> list[Finding]:
     """Work that a schema has one of, and that nobody does."""
-    if seen.is_led(DEFAULT_DOMAIN) or seen.is_led(SCHEMA_LEASE):
-        return []
     candidates = [one for one in seen.members if one.candidate]
-    if not candidates or max(one.running for one in candidates) < ELECTION_LIMIT:
+    is_early = not candidates or max(one.running for one in candidates) < ELECTION_LIMIT
+    if seen.keeps_orphans() or is_early:
         return []
+    undone = "dead clients are not forgotten, and queues of gone domains not kept"
+    if not seen.is_led(DEFAULT_DOMAIN):
+        undone = f"indexes are not rebuilt, {undone}"
     return [
         Finding(
             Level.WARN,
             "domains",
-            f"nobody leads default, and nobody holds {SCHEMA_LEASE}: indexes are not rebuilt, and "
-            "dead clients not forgotten",
+            f"no client of riverpy's leads default, and nobody holds {SCHEMA_LEASE}: {undone}",
             f"see the log of {names(one.client_id for one in candidates)}, and `grants` and "
             "`locks` here",
             {"candidates": [one.client_id for one in candidates]},

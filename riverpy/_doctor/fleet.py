@@ -34,7 +34,7 @@ async def look_at_leader(patient: Patient) -> list[Finding]:
             clients = [one for one in clients if one.client_id not in seen.strangers]
             if seen.strangers and not any(one.is_alive for one in clients):
                 waiting = sorted({row.queue for row in await patient.places()})
-                return [_left_to_domains(seen.unled(waiting).get(DEFAULT_DOMAIN, []))]
+                return [_left_to_domains(seen.unkept(waiting).get(DEFAULT_DOMAIN, []))]
         return [_no_leader(lead, clients)]
     row = lead.row
     text = f"{row.leader_id} leads since {row.elected_at:%Y-%m-%d %H:%M:%S} UTC"

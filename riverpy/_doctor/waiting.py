@@ -165,8 +165,8 @@ async def _missing_leader(patient: Patient, queues: Sequence[str]) -> str | None
     """Who does not lead that should keep these queues. None: all of them are kept."""
     seen = await patient.domains()
     if seen is not None and seen.others:
-        unled = seen.unled(queues)
-        return f"nobody leads domain {names(unled)}" if unled else None
+        unkept = seen.unkept(queues)
+        return f"nobody leads domain {names(unkept)}" if unkept else None
     lead = await patient.lead()
     return "nobody leads" if lead is None or lead.is_over else None
 

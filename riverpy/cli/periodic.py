@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from riverpy._db import periodic as table
+from riverpy._db.domains import domain_leads
 from riverpy._db.leaders import leader_get
 from riverpy._db.schema import OWN_LINE, migrate_command
 from riverpy.cli._connected import bounded, connected
@@ -190,8 +191,12 @@ def _change(
 
 
 async def _run(connection: Connection, schema: str | None, *, job_id: str) -> str | None:
-    """Ask for a run; returns who leads."""
+    """Ask for a run; returns who leads the domain that the id names."""
     await table.periodic_run(connection, schema, job_id)
+    _, _, domain = job_id.partition("@")
+    if domain:
+        leads = await domain_leads(connection, schema)
+        return next((one.holder for one in leads if one.domain == domain and not one.is_over), None)
     leader = await leader_get(connection, schema)
     return None if leader is None or leader.remaining < 0 else leader.leader_id
 

@@ -1,7 +1,7 @@
 -- What an operator reads and changes of domains, on version 6 of line `riverpy`.
 --
--- Only the server's clock is compared. A queue that changes hands does so under the locks of `domain_lock…`, so that
--- nothing which a leader writes under its fence is under way at the switch.
+-- Only the server's clock is compared. By hand a queue gets another owner under the locks of `domain_lock…`, so that
+-- nothing which a leader writes under its fence is under way at the switch, and then under `owner_lock`, as always.
 
 
 -- name: domain_leads
@@ -53,13 +53,6 @@ select from /* schema */ river_leader where name = 'default' for update;
 select from /* schema */ riverpy_lease where name = any(@name::text[]) order by name for update;
 
 
--- name: domain_lock_claims
--- Let nobody else change whose queues are until the end of the transaction around this.
-select pg_advisory_xact_lock(
-  hashtextextended('riverpy domains ' || coalesce(@schema::text, current_schema()::text), 0)
-);
-
-
 -- name: domain_queue
 -- Whose a queue is, null: nobody's; how many clients of that domain give signs of life; whether anybody knows the queue;
 -- and whether anybody knows the domain that it is to go to.
@@ -80,22 +73,6 @@ from (select @queue::text as queue, @domain::text as domain) as given
 left join /* schema */ riverpy_queue_owner as owner on owner.queue = given.queue;
 
 
--- name: domain_give
--- Give a queue to a domain other than `default`. It counts as seen now, so that the domain has the time to take it up.
-insert into /* schema */ riverpy_queue_owner as owner (queue, domain, claimed_by)
-values (@queue::text, @domain::text, @by::text)
-on conflict (queue) do update set
-  domain = excluded.domain, claimed_by = excluded.claimed_by, claimed_at = now(), last_seen_at = now();
-
-
 -- name: domain_free
 -- Give a queue back to `default`.
 delete from /* schema */ riverpy_queue_owner where queue = @queue::text;
-
-
--- name: domain_notify
--- Tell the leaders, at the commit, that a queue has changed hands.
-select pg_notify(
-  coalesce(@schema::text, current_schema()::text) || '.riverpy_event',
-  json_build_object('action', 'ownership_changed', 'queue', @queue::text, 'domain', @domain::text)::text
-);

@@ -151,6 +151,21 @@ async def test_run_says_who_leads(
     }
 
 
+async def test_run_in_domain(schema: Schema) -> None:
+    """A run of a domain's job is for the leader of that domain to insert."""
+    await schema.execute(
+        "INSERT INTO riverpy_periodic (id, schedule) VALUES ('daily@mail', 'Own'), ('daily@x', 'O')"
+    )
+    await schema.execute(
+        "INSERT INTO riverpy_lease (name, epoch, holder, ttl, expires_at) VALUES"
+        " ('d:mail', 7, 'm', '15 s', now() + interval '15 s'), ('d:x', 7, 'x', '15 s', now())"
+    )
+    result = await command(schema, "run", "daily@mail", "--json")
+    assert json.loads(result.stdout)["leader_id"] == "m"
+    result = await command(schema, "run", "daily@x", "--json")
+    assert json.loads(result.stdout)["leader_id"] is None
+
+
 @pytest.mark.parametrize("verb", ["next", "run", "pause", "resume"])
 async def test_unknown_id(schema: Schema, verb: str) -> None:
     """An id that is not there is one line that names those that are alike, and exit code 1."""

@@ -94,7 +94,12 @@ async def test_deserted(schema: Schema, doctor: Doctor) -> None:
     found = (await doctor()).one("domains", "fail")
     assert found["data"]["due"] == ["slow"]
     await schema.execute("UPDATE riverpy_queue_owner SET last_seen_at = now() - interval '1 h'")
-    assert "nobody leads default either" in (await doctor()).one("domains", "fail")["text"]
+    found = (await doctor()).one("domains", "fail")
+    assert 'nobody keeps queue "mail", "slow", for no client of' in found["text"]
+    await seat_in(schema, "@schema", "other")
+    found = (await doctor()).one("domains", "warn")
+    assert 'the leader of @schema keeps queue "mail", "slow"' in found["text"]
+    await schema.execute("DELETE FROM riverpy_lease")
     await seat(schema, "plain")
     await register(schema, "plain")
     found = (await doctor()).one("domains", "warn")
@@ -138,6 +143,7 @@ async def test_foreign_leader(schema: Schema, doctor: Doctor) -> None:
     named."""
     await two_domains(schema, with_default=False)
     await seat(schema, "go_host_2026")
+    await seat_in(schema, "@schema", "mail-1")
     found = (await doctor()).one("domains", "warn")
     assert found["data"]["kinds_at_risk"] == ["mail", "report"]
     assert found["data"]["queues"] == ["mail", "report"]
@@ -148,7 +154,11 @@ async def test_schema_wide_work(schema: Schema, doctor: Doctor) -> None:
     """That nobody does what a schema has one of is told, once somebody had the time to begin."""
     await two_domains(schema, with_default=False)
     found = (await doctor()).one("domains", "warn")
-    assert "nobody holds @schema" in found["text"]
+    assert "nobody holds @schema: indexes are not rebuilt" in found["text"]
+    await seat(schema, "go_host_2026")
+    texts = [one["text"] for one in (await doctor()).of("domains", "warn")]
+    assert "nobody holds @schema: dead clients are not forgotten" in texts[1]
+    await schema.execute("DELETE FROM river_leader")
     await schema.execute("UPDATE riverpy_client SET started_at = now()")
     assert (await doctor()).problems() == []
 
