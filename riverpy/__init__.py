@@ -146,6 +146,7 @@ __all__ = [
     "Lease",
     "LeaseLostError",
     "LeaseManager",
+    "LeaseStats",
     "MemoryLeases",
     "MemoryTransaction",
     "Metric",

@@ -21,6 +21,7 @@ from riverpy._cluster.leadership import Leadership, LeadershipSubscription
 from riverpy._dsn import validate_url
 from riverpy._insert import ACQUIRE_TIMEOUT, NO_CONNECTION, Inserter
 from riverpy._insert_row import InsertRules
+from riverpy._lease_verbs import LeaseVerbs
 from riverpy._lifecycle import only_error
 from riverpy._names import CLIENT_ID_LENGTH_MAX, validate_queue
 from riverpy._plugins import Plugins
@@ -34,6 +35,7 @@ from riverpy.errors import ClientStateError, ConfigError
 from riverpy.executions import ExecutionVerbs
 from riverpy.periodic import PeriodicJobs
 from riverpy.stats import ClientStats
+from riverpy.worker import Workers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
@@ -50,7 +52,6 @@ if TYPE_CHECKING:
     from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
     from riverpy.job import JobArgs, RawArgs
     from riverpy.periodic import PeriodicJob
-    from riverpy.worker import Workers
 
 STATEMENT_TIMEOUT = 30.0
 """Seconds for one statement on the client's own pool."""
@@ -76,11 +77,11 @@ class _Home(NamedTuple):
             )
 
 
-class Client(Verbs, ExecutionVerbs):
+class Client(Verbs, ExecutionVerbs, LeaseVerbs):
     """River's client: `async with client:` opens its pool, `client.working()` works jobs beside
     other code.
 
-    One that is given no queues only inserts.
+    One that is given no queues only inserts, or runs singletons.
     """
 
     def __init__(
@@ -272,12 +273,15 @@ class Client(Verbs, ExecutionVerbs):
         exc: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """Close the pool, unless it is the caller's. What is still held is cut after a moment, with
-        a warning."""
+        """End all leases, and close the pool, unless it is the caller's. What is still held is cut
+        after a moment, with a warning."""
         pool, self._pool = self._pool, None
         home, self._home = self._home, None
-        if pool is None or pool is self._database or home is None or home.pid != os.getpid():
+        if home is None or home.pid != os.getpid():
             return  # a goodbye of a forked process would end the connections of its parent
+        await self._leases.close()
+        if pool is None or pool is self._database:
+            return
         if not await close_pool(pool):
             self._log.warning("connections of the pool were still held and were cut")
 
@@ -404,7 +408,7 @@ class Client(Verbs, ExecutionVerbs):
         """How the client stands and what its run has done so far: for metrics and health checks of
         one's own. It asks nothing of the database, and costs about as much as a page of numbers."""
         if self._overview is None:
-            return ClientStats(client_id=self.id)
+            return ClientStats(client_id=self.id, leases=self._leases.stats)
         return self._overview.stats(self._subscriptions.dropped)
 
     # -- working
@@ -423,7 +427,7 @@ class Client(Verbs, ExecutionVerbs):
             task_status: for `await tasks.start(client.run)`, which returns when the client works.
 
         Raises:
-            ConfigError: there are no queues, or no workers.
+            ConfigError: there are no queues or no workers, and no singletons.
             ClientStateError: it runs already.
             Exception: what kept it from starting; or a fault in riverpy itself.
         """
@@ -446,18 +450,21 @@ class Client(Verbs, ExecutionVerbs):
             self._leadership.close()
 
     def _new_run(self) -> Run:
-        if not self._queues:
+        if not self._queues and not len(self._singletons):
             raise ConfigError(
                 'there is no queue to work: Client(…, queues={"default": QueueConfig()})'
             )
-        if self._workers is None or not len(self._workers):
+        workers = self._workers or Workers()
+        if self._queues and not len(workers):
             raise ConfigError("there is no worker: register one with Workers.add or @workers.job")
         return Run(
             self._working_url(),
             self._config,
             client_id=self.id,
-            workers=self._workers,
+            workers=workers,
             queues=self._queues,
+            singletons=self._singletons,
+            leases=self._leases,
             subscriptions=self._subscriptions,
             leadership=self._leadership,
             periodic_jobs=self._periodic_jobs,

@@ -86,6 +86,35 @@ class QueueStats(msgspec.Struct, frozen=True):
     """Seconds from the time that a job was due, or inserted, to the start of its attempt."""
 
 
+class SingletonStats(msgspec.Struct, frozen=True):
+    """One singleton that the client stands by for, since its run began."""
+
+    held: bool
+    """Whether its function may act here now."""
+    running: bool
+    """Whether its function runs here: also when its lease is over and it has not ended yet."""
+    epoch: int | None
+    """Of the lease under which it runs; None: it does not run here."""
+    terms: int
+    """How often it began here."""
+    failures: int
+    losses: int
+    """How often its lease was lost, or somebody asked for it."""
+    waited: float | None
+    """Seconds that the client stood by before it began last; None: it has not."""
+
+
+class LeaseStats(msgspec.Struct, frozen=True):
+    """The leases of user code in this process. One statement renews them all."""
+
+    held: int = 0
+    renewals: int = 0
+    renewal_failures: int = 0
+    """Renewals that were not answered in time, or refused."""
+    renewal_seconds: float = 0.0
+    """How long the last renewal took."""
+
+
 class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
     """A client: how it stands, and counts of its run, or of its last one. Each run counts from
     zero."""
@@ -120,3 +149,7 @@ class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
     kinds: Mapping[str, KindStats] = {}
     """By kind; those without a worker are one, `(unknown)`."""
     queues: Mapping[str, QueueStats] = {}
+    singletons: Mapping[str, SingletonStats] = {}
+    """By name."""
+    leases: LeaseStats = LeaseStats()
+    """Of `Client.lease` and of singletons, since the client was opened."""

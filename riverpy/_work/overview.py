@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from riverpy._cluster.notifier import Notifier
     from riverpy._db.connection import DedicatedConnection, Outage
     from riverpy._lifecycle import ServiceGroup
+    from riverpy._work.client_leases import ClientLeases
     from riverpy._work.completer import Completer
     from riverpy._work.counters import Counters
     from riverpy._work.producer import Producer
+    from riverpy._work.singleton_runner import SingletonRunners
     from riverpy._work.work_group import WorkGroup
 
 State = Literal["starting", "working", "stopping", "stopped"]
@@ -41,12 +43,15 @@ class Overview:
         producers: Mapping[str, Producer],
         elector: Elector | None,
         is_leader: Callable[[], bool],
+        singletons: SingletonRunners,
+        leases: ClientLeases,
     ) -> None:
         """Make it of the run's parts."""
         self._counters, self._client_id = counters, client_id
         self._connections, self._outage = connections, outage
         self._heartbeat, self._work, self._completer = heartbeat, work, completer
         self._producers, self._elector, self._is_leader = producers, elector, is_leader
+        self._singletons, self._leases = singletons, leases
         self._started_at = time.monotonic()
         self.notifier: Notifier | None = None
         self.groups: list[ServiceGroup] = []
@@ -85,6 +90,8 @@ class Overview:
             stuck_jobs=len(self._work.stuck),
             kinds={kind: of_kind.stats() for kind, of_kind in counters.kinds.items()},
             queues={name: self._queue(one) for name, one in self._producers.items()},
+            singletons=self._singletons.stats,
+            leases=self._leases.stats,
         )
 
     @property

@@ -136,7 +136,7 @@ class _Totals(msgspec.Struct, frozen=True):
                 "cancelled": sum(kind.cancelled for kind in kinds),
                 "interrupted": sum(kind.interrupted for kind in kinds),
             },
-            reduce(Histogram.merged, waits),
+            reduce(Histogram.merged, waits) if waits else Histogram((), (0,), 0.0),
         )
 
 

@@ -1,0 +1,68 @@
+"""Singletons: functions of which one instance runs over all processes that register them."""
+
+from __future__ import annotations
+
+from inspect import iscoroutinefunction
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
+
+from riverpy._names import validate_lease_name
+from riverpy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from riverpy._lease.lease import Lease
+
+SingletonFn: TypeAlias = "Callable[[Lease], Awaitable[object]] | Callable[[Lease], None]"
+"""A coroutine function, or a plain one, which runs in a thread."""
+Restart: TypeAlias = Literal["on_error", "never"]
+
+
+class Singleton(NamedTuple):
+    """A function, and the name of its lease."""
+
+    name: str
+    fn: SingletonFn
+    restart: Restart
+    candidate: bool
+
+    @property
+    def is_blocking(self) -> bool:
+        """Whether it runs in a thread."""
+        call = getattr(self.fn, "__call__", None)  # noqa: B004 (it is called)
+        return not (iscoroutinefunction(self.fn) or iscoroutinefunction(call))
+
+
+class Singletons:
+    """The singletons of a client, in the order in which they were registered."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Singleton] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __iter__(self) -> Iterator[Singleton]:
+        return iter(self._by_name.values())
+
+    def add(self, singleton: Singleton) -> None:
+        """Register one.
+
+        Raises:
+            ConfigError: its name is not allowed or taken, or another value is not allowed.
+        """
+        name, fn, restart, candidate = singleton
+        validate_lease_name(name)
+        if name in self._by_name:
+            raise ConfigError(f"singleton {name!r} is registered already: names are given once")
+        if not callable(fn):
+            raise ConfigError(f"singleton {name!r} takes a function, got {type(fn).__name__}")
+        if restart not in get_args(Restart):
+            raise ConfigError(
+                f"restart of singleton {name!r} is 'on_error' or 'never', got {restart!r}"
+            )
+        if not isinstance(candidate, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(
+                f"candidate of singleton {name!r} is True or False, got {candidate!r}"
+            )
+        self._by_name[name] = singleton

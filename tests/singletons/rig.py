@@ -1,0 +1,87 @@
+"""Clients that compete for singletons, as processes would, and functions that do as told."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from riverpy import Client, Config
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from riverpy import Lease
+    from tests._database import Schema
+
+TTL = timedelta(seconds=1)
+INTERVAL = timedelta(milliseconds=250)
+LONG = timedelta(seconds=60)
+"""Of a lease that must not end while a test runs."""
+
+
+def make_client(
+    schema: Schema, client_id: str, *, ttl: timedelta = LONG, interval: timedelta = INTERVAL
+) -> Client:
+    """A client that only runs singletons, and leads nothing."""
+    config = Config(
+        schema=schema.name,
+        id=client_id,
+        candidate=False,
+        leader_ttl=ttl,
+        elect_interval=interval,
+        soft_stop_timeout=timedelta(0),
+        hard_stop_timeout=timedelta(seconds=2),
+    )
+    return Client(schema.url, config=config)
+
+
+class Task:
+    """A function of a singleton: tells its terms, and ends as it is told."""
+
+    def __init__(self) -> None:
+        self.leases: list[Lease] = []
+        self.began: asyncio.Queue[Lease] = asyncio.Queue()
+        self.ended: asyncio.Queue[Lease] = asyncio.Queue()
+        self.may_end = anyio.Event()
+        self.error: Exception | None = None
+        self.is_deaf = False
+        """Whether it ignores its cancellation."""
+
+    async def __call__(self, lease: Lease) -> None:
+        self.leases.append(lease)
+        self.began.put_nowait(lease)
+        try:
+            with anyio.CancelScope(shield=self.is_deaf):
+                await self.may_end.wait()
+            if self.error is not None:
+                raise self.error
+        finally:
+            self.ended.put_nowait(lease)
+
+
+async def soon(queue: asyncio.Queue[Any]) -> Any:
+    """The next item, which comes within 30 s."""
+    with anyio.fail_after(30):
+        return await queue.get()
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Return when it is so, which must be within 30 s."""
+    with anyio.fail_after(30):
+        while not is_so():
+            await anyio.sleep(0.01)
+
+
+@asynccontextmanager
+async def running(*clients: Client) -> AsyncGenerator[None]:
+    """Clients that run."""
+    async with anyio.create_task_group() as tasks:
+        for client in clients:
+            await tasks.start(client.run)
+        yield
+        for client in clients:
+            client.stop()

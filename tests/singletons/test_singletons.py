@@ -1,0 +1,408 @@
+"""Singletons: of the clients that register a function, exactly one runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from structlog.testing import capture_logs
+
+from riverpy import (
+    Client,
+    ClientStateError,
+    Config,
+    ConfigError,
+    LeaseLostError,
+    SchemaMissingError,
+)
+from riverpy._work import singleton_runner
+from riverpy.migrate import Migrator
+from tests._statements import record_statements
+from tests._time import settle
+from tests.singletons.rig import INTERVAL, LONG, TTL, Task, make_client, running, soon, until
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from riverpy import Lease
+    from tests._database import Schema
+
+
+@pytest.fixture(autouse=True)
+def log() -> Generator[list[Any]]:
+    """What is logged."""
+    with capture_logs() as entries:
+        yield entries
+
+
+def said(log: list[Any], words: str) -> list[Any]:
+    """The lines that have these words."""
+    return [entry for entry in log if words in entry["event"]]
+
+
+async def take_over(schema: Schema, name: str) -> None:
+    """Let somebody else have the lease, as after a partition."""
+    await schema.execute(
+        "update riverpy_lease set epoch = epoch + 1, holder = 'rival',"
+        " expires_at = now() + interval '300 ms', ttl = '300 ms' where name = $1",
+        f"s:{name}",
+    )
+
+
+async def test_one_of_three_runs_it(schema: Schema) -> None:
+    """One instance runs over all processes; when it stops another takes over, with a higher epoch;
+    the first one's stop leaves nothing behind."""
+    tasks = [Task() for _ in range(3)]
+    clients = [make_client(schema, f"c{number}") for number in range(3)]
+    for client, task in zip(clients, tasks, strict=True):
+        client.singleton("projection", task)
+    async with running(*clients):
+        await until(lambda: any(task.leases for task in tasks))
+        first = next(number for number, task in enumerate(tasks) if task.leases)
+        stats = clients[first].stats().singletons["projection"]
+        assert (stats.held, stats.running, stats.terms) == (True, True, 1)
+        clients[first].stop()
+        await soon(tasks[first].ended)
+        await until(lambda: sum(len(task.leases) for task in tasks) == 2)
+        second = next(n for n, task in enumerate(tasks) if task.leases and n != first)
+        old, new = tasks[first].leases[0], tasks[second].leases[0]
+        assert new.epoch > old.epoch
+        assert (old.is_held, new.is_held) == (False, True)
+    assert sum(len(task.leases) for task in tasks) <= 3  # the third, as the second stopped
+
+
+async def test_cancelled_at_the_deadline(schema: Schema) -> None:
+    """S1: renewals move the deadline on; when they fail, the function is cancelled while its lease
+    cannot have passed on yet, and runs again when the database answers."""
+    task, client = Task(), make_client(schema, "one", ttl=TTL)
+    client.singleton("s", task)
+    async with running(client):
+        lease = await soon(task.began)
+        await until(lambda: client.stats().leases.renewals > 5)
+        assert lease.is_held
+        async with schema.connected() as rival, rival.transaction():
+            await rival.execute("lock table riverpy_lease in access exclusive mode")
+            await soon(task.ended)
+            assert not lease.is_held
+            left = await rival.fetchval(
+                "select extract(epoch from expires_at - clock_timestamp())::float8"
+                " from riverpy_lease"
+            )
+            assert left > 0
+        again = await soon(task.began)
+        assert again.epoch > lease.epoch
+    assert client.stats().singletons["s"].losses == 1
+
+
+async def test_one_statement_renews_all(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S2: 25 leases of a process are renewed by one statement an interval, over a connection that
+    serves nothing else."""
+    client, tasks = make_client(schema, "one"), [Task() for _ in range(25)]
+    sent = record_statements(monkeypatch)
+    for number, task in enumerate(tasks):
+        client.singleton(f"s{number}", task)
+    async with running(client):
+        for task in tasks:
+            await soon(task.began)
+        await settle()
+        before, start = client.stats().leases.renewals, len(sent)
+        await until(lambda: client.stats().leases.renewals >= before + 4)
+        renewals = client.stats().leases.renewals - before
+        await settle()  # a statement is told of a little later
+        ours = [one for one in sent[start:] if "riverpy_lease" in one.text and "update" in one.text]
+        assert len(ours) == renewals
+        assert client.stats().leases.held == 25
+        names = {one.connection for one in ours}
+        assert len(names) == 1
+        assert not names & {"riverpy claims", "riverpy results", "riverpy reserved"}
+
+
+async def test_release_is_heard(schema: Schema) -> None:
+    """S3: who stands by hears that the lease is free and takes it at once, not at its next bid."""
+    hour = timedelta(hours=1)
+    tasks, clients = [Task(), Task()], []
+    for number, task in enumerate(tasks):
+        client = make_client(schema, f"c{number}", ttl=3 * hour, interval=hour)
+        client.singleton("s", task)
+        clients.append(client)
+    async with running(clients[0]):
+        await soon(tasks[0].began)
+        async with running(clients[1]):
+            leases = clients[1]._leases._keeper
+            assert leases is not None
+            await until(lambda: bool(leases._standing))
+            clients[0].stop()
+            await soon(tasks[1].began)
+
+
+async def test_names_spread(schema: Schema) -> None:
+    """S4: a process that holds more bids later, so that the names of one that stops spread over
+    those that stand by."""
+    hour = timedelta(hours=1)
+    clients = [
+        make_client(schema, f"c{number}", ttl=3 * hour, interval=hour) for number in range(4)
+    ]
+    tasks = [[Task() for _ in range(12)] for _ in clients]
+    for client, own in zip(clients, tasks, strict=True):
+        for number, task in enumerate(own):
+            client.singleton(f"s{number}", task)
+    async with running(clients[0]):
+        for task in tasks[0]:
+            await soon(task.began)
+        async with running(*clients[1:]):
+            for client in clients[1:]:
+                keeper = await client._leases.open()
+                await until(lambda: len(keeper._standing) == 12)  # noqa: B023 (it is at once)
+            clients[0].stop()
+            counts: list[int] = []
+
+            def all_run() -> bool:
+                counts[:] = (sum(len(task.leases) for task in own) for own in tasks[1:])
+                return sum(counts) == 12
+
+            await until(all_run)
+            assert min(counts) >= 1, counts
+
+
+async def test_returning(schema: Schema, log: list[Any]) -> None:
+    """S5: a function that returns has ended here, and its lease is free: another process runs it,
+    this one does not again."""
+    tasks, clients = [Task(), Task()], [make_client(schema, "a"), make_client(schema, "b")]
+    for client, task in zip(clients, tasks, strict=True):
+        client.singleton("s", task)
+    tasks[0].may_end.set()
+    async with running(clients[0]):
+        await soon(tasks[0].ended)
+        async with running(clients[1]):
+            await soon(tasks[1].began)
+            tasks[1].may_end.set()
+            await until(lambda: len(said(log, "has ended and does not run here again")) == 2)
+        assert await schema.fetchval("select expires_at = '-infinity' from riverpy_lease")
+        assert len(tasks[0].leases) == 1
+
+
+async def test_raising(schema: Schema, log: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """S5: a function that raises gives its lease up, so that another process runs it; this one
+    tries again after a delay."""
+    monkeypatch.setattr(singleton_runner, "RETRY_FIRST", timedelta(milliseconds=50))
+    tasks, clients = [Task(), Task()], [make_client(schema, "a"), make_client(schema, "b")]
+    for client, task in zip(clients, tasks, strict=True):
+        client.singleton("s", task)
+    tasks[0].error = LookupError("no such stream")
+    tasks[0].may_end.set()
+    async with running(clients[0]):
+        first, second = await soon(tasks[0].began), await soon(tasks[0].began)
+        assert second.epoch > first.epoch
+        async with running(clients[1]):
+            await soon(tasks[1].began)
+    assert clients[0].stats().singletons["s"].failures >= 2
+    assert "no such stream" in said(log, "singleton failed")[0]["error"]
+
+
+async def test_never_again(schema: Schema, log: list[Any]) -> None:
+    """S5: with restart="never" an error is the end of it in this process."""
+    task, client = Task(), make_client(schema, "a")
+    task.error = LookupError("no such stream")
+    task.may_end.set()
+    client.singleton("s", task, restart="never")
+    async with running(client):
+        await soon(task.ended)
+        await until(lambda: bool(said(log, "failed and does not run here again")))
+        assert not client.stats().singletons["s"].running
+
+
+async def test_code_that_goes_on(
+    schema: Schema, log: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S6: a function that goes on after its lease was lost is told of again and again, its process
+    does not bid meanwhile, and it runs again when it has ended."""
+    monkeypatch.setattr(singleton_runner, "REPORT_INTERVAL", 0.05)
+    task, client = Task(), make_client(schema, "a", ttl=TTL)
+    task.is_deaf = True
+    client.singleton("s", task)
+    async with running(client):
+        first = await soon(task.began)
+        await take_over(schema, "s")
+        await until(lambda: len(said(log, "goes on although its lease is over")) >= 3)
+        stats = client.stats().singletons["s"]
+        assert (stats.held, stats.running) == (False, True)
+        row = await schema.fetchrow("select holder, expires_at < now() from riverpy_lease")
+        assert row is not None
+        assert tuple(row) == ("rival", True)
+        task.is_deaf = False
+        task.may_end.set()
+        await soon(task.ended)
+        second = await soon(task.began)
+        assert second.epoch > first.epoch
+
+
+async def test_left_behind(schema: Schema, log: list[Any]) -> None:
+    """S6: a function that ignores the stop is in the report of the run, which ends without it."""
+    task, client = Task(), make_client(schema, "a", ttl=TTL)
+    task.is_deaf = True
+    client.singleton("s", task)
+    reports: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def run(*, task_status: Any) -> None:
+        reports.put_nowait(await client.run(task_status=task_status))
+
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(run)
+        await soon(task.began)
+        client.stop()
+        try:
+            report = await soon(reports)
+        finally:
+            task.may_end.set()
+            await soon(task.ended)
+    assert (report.singletons_left, report.is_clean) == (("s",), False)
+    assert said(log, "singletons did not end and are left behind")
+
+
+async def test_threads(schema: Schema) -> None:
+    """S7: a plain function runs in a thread with the lease as its token: it is told there that the
+    lease is over, and the statement of its fence finds the row as long as it is held."""
+    began: asyncio.Queue[Lease] = asyncio.Queue()
+    statements: list[str] = []
+    errors: list[Exception] = []
+    loop = asyncio.get_running_loop()
+    lost = threading.Event()
+
+    def work(lease: Lease) -> None:
+        lease.expect_held()
+        statements.append(lease.fence_statement)
+        loop.call_soon_threadsafe(began.put_nowait, lease)
+        while lease.is_held:
+            lost.wait(0.01)
+        try:
+            lease.expect_held()
+        except LeaseLostError as error:
+            errors.append(error)
+            raise
+
+    client = make_client(schema, "a", ttl=TTL)
+    client.singleton("s", work)
+    async with running(client):
+        await soon(began)
+        async with schema.connected() as connection, connection.transaction():
+            assert len(await connection.fetch(statements[0])) == 1
+        await take_over(schema, "s")
+        await soon(began)
+        assert len(errors) == 1
+        async with schema.connected() as connection, connection.transaction():
+            assert await connection.fetch(statements[0]) == []
+    assert len(errors) == 2
+    assert client.stats().singletons["s"].losses == 1
+
+
+async def test_stats(schema: Schema) -> None:
+    """S8: the stats tell what is held, under which epoch, how long it was waited for, and of
+    renewals, also of those that were missed."""
+    task, client = Task(), make_client(schema, "a", ttl=TTL)
+    client.singleton("s", task)
+    async with running(client):
+        lease = await soon(task.began)
+        stats = client.stats()
+        assert stats.singletons["s"].epoch == lease.epoch
+        assert (stats.singletons["s"].waited or 0) > 0
+        await until(lambda: client.stats().leases.renewals >= 2)
+        assert client.stats().leases.renewal_seconds > 0
+        async with schema.connected() as rival, rival.transaction():
+            await rival.execute("lock table riverpy_lease in access exclusive mode")
+            await until(lambda: client.stats().leases.renewal_failures > 0)
+    stats = client.stats()
+    assert not stats.singletons["s"].held
+    assert stats.singletons["s"].epoch is None
+
+
+async def test_no_candidate(schema: Schema) -> None:
+    """Who is no candidate for a singleton never runs it."""
+    tasks, clients = [Task(), Task()], [make_client(schema, "a"), make_client(schema, "b")]
+    clients[0].singleton("s", tasks[0], candidate=False)
+    clients[0].singleton("t", Task())
+    clients[1].singleton("s", tasks[1])
+    async with running(*clients):
+        await soon(tasks[1].began)
+        assert set(clients[0].stats().singletons) == {"t"}
+    assert tasks[0].leases == []
+
+
+async def test_lease_in_a_script(schema: Schema) -> None:
+    """A client that is open but does not run takes a lease for a block, also one that a singleton
+    has had; a second one waits for as long as it is told."""
+    async with make_client(schema, "a") as one, make_client(schema, "b") as two:
+        async with one.lease("stream 7".replace(" ", "-")) as lease:
+            assert lease.is_held
+            with pytest.raises(TimeoutError):
+                async with two.lease("stream-7", wait=timedelta(0)):
+                    pass
+        async with two.lease("stream-7", wait=LONG) as next_lease:
+            assert next_lease.epoch > lease.epoch
+        assert not lease.is_held
+
+
+async def test_lease_in_a_handler_is_lost(schema: Schema) -> None:
+    """The block of a lease that is lost is cancelled, with an error that says so."""
+    async with make_client(schema, "a", ttl=TTL) as client:
+
+        async def work() -> None:
+            async with client.lease("s"):
+                await take_over(schema, "s")
+                await anyio.sleep_forever()
+
+        with pytest.raises(LeaseLostError, match="'s'"):
+            await work()
+
+
+@pytest.mark.parametrize("name", ["", "a b", "é", "x" * 101, "a\n", 7])
+async def test_bad_names(schema: Schema, name: Any) -> None:
+    """Names are refused where they are given: nothing is registered."""
+    client = make_client(schema, "a")
+    with pytest.raises(ConfigError):
+        client.singleton(name, Task())
+    assert len(client._singletons) == 0
+    async with client:
+        with pytest.raises(ConfigError):
+            async with client.lease(name):
+                pass
+
+
+async def test_bad_registrations(schema: Schema) -> None:
+    """The same name twice, what is no function, and other values are refused."""
+    client, bad = make_client(schema, "a"), Any
+    client.singleton("s", Task())
+    with pytest.raises(ConfigError, match="registered already"):
+        client.singleton("s", Task())
+    bad = 7
+    with pytest.raises(ConfigError, match="takes a function, got int"):
+        client.singleton("t", bad)  # type: ignore[arg-type]
+    bad = "always"
+    with pytest.raises(ConfigError, match="'on_error' or 'never'"):
+        client.singleton("t", Task(), restart=bad)  # type: ignore[arg-type]
+    bad = "no"
+    with pytest.raises(ConfigError, match="True or False"):
+        client.singleton("t", Task(), candidate=bad)  # type: ignore[arg-type]
+    async with running(client):
+        with pytest.raises(ClientStateError):
+            client.singleton("t", Task())
+    assert len(client._singletons) == 1
+
+
+async def test_line_not_migrated(fresh_database_url: str) -> None:
+    """Without our tables the start fails with the command that makes them, and nobody is
+    registered; the client can be started when they are there."""
+    await Migrator(fresh_database_url, line="main").up()
+    task = Task()
+    config = Config(elect_interval=INTERVAL, leader_ttl=LONG, candidate=False)
+    client = Client(fresh_database_url, config=config)
+    client.singleton("s", task)
+    with pytest.raises(SchemaMissingError, match="riverpy migrate up --line riverpy"):
+        await client.run()
+    assert not client.is_running
+    await Migrator(fresh_database_url, line="riverpy").up()
+    async with running(client):
+        await soon(task.began)
