@@ -142,7 +142,6 @@ __all__ = [
     "KindStats",
     "LeadershipChange",
     "LeadershipSubscription",
-    "LeaseStats",
     "Lease",
     "LeaseLostError",
     "LeaseManager",
