@@ -132,14 +132,16 @@ class Candidacy:
 
     def resync(self) -> None:
         """A connection was lost and made again: what was announced meanwhile was not heard."""
-        for elector in self.electors:
-            elector.resync()
+        for seat in self._seats:
+            seat.elector.resync()
+            seat.forget_owners()
 
     def owners_changed(self) -> None:
         """Queues have changed hands: leaders look at once."""
         self.is_divided = True
         for seat in self._seats:
-            seat.owners_changed()
+            seat.forget_owners()
+            seat.stir()
 
     async def close(self, bound: float) -> bool:
         """End all maintenance that runs, for the client stops; wait for at most `bound` seconds.
@@ -203,10 +205,13 @@ class _Seat:
         self.maintenance.resign = self.elector.resign
         self.maintenance.is_up = self.elector.term_is_up
 
-    def owners_changed(self) -> None:
-        """Begin a pass of each service now."""
+    def forget_owners(self) -> None:
+        """Read anew whose the queues are, at the next pass."""
         if self._territory is not None:
             self._territory.forget()
+
+    def stir(self) -> None:
+        """Begin a pass of each service now."""
         for service in self._services:
             service.stir()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import anyio
+
 from riverpy._db.ownership import owner_read
 from riverpy._maintenance.scope import All, Except, Only
 from riverpy.drivers.asyncpg import UndefinedTableError
@@ -21,6 +23,8 @@ ORPHANED_AFTER = timedelta(minutes=10)
 """After so long without a sign of life of a domain another leader keeps its queues."""
 FRESH = 1.0
 """Seconds for which an answer serves: the services of a term often ask at once."""
+UNDIVIDED = 30.0
+"""The same of the answer that no domain has a queue: who claims the first one says so."""
 STATEMENT_TIMEOUT = 5.0
 
 
@@ -49,6 +53,7 @@ class Territory:
         self._choose, self._is_divided = choose, is_divided
         self._scope: Scope = All()
         self._fresh_until = 0.0
+        self._lock = anyio.Lock()  # one asks, the others wait for the answer
 
     async def scope(self) -> Scope:
         """What is to be maintained now.
@@ -58,10 +63,12 @@ class Territory:
         """
         if not self._is_divided():
             return All()
-        if self._timer.boottime() >= self._fresh_until:
-            self._scope = self._choose(await self._read())
-            self._fresh_until = self._timer.boottime() + FRESH
-        return self._scope
+        async with self._lock:
+            if self._timer.boottime() >= self._fresh_until:
+                owners = await self._read()
+                self._scope = self._choose(owners)
+                self._fresh_until = self._timer.boottime() + (FRESH if owners else UNDIVIDED)
+            return self._scope
 
     def forget(self) -> None:
         """Read anew at the next call: queues have changed hands."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from riverpy import QueueConfig
+from riverpy._lifecycle import only_error
 from tests.work.rig import PATIENCE
 
 if TYPE_CHECKING:
@@ -44,8 +45,11 @@ async def member(
     settings = {**SHORT, "id": client_id, "leader_domain": domain} | settings
     names = queues or (domain or "default",)
     client = rig.client(queues={name: QueueConfig(max_workers=2) for name in names}, **settings)
-    async with client.leadership() as changes, rig.running(client):
-        yield Member(client, changes)
+    try:
+        async with client.leadership() as changes, rig.running(client):
+            yield Member(client, changes)
+    except BaseExceptionGroup as group:
+        raise only_error(group) from None
 
 
 async def owners(rig: Rig) -> dict[str, str]:
