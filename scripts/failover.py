@@ -1,4 +1,4 @@
-"""Measures how long nobody leads after each fault of a leader.
+"""Measures how long nobody leads after each fault of a leader; `leases`: the same for a lease.
 
 Each row has a PostgreSQL and two workers of its own, and all rows run side by side. Times are those
 that the workers record by the clock that the server reads too. `gap` is from the end of the old
@@ -22,13 +22,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from scripts import failover_leases
 from tests.kit.fleet import Fleet, Shutdown, WorkerSettings, running_fleet
 from tests.kit.history import STATEMENTS
 from tests.kit.proxy import Partition
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import asyncpg
 
+    from scripts.failover_leases import LeaseRow
     from tests.kit.fleet import Worker
 
 DEFAULT = WorkerSettings(slots=1, periodic_jobs=False)
@@ -358,13 +362,13 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    rows = "\n".join(f"  {name:20} {row.what}" for name, row in ROWS.items())
     parser = argparse.ArgumentParser(
         prog="scripts/failover",
-        description=__doc__,
-        epilog=f"rows:\n{rows}",
+        description=f"{__doc__}\n{failover_leases.__doc__}",
+        epilog=f"rows:\n{_list(ROWS)}\n\nrows of leases:\n{_list(failover_leases.ROWS)}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("what", nargs="?", choices=["leader", "leases"], default="leader")
     parser.add_argument("--rows", help="only these, joined by commas (all)")
     parser.add_argument("--repeat", type=int, default=20, help="times each (20)")
     parser.add_argument(
@@ -374,31 +378,44 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
-    arguments.rows = arguments.rows.split(",") if arguments.rows else list(ROWS)
-    if unknown := [name for name in arguments.rows if name not in ROWS]:
-        parser.error(f"no such row: {', '.join(unknown)}; there are {', '.join(ROWS)}")
+    known = list(ROWS if arguments.what == "leader" else failover_leases.ROWS)
+    arguments.rows = arguments.rows.split(",") if arguments.rows else known
+    if unknown := [name for name in arguments.rows if name not in known]:
+        parser.error(f"no such row: {', '.join(unknown)}; there are {', '.join(known)}")
     return arguments
+
+
+def _list(rows: Mapping[str, type[Row | LeaseRow]]) -> str:
+    return "\n".join(f"  {name:20} {row.what}" for name, row in rows.items())
 
 
 def main() -> None:
     """Measure and report."""
     arguments = parse_arguments()
+    measure = measure_leases if arguments.what == "leases" else measure_leader
+    found, is_bad = measure(arguments)
+    if arguments.json:
+        settings = "short" if arguments.short else "default"
+        print(json.dumps({"settings": settings, "cpus": os.cpu_count(), "rows": found}))
+    sys.exit(is_bad)
+
+
+def measure_leader(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
+    """The rows of the leader, shown unless they are wanted as JSON, and whether one is bad."""
     settings = SHORT if arguments.short else DEFAULT
     rows = asyncio.run(run_rows(arguments.rows, settings, arguments.repeat))
-    if arguments.json:
-        print(
-            json.dumps(
-                {
-                    "settings": "short" if arguments.short else "default",
-                    "cpus": os.cpu_count(),
-                    "rows": rows,
-                }
-            )
-        )
-    else:
+    if not arguments.json:
         show(rows)
-    bad = [row for row in rows if row["error"] or row["late_acts"] or is_overlap(row)]
-    sys.exit(1 if bad else 0)
+    return rows, any(row["error"] or row["late_acts"] or is_overlap(row) for row in rows)
+
+
+def measure_leases(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
+    """The same for a lease."""
+    settings = failover_leases.SHORT if arguments.short else failover_leases.DEFAULT
+    rows = asyncio.run(failover_leases.run_rows(arguments.rows, settings, arguments.repeat))
+    if not arguments.json:
+        failover_leases.show(rows)
+    return list(map(failover_leases.as_json, rows)), any(row.is_bad for row in rows)
 
 
 def is_overlap(row: dict[str, Any]) -> bool:

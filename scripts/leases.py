@@ -1,0 +1,232 @@
+"""Measures what leases cost, at default times: a ttl of 15 s, renewed each 5 s.
+
+`cost`: statements of a process that holds so many leases and of one that stands by for them, the
+time and the log of a renewal, how soon another process has all of them after a release and after a
+kill, and how the leases spread over three processes. `advisory`: how session advisory locks would
+fare instead. Both on a PostgreSQL of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scripts import leases_advisory
+from tests.kit.fleet import Server, running_fleet, with_user
+from tests.kit.statements import read_statements
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    import asyncpg
+
+ROOT = Path(__file__).resolve().parents[1]
+STATEMENTS = read_statements(Path(__file__).with_suffix(".sql"))
+TTL = 15.0
+INTERVAL = TTL / 3
+HELD = (1, 25, 200)
+NAMES = 25
+LIMIT = 60.0
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Holder:
+    """A process that wants leases."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.began: dict[str, float] = {}
+        """When its terms began, by their names."""
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(cls, url: str, role: str, names: int) -> Holder:
+        """Start one that connects as this role."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "scripts._lease_holder", with_user(url, role)),
+            *("--names", str(names), "--ttl", str(TTL)),
+            cwd=ROOT,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        return cls(process)
+
+    async def until_held(self, names: int) -> None:
+        """Return when it has begun so many terms."""
+        async with asyncio.timeout(LIMIT):
+            while len(self.began) < names:  # noqa: ASYNC110 (it tells by lines)
+                await asyncio.sleep(0.005)
+
+    def cpu(self) -> float:
+        """Seconds of a processor that it took."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+
+    async def end(self, how: signal.Signals = signal.SIGKILL) -> None:
+        """Have it ended."""
+        if self.process.returncode is None:
+            self.process.send_signal(how)
+        await self.process.wait()
+        await self._reading
+
+    async def _read(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            at, name = line.decode().split()
+            self.began[name] = float(at)
+
+
+class Site:
+    """The server."""
+
+    def __init__(self, server: Server, connection: asyncpg.Connection, seconds: float) -> None:
+        self.url = server.url
+        self.connection = connection
+        self.seconds = seconds
+
+    @asynccontextmanager
+    async def holders(self, *wanted: tuple[str, int]) -> AsyncGenerator[list[Holder]]:
+        """Processes, each by its role and how many names it wants, started one after the other when
+        the one before holds all; the table of leases is empty before."""
+        await self.connection.execute(STATEMENTS["clear"])
+        started: list[Holder] = []
+        try:
+            for role, names in wanted:
+                if started:
+                    await started[-1].until_held(names)
+                started.append(await Holder.start(self.url, role, names))
+            yield started
+        finally:
+            for holder in started:
+                await holder.end()
+
+
+async def cost(site: Site) -> dict[str, Any]:
+    """All of it."""
+    return {
+        "held": [await held(site, names) for names in HELD],
+        "takeover": [
+            await takeover(site, names, how)
+            for how in (signal.SIGTERM, signal.SIGKILL)
+            for names in (1, NAMES)
+        ],
+        "spread": await spread(site),
+    }
+
+
+async def held(site: Site, names: int) -> dict[str, Any]:
+    """What one process that holds so many costs, and one that stands by for them."""
+    async with site.holders(("holder", names), ("follower", names)) as (holder, follower):
+        await asyncio.sleep(2 * INTERVAL)
+        await site.connection.execute(STATEMENTS["reset"])
+        before, cpus = await churn(site), [one.cpu() for one in (holder, follower)]
+        await asyncio.sleep(site.seconds)
+        rows = {
+            role: await site.connection.fetchrow(STATEMENTS["statements"], role)
+            for role in ("holder", "follower")
+        }
+        after = await churn(site)
+        shares = [
+            (one.cpu() - cpu) / site.seconds
+            for one, cpu in zip((holder, follower), cpus, strict=True)
+        ]
+    renewals = rows["holder"]["renewals"] or 1
+    updates = after["updates"] - before["updates"]
+    return {
+        "names": names,
+        "statements_per_second": round(rows["holder"]["calls"] / site.seconds, 3),
+        "renewals_per_interval": round(renewals * INTERVAL / site.seconds, 2),
+        "follower_statements_per_second": round(rows["follower"]["calls"] / site.seconds, 3),
+        "renewal_ms": round(rows["holder"]["milliseconds"] / renewals, 3),
+        "renewal_wal_bytes": round(rows["holder"]["wal_bytes"] / renewals),
+        "rows_locked_per_second": round(updates / site.seconds, 2),
+        "hot_share": round((after["hot"] - before["hot"]) / (updates or 1), 3),
+        "table_bytes": after["bytes"],
+        "core_share": round(shares[0], 4),
+        "follower_core_share": round(shares[1], 4),
+    }
+
+
+async def churn(site: Site) -> dict[str, int]:
+    """What the server has counted for the table; it counts a moment late."""
+    await asyncio.sleep(1.5)
+    row = await site.connection.fetchrow(STATEMENTS["churn"])
+    assert row is not None
+    return dict(row)
+
+
+async def takeover(site: Site, names: int, how: signal.Signals) -> dict[str, Any]:
+    """Seconds from the end of one process until another has the first, and all, of its leases."""
+    async with site.holders(("holder", names), ("follower", names)) as (holder, follower):
+        await asyncio.sleep(2 * INTERVAL)
+        ended_at = time.clock_gettime(time.CLOCK_BOOTTIME)
+        await holder.end(how)
+        await follower.until_held(names)
+    times = [at - ended_at for at in follower.began.values()]
+    return {
+        "names": names,
+        "after": how.name,
+        "first": round(min(times), 3),
+        "all": round(max(times), 3),
+    }
+
+
+async def spread(site: Site) -> dict[str, Any]:
+    """How many of 25 leases each of three processes has that were started together, and those that
+    are left after one was killed."""
+    await site.connection.execute(STATEMENTS["clear"])
+    holders = [await Holder.start(site.url, "holder", NAMES) for _ in range(3)]
+    try:
+        await until_spread(holders)
+        at_first = [len(holder.began) for holder in holders]
+        await holders.pop(0).end()
+        await until_spread(holders)
+        return {"three": at_first, "two": [len(holder.began) for holder in holders]}
+    finally:
+        for holder in holders:
+            await holder.end()
+
+
+async def until_spread(holders: list[Holder]) -> None:
+    """Return when somebody has each name."""
+    async with asyncio.timeout(LIMIT):
+        while sum(len(Counter(holder.began)) for holder in holders) < NAMES:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def run(what: str, seconds: float) -> dict[str, Any]:
+    """Measure on a server of its own."""
+    settings = {"fsync": "on", "shared_preload_libraries": "pg_stat_statements"}
+    async with running_fleet(lambda place: Server(place, **settings)) as fleet:
+        if what == "advisory":
+            return await leases_advisory.measure(fleet.server.url)
+        async with fleet.server.connected() as connection:
+            await connection.execute(STATEMENTS["roles"])
+            return await cost(Site(fleet.server, connection, seconds))
+
+
+def main() -> None:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/leases",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("what", nargs="?", choices=["cost", "advisory"], default="cost")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each cost (30)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object in one line")
+    arguments = parser.parse_args()
+    found = asyncio.run(run(arguments.what, arguments.seconds))
+    print(json.dumps(found, indent=None if arguments.json else 2))
+
+
+if __name__ == "__main__":
+    main()

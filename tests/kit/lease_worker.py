@@ -1,0 +1,197 @@
+"""A process that holds a lease, or stands by for it, and notes what it does under it:
+`python -m tests.kit.lease_worker`.
+
+Under a term it acts again and again, whatever the lease says of itself, and writes through its
+fence; after the term it tries one write more, by the fence alone, as one would who has not noticed.
+SIGUSR1 takes every connection of its pool until the term ends, SIGUSR2 blocks its event loop.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import asyncpg
+import msgspec
+
+from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from riverpy import LeaseLostError, LeaseManager
+from tests.kit.fleet import SETTINGS_VARIABLE, end_with_the_fleet
+from tests.kit.lease_fleet import LEASE, WRITE, LeaseSettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from riverpy import Lease
+
+ACT_INTERVAL = 0.01
+HOLD_MOST = 0.05
+"""Seconds that a fenced transaction stays open at most, so that faults hit some."""
+RETRY = 0.05
+BLOCK_SHARE = 1.3
+"""Of the lease's time, how long SIGUSR2 blocks the loop."""
+POOL_SIZE = 3
+CONNECT_LIMIT = 2.0
+
+settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=LeaseSettings)
+notes = os.open(settings.notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+
+def note(what: str, lease: Lease | None = None) -> None:
+    """Note it for good."""
+    epoch, is_held = (lease.epoch, lease.is_held) if lease else (0, False)
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    os.write(notes, f"{now:.6f} {os.getpid()} {what} {epoch} {is_held}\n".encode())
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncGenerator[asyncpg.Connection]:
+    """A connection of the work's own."""
+    connection = await asyncpg.connect(url, timeout=CONNECT_LIMIT, statement_cache_size=0)
+    try:
+        yield connection
+    finally:
+        connection.terminate()
+
+
+class Holder:
+    """The lease's user."""
+
+    def __init__(self, late: anyio.abc.TaskGroup, pool: asyncpg.Pool | None) -> None:
+        self._late = late
+        self._pool = pool
+        self._hoard = anyio.Event()
+
+    def hoard(self) -> None:
+        """Take every connection of the pool."""
+        self._hoard.set()
+
+    async def hold(self, lease: Lease) -> None:
+        """Act until cancelled."""
+        self._hoard = anyio.Event()
+        fence_statement = lease.fence_statement
+        note("begin", lease)
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._write, lease)
+                tasks.start_soon(self._take_all)
+                while True:
+                    note("act", lease)
+                    await anyio.sleep(ACT_INTERVAL)
+        finally:
+            note("end", lease)
+            self._late.start_soon(self._write_late, lease, fence_statement)
+
+    async def _write(self, lease: Lease) -> None:
+        while True:
+            try:
+                async with connected(settings.database_url) as connection:
+                    while await self._write_once(connection, lease):
+                        await anyio.sleep(ACT_INTERVAL)
+                    return
+            except DATABASE_ERRORS:
+                await anyio.sleep(RETRY)
+
+    async def _write_once(self, connection: asyncpg.Connection, lease: Lease) -> bool:
+        try:
+            async with connection.transaction():
+                await lease.fence(connection)
+                await anyio.sleep(random.random() * HOLD_MOST)
+                is_stale = await connection.fetchval(WRITE, lease.epoch)
+        except LeaseLostError:
+            note("refused", lease)
+            return False
+        note("stale" if is_stale else "wrote", lease)
+        return True
+
+    async def _write_late(self, lease: Lease, fence_statement: str) -> None:
+        """Until the server refuses: it may still let a term go on that was given up here."""
+        with anyio.move_on_after(4 * settings.leader_ttl):
+            while True:
+                try:
+                    async with connected(settings.history_url) as connection:
+                        while await self._write_late_once(connection, lease, fence_statement):
+                            await anyio.sleep(ACT_INTERVAL)
+                        return
+                except DATABASE_ERRORS:
+                    await anyio.sleep(RETRY)
+
+    async def _write_late_once(
+        self, connection: asyncpg.Connection, lease: Lease, fence_statement: str
+    ) -> bool:
+        async with connection.transaction():
+            if await connection.fetchrow(fence_statement) is None:
+                note("late_refused", lease)
+                return False
+            if await connection.fetchval(WRITE, lease.epoch):
+                note("stale", lease)
+        return True
+
+    async def _take_all(self) -> None:
+        await self._hoard.wait()
+        if self._pool is not None:
+            held: list[Any] = []
+            try:
+                held += [await self._pool.acquire() for _ in range(POOL_SIZE)]
+                await anyio.sleep_forever()
+            finally:
+                for connection in held:
+                    connection.terminate()
+
+
+async def run_manager(holder: Holder, database: Any) -> None:
+    """Hold the lease again and again, or stand by."""
+    manager = LeaseManager(
+        database,
+        ttl=timedelta(seconds=settings.leader_ttl),
+        renew_interval=timedelta(seconds=settings.elect_interval),
+        pooler=settings.is_pooler,
+    )
+    async with manager:
+        note("stands")
+        while True:
+            try:
+                async with manager.hold(LEASE) as lease:
+                    await holder.hold(lease)
+            except LeaseLostError:
+                note("lost")
+
+
+async def watch_signals(standing: anyio.CancelScope, holder: Holder) -> None:
+    """SIGTERM ends all, the others are faults."""
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2) as received:
+        async for number in received:
+            match number:
+                case signal.SIGUSR1:
+                    holder.hoard()
+                case signal.SIGUSR2:
+                    time.sleep(BLOCK_SHARE * settings.leader_ttl)
+                case _:
+                    standing.cancel()
+
+
+async def main() -> None:
+    """Run until SIGTERM."""
+    pool = None
+    if settings.through == "pool":
+        pool = await asyncpg.create_pool(settings.database_url, min_size=1, max_size=POOL_SIZE)
+    async with anyio.create_task_group() as late:
+        holder = Holder(late, pool)
+        async with anyio.create_task_group() as signals:
+            with anyio.CancelScope() as standing:
+                signals.start_soon(watch_signals, standing, holder)
+                await run_manager(holder, pool or settings.database_url)
+            signals.cancel_scope.cancel()
+    if pool is not None:
+        pool.terminate()
+
+
+if __name__ == "__main__":
+    end_with_the_fleet()
+    anyio.run(main)
