@@ -430,8 +430,10 @@ class LeaseKeeper:
                     tasks.start_soon(self._watch)
                     await self._renew_on_time()
                     tasks.cancel_scope.cancel()
+        except Exception:
+            self._log.exception("the keeper of leases failed, and gives up what it holds")
         finally:
-            for lease in self._held:  # only if this fails, and then nobody would
+            for lease in self._held:  # only after a failure
                 lease.end("nobody renews it any more")
 
     async def _watch(self) -> None:

@@ -18,7 +18,7 @@ from tests.kit import pgbouncer
 from tests.leases.backends import MemoryBackend, TableBackend
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from riverpy import Lease, LeaseManager
     from tests._database import Schema
@@ -58,6 +58,21 @@ async def _taken_over(manager: LeaseManager, name: str = "x") -> Lease:
         while (lease := await manager.try_acquire(name)) is None:
             await anyio.sleep(0.01)
     return lease
+
+
+async def _write(
+    backend: Backend,
+    lease: Lease,
+    effect: str,
+    *,
+    before_the_end: Callable[[], Awaitable[object]] | None = None,
+) -> None:
+    """Write under a lease."""
+    async with backend.transaction() as writer:
+        await lease.fence(writer.connection)
+        await writer.write(effect)
+        if before_the_end is not None:
+            await before_the_end()
 
 
 async def test_race_of_eight(backend: Backend) -> None:
@@ -136,13 +151,9 @@ async def test_frozen_holder(backend: Backend) -> None:
         other = await _granted(b)
         assert lease.is_held  # as far as it knows
         with pytest.raises(LeaseLostError, match=r"'x' is not held any more .*epoch \d+.*stop"):
-            async with backend.transaction() as writer:
-                await lease.fence(writer.connection)
-                await writer.write("stale")
+            await _write(backend, lease, "stale")
         assert not lease.is_held
-        async with backend.transaction() as writer:
-            await other.fence(writer.connection)
-            await writer.write("fresh")
+        await _write(backend, other, "fresh")
         assert await backend.effects() == ["fresh"]
 
 
@@ -164,14 +175,11 @@ async def test_fenced_transaction_is_bounded(backend: Backend) -> None:
     """A fenced transaction whose process hangs holds a takeover up for no longer than the ttl: it
     is ended, and its writes are lost."""
     async with backend.manager(**SHORT) as a, backend.manager(**SHORT) as b:
-        with pytest.raises(  # as the server ends it, or the memory
+        lease = await _granted(a)
+        with pytest.raises(
             (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, LeaseLostError)
-        ):
-            async with backend.transaction() as writer:
-                lease = await _granted(a)
-                await lease.fence(writer.connection)
-                await writer.write("late")
-                await _taken_over(b)
+        ):  # as the server ends it, or the memory
+            await _write(backend, lease, "late", before_the_end=lambda: _taken_over(b))
         assert await backend.effects() == []
 
 
@@ -252,19 +260,24 @@ async def test_hold(backend: Backend) -> None:
 async def test_block_is_cancelled_on_loss(backend: Backend) -> None:
     """A block whose lease passes to another is cancelled and raises LeaseLostError."""
     was_cancelled = False
+
+    async def lose(a: LeaseManager, b: LeaseManager) -> None:
+        nonlocal was_cancelled
+        async with a.hold("x"):
+            await backend.expire("x")
+            await _granted(b)
+            try:
+                with anyio.fail_after(30):
+                    await anyio.sleep_forever()
+            except anyio.get_cancelled_exc_class():
+                was_cancelled = True
+                raise
+
     async with backend.manager(**SHORT) as a, backend.manager(**SHORT) as b:
         with pytest.raises(LeaseLostError, match="no longer its own"):
-            async with a.hold("x"):
-                await backend.expire("x")
-                await _granted(b)
-                try:
-                    with anyio.fail_after(30):
-                        await anyio.sleep_forever()
-                except anyio.get_cancelled_exc_class():
-                    was_cancelled = True
-                    raise
+            await lose(a, b)
         assert was_cancelled
-        assert b._keeper.kept == []
+        assert a._keeper.kept == []
 
 
 async def test_names(backend: Backend) -> None:

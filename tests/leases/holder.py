@@ -1,0 +1,45 @@
+"""A process that holds a lease and writes under it when it is told to, for a test that freezes it.
+
+It is given a URL, a schema and what it is to do: `fence first`, which enters a fenced transaction
+before it says that it holds the lease, or `fence late`. It writes when a line comes, and says what
+became of that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from datetime import timedelta
+
+import asyncpg
+
+from riverpy import LeaseLostError, LeaseManager
+from tests.leases.backends import ADD_EFFECT
+
+TTL, INTERVAL = timedelta(seconds=2), timedelta(seconds=0.5)
+
+
+async def main(url: str, schema: str, *, fence_first: bool) -> None:
+    """Hold, wait for the line, write."""
+    connection = await asyncpg.connect(url, server_settings={"search_path": schema})
+    async with LeaseManager(url, schema=schema, ttl=TTL, renew_interval=INTERVAL) as leases:
+        lease = await leases.try_acquire("x")
+        if lease is None:
+            raise SystemExit("somebody has the lease")
+        try:
+            async with connection.transaction():
+                if fence_first:
+                    await lease.fence(connection)
+                print("held", flush=True)
+                sys.stdin.readline()
+                if not fence_first:
+                    await lease.fence(connection)
+                await connection.execute(ADD_EFFECT, "stale")
+        except (LeaseLostError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            print(type(error).__name__, flush=True)
+        else:
+            print("committed", flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], fence_first=sys.argv[3] == "fence first"))

@@ -1,0 +1,664 @@
+"""The keeper of a process's leases, with leases and a time that do as told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from datetime import timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from structlog.testing import capture_logs
+
+from riverpy import ClientStateError, LeaseLostError, MemoryLeases, StopCause
+from riverpy._cluster.trust import LeaseTiming
+from riverpy._lease.keeper import LeaseKeeper
+from tests._time import VirtualTimer, settle
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator, Iterable
+
+    from riverpy import Lease
+    from riverpy._db.leases import LeaseBid
+
+TIMING = LeaseTiming(ttl=15.0, interval=5.0)
+TRUST, GRACE = TIMING.trust, TIMING.grace
+TTL = timedelta(seconds=15)
+NOT_RENEWED = "leases were not renewed, trying again"
+
+
+@pytest.fixture(autouse=True)
+def log() -> Generator[list[Any]]:
+    """What is logged."""
+    with capture_logs() as entries:
+        yield entries
+
+
+@pytest.fixture
+def timer() -> VirtualTimer:
+    """Time that moves when told."""
+    return VirtualTimer()
+
+
+class Store(MemoryLeases):
+    """Leases in memory, with what is asked and what happens to those who ask."""
+
+    def __init__(self, timer: VirtualTimer) -> None:
+        super().__init__(timer=timer)
+        self.timer = timer
+        self.calls: list[tuple[str, Any, float]] = []
+        self.faults: deque[Exception | float] = deque()
+        """What meets the next calls: an error, or seconds that the answer takes."""
+        self.is_down = False
+        self.is_closed = False
+
+    def asked(self, verb: str, what: Any = None) -> list[float]:
+        """When it was asked this."""
+        return [at for called, about, at in self.calls if called == verb and what in {None, about}]
+
+    async def acquire(
+        self, name: str, holder: str, ttl: timedelta, *, bound: float
+    ) -> LeaseBid | None:
+        await self._meet("acquire", name, bound)
+        bid = await super().acquire(name, holder, ttl, bound=bound)
+        await self._answer(bound)
+        return bid
+
+    async def renew(
+        self, holder: str, terms: Iterable[tuple[str, int]], *, bound: float
+    ) -> set[str]:
+        terms = list(terms)
+        await self._meet("renew", len(terms), bound)
+        names = await super().renew(holder, terms, bound=bound)
+        await self._answer(bound)
+        return names
+
+    async def release(self, name: str, epoch: int, holder: str, *, bound: float) -> bool:
+        await self._meet("release", name, bound)
+        return await super().release(name, epoch, holder, bound=bound)
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+    async def _meet(self, verb: str, what: Any, bound: float) -> None:
+        assert bound > 0
+        self.calls.append((verb, what, self.timer.boottime()))
+        await asyncio.sleep(0)
+        if self.is_down or (self.faults and isinstance(self.faults[0], Exception)):
+            fault = self.faults.popleft() if self.faults else None
+            raise fault if isinstance(fault, Exception) else ConnectionRefusedError("down")
+
+    async def _answer(self, bound: float) -> None:
+        if self.faults:
+            seconds = self.faults.popleft()
+            assert isinstance(seconds, float)
+            await self.timer.sleep(min(seconds, bound))
+            if seconds > bound:
+                raise TimeoutError("no answer")
+
+
+@pytest.fixture
+def store(timer: VirtualTimer) -> Store:
+    """The leases."""
+    return Store(timer)
+
+
+def _keeper(store: Store, holder: str = "a", **options: Any) -> LeaseKeeper:
+    return LeaseKeeper(store, holder=holder, timing=TIMING, timer=store.timer, **options)
+
+
+@pytest.fixture
+async def keeper(store: Store) -> AsyncGenerator[LeaseKeeper]:
+    """A keeper that is open."""
+    async with _keeper(store) as keeper:
+        yield keeper
+
+
+async def _seat(store: Store, name: str = "x", holder: str = "b") -> LeaseBid:
+    """Let another process have a lease."""
+    bid = await MemoryLeases.acquire(store, name, holder, TTL, bound=1)
+    assert bid is not None
+    return bid
+
+
+class Block:
+    """A block under a lease, in a task of its own."""
+
+    def __init__(self, keeper: LeaseKeeper, name: str = "x", **options: Any) -> None:
+        self.keeper, self.name, self.options = keeper, name, options
+        self.lease: Lease | None = None
+        self.ended_at: float | None = None
+        self.error: BaseException | None = None
+        self.is_cancelled = False
+        self.may_end = asyncio.Event()
+        self.ends_late: float = 0.0
+        """Seconds that it goes on after it was cancelled."""
+
+    async def run(self) -> None:
+        timer = self.keeper._timer
+        try:
+            async with self.keeper.hold(self.name, **self.options) as self.lease:
+                try:
+                    await self.may_end.wait()
+                except anyio.get_cancelled_exc_class():
+                    self.is_cancelled = True
+                    self.ended_at = timer.boottime()
+                    with anyio.CancelScope(shield=True):
+                        await timer.sleep(self.ends_late)
+                    raise
+        except Exception as error:
+            self.error = error
+
+
+# -- renewing
+
+
+async def test_one_statement_for_all(
+    store: Store, keeper: LeaseKeeper, timer: VirtualTimer
+) -> None:
+    """25 leases are renewed by one statement an interval, and stay held."""
+    async with anyio.create_task_group() as tasks:
+        blocks = [Block(keeper, f"name-{number}") for number in range(25)]
+        for block in blocks:
+            tasks.start_soon(block.run)
+        await timer.advance(20)
+        assert len(keeper.kept) == 25
+        store.calls.clear()
+        await timer.advance(100)
+        assert [what for verb, what, _ in store.calls if verb == "renew"] == [25] * 20
+        assert len(store.calls) == 20
+        assert all(block.lease is not None and block.lease.is_held for block in blocks)
+        for block in blocks:
+            block.may_end.set()
+    assert keeper.kept == []
+
+
+async def test_first_renewal_is_in_time(
+    store: Store, keeper: LeaseKeeper, timer: VirtualTimer
+) -> None:
+    """A lease whose grant was answered late is renewed an interval after it was asked for."""
+    store.faults.append(4.0)
+    block, began = Block(keeper), timer.boottime()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(block.run)
+        await timer.advance(6)
+        assert store.asked("renew") == [began + 5]
+        block.may_end.set()
+
+
+async def test_slow_answers_do_not_stretch_the_trust(
+    store: Store, keeper: LeaseKeeper, timer: VirtualTimer
+) -> None:
+    """Trust counts from the start of the attempt that was granted, not from its answer."""
+    store.faults.append(4.0)
+    lease, _ = await _while_moving(timer, keeper.bid("x"), 4.0)
+    assert lease is not None
+    assert lease.trust_left == pytest.approx(TRUST - 4)
+    await timer.advance(TRUST - 4 - 0.1)
+    assert lease.is_held
+    await timer.advance(0.2)
+    assert not lease.is_held
+    await lease.wait_lost()
+
+
+async def _while_moving(timer: VirtualTimer, call: Any, seconds: float) -> Any:
+    """What a call returns while time is moved on."""
+    answers: list[Any] = []
+
+    async def run() -> None:
+        answers.append(await call)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        await timer.advance(seconds)
+    return answers[0]
+
+
+async def test_granted_too_late(store: Store, timer: VirtualTimer, log: list[Any]) -> None:
+    """A lease whose grant is heard when there is no time left to act under it is given back."""
+    timing = LeaseTiming(ttl=12.0, interval=5.0)
+    store.faults.append(5.0)
+    keeper = LeaseKeeper(store, holder="a", timing=timing, timer=timer)
+    bound = timing.trust - timing.grace
+    assert bound > 5.0  # no answer of an interval is too late, but for a process that stalled
+
+    async def stall() -> None:
+        await settle()
+        await timer.stall(bound + 0.1)
+
+    async with keeper, anyio.create_task_group() as tasks:
+        tasks.start_soon(stall)
+        assert (await keeper.bid("x"))[0] is None
+        assert store.asked("release", "x")
+        assert any("too late" in line["event"] for line in log)
+
+
+async def test_renewals_that_fail(
+    store: Store, keeper: LeaseKeeper, timer: VirtualTimer, log: list[Any]
+) -> None:
+    """Renewals that fail are tried again, with one warning, and the block is cancelled a grace
+    before the trust ends; a lease that may be held is released when the block has ended."""
+    block = Block(keeper)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(block.run)
+        await timer.advance(5)
+        renewed_at = store.asked("renew")[-1]
+        store.is_down = True
+        await timer.advance(20)
+        assert block.is_cancelled
+        assert block.ended_at == pytest.approx(renewed_at + TRUST - GRACE, abs=0.01)
+    assert isinstance(block.error, LeaseLostError)
+    assert "could not be renewed in time" in str(block.error)
+    assert len(store.asked("renew")) > 3
+    levels = [line["log_level"] for line in log if line["event"] == NOT_RENEWED]
+    assert levels[0] == "warning"
+    assert set(levels[1:]) == {"debug"}
+    assert store.asked("release", "x")
+    assert keeper.renewal_failures == len(levels)
+
+
+async def test_renewals_that_work_again(
+    store: Store, keeper: LeaseKeeper, timer: VirtualTimer, log: list[Any]
+) -> None:
+    """A failed renewal is tried again soon, and the lease goes on."""
+    block = Block(keeper)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(block.run)
+        await timer.advance(4)
+        store.faults.append(ConnectionResetError("gone"))
+        await timer.advance(3)
+        assert len(store.asked("renew")) == 2
+        await timer.advance(60)
+        assert block.lease is not None
+        assert block.lease.is_held
+        assert "leases are renewed again" in [line["event"] for line in log]
+        block.may_end.set()
+
+
+async def test_renewal_that_is_not_answered(
+    store: Store, keeper: LeaseKeeper, timer: VirtualTimer
+) -> None:
+    """A renewal that hangs leaves the time for another one."""
+    block = Block(keeper)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(block.run)
+        await timer.advance(4)
+        store.faults.append(60.0)
+        await timer.advance(60)
+        assert block.lease is not None
+        assert block.lease.is_held
+        block.may_end.set()
+
+
+async def test_suspended_machine(
+    store: Store, keeper: LeaseKeeper, timer: VirtualTimer, log: list[Any]
+) -> None:
+    """A machine that was suspended for longer than the trust cancels the block within a second of
+    its waking, and a thread hears it at once."""
+    block = Block(keeper)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(block.run)
+        await timer.advance(1)
+        await timer.suspend(60)
+        assert block.lease is not None
+        assert not block.lease.is_held
+        assert not block.is_cancelled
+        await timer.advance(1)
+        assert block.is_cancelled
+    assert isinstance(block.error, LeaseLostError)
+    assert any("did not run for a while" in line["event"] for line in log)
+
+
+async def test_passed_on_meanwhile(store: Store, keeper: LeaseKeeper, timer: VirtualTimer) -> None:
+    """A lease that another has is over for this process, without the others that it holds, and is
+    not released."""
+    first, second = Block(keeper, "x"), Block(keeper, "y")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(first.run)
+        tasks.start_soon(second.run)
+        await timer.advance(1)
+        store._rows["x"].expires_at = 0.0
+        await _seat(store)
+        await timer.advance(5)
+        assert first.is_cancelled
+        assert second.lease is not None
+        assert second.lease.is_held
+        second.may_end.set()
+    assert store.asked("release") != []
+    assert not store.asked("release", "x")
+
+
+# -- standing by
+
+
+async def test_bids_at_the_expiry(store: Store, keeper: LeaseKeeper, timer: VirtualTimer) -> None:
+    """Who stands by bids each interval and a jitter, and when the lease of another expires."""
+    began = timer.boottime()
+    await _seat(store)
+    block = Block(keeper)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(block.run)
+        await timer.advance(16)
+        bids = store.asked("acquire", "x")
+        assert block.lease is not None
+        assert all(5 <= later - earlier <= 6 for earlier, later in pairwise(bids[:-1]))
+        assert began + 15 < bids[-1] <= began + 15.06
+        assert block.lease.waited == pytest.approx(bids[-1] - began)
+        block.may_end.set()
+
+
+def _payload(action: str, name: str = "s:x", holder: str = "b", epoch: int = 1) -> str:
+    return json.dumps({"v": 1, "lease": name, "epoch": epoch, "holder": holder, "action": action})
+
+
+async def test_hears_a_release(store: Store, keeper: LeaseKeeper, timer: VirtualTimer) -> None:
+    """A release of another process is followed by a bid within 50 ms; what concerns others, or this
+    process, or is no message, by none."""
+    bid = await _seat(store)
+    block = Block(keeper)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(block.run)
+        await timer.advance(1)
+        await MemoryLeases.release(store, "x", bid.epoch, "b", bound=1)
+        for payload in (
+            _payload("released", "s:y"),
+            _payload("released", "d:x"),
+            _payload("released", holder="a"),
+            _payload("something"),
+            "no message",
+        ):
+            keeper.heard(payload)
+        await timer.advance(0.1)
+        assert block.lease is None
+        heard_at = timer.boottime()
+        keeper.heard(_payload("released"))
+        await timer.advance(0.06)
+        assert block.lease is not None
+        assert heard_at <= store.asked("acquire")[-1] <= heard_at + 0.05
+        block.may_end.set()
+
+
+async def test_resync(store: Store, keeper: LeaseKeeper, timer: VirtualTimer) -> None:
+    """After notifications may have been missed it bids."""
+    bid = await _seat(store)
+    block = Block(keeper)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(block.run)
+        await timer.advance(1)
+        await MemoryLeases.release(store, "x", bid.epoch, "b", bound=1)
+        keeper.resync()
+        await timer.advance(0.06)
+        assert block.lease is not None
+        block.may_end.set()
+
+
+async def test_who_holds_more_bids_later(
+    store: Store, keeper: LeaseKeeper, timer: VirtualTimer
+) -> None:
+    """A bid is put off by 20 ms for each lease that is held, up to half a second."""
+    blocks = [Block(keeper, f"name-{number}") for number in range(30)]
+    delays: list[float] = []
+    async with anyio.create_task_group() as tasks:
+        for block in blocks:
+            began = timer.boottime()
+            tasks.start_soon(block.run)
+            await timer.advance(0.6)
+            delays.append(store.asked("acquire", block.name)[0] - began)
+        for block in blocks:
+            block.may_end.set()
+    assert delays == pytest.approx([min(0.02 * held, 0.5) for held in range(30)])
+
+
+async def test_max_held(store: Store, timer: VirtualTimer) -> None:
+    """No more is held than allowed, also where bids are on their way; the next is had when one is
+    given back."""
+    async with _keeper(store, max_held=2) as keeper, anyio.create_task_group() as tasks:
+        blocks = [Block(keeper, f"name-{number}") for number in range(4)]
+        for block in blocks:
+            tasks.start_soon(block.run)
+        await timer.advance(30)
+        held = [block for block in blocks if block.lease is not None]
+        assert len(held) == 2
+        held[0].may_end.set()
+        await timer.advance(1)
+        assert len([block for block in blocks if block.lease is not None]) == 3
+        for block in blocks:
+            block.may_end.set()
+        await timer.advance(1)
+
+
+async def test_time_to_stand_by(store: Store, keeper: LeaseKeeper, timer: VirtualTimer) -> None:
+    """Who does not want to wait any longer gets a TimeoutError, and at least one bid."""
+    await _seat(store)
+    for seconds, bids in ((0, 1), (12, 3)):
+        store.calls.clear()
+        await _seat_again(store)
+        block = Block(keeper, wait=timedelta(seconds=seconds))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(block.run)
+            await timer.advance(seconds + 0.1)
+        assert isinstance(block.error, TimeoutError)
+        assert len(store.asked("acquire")) >= bids
+
+
+async def _seat_again(store: Store) -> None:
+    row = store._rows["x"]
+    assert await MemoryLeases.renew(store, row.holder, [("x", row.epoch)], bound=1) == {"x"}
+
+
+async def test_bids_that_fail(
+    store: Store, keeper: LeaseKeeper, timer: VirtualTimer, log: list[Any]
+) -> None:
+    """Bids that fail are tried again at growing delays, no longer than the interval, with one
+    warning."""
+    store.is_down = True
+    block = Block(keeper)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(block.run)
+        await timer.advance(30)
+        gaps = [later - earlier for earlier, later in pairwise(store.asked("acquire"))]
+        assert gaps[0] < 1.2
+        assert 4 < max(gaps) < 6
+        store.is_down = False
+        await timer.advance(6)
+        assert block.lease is not None
+        block.may_end.set()
+    levels = [line["log_level"] for line in log if line["event"].startswith("cannot bid")]
+    assert levels[0] == "warning"
+    assert set(levels[1:]) == {"debug"}
+
+
+async def test_cancelled_bid(
+    store: Store, keeper: LeaseKeeper, timer: VirtualTimer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lease that is won by a bid for which nobody waits any more is given back; a bid that is not
+    answered soon after that is given up."""
+    for limit, releases in ((30.0, 1), (0.01, 0)):
+        monkeypatch.setattr("riverpy._lease.keeper.BID_AFTER_CANCEL", limit)
+        store.calls.clear()
+        store.faults.append(0.5)
+        block, scope, ended = Block(keeper), anyio.CancelScope(), anyio.Event()
+        async with anyio.create_task_group() as tasks:
+
+            async def run(block: Block, scope: anyio.CancelScope, ended: anyio.Event) -> None:
+                with scope:
+                    await block.run()
+                ended.set()
+
+            tasks.start_soon(run, block, scope, ended)
+            await settle()
+            assert len(store.asked("acquire")) == 1
+            scope.cancel()
+            if releases:
+                await timer.advance(0.6)
+            await ended.wait()
+        assert block.lease is None
+        assert keeper.kept == []
+        assert len(store.asked("release")) == releases
+
+
+# -- after the loss
+
+
+async def test_block_that_goes_on(store: Store, keeper: LeaseKeeper, timer: VirtualTimer) -> None:
+    """S6: a lease that is lost while its block goes on is neither released nor renewed, and this
+    process does not bid for it before the block has ended."""
+    block, next_block = Block(keeper), Block(keeper)
+    block.ends_late = 100.0
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(block.run)
+        await settle()
+        tasks.start_soon(next_block.run)
+        await timer.advance(1)
+        store._rows["x"].expires_at = 0.0
+        await timer.advance(5)
+        assert block.is_cancelled
+        store.calls.clear()
+        await timer.advance(90)
+        assert store.calls == []
+        await timer.advance(12)
+        assert next_block.lease is not None
+        next_block.may_end.set()
+    assert isinstance(block.error, LeaseLostError)
+
+
+async def test_retired(store: Store, keeper: LeaseKeeper, timer: VirtualTimer) -> None:
+    """A lease that is retired is not renewed, and freed by its release if it has not lapsed."""
+    lease = await keeper.acquire("x")
+    assert keeper.kept == [lease]
+    keeper.retire(lease)
+    assert not lease.is_held
+    assert lease.cause is StopCause.CLIENT_STOP
+    await timer.advance(12)
+    assert store.asked("renew") == store.asked("release") == []
+    assert await keeper.release(lease)
+    assert keeper.kept == []
+
+
+async def test_asked_to_resign(store: Store, keeper: LeaseKeeper, timer: VirtualTimer) -> None:
+    """A request that names this term ends it; this process gives others an interval's time to bid.
+    One that names another term does nothing."""
+    block, next_block = Block(keeper), Block(keeper)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(block.run)
+        await timer.advance(1)
+        assert block.lease is not None
+        keeper.heard(_payload("resign_requested", holder="a", epoch=block.lease.epoch - 1))
+        await settle()
+        assert not block.is_cancelled
+        keeper.heard(_payload("resign_requested", holder="a", epoch=block.lease.epoch))
+        asked_at = timer.boottime()
+        await settle()
+        assert block.is_cancelled
+        tasks.start_soon(next_block.run)
+        await timer.advance(10)
+        assert len(store.asked("release", "x")) == 1
+        assert store.asked("acquire")[1] == pytest.approx(asked_at + 5, abs=0.1)
+        next_block.may_end.set()
+
+
+async def test_release_that_fails(store: Store, keeper: LeaseKeeper, log: list[Any]) -> None:
+    """A release that fails frees nothing, says so, and masks no error of the block."""
+    with pytest.raises(ZeroDivisionError):
+        await _fail_inside(store, keeper)
+    assert "a lease could not be released and lapses" in [line["event"] for line in log]
+    assert keeper.kept == []
+
+
+async def _fail_inside(store: Store, keeper: LeaseKeeper) -> None:
+    async with keeper.hold("x"):
+        store.is_down = True
+        raise ZeroDivisionError
+
+
+async def test_block_that_ends_after_the_loss(keeper: LeaseKeeper) -> None:
+    """A block that ends without a wait after its lease was lost does not seem to have succeeded."""
+
+    async def lose() -> None:
+        async with keeper.hold("x") as lease:
+            lease.end("a test says so")
+
+    with pytest.raises(LeaseLostError, match="a test says so"):
+        await lose()
+
+
+# -- the end
+
+
+async def test_task_of_the_keeper(store: Store, keeper: LeaseKeeper, timer: VirtualTimer) -> None:
+    """The keeper has a task while it keeps anything, and none afterwards; the next lease is
+    tended again."""
+    for _ in range(2):
+        async with keeper.hold("x") as lease:
+            task = keeper._task
+            assert task is not None
+            await timer.advance(30)
+            assert lease.is_held
+        await settle()
+        assert task.done()
+        assert timer.sleepers == 0
+
+
+async def test_close(store: Store, timer: VirtualTimer) -> None:
+    """Closing ends what is held, releases it and joins all; who stands by is told."""
+    keeper = _keeper(store)
+    await _seat(store, "y")
+    block, standing = Block(keeper, "x"), Block(keeper, "y")
+    async with anyio.create_task_group() as tasks, keeper:
+        tasks.start_soon(block.run)
+        tasks.start_soon(standing.run)
+        await timer.advance(1)
+        task = keeper._task
+        tasks.start_soon(keeper.close)
+        await timer.advance(0.1)
+    assert block.is_cancelled
+    assert isinstance(block.error, LeaseLostError)
+    assert isinstance(standing.error, ClientStateError)
+    assert store.asked("release", "x")
+    assert store.is_closed
+    assert task is not None
+    assert task.done()
+
+
+async def test_close_with_a_block_that_goes_on(
+    store: Store, timer: VirtualTimer, log: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing waits no longer than its bound for a block that goes on, and says that its lease is
+    left to lapse."""
+    monkeypatch.setattr("riverpy._lease.keeper.CLOSE_MOST", 0.05)
+    keeper = _keeper(store)
+    block = Block(keeper)
+    block.ends_late = 10
+    async with anyio.create_task_group() as tasks, keeper:
+        tasks.start_soon(block.run)
+        await timer.advance(1)
+        await keeper.close()
+        assert not store.asked("release")
+        events = [line["event"] for line in log if line["log_level"] == "error"]
+        assert events == ["what is done under a lease did not end: it is not released but lapses"]
+        await timer.advance(10)
+
+
+async def test_keeper_that_fails(
+    store: Store, keeper: LeaseKeeper, timer: VirtualTimer, log: list[Any]
+) -> None:
+    """A fault of the keeper's own ends what it holds: a lease that nobody watches is not held."""
+    block = Block(keeper)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(block.run)
+        await timer.advance(1)
+        store.faults.append(ZeroDivisionError("a fault"))
+        await timer.advance(5)
+    assert isinstance(block.error, LeaseLostError)
+    assert "nobody renews it" in str(block.error)
+    assert [line["log_level"] for line in log if "keeper" in line["event"]] == ["error"]
+    block = Block(keeper)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(block.run)
+        await timer.advance(6)
+        assert block.lease is not None
+        assert block.lease.is_held
+        block.may_end.set()

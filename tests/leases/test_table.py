@@ -1,0 +1,419 @@
+"""What holds for leases in the table alone: sessions, transactions and processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+import asyncpg
+import pytest
+from structlog.testing import capture_logs
+
+from riverpy import (
+    ClientStateError,
+    ConfigError,
+    LeaseLostError,
+    LeaseManager,
+    MemoryLeases,
+    SchemaMissingError,
+    TransactionError,
+)
+from riverpy._lease.lease import process_holder
+from riverpy.migrate import Migrator
+from tests._database import connected
+from tests.leases.backends import ADD_EFFECT
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from riverpy import Lease
+    from tests._database import Schema
+
+SHORT = {"ttl": timedelta(seconds=1), "renew_interval": timedelta(seconds=0.3)}
+ISOLATIONS = ("read_committed", "repeatable_read", "serializable")
+LEASE_SESSIONS = (
+    "SELECT count(*) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND application_name LIKE 'riverpy lease%'"
+)
+
+
+@pytest.fixture
+async def leases(schema: Schema) -> AsyncGenerator[LeaseManager]:
+    """A manager with connections of its own."""
+    async with LeaseManager(schema.url, schema=schema.name, holder="a") as manager:
+        yield manager
+
+
+async def _granted(manager: LeaseManager, name: str = "x") -> Lease:
+    lease = await manager.try_acquire(name)
+    assert lease is not None
+    return lease
+
+
+async def _take_over(schema: Schema) -> Lease:
+    """Let another process have the lease, while its holder believes that it has it."""
+    await schema.execute("UPDATE riverpy_lease SET expires_at = now() - interval '1 s'")
+    async with schema.connected() as connection, LeaseManager(connection, holder="b") as other:
+        return await _granted(other)
+
+
+# -- transactions
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+async def test_fence_after_a_renewal(schema: Schema, leases: LeaseManager, isolation: Any) -> None:
+    """Transactions of each isolation pass the fence and commit, whether their snapshot is older
+    than the fence and than renewals, or not."""
+    lease = await _granted(leases)
+    async with schema.connected() as connection:
+        for is_early in (False, True):
+            async with connection.transaction(isolation=isolation):
+                if is_early:
+                    await connection.fetchval("SELECT count(*) FROM riverpy_lease")
+                assert await leases.renew(lease)
+                await lease.fence(connection)
+                assert await leases.renew(lease)
+                await lease.fence(connection)
+                await connection.execute(ADD_EFFECT, f"{is_early}")
+                assert await leases.renew(lease)
+    assert await schema.fetchval("SELECT count(*) FROM river_queue") == 2
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+async def test_fence_after_a_takeover(
+    schema: Schema, leases: LeaseManager, isolation: Any, *, is_early: bool
+) -> None:
+    """Transactions of each isolation are refused after a takeover, also where the failure is that
+    of their snapshot."""
+    lease = await _granted(leases)
+    async with schema.connected() as connection:
+        transaction = connection.transaction(isolation=isolation)
+        await transaction.start()
+        if is_early:
+            await connection.fetchval("SELECT count(*) FROM riverpy_lease")
+        await _take_over(schema)
+        assert lease.is_held  # as far as it knows
+        with pytest.raises(LeaseLostError):
+            await lease.fence(connection)
+        await transaction.rollback()
+    assert not lease.is_held
+
+
+async def test_serialization_failure_under_the_lease(schema: Schema, leases: LeaseManager) -> None:
+    """A transaction that fails for its snapshot while the lease is held fails as any other, and may
+    be tried again: the lease stays."""
+    lease = await _granted(leases)
+    async with schema.connected() as connection:
+        transaction = connection.transaction(isolation="repeatable_read")
+        await transaction.start()
+        await connection.fetchval("SELECT count(*) FROM riverpy_lease")
+        for step in (1, -1):  # a change of the key, as of a takeover
+            await schema.execute("UPDATE riverpy_lease SET epoch = epoch + $1", step)
+        with pytest.raises(asyncpg.SerializationError):
+            await lease.fence(connection)
+        await transaction.rollback()
+        assert lease.is_held
+        async with connection.transaction(isolation="repeatable_read"):
+            await lease.fence(connection)
+
+
+async def test_limits_of_a_fenced_transaction(schema: Schema, leases: LeaseManager) -> None:
+    """A fence limits its transaction to the ttl, keeps shorter limits of the session, and leaves
+    none behind."""
+    names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
+
+    async def limits(connection: asyncpg.Connection[Any]) -> list[str]:
+        return [await connection.fetchval("SELECT current_setting($1)", name) for name in names]
+
+    lease = await _granted(leases)
+    async with schema.connected(statement_timeout="7s") as connection:
+        before = await limits(connection)
+        async with connection.transaction():
+            await lease.fence(connection)
+            assert await limits(connection) == ["7s", "15s", "15s"]
+        assert await limits(connection) == before
+
+
+async def test_fence_as_text(schema: Schema, leases: LeaseManager) -> None:
+    """The text of the fence does what the fence does, for any name: a row while the lease is held,
+    and takeovers wait."""
+    name = "it's:\\%1$"
+    lease = await _granted(leases, name)
+    statement = await anyio.to_thread.run_sync(lambda: lease.fence_statement)
+    async with schema.connected() as connection:
+        async with connection.transaction():
+            assert len(await connection.fetch(statement)) == 1
+            await schema.execute("UPDATE riverpy_lease SET expires_at = now() - interval '1 s'")
+            async with LeaseManager(schema.url, schema=schema.name, holder="b") as other:
+                assert await other.try_acquire(name) is None
+        async with connection.transaction():
+            assert await connection.fetch(statement) == []
+
+
+async def test_clock_set_back(schema: Schema, leases: LeaseManager) -> None:
+    """A lease that was granted before the server's clock was set back is free for others, and its
+    holder, if it renews first, has it by the new clock."""
+    ahead = "UPDATE riverpy_lease SET expires_at = now() + interval '1 hour'"
+    lease = await _granted(leases)
+    async with LeaseManager(schema.url, schema=schema.name, holder="b") as other:
+        await schema.execute(ahead)
+        assert await leases.renew(lease)
+        assert await other.try_acquire("x") is None
+        await schema.execute(ahead)
+        assert (await _granted(other)).epoch > lease.epoch
+        assert not await leases.renew(lease)
+
+
+# -- connections
+
+
+async def test_injected_connection_survives(schema: Schema) -> None:
+    """A caller's connection is the same, open and outside of a transaction, after an error on it,
+    and is not closed with the manager."""
+    async with schema.connected() as connection:
+        pid = connection.get_server_pid()
+        async with LeaseManager(connection, holder="a", **SHORT) as leases:
+            async with schema.connected() as other, other.transaction():
+                await other.execute("LOCK TABLE riverpy_lease")
+                with pytest.raises(TimeoutError, match="bidding for a lease took longer"):
+                    await leases.try_acquire("x")
+            assert not connection.is_closed()
+            lease = await _granted(leases)
+            async with schema.connected() as other, other.transaction():
+                await other.execute("LOCK TABLE riverpy_lease")
+                with pytest.raises(TimeoutError, match="renewing leases took longer"):
+                    await leases.renew(lease)
+        assert not connection.is_in_transaction()
+        assert await connection.fetchval("SELECT pg_backend_pid()") == pid
+
+
+async def test_injected_connection_that_is_lost(schema: Schema) -> None:
+    """A caller's connection that has ended is not replaced: each call says so."""
+    async with schema.connected() as connection, _injected(connection) as leases:
+        lease = await _granted(leases)
+        connection.terminate()
+        for _ in range(2):
+            with pytest.raises(asyncpg.InterfaceError, match="closed"):
+                await leases.renew(lease)
+        assert not await leases.release(lease)
+
+
+async def test_injected_connection_in_a_transaction(schema: Schema) -> None:
+    """What would be granted inside of the caller's transaction is refused."""
+    async with schema.connected() as connection, _injected(connection) as leases:
+        lease = await _granted(leases)
+        async with connection.transaction():
+            with pytest.raises(TransactionError, match="is in a transaction"):
+                await leases.try_acquire("y")
+            with pytest.raises(TransactionError, match="is in a transaction"):
+                await leases.renew(lease)
+            assert not await leases.release(lease)
+    assert await schema.fetchval("SELECT count(*) FROM riverpy_lease") == 1
+
+
+def _injected(connection: asyncpg.Connection[Any]) -> LeaseManager:
+    return LeaseManager(connection, holder="a", **SHORT)
+
+
+async def test_owned_connections_are_rebuilt(schema: Schema) -> None:
+    """Own connections that have ended are replaced at the next call, with one warning that names
+    the holder and the kind of the error."""
+    async with LeaseManager(schema.url, schema=schema.name, holder="it is me") as leases:
+        lease = await _granted(leases)
+        ended = await schema.fetchval(
+            "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name LIKE 'riverpy lease%'"
+        )
+        assert ended == 2
+        with capture_logs() as log:
+            assert await _until_answered(leases, lease)
+            assert await leases.try_acquire("x") is None
+        lost = [line for line in log if line["event"] == "database connection lost"]
+        assert [line["holder"] for line in lost[:1]] == ["it is me"]
+        assert lost[0]["log_level"] == "warning"
+        assert "Error" in lost[0]["error_type"]
+        assert await leases.release(lease)
+
+
+async def _until_answered(leases: LeaseManager, lease: Lease) -> bool:
+    """Renew; an error leaves it unknown."""
+    while True:
+        try:
+            return await leases.renew(lease)
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            assert lease.is_held
+
+
+async def test_exhausted_pool(schema: Schema) -> None:
+    """A pool without a free connection leaves it unknown who has a lease, within a bound, and
+    works again later."""
+    async with (
+        asyncpg.create_pool(schema.url, min_size=1, max_size=1) as pool,
+        LeaseManager(pool, schema=schema.name, holder="a", **SHORT) as leases,
+    ):
+        async with pool.acquire():
+            with pytest.raises(TimeoutError, match="bidding for a lease took longer"):
+                await leases.try_acquire("x")
+        assert await leases.release(await _granted(leases))
+
+
+async def _no_sessions(connection: Schema | asyncpg.Connection[Any]) -> None:
+    """Wait until the server knows of none."""
+    with anyio.fail_after(30):
+        while await connection.fetchval(LEASE_SESSIONS):
+            await anyio.sleep(0.01)
+
+
+async def test_nothing_is_left_open(schema: Schema) -> None:
+    """A manager that was closed has no session any more, and is not opened again."""
+    await _no_sessions(schema)
+    leases = LeaseManager(schema.url, schema=schema.name)
+    with pytest.raises(ClientStateError, match="not open"):
+        await leases.try_acquire("x")
+    async with leases:
+        await _granted(leases)
+        assert await schema.fetchval(LEASE_SESSIONS) == 2
+    await _no_sessions(schema)
+    with pytest.raises(ClientStateError, match="make another"):
+        await leases.__aenter__()
+
+
+@pytest.mark.parametrize("is_pool", [True, False])
+async def test_line_is_not_migrated(database_url: str, *, is_pool: bool) -> None:
+    """Without the table the manager does not open: the error has the command that makes it, and
+    nothing stays behind."""
+    name = f"bare_{is_pool}".lower()
+    async with connected(database_url) as connection:
+        await connection.execute(f"CREATE SCHEMA {name}")
+        await Migrator(connection, schema=name).up()
+        async with asyncpg.create_pool(database_url, min_size=0, max_size=1) as pool:
+            leases = LeaseManager(pool if is_pool else database_url, schema=name)
+            text = rf"{name}' has no table of leases.*up --line riverpy.*--schema {name}"
+            with pytest.raises(SchemaMissingError, match=text):
+                await leases.__aenter__()
+        await _no_sessions(connection)
+        await connection.execute(f"DROP SCHEMA {name} CASCADE")
+
+
+# -- processes
+
+
+def test_race_of_eight_threads(schema_pool: Any) -> None:
+    """Of eight event loops in threads of their own one wins."""
+
+    async def bid(url: str, name: str, holder: str) -> bool:
+        async with LeaseManager(url, schema=name, holder=holder) as leases:
+            return await leases.try_acquire("x") is not None
+
+    async def race() -> list[bool]:
+        async with schema_pool.schema() as schema:
+            loop = asyncio.get_running_loop()
+            with ThreadPoolExecutor(8) as threads:
+                runs = [
+                    loop.run_in_executor(
+                        threads,
+                        partial(asyncio.run, bid(schema.url, schema.name, f"thread {number}")),
+                    )
+                    for number in range(8)
+                ]
+                return [await run for run in runs]
+
+    assert sum(asyncio.run(race())) == 1
+
+
+@pytest.mark.parametrize("what", ["fence first", "fence late"])
+async def test_frozen_process(schema: Schema, what: str) -> None:
+    """A process that is frozen inside or before its fenced transaction delays the takeover by no
+    more than its limits, and when it thaws it commits nothing."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.leases.holder", schema.url, schema.name, what],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        assert await anyio.to_thread.run_sync(process.stdout.readline) == "held\n"
+        os.kill(process.pid, signal.SIGSTOP)
+        async with LeaseManager(
+            schema.url,
+            schema=schema.name,
+            ttl=timedelta(seconds=2),
+            renew_interval=timedelta(seconds=0.5),
+        ) as leases:
+            with anyio.fail_after(60):
+                async with leases.hold("x") as lease, schema.connected() as connection:
+                    async with connection.transaction():
+                        await lease.fence(connection)
+                        await connection.execute(ADD_EFFECT, "fresh")
+                    process.stdin.write("go on\n")
+                    process.stdin.flush()
+                    os.kill(process.pid, signal.SIGCONT)
+                    said = await anyio.to_thread.run_sync(process.stdout.readline)
+        assert said not in {"committed\n", ""}
+        rows = await schema.fetch("SELECT name FROM river_queue")
+        assert [row["name"] for row in rows] == ["fresh"]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_holder_after_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The holder is the same for all managers of a process, and another one after a fork, where the
+    parent's manager is refused."""
+    holder = process_holder()
+    assert holder == process_holder() == LeaseManager(MemoryLeases()).holder
+    assert f":{os.getpid()}:" in holder
+    monkeypatch.setattr(os, "getpid", lambda: 2**22 + 1)
+    assert process_holder() != holder
+    assert len(process_holder()) <= 100
+
+
+async def test_manager_of_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manager that was opened before a fork is refused after it."""
+    async with LeaseManager(MemoryLeases()) as leases:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: 2**22 + 1)
+            with pytest.raises(ClientStateError, match="before a fork"):
+                await leases.try_acquire("x")
+
+
+# -- settings
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"ttl": timedelta(seconds=5)}, "ttl must be at least 2.4 times renew_interval.*0:00:12"),
+        ({"ttl": timedelta(seconds=11.9)}, "with renew_interval 0:00:05 .*got 0:00:11.9"),
+        ({"renew_interval": timedelta(0)}, "renew_interval, which is more than zero"),
+        ({"renew_interval": timedelta(seconds=-1)}, "renew_interval, which is more than zero"),
+        ({"ttl": timedelta(days=2)}, "ttl must be between"),
+        (
+            {"ttl": timedelta(milliseconds=10), "renew_interval": timedelta(milliseconds=1)},
+            "ttl must be between",
+        ),
+        ({"ttl": 15}, "ttl takes a timedelta, got int"),
+        ({"max_held": 0}, "max_held must be 1 or more"),
+        ({"holder": ""}, "1 to 100 characters"),
+        ({"schema": "a.b"}, "a schema name"),
+    ],
+)
+def test_bad_settings(options: dict[str, Any], text: str) -> None:
+    """LM-02: a ttl that leaves no time for a second renewal is refused, with both values; so is
+    what else cannot be."""
+    with pytest.raises(ConfigError, match=text):
+        LeaseManager(MemoryLeases(), **options)
+    with pytest.raises(ConfigError, match="got int"):
+        LeaseManager(7)  # type: ignore[arg-type]
