@@ -10,7 +10,8 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from scripts import chaos_leader, chaos_work
+from scripts import chaos_leader, chaos_leases, chaos_work
+from tests.kit.lease_chaos import Break
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,10 +55,31 @@ kept), 2 wrong usage.
 """
 
 
+_LEASES_EPILOG = """
+Each worker is `riverpy worker` with a fault proxy of its own before a PostgreSQL of its own. All
+want the same leases; whoever holds one writes under it, through its fence, whatever it believes of
+the term, and as a control without the fence after a look at its trust. A process that has lost a
+term goes on writing until the fence refuses. The server puts grants and writes of a lease into one
+order, that of their commits. Afterwards everything is mended and every lease must be held; then it
+is checked:
+
+  epochs                rise with each grant; none has two holders
+  trust                 no process believes in a term when a newer one is granted
+  fenced writes         none after the grant of a newer term; none that was committed is lost
+  takeovers             in time, wherever a worker was well
+  the stop              clean, and all leases are released
+
+Stale writes of the control are counted: they are no violations, but what the fence is for.
+
+Exit code: 0 nothing was found, 1 violations (the workers' logs, their notes and the history are
+kept), 2 wrong usage.
+"""
+
+
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
-    parts = parser.add_subparsers(required=True, dest="part", metavar="leader | work")
+    parts = parser.add_subparsers(required=True, dest="part", metavar="leader | leases | work")
     leader = parts.add_parser(
         "leader",
         help="elections and maintenance",
@@ -72,7 +94,14 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         epilog=_WORK_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    for part, workers in ((leader, 4), (work, 3)):
+    leases = parts.add_parser(
+        "leases",
+        help="leases and what is written under them",
+        description="Kills, stops, freezes and cuts off processes at random, holders above all.",
+        epilog=_LEASES_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for part, workers in ((leader, 4), (leases, 6), (work, 3)):
         part.add_argument("--seconds", type=float, default=60, help="how long faults happen (60)")
         part.add_argument("--seed", type=int, help="of the plan of faults (a new one, printed)")
         part.add_argument("--workers", type=int, default=workers, help=f"processes ({workers})")
@@ -83,6 +112,13 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         action="store_true",
         help=f"riverpy's own intervals; otherwise a lease of {short.leader_ttl} s, renewed each "
         f"{short.elect_interval} s, so that there are many terms",
+    )
+    leases.add_argument(
+        "--break",
+        dest="broken",
+        type=Break,
+        choices=list(Break),
+        help="take a protection away: violations are found then",
     )
     work.add_argument("--rate", type=float, default=500, help="jobs inserted a second (500)")
     parsed = parser.parse_args(arguments)
@@ -99,9 +135,7 @@ async def main() -> int:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    run, show = (
-        (_lead, chaos_leader.show) if arguments.part == "leader" else (_work, chaos_work.show)
-    )
+    run, show = _PARTS[arguments.part]
     found = await run(seed, arguments)
     print(json.dumps(found)) if arguments.json else show(found)
     return 1 if found["violations"] else 0
@@ -118,6 +152,19 @@ async def _work(seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     return await chaos_work.run_chaos(
         seed, seconds=arguments.seconds, workers=arguments.workers, rate=arguments.rate
     )
+
+
+async def _lease(seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    return await chaos_leases.run_chaos(
+        seed, seconds=arguments.seconds, workers=arguments.workers, broken=arguments.broken
+    )
+
+
+_PARTS = {
+    "leader": (_lead, chaos_leader.show),
+    "leases": (_lease, chaos_leases.show),
+    "work": (_work, chaos_work.show),
+}
 
 
 if __name__ == "__main__":

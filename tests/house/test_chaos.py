@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from scripts.chaos import parse_arguments
-from scripts.chaos_leader import SHORT, make_plan, run_chaos
+from scripts.chaos_fleet import make_plan
+from scripts.chaos_leader import SHORT, run_chaos
 from tests.kit.fleet import WorkerSettings, running_fleet
 from tests.kit.history import Act, Crash, History, JobEnd, Slot, Term, TermWrite, check
 

@@ -1,0 +1,296 @@
+"""Does faults to a fleet of workers, by a plan: kills, stops, freezes and cuts off whoever leads
+above all, and restarts and crashes the server."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import anyio
+
+from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from tests.kit.fleet import Shutdown
+from tests.kit.history import Crash, Violation
+from tests.kit.lease_history import Span
+from tests.kit.proxy import Partition
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator, Sequence
+
+    from anyio.abc import TaskGroup
+
+    from tests.kit.fleet import Fleet, Worker, WorkerSettings
+
+PROGRESS_INTERVAL = 5.0
+EXPECTED_CODES = {0, 3, 4, -signal.SIGKILL, -signal.SIGTERM}
+"""Exit codes of workers: stopped, had no database at the start, stopped without one, killed,
+stopped while Python was starting."""
+
+
+# --- the plan
+
+
+class FaultKind(StrEnum):
+    """What is done to a worker, or to the server."""
+
+    KILL = "kill"
+    STOP = "stop"
+    FREEZE_SHORT = "freeze, short"
+    FREEZE_LONG = "freeze, long"
+    REQUESTS_LOST = "partition, requests lost"
+    ANSWERS_LOST = "partition, answers lost"
+    HELD = "partition, held"
+    CUT = "connections cut"
+    RESTART = "server restarted"
+    CRASH = "server crashed"
+
+
+WEIGHTS = {
+    FaultKind.KILL: 6,
+    FaultKind.STOP: 5,
+    FaultKind.FREEZE_SHORT: 3,
+    FaultKind.FREEZE_LONG: 8,
+    FaultKind.REQUESTS_LOST: 4,
+    FaultKind.ANSWERS_LOST: 4,
+    FaultKind.HELD: 4,
+    FaultKind.CUT: 3,
+    FaultKind.RESTART: 1,
+    FaultKind.CRASH: 1,
+}
+"""How often each is chosen, in comparison."""
+PARTITIONS = {
+    FaultKind.REQUESTS_LOST: Partition.REQUESTS_LOST,
+    FaultKind.ANSWERS_LOST: Partition.ANSWERS_LOST,
+    FaultKind.HELD: Partition.HELD,
+}
+
+
+class Fault(NamedTuple):
+    """One thing to be done."""
+
+    at: float
+    """Seconds since the start."""
+    kind: FaultKind
+    hits_leader: bool
+    """Whether it is done to whoever leads then, otherwise to the worker of this number."""
+    number: int
+    seconds: float
+    """How long it lasts."""
+
+
+def make_plan(seed: int, *, seconds: float, workers: int, ttl: float) -> list[Fault]:
+    """The faults of a seed: the same each time. `ttl` is the lease's time, in seconds."""
+    dice = random.Random(seed)
+    plan: list[Fault] = []
+    at = 2 * ttl
+    while at < seconds:
+        kind = dice.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+        hits_leader, number = dice.random() < 0.7, dice.randrange(workers)
+        plan.append(Fault(at, kind, hits_leader, number, _duration(kind, dice) * ttl))
+        at += dice.uniform(0.3, 1.7) * ttl
+    return plan
+
+
+def _duration(kind: FaultKind, dice: random.Random) -> float:
+    """In lease times. A partition or a frozen process is of interest around one."""
+    match kind:
+        case FaultKind.FREEZE_SHORT:
+            return dice.uniform(0.05, 0.6)
+        case FaultKind.FREEZE_LONG:
+            return dice.uniform(1.0, 2.5)
+        case FaultKind.REQUESTS_LOST | FaultKind.ANSWERS_LOST | FaultKind.HELD:
+            return dice.uniform(0.3, 2.5)
+        case _:
+            return dice.uniform(0.0, 1.0)
+
+
+# --- doing it
+
+
+class ChaosOfFleet:
+    """One run over a fleet. What its workers do, and whether it is right, is for a subclass."""
+
+    def __init__(self, fleet: Fleet, settings: WorkerSettings, plan: Sequence[Fault]) -> None:
+        self._fleet, self._settings, self._plan = fleet, settings, plan
+        self._broken: set[Worker] = set()
+        self._ending: set[Worker] = set()
+        self._server_lock = asyncio.Lock()
+        self._began = 0.0
+        self.done: Counter[str] = Counter()
+        self.crashes: list[Crash] = []
+        self.spans: list[Span] = []
+        """What was broken, and when."""
+        self.violations: list[Violation] = []
+        """What is seen while it runs; the history tells more."""
+
+    async def _break(self, seconds: float) -> None:
+        """Do the plan's faults for so long."""
+        self._began = time.monotonic()
+        async with _tasks_until_left() as tasks:
+            tasks.start_soon(self._load)
+            tasks.start_soon(self._start_what_ended)
+            tasks.start_soon(self._show_progress)
+            for fault in self._plan:
+                await anyio.sleep_until(self._loop_time(fault.at))
+                tasks.start_soon(self._do, fault)
+            await anyio.sleep_until(self._loop_time(seconds))
+
+    async def _load(self) -> None:
+        """What is done to the database meanwhile."""
+
+    async def _leader_name(self) -> str:
+        """The worker that a fault shall hit above all."""
+        raise NotImplementedError
+
+    async def _progress(self) -> str:
+        """How far it is."""
+        raise NotImplementedError
+
+    # -- faults
+
+    async def _do(self, fault: Fault) -> None:
+        if fault.kind in {FaultKind.RESTART, FaultKind.CRASH}:
+            await self._do_to_server(fault)
+            return
+        worker = await self._choose(fault)
+        if worker is None:
+            return
+        self._broken.add(worker)
+        self.done[fault.kind] += 1
+        with self._noting(worker.name):
+            await self._do_to_worker(worker, fault)
+        self._broken.discard(worker)
+
+    async def _do_to_worker(self, worker: Worker, fault: Fault) -> None:
+        match fault.kind:
+            case FaultKind.KILL | FaultKind.STOP:
+                self._ending.add(worker)
+                worker.kill() if fault.kind is FaultKind.KILL else worker.terminate()
+                await self._note_end(worker)
+                await anyio.sleep(fault.seconds)
+                await worker.start()
+                self._ending.discard(worker)
+            case FaultKind.FREEZE_SHORT | FaultKind.FREEZE_LONG:
+                worker.freeze()
+                await anyio.sleep(fault.seconds)
+                worker.thaw()
+            case FaultKind.CUT:
+                worker.proxy.cut()
+            case _:
+                worker.proxy.partition = PARTITIONS[fault.kind]
+                await anyio.sleep(fault.seconds)
+                await worker.proxy.heal()
+
+    async def _do_to_server(self, fault: Fault) -> None:
+        is_crash = fault.kind is FaultKind.CRASH
+        if self._server_lock.locked():
+            return
+        self.done[fault.kind] += 1
+        server = self._fleet.server
+        with anyio.CancelScope(shield=True):  # it is of use to nobody half done
+            async with self._server_lock:
+                with self._noting(""):
+                    began = datetime.now(UTC)
+                    await server.shut_down(Shutdown.IMMEDIATE if is_crash else Shutdown.FAST)
+                    await anyio.sleep(fault.seconds)
+                    await server.come_back()
+                if is_crash:
+                    self.crashes.append(Crash(began, datetime.now(UTC)))
+
+    @contextmanager
+    def _noting(self, name: str) -> Generator[None]:
+        began = time.time()
+        try:
+            yield
+        finally:
+            self.spans.append(Span(name, began, time.time()))
+
+    async def _choose(self, fault: Fault) -> Worker | None:
+        """A worker that is not broken already, the one that leads if it shall be."""
+        workers = self._fleet.workers
+        healthy = [worker for worker in workers if worker not in self._broken and worker.is_running]
+        leader = await self._leader_name() if fault.hits_leader else None
+        for worker in healthy:
+            if worker.name == leader:
+                return worker
+        turned = workers[fault.number :] + workers[: fault.number]
+        return next((worker for worker in turned if worker in healthy), None)
+
+    # -- what goes on meanwhile
+
+    async def _start_what_ended(self) -> None:
+        """A worker that finds no database at its start ends."""
+        while True:
+            await anyio.sleep(1)
+            for worker in self._fleet.workers:
+                if worker not in self._broken and not worker.is_running:
+                    with self._noting(worker.name):
+                        await self._note_end(worker)
+                        await worker.start()
+
+    async def _note_end(self, worker: Worker) -> None:
+        code = await worker.ended()
+        if code not in EXPECTED_CODES:
+            self.violations.append(
+                Violation("no worker fails", f"{worker.name} ended with {code}: see {worker.log}")
+            )
+
+    async def _show_progress(self) -> None:
+        while True:
+            await anyio.sleep(PROGRESS_INTERVAL)
+            running = sum(w.is_running and not w.is_frozen for w in self._fleet.workers)
+            print(
+                f"{time.monotonic() - self._began:5.0f} s  faults {self.done.total()}  "
+                f"running workers {running}  {await self._progress()}",
+                file=sys.stderr,
+            )
+
+    # -- afterwards
+
+    async def _mend(self) -> None:
+        """Mend everything, and start what has ended."""
+        for worker in self._fleet.workers:
+            worker.thaw()
+            await worker.proxy.heal()
+        for worker in self._fleet.workers:
+            if worker in self._ending or not worker.is_running:
+                await self._note_end(worker)
+                await worker.start()
+
+    async def _stop(self) -> None:
+        for worker in self._fleet.workers:
+            worker.terminate()
+        for worker in self._fleet.workers:
+            code = await worker.ended()
+            if code:
+                self.violations.append(
+                    Violation("a calm stop is clean", f"{worker.name} ended with {code}")
+                )
+
+    # -- help
+
+    async def _fetch_value(self, statement: str, *arguments: object) -> Any:
+        """None where the server does not answer."""
+        try:
+            async with self._fleet.server.connected() as connection:
+                return await connection.fetchval(statement, *arguments)
+        except DATABASE_ERRORS:
+            return None
+
+    def _loop_time(self, seconds: float) -> float:
+        return anyio.current_time() + self._began + seconds - time.monotonic()
+
+
+@asynccontextmanager
+async def _tasks_until_left() -> AsyncGenerator[TaskGroup]:
+    async with anyio.create_task_group() as tasks:
+        yield tasks
+        tasks.cancel_scope.cancel()

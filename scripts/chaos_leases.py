@@ -1,0 +1,152 @@
+"""Breaks processes that hold leases, at random."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import msgspec
+
+from scripts.chaos_fleet import ChaosOfFleet, make_plan
+from tests.kit.fleet import running_fleet
+from tests.kit.history import Violation
+from tests.kit.lease_chaos import Break, LeaseChaosSettings
+from tests.kit.lease_history import STATEMENTS, check, read, read_notes
+
+if TYPE_CHECKING:
+    from tests.kit.fleet import Worker
+    from tests.kit.lease_history import LeaseHistory
+
+LEASES = ("one", "two", "three", "four")
+TTL, INTERVAL = 1.5, 0.5
+BOUND = 3.0
+"""Seconds within which a free lease is taken: a bid each interval, each of which may wait for a
+transaction that is fenced by the old term, and a machine with other things to do."""
+CALM_LIMIT = 60.0
+"""Seconds until all leases must be held when nothing is broken any more."""
+CALM = 2 * TTL
+"""Seconds for which they must then stay with their holders but for what is released."""
+SHOWN = 40
+"""Violations that are printed, at most."""
+
+
+class ChaosOfLeases(ChaosOfFleet):
+    """One run."""
+
+    async def run(self, workers: int, seconds: float) -> LeaseHistory:
+        """Break the fleet for so long, let it recover, stop it, and return what it did."""
+        await self._prepare(workers)
+        await self._break(seconds)
+        await self._mend()
+        calm_since = time.time()
+        await self._recover()
+        await self._stop()
+        async with self._fleet.server.connected() as connection:
+            history = await read(connection)
+            if held := await connection.fetch(STATEMENTS["held"]):
+                self.violations.append(Violation("a calm stop releases all", str(held)))
+        history.notes = read_notes(map(self._notes, self._fleet.workers))
+        history.broken, history.workers = self.spans, [w.name for w in self._fleet.workers]
+        history.calm_since, history.bound = calm_since, BOUND
+        return history
+
+    async def _prepare(self, workers: int) -> None:
+        assert isinstance(self._settings, LeaseChaosSettings)
+        async with self._fleet.server.connected() as connection:
+            await connection.execute(STATEMENTS["create"])
+            if self._settings.broken is Break.EPOCH:
+                await connection.execute(STATEMENTS["break_epoch"])
+        for number in range(workers):
+            name = f"w{number}"
+            notes = str(self._fleet.directory / f"{name}.notes")
+            settings = msgspec.structs.replace(self._settings, notes=notes)
+            worker = await self._fleet.add(name, settings)
+            await worker.start()
+
+    def _notes(self, worker: Worker) -> Any:
+        return worker.log.with_suffix(".notes")
+
+    async def _leader_name(self) -> str:
+        """Whoever holds one of the leases."""
+        holder = await self._fetch_value(STATEMENTS["holder"]) or ""
+        pids = {str(worker.pid): worker.name for worker in self._fleet.workers}
+        return next((pids[part] for part in holder.split(":") if part in pids), "")
+
+    async def _progress(self) -> str:
+        return f"terms {await self._fetch_value(STATEMENTS['grant_count'])}"
+
+    async def _recover(self) -> None:
+        """Wait until every lease is held."""
+        limit = time.monotonic() + CALM_LIMIT
+        while (held := await self._held()) != len(LEASES):
+            if time.monotonic() > limit:
+                self.violations.append(Violation("the fleet recovers", f"{held} leases are held"))
+                return
+            await anyio.sleep(0.1)
+        await anyio.sleep(CALM)
+
+    async def _held(self) -> int:
+        async with self._fleet.server.connected() as connection:
+            return len(await connection.fetch(STATEMENTS["held"]))
+
+
+# --- the command
+
+
+async def run_chaos(
+    seed: int, *, seconds: float, workers: int, broken: Break | None = None
+) -> dict[str, Any]:
+    """Run once, and tell what is known: figures and violations."""
+    plan = make_plan(seed, seconds=seconds, workers=workers, ttl=TTL)
+    settings = LeaseChaosSettings(
+        elect_interval=INTERVAL, leader_ttl=TTL, dead_after=3.0, leases=LEASES, broken=broken
+    )
+    async with running_fleet() as fleet:
+        chaos = ChaosOfLeases(fleet, settings, plan)
+        history = await chaos.run(workers, seconds)
+        violations = [*chaos.violations, *check(history)]
+        if violations and broken is None:
+            fleet.keep("history.json", msgspec.json.format(msgspec.json.encode(history)))
+        return {
+            "seed": seed,
+            "seconds": seconds,
+            "workers": workers,
+            "terms": len(history.grants),
+            **_gaps(history),
+            "faults": dict(sorted(chaos.done.items())),
+            "writes": sum(write.is_fenced for write in history.writes),
+            "refused": sum(note.what == "refused" for note in history.notes),
+            "unfenced": sum(not write.is_fenced for write in history.writes),
+            "unfenced_stale": len(history.stale_writes(is_fenced=False)),
+            "violations": [msgspec.structs.asdict(violation) for violation in violations],
+            "logs": str(fleet.directory) if fleet.is_kept else None,
+        }
+
+
+def _gaps(history: LeaseHistory) -> dict[str, float | int | None]:
+    gaps = [seconds for _, seconds in history.takeovers()]
+    return {
+        "takeovers": len(gaps),
+        "gap_median_s": round(statistics.median(gaps), 3) if gaps else None,
+        "gap_max_s": round(max(gaps), 3) if gaps else None,
+    }
+
+
+def show(found: dict[str, Any]) -> None:
+    """For the eye."""
+    print(
+        f"{found['terms']} terms, {found['takeovers']} takeovers; free for "
+        f"{found['gap_median_s']} s (median), {found['gap_max_s']} s (max)"
+    )
+    print("faults: " + ", ".join(f"{count} {name}" for name, count in found["faults"].items()))
+    print(
+        f"{found['writes']} fenced writes, {found['refused']} refused by the fence; "
+        f"{found['unfenced']} unfenced writes, {found['unfenced_stale']} of them stale"
+    )
+    for violation in found["violations"][:SHOWN]:
+        print(f"VIOLATION {violation['rule']}: {violation['text']}")
+    count = len(found["violations"])
+    kept = f", the logs are in {found['logs']}" if found["logs"] else ""
+    print(f"{count} violations{kept}" if count else "no violation")

@@ -1,0 +1,132 @@
+"""scripts/chaos leases: its checker finds each kind of fault, and a short run finds none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from scripts.chaos import parse_arguments
+from scripts.chaos_leases import run_chaos
+from tests.kit.lease_history import (
+    Grant,
+    LeaseHistory,
+    Note,
+    Span,
+    Write,
+    check,
+    read_notes,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def grant(place: int, epoch: int, at: float, free_since: float | None, holder: str = "") -> Grant:
+    return Grant("s:one", place, epoch, holder or f"holder {epoch}", at, free_since)
+
+
+def write(place: int, epoch: int, number: int, *, is_fenced: bool = True) -> Write:
+    return Write("s:one", is_fenced, place, epoch, f"process {epoch}", number)
+
+
+def note(at: float, what: str, epoch: int, number: int = 0, process: str = "") -> Note:
+    return Note(at, what, process or f"process {epoch}", "s:one", epoch, number)
+
+
+def good_history() -> LeaseHistory:
+    """One of every kind of thing that may happen."""
+    return LeaseHistory(
+        grants=[grant(1, 10, 1.0, None), grant(3, 20, 5.0, 4.5), grant(5, 30, 9.0, 8.0)],
+        writes=[
+            *(write(2, 10, 1), write(4, 20, 1), write(6, 30, 1)),
+            *(write(1, 20, 2, is_fenced=False), write(2, 10, 2, is_fenced=False)),
+        ],
+        notes=[
+            *(note(1.1, "held", 10), note(4.4, "held", 10), note(2.0, "wrote", 10, 1)),
+            *(note(5.1, "held", 20), note(9.5, "refused", 20)),
+        ],
+        broken=[Span("w0", 4.0, 6.0)],
+        workers=["w0", "w1"],
+        bound=2.0,
+    )
+
+
+def rules(**changes: object) -> list[str]:
+    """What the checker finds in the good history after these changes."""
+    found = check(msgspec.structs.replace(good_history(), **changes))
+    assert all(violation.text for violation in found)
+    return [violation.rule for violation in found]
+
+
+def test_good_history() -> None:
+    """Nothing is found where nothing is wrong; stale writes of the control are counted."""
+    history = good_history()
+    assert rules() == check(LeaseHistory()) == []
+    assert [seconds for _, seconds in history.takeovers()] == [0.5, 1.0]
+    assert [stale.epoch for stale in history.stale_writes(is_fenced=False)] == [10]
+
+
+def test_epochs() -> None:
+    """An epoch that is not above the last, or that two have."""
+    grants = good_history().grants
+    assert rules(grants=[*grants, grant(7, 25, 12.0, 11.5)]) == ["epochs rise"]
+    twice = [*grants, grant(7, 30, 12.0, 11.5, "another")]
+    assert rules(grants=twice) == ["epochs rise", "one holder an epoch"]
+    notes = [*good_history().notes, note(5.2, "held", 20, process="process 10")]
+    assert rules(notes=notes) == ["one holder an epoch"]
+
+
+def test_trust() -> None:
+    """A process that believes in a term after the grant of a newer one."""
+    notes = [*good_history().notes, note(5.01, "held", 10)]
+    assert rules(notes=notes) == ["no trust in a term beside a newer one"]
+
+
+def test_writes() -> None:
+    """A fenced write after the grant of a newer term, one of no term, and one that is lost."""
+    writes = good_history().writes
+    stale = "no fenced write after the grant of a newer term"
+    assert rules(writes=[*writes, write(7, 20, 3)]) == [stale]
+    assert rules(writes=[*writes[1:], write(4, 10, 1)]) == [stale]
+    assert rules(writes=[*writes, write(7, 40, 1)]) == ["no write without a term"]
+    assert rules(writes=writes[1:]) == ["no write lost"]
+
+
+def test_takeovers() -> None:
+    """A lease that was free for too long where a worker was well, for which the time in which the
+    server was away does not count."""
+    slow = {"grants": [*good_history().grants[:2], grant(5, 30, 9.0, 6.5)]}
+    assert rules(**slow) == ["a free lease is taken in time"]
+    assert rules(**slow, broken=[Span("", 7.0, 7.6)]) == []
+    assert rules(**slow, broken=[Span("", 7.0, 7.1)]) == ["a free lease is taken in time"]
+    assert rules(**slow, broken=[Span("w0", 3.0, 3.1), Span("w1", 8.0, 9.0)]) == []
+    assert rules(**slow, broken=[Span("w0", 3.0, 3.1)]) == ["a free lease is taken in time"]
+
+
+def test_notes(tmp_path: Path) -> None:
+    """The last note of a process that was killed may be cut off."""
+    lines = [msgspec.json.encode(found) for found in good_history().notes]
+    path = tmp_path / "w0.notes"
+    path.write_bytes(b"\n".join(lines)[:-3])
+    assert read_notes([path, tmp_path / "none"]) == good_history().notes[:-1]
+
+
+@pytest.mark.parametrize("arguments", [["--break", "all"], ["--seconds=0"], ["--workers=0"]])
+def test_wrong_usage(arguments: list[str]) -> None:
+    """What cannot be run is refused with exit code 2."""
+    with pytest.raises(SystemExit) as raised:
+        parse_arguments(["leases", *arguments])
+    assert raised.value.code == 2
+
+
+@pytest.mark.timeout(300)
+async def test_short_chaos() -> None:
+    """A few seconds of faults of a fixed seed: leases pass on, what is written through the fence is
+    in order, and nothing is found that must not be."""
+    found = await run_chaos(1, seconds=12, workers=3)
+    assert found["violations"] == []
+    assert found["faults"]
+    for name in ("takeovers", "writes", "refused", "unfenced"):
+        assert found[name] > 0, name

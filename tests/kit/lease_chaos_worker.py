@@ -1,0 +1,192 @@
+"""The client of the workers of `scripts/chaos leases`: `riverpy worker
+tests.kit.lease_chaos_worker:client`.
+
+Under each term that it holds it notes that it believes in it, writes through the fence, whatever
+the term says of itself, and as a control also without one, after a look at its trust. When a term
+is over for it, it goes on to write through the fence until that refuses, as one would who has not
+noticed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from itertools import count
+from typing import TYPE_CHECKING, ClassVar
+
+import anyio
+import asyncpg
+import msgspec
+
+import riverpy
+from riverpy._cluster.trust import LeaseTiming
+from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from tests.kit.fleet import SETTINGS_VARIABLE, end_with_the_fleet
+from tests.kit.lease_chaos import Break, LeaseChaosSettings
+from tests.kit.lease_history import STATEMENTS, Note
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+
+    from anyio.abc import TaskGroup
+
+LOOK_INTERVAL = 0.03
+WRITE_INTERVAL = 0.05
+RETRY = 0.1
+HOLD_MOST = 0.3
+"""Seconds that a transaction stays open after its fence, or an unfenced write comes after the look
+at the trust, at most: faults hit some."""
+KEPT = 6.0
+"""Lease times for which a lease is held, usually, before it is released."""
+
+settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=LeaseChaosSettings)
+TTL = timedelta(seconds=settings.leader_ttl)
+INTERVAL = timedelta(seconds=settings.elect_interval)
+PROCESS = f"{settings.name}:{os.getpid()}"
+DATABASE_URL = sys.argv[sys.argv.index("--database-url") + 1]
+notes = os.open(settings.notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+numbers = count(1)
+workers = riverpy.Workers()
+
+
+class Nothing(msgspec.Struct, frozen=True):
+    """A job that nobody inserts: a worker works some kind."""
+
+    kind: ClassVar[str] = "nothing"
+
+
+@workers.job
+async def nothing(_job: riverpy.Job[Nothing]) -> None:
+    """It is never worked."""
+
+
+def row_of(lease: riverpy.Lease) -> str:
+    """Its name in the table."""
+    return f"s:{lease.name}"
+
+
+def note(what: str, lease: riverpy.Lease, *, at: float | None = None, number: int = 0) -> None:
+    """Note it for good."""
+    line = Note(at or time.time(), what, PROCESS, row_of(lease), lease.epoch, number)
+    os.write(notes, msgspec.json.encode(line) + b"\n")
+
+
+@asynccontextmanager
+async def connected() -> AsyncGenerator[asyncpg.Connection]:
+    """A connection of the work's own."""
+    connection = await asyncpg.connect(DATABASE_URL, timeout=5, command_timeout=10)
+    try:
+        yield connection
+    finally:
+        connection.terminate()
+
+
+class Holding:
+    """What is done under one term."""
+
+    def __init__(self, lease: riverpy.Lease) -> None:
+        self._lease = lease
+        self._fence = lease.fence_statement
+        self._is_over = False
+
+    async def run(self, late: TaskGroup) -> None:
+        """Hold it until it is lost, or for a while."""
+        late.start_soon(self._again, self._write_fenced)
+        try:
+            with anyio.move_on_after(random.expovariate(1 / (KEPT * settings.leader_ttl))):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._again, self._write_unfenced)
+                    while True:
+                        self._look()
+                        await anyio.sleep(LOOK_INTERVAL)
+        finally:
+            self._is_over = True
+
+    def _look(self) -> None:
+        """The time is taken before the look: the process may be frozen between the two."""
+        at = time.time()
+        if self._lease.is_held:
+            note("held", self._lease, at=at)
+
+    async def _again(self, write: Callable[[asyncpg.Connection], Awaitable[bool]]) -> None:
+        while True:
+            try:
+                async with connected() as connection:
+                    while await write(connection):
+                        await anyio.sleep(WRITE_INTERVAL)
+                return
+            except DATABASE_ERRORS:
+                await anyio.sleep(RETRY)
+
+    async def _write_fenced(self, connection: asyncpg.Connection) -> bool:
+        number = next(numbers)
+        async with connection.transaction():
+            if settings.broken is not Break.FENCE:
+                if await connection.fetchrow(self._fence) is None:
+                    note("refused", self._lease)
+                    return False
+            elif self._is_over and not self._lease.is_held and random.random() < 0.1:
+                return False
+            await anyio.sleep(random.random() ** 3 * HOLD_MOST)
+            await self._write(connection, number, is_fenced=True)
+        note("wrote", self._lease, number=number)
+        return True
+
+    async def _write_unfenced(self, connection: asyncpg.Connection) -> bool:
+        if self._lease.is_held:
+            await anyio.sleep(random.random() ** 3 * HOLD_MOST)
+            await self._write(connection, next(numbers), is_fenced=False)
+        return True
+
+    async def _write(self, connection: asyncpg.Connection, number: int, *, is_fenced: bool) -> None:
+        lease = self._lease
+        await connection.execute(
+            STATEMENTS["write"], row_of(lease), is_fenced, lease.epoch, PROCESS, number
+        )
+
+
+async def hold_again(manager: riverpy.LeaseManager, name: str, late: TaskGroup) -> None:
+    """Stand by, hold, release or lose, and begin anew."""
+    while True:
+        try:
+            async with manager.hold(name) as lease:
+                await Holding(lease).run(late)
+        except (riverpy.LeaseLostError, *DATABASE_ERRORS):
+            await anyio.sleep(RETRY)
+
+
+async def hold_all(late: TaskGroup) -> None:
+    """Want every lease."""
+    async with (
+        riverpy.LeaseManager(DATABASE_URL, ttl=TTL, renew_interval=INTERVAL) as manager,
+        anyio.create_task_group() as tasks,
+    ):
+        for name in settings.leases:
+            tasks.start_soon(hold_again, manager, name, late)
+
+
+@asynccontextmanager
+async def client() -> AsyncGenerator[riverpy.Client]:
+    """The client, and beside it the leases that are held by hand."""
+    end_with_the_fleet()
+    if settings.broken is Break.MARGIN:
+        LeaseTiming.trust = property(lambda self: 2 * self.ttl)
+    worker = riverpy.Client(
+        workers=workers,
+        queues={"default": riverpy.QueueConfig(max_workers=1)},
+        config=riverpy.Config(
+            elect_interval=INTERVAL,
+            leader_ttl=TTL,
+            dead_after=timedelta(seconds=settings.dead_after),
+        ),
+    )
+    async with anyio.create_task_group() as late:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(hold_all, late)
+            yield worker
+            tasks.cancel_scope.cancel()
+        late.cancel_scope.cancel()
