@@ -408,7 +408,9 @@ class Client(Verbs, ExecutionVerbs, LeaseVerbs):
         """How the client stands and what its run has done so far: for metrics and health checks of
         one's own. It asks nothing of the database, and costs about as much as a page of numbers."""
         if self._overview is None:
-            return ClientStats(client_id=self.id, leases=self._leases.stats)
+            return ClientStats(
+                client_id=self.id, domain=self._config.domain, leases=self._leases.stats
+            )
         return self._overview.stats(self._subscriptions.dropped)
 
     # -- working

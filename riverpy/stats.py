@@ -123,7 +123,10 @@ class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
     state: Literal["starting", "working", "stopping", "stopped"] = "stopped"
     uptime: float = 0.0
     """Seconds since the run began; 0: there was none."""
+    domain: str = "default"
+    """The leader domain that the client belongs to."""
     is_leader: bool = False
+    """Whether it leads that domain."""
     listener: Literal["proven", "deaf", "off"] = "off"
     """Whether notifications arrive; off: the client only polls, or does not run."""
     connections: Mapping[str, bool] = {}

@@ -1,7 +1,7 @@
 """Metrics: a worker's stats as text for Prometheus, format 0.0.4.
 
-Labels take their values from the worker's own kinds and queues, never from jobs: no id, tag, args,
-attempt or error makes a series, and a kind has at most 20.
+Labels take their values from the worker's own kinds, queues and singletons, never from jobs: no id,
+tag, args, attempt or error makes a series, and a kind has at most 20.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ def render(
     _database(page, stats)
     _queues(page, stats.queues.items(), lags)
     _kinds(page, stats.kinds.items())
+    _leases(page, stats)
     return page.text()
 
 
@@ -86,7 +87,8 @@ def _process(page: _Page, stats: ClientStats, started_at: float) -> None:
     page.family("state", "gauge", "1 for the state in which the worker is.")
     for state in ("starting", "working", "stopping", "stopped"):
         page.sample(stats.state == state, state=state)
-    page.one("leader", "gauge", "1 while the worker leads.", stats.is_leader)
+    page.family("leader", "gauge", "1 while the worker leads its domain.")
+    page.sample(stats.is_leader, domain=stats.domain)
     page.family("event_loop_lag_seconds", "histogram", "How late the event loop turned.")
     page.histogram(stats.loop_lag)
     page.one("stuck_services", "gauge", "Services that do not turn any more.", len(stats.stuck))
@@ -174,6 +176,39 @@ def _kinds(page: _Page, kinds: Iterable[tuple[str, KindStats]]) -> None:
     page.family("run_seconds", "histogram", "How long attempts ran.")
     for kind, stats in kinds:
         page.histogram(stats.runs, kind=kind)
+
+
+def _leases(page: _Page, stats: ClientStats) -> None:
+    leases = stats.leases
+    page.one("leases_held", "gauge", "Leases of user code that are held.", leases.held)
+    page.family("leases_renewals_total", "counter", "Renewals of these leases, by result.")
+    page.sample(leases.renewals, result="renewed")
+    page.sample(leases.renewal_failures, result="failed")
+    page.one(
+        "leases_renewal_seconds",
+        "gauge",
+        "How long their last renewal took.",
+        leases.renewal_seconds,
+    )
+    singletons = stats.singletons.items()
+    page.family("singleton_running", "gauge", "1 while the singleton runs here.")
+    for name, one in singletons:
+        page.sample(one.running, singleton=name)
+    page.family("singleton_epoch", "gauge", "The epoch under which it runs here.")
+    for name, one in singletons:
+        page.sample(one.epoch, singleton=name)
+    page.family("singleton_terms_total", "counter", "How often it began here.")
+    for name, one in singletons:
+        page.sample(one.terms, singleton=name)
+    page.family("singleton_failures_total", "counter", "How often it failed here.")
+    for name, one in singletons:
+        page.sample(one.failures, singleton=name)
+    page.family("singleton_losses_total", "counter", "How often its lease was lost here.")
+    for name, one in singletons:
+        page.sample(one.losses, singleton=name)
+    page.family("singleton_wait_seconds", "gauge", "How long it stood by before it began last.")
+    for name, one in singletons:
+        page.sample(one.waited, singleton=name)
 
 
 def _number(value: float) -> str:

@@ -35,6 +35,7 @@ class Overview:
         counters: Counters,
         *,
         client_id: str,
+        domain: str,
         connections: list[DedicatedConnection],
         outage: Outage,
         heartbeat: Heartbeat,
@@ -47,7 +48,7 @@ class Overview:
         leases: ClientLeases,
     ) -> None:
         """Make it of the run's parts."""
-        self._counters, self._client_id = counters, client_id
+        self._counters, self._client_id, self._domain = counters, client_id, domain
         self._connections, self._outage = connections, outage
         self._heartbeat, self._work, self._completer = heartbeat, work, completer
         self._producers, self._elector, self._is_leader = producers, elector, is_leader
@@ -74,6 +75,7 @@ class Overview:
         return ClientStats(
             state=self.state,
             client_id=self._client_id,
+            domain=self._domain,
             uptime=time.monotonic() - self._started_at,
             is_leader=self._is_leader(),
             listener=self._listener,

@@ -264,6 +264,7 @@ class Run:
         self.overview = Overview(
             self._counters,
             client_id=client_id,
+            domain=config.domain,
             connections=[self._claims, self._results, self._reserved],
             outage=self._outage,
             heartbeat=self._heartbeat,

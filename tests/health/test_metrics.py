@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import riverpy
-from riverpy import ClientStats, Histogram, KindStats, QueueStats
+from riverpy import ClientStats, Histogram, KindStats, LeaseStats, QueueStats, SingletonStats
 from riverpy._health.metrics import render
 from riverpy._work.counters import BATCH_BOUNDS, RUN_BOUNDS, Tally
 from riverpy.stats import UNKNOWN_KINDS
@@ -102,7 +102,36 @@ def test_unknown_values_are_left_out() -> None:
     page = page_of(ClientStats(client_id="c"))
     assert value(page, "heartbeat_age_seconds") is None
     assert value(page, "listener_proven") is None
-    assert value(page, "leader") == 0
+    assert value(page, "leader", domain="default") == 0
+
+
+def test_singletons_and_domain() -> None:
+    """Each singleton has its series, without an epoch where it does not run; who leads says of
+    which domain."""
+    stats = ClientStats(
+        client_id="c",
+        domain="mail",
+        is_leader=True,
+        singletons={
+            "one": SingletonStats(
+                held=True, running=True, epoch=7, terms=2, failures=1, losses=1, waited=0.5
+            ),
+            "two": SingletonStats(
+                held=False, running=False, epoch=None, terms=0, failures=0, losses=0, waited=None
+            ),
+        },
+        leases=LeaseStats(held=1, renewals=9, renewal_failures=2, renewal_seconds=0.01),
+    )
+    page = page_of(stats)
+    assert value(page, "leader", domain="mail") == 1
+    assert value(page, "singleton_running", singleton="one") == 1
+    assert value(page, "singleton_running", singleton="two") == 0
+    assert value(page, "singleton_epoch", singleton="one") == 7
+    assert value(page, "singleton_epoch", singleton="two") is None
+    assert value(page, "singleton_wait_seconds", singleton="one") == 0.5
+    assert value(page, "singleton_losses_total", singleton="one") == 1
+    assert value(page, "leases_held") == 1
+    assert value(page, "leases_renewals_total", result="failed") == 2
 
 
 async def test_series_are_bounded(rig: Rig) -> None:

@@ -98,7 +98,7 @@ async def test_up_before_the_database(schema: Schema, tmp_path: Path) -> None:
             assert (await health.get("/livez"))[0] == 200
             status, checks = await health.checks("/readyz")
             assert (status, checks["state"]) == (503, "starting")
-            assert "riverpy_leader 0" in (await health.get("/metrics"))[1]
+            assert 'riverpy_leader{domain="default"} 0' in (await health.get("/metrics"))[1]
 
 
 def count_of(page: str, name: str) -> float:
