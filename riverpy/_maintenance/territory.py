@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from riverpy._db.domains import ORPHANED_AFTER
 from riverpy._db.ownership import owner_read
 from riverpy._maintenance.scope import All, Except, Only
 from riverpy.drivers.asyncpg import UndefinedTableError
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from riverpy._db.ownership import Owner
     from riverpy._maintenance.scope import Scope
 
-ORPHANED_AFTER = timedelta(minutes=10)
-"""After so long without a sign of life of a domain another leader keeps its queues."""
 FRESH = 1.0
 """Seconds for which an answer serves: the services of a term often ask at once."""
 UNDIVIDED = 30.0
@@ -78,7 +77,9 @@ class Territory:
         purpose = "reading whose the queues are"
         try:
             async with self._connection.use(purpose, STATEMENT_TIMEOUT) as connection:
-                return await owner_read(connection, self._schema, orphaned_after=ORPHANED_AFTER)
+                return await owner_read(
+                    connection, self._schema, orphaned_after=timedelta(seconds=ORPHANED_AFTER)
+                )
         except UndefinedTableError:  # it was dropped: no domain has a queue
             return ()
 

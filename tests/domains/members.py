@@ -13,12 +13,15 @@ from riverpy._lifecycle import only_error
 from tests.work.rig import PATIENCE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
 
     from riverpy import Client
     from riverpy.events import LeadershipChange
+    from riverpy.periodic import PeriodicJob
     from tests.work.rig import Rig
 
+LONG = {"elect_interval": timedelta(minutes=1), "leader_ttl": timedelta(minutes=5)}
+"""Nobody lives to see a lease of these expire, nor the next bid of a follower."""
 SHORT = {"elect_interval": timedelta(seconds=0.2), "leader_ttl": timedelta(seconds=1)}
 
 
@@ -26,25 +29,32 @@ class Member:
     """A client at work, and its transitions."""
 
     def __init__(self, client: Client, changes: Any) -> None:
-        self.client, self._changes = client, changes
+        self.client, self.changes = client, changes
 
     async def leads(self, is_leader: bool = True) -> LeadershipChange:
         """Wait for the transition to this."""
         with anyio.fail_after(PATIENCE, reason="the transition did not come"):
-            while (change := await anext(self._changes)).is_leader is not is_leader:
+            while (change := await anext(self.changes)).is_leader is not is_leader:
                 pass
         return change
 
 
 @asynccontextmanager
 async def member(
-    rig: Rig, client_id: str, domain: str | None, *queues: str, **settings: Any
+    rig: Rig,
+    client_id: str,
+    domain: str | None,
+    *queues: str,
+    periodic_jobs: Sequence[PeriodicJob] = (),
+    **settings: Any,
 ) -> AsyncGenerator[Member]:
     """A client of a domain that works these queues, which nobody pauses to think of: it polls
     hardly ever."""
     settings = {**SHORT, "id": client_id, "leader_domain": domain} | settings
     names = queues or (domain or "default",)
     client = rig.client(queues={name: QueueConfig(max_workers=2) for name in names}, **settings)
+    for job in periodic_jobs:
+        client.periodic_jobs.add(job)
     try:
         async with client.leadership() as changes, rig.running(client):
             yield Member(client, changes)

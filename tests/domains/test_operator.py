@@ -1,0 +1,89 @@
+"""What an operator sees of clients of leader domains at work, and does to them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+from tests.cli.test_command import invoke
+from tests.doctor.conftest import examine, patience
+from tests.domains.members import LONG, member, owners
+
+if TYPE_CHECKING:
+    from tests._database import Schema
+    from tests.work.rig import Rig
+
+__all__ = ["patience"]
+
+
+async def call(schema: Schema, *args: str) -> Any:
+    """What a command prints that succeeds; the clients of the test log to the same stream."""
+    options = ("--database-url", schema.url, "--schema", schema.name, "--json")
+    result = await asyncio.to_thread(invoke, *args, *options)
+    assert (result.exit_code, result.stderr) == (0, "")
+    (printed,) = [line for line in result.stdout.splitlines() if line.startswith("{")]
+    return json.loads(printed)
+
+
+async def test_fleets_that_are_well(rig: Rig, schema: Schema) -> None:
+    """Of two domains at work beside `default` the commands tell who leads which, and find nothing
+    wrong; nor where there is no client of `default`."""
+    async with member(rig, "m", "mail") as mail, member(rig, "r", "report", "report") as report:
+        await mail.leads()
+        await report.leads()
+        await rig.until("SELECT count(*) FROM riverpy_lease WHERE expires_at >= now()", 3)
+        found = await examine("--database-url", schema.url, "--schema", schema.name)
+        assert found.problems() == []
+        async with member(rig, "d", None) as default:
+            await default.leads()
+            found = await examine("--database-url", schema.url, "--schema", schema.name)
+            assert found.problems() == []
+            listed = await call(schema, "domain", "list")
+            looked = await call(schema, "top", "--once")
+    assert listed["problems"] == []
+    domains = {one["domain"]: one for one in listed["domains"]}
+    assert {name: one["leader"]["holder"] for name, one in domains.items()} == {
+        "default": "d",
+        "mail": "m",
+        "report": "r",
+    }
+    assert [one["queue"] for one in domains["mail"]["queues"]] == ["mail"]
+    assert domains["report"]["candidates"] == ["r"]
+    assert {one["name"]: one["leader"]["leader_id"] for one in looked["domains"]} == {
+        "mail": "m",
+        "report": "r",
+    }
+
+
+async def test_resign(rig: Rig, schema: Schema) -> None:
+    """The leader of a domain resigns when it is asked to, another of the domain takes over, and
+    leaders of other domains lead on."""
+    async with member(rig, "a", "mail", **LONG) as first, member(rig, "d", None, **LONG) as default:
+        await first.leads()
+        await default.leads()
+        async with member(rig, "b", "mail", **LONG) as second:
+            result = await call(schema, "leader", "resign", "--domain", "mail")
+            await first.leads(is_leader=False)
+            await second.leads()
+        assert result["resigned"]
+        assert (result["before"]["leader_id"], result["after"]["leader_id"]) == ("a", "b")
+        assert result["after"]["epoch"] > result["before"]["epoch"]
+        assert default.client.is_leader
+
+
+async def test_move_between_running_leaders(rig: Rig, schema: Schema) -> None:
+    """A queue is moved under two leaders at work, and told of while clients of the old domain work
+    it."""
+    async with (
+        member(rig, "m", "mail", "mail", "slow") as mail,
+        member(rig, "r", "report") as report,
+    ):
+        await mail.leads()
+        await report.leads()
+        done = await call(schema, "domain", "move", "slow", "--to", "report")
+        assert done == {"queue": "slow", "before": "mail", "after": "report", "leader": "r"}
+        assert await owners(rig) == {"mail": "mail", "report": "report", "slow": "report"}
+        listed = await call(schema, "domain", "list")
+        assert [one["data"]["queue"] for one in listed["problems"]] == ["slow"]
+        assert listed["problems"][0]["data"]["clients"] == ["m"]
