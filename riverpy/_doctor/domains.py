@@ -52,7 +52,6 @@ def problems(seen: DomainMap, waiting: set[str]) -> list[Finding]:
     found: list[Finding] = []
     for domain in seen.others:
         found += _lead(seen, domain) if seen.living(domain) else _deserted(seen, domain, waiting)
-    for domain in (DEFAULT_DOMAIN, *seen.others):
         found += _settings(seen, domain)
     if seen.others:
         found += [*_shared(seen), *_unowned(seen), *_foreign(seen), *_schema(seen)]
