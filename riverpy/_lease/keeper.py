@@ -270,11 +270,13 @@ class LeaseKeeper:
         return self._sits_out.get(name, 0.0) - self._timer.boottime()
 
     async def _bid_in_turn(self, name: str) -> tuple[Lease | None, float]:
-        """Bid, the later the more is held here."""
+        """Bid, the later the more is held here, or bid for just now: of many names that are free at
+        once each process has its first ones."""
+        before = len(self._kept) + self._bidding
         self._bidding += 1
         try:
-            if self._kept:
-                await self._timer.sleep(min(BID_DELAY * len(self._kept), BID_DELAY_MOST))
+            if before:
+                await self._timer.sleep(min(BID_DELAY * before, BID_DELAY_MOST))
             return await self.bid(name)
         finally:
             self._bidding -= 1
