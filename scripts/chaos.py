@@ -57,16 +57,17 @@ kept), 2 wrong usage.
 
 _LEASES_EPILOG = """
 Each worker is `riverpy worker` with a fault proxy of its own before a PostgreSQL of its own. All
-want the same leases; whoever holds one writes under it, through its fence, whatever it believes of
+want the same leases, some by hand and some for singletons, and half of them the lead of one domain,
+half that of another. Whoever holds one writes under it, through its fence, whatever it believes of
 the term, and as a control without the fence after a look at its trust. A process that has lost a
-term goes on writing until the fence refuses. The server puts grants and writes of a lease into one
+lease goes on writing until the fence refuses. The server puts grants and writes of a lease into one
 order, that of their commits. Afterwards everything is mended and every lease must be held; then it
 is checked:
 
   epochs                rise with each grant; none has two holders
   trust                 no process believes in a term when a newer one is granted
   fenced writes         none after the grant of a newer term; none that was committed is lost
-  takeovers             in time, wherever a worker was well
+  takeovers             in time, wherever a worker was well that wants it
   the stop              clean, and all leases are released
 
 Stale writes of the control are counted: they are no violations, but what the fence is for.

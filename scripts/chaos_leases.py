@@ -1,9 +1,10 @@
-"""Breaks processes that hold leases, at random."""
+"""Breaks processes that hold leases, run singletons and lead domains, at random."""
 
 from __future__ import annotations
 
 import statistics
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -11,6 +12,7 @@ import msgspec
 
 from scripts.chaos_fleet import ChaosOfFleet, make_plan
 from tests.kit.fleet import running_fleet
+from tests.kit.history import STATEMENTS as STATEMENTS_OF_FLEET
 from tests.kit.history import Violation
 from tests.kit.lease_chaos import Break, LeaseChaosSettings
 from tests.kit.lease_history import STATEMENTS, check, read, read_notes
@@ -19,7 +21,11 @@ if TYPE_CHECKING:
     from tests.kit.fleet import Worker
     from tests.kit.lease_history import LeaseHistory
 
-LEASES = ("one", "two", "three", "four")
+LEASES = ("one", "two", "three")
+SINGLETONS = ("projection", "automation")
+DOMAINS = ("left", "right")
+HELD = {*(f"s:{name}" for name in LEASES + SINGLETONS), *(f"d:{name}" for name in DOMAINS)}
+"""The rows that somebody shall hold."""
 TTL, INTERVAL = 1.5, 0.5
 BOUND = 3.0
 """Seconds within which a free lease is taken: a bid each interval, each of which may wait for a
@@ -48,7 +54,10 @@ class ChaosOfLeases(ChaosOfFleet):
             if held := await connection.fetch(STATEMENTS["held"]):
                 self.violations.append(Violation("a calm stop releases all", str(held)))
         history.notes = read_notes(map(self._notes, self._fleet.workers))
-        history.broken, history.workers = self.spans, [w.name for w in self._fleet.workers]
+        names = [worker.name for worker in self._fleet.workers]
+        history.broken, history.workers = self.spans, names
+        for number, domain in enumerate(DOMAINS):
+            history.candidates[f"d:{domain}"] = names[number :: len(DOMAINS)]
         history.calm_since, history.bound = calm_since, BOUND
         return history
 
@@ -59,9 +68,9 @@ class ChaosOfLeases(ChaosOfFleet):
             if self._settings.broken is Break.EPOCH:
                 await connection.execute(STATEMENTS["break_epoch"])
         for number in range(workers):
-            name = f"w{number}"
+            name, domain = f"w{number}", DOMAINS[number % len(DOMAINS)]
             notes = str(self._fleet.directory / f"{name}.notes")
-            settings = msgspec.structs.replace(self._settings, notes=notes)
+            settings = msgspec.structs.replace(self._settings, notes=notes, domain=domain)
             worker = await self._fleet.add(name, settings)
             await worker.start()
 
@@ -78,18 +87,26 @@ class ChaosOfLeases(ChaosOfFleet):
         return f"terms {await self._fetch_value(STATEMENTS['grant_count'])}"
 
     async def _recover(self) -> None:
-        """Wait until every lease is held."""
+        """Wait until all workers are up and every lease is held."""
+        calm_since = datetime.now(UTC)
         limit = time.monotonic() + CALM_LIMIT
-        while (held := await self._held()) != len(LEASES):
+        while missing := await self._what_is_missing(calm_since):
             if time.monotonic() > limit:
-                self.violations.append(Violation("the fleet recovers", f"{held} leases are held"))
+                self.violations.append(Violation("the fleet recovers", missing))
                 return
             await anyio.sleep(0.1)
         await anyio.sleep(CALM)
 
-    async def _held(self) -> int:
+    async def _what_is_missing(self, calm_since: datetime) -> str:
+        if nobody := HELD - await self._held():
+            return f"nobody holds {', '.join(sorted(nobody))}"
+        alive = await self._fetch_value(STATEMENTS_OF_FLEET["alive_since"], calm_since)
+        count = len(self._fleet.workers)
+        return "" if alive == count else f"{alive} of {count} workers give signs of life"
+
+    async def _held(self) -> set[str]:
         async with self._fleet.server.connected() as connection:
-            return len(await connection.fetch(STATEMENTS["held"]))
+            return {row["name"] for row in await connection.fetch(STATEMENTS["held"])}
 
 
 # --- the command
@@ -101,7 +118,12 @@ async def run_chaos(
     """Run once, and tell what is known: figures and violations."""
     plan = make_plan(seed, seconds=seconds, workers=workers, ttl=TTL)
     settings = LeaseChaosSettings(
-        elect_interval=INTERVAL, leader_ttl=TTL, dead_after=3.0, leases=LEASES, broken=broken
+        elect_interval=INTERVAL,
+        leader_ttl=TTL,
+        dead_after=3.0,
+        leases=LEASES,
+        singletons=SINGLETONS,
+        broken=broken,
     )
     async with running_fleet() as fleet:
         chaos = ChaosOfLeases(fleet, settings, plan)

@@ -103,6 +103,8 @@ def test_takeovers() -> None:
     assert rules(**slow, broken=[Span("", 7.0, 7.1)]) == ["a free lease is taken in time"]
     assert rules(**slow, broken=[Span("w0", 3.0, 3.1), Span("w1", 8.0, 9.0)]) == []
     assert rules(**slow, broken=[Span("w0", 3.0, 3.1)]) == ["a free lease is taken in time"]
+    one = {"candidates": {"s:one": ["w0"]}}
+    assert rules(**slow, **one, broken=[Span("w0", 3.0, 3.1)]) == []
 
 
 def test_notes(tmp_path: Path) -> None:

@@ -25,5 +25,9 @@ class LeaseChaosSettings(WorkerSettings, frozen=True, kw_only=True):
     notes: str = ""
     """The file of its notes."""
     leases: tuple[str, ...] = ()
-    """All that it wants to hold, by hand."""
+    """All that it wants to hold by hand, by a manager of its own."""
+    singletons: tuple[str, ...] = ()
+    """All that it registers."""
+    domain: str = ""
+    """Whose lead it stands for."""
     broken: Break | None = None

@@ -1,10 +1,11 @@
 """The client of the workers of `scripts/chaos leases`: `riverpy worker
 tests.kit.lease_chaos_worker:client`.
 
-Under each term that it holds it notes that it believes in it, writes through the fence, whatever
-the term says of itself, and as a control also without one, after a look at its trust. When a term
-is over for it, it goes on to write through the fence until that refuses, as one would who has not
-noticed.
+It holds leases by hand, runs singletons and stands for the lead of a domain. Under each term that
+it holds it notes that it believes in it, and writes through the fence. Under leases it does that
+whatever the term says of itself, and as a control also without the fence, after a look at its
+trust; when a lease is over for it, it goes on to write until the fence refuses, as one would who
+has not noticed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from itertools import count
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import anyio
 import asyncpg
@@ -24,6 +25,7 @@ import msgspec
 
 import riverpy
 from riverpy._cluster.trust import LeaseTiming
+from riverpy._maintenance import base, candidacy
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
 from tests.kit.fleet import SETTINGS_VARIABLE, end_with_the_fleet
 from tests.kit.lease_chaos import Break, LeaseChaosSettings
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from anyio.abc import TaskGroup
+
+    from riverpy._lifecycle import StopScope
+    from riverpy._maintenance.base import Office
 
 LOOK_INTERVAL = 0.03
 WRITE_INTERVAL = 0.05
@@ -51,6 +56,8 @@ DATABASE_URL = sys.argv[sys.argv.index("--database-url") + 1]
 notes = os.open(settings.notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 numbers = count(1)
 workers = riverpy.Workers()
+usual_services = candidacy.services
+base.STAGGER = min(base.STAGGER, settings.leader_ttl / 15)  # a short term shall do something
 
 
 class Nothing(msgspec.Struct, frozen=True):
@@ -64,15 +71,17 @@ async def nothing(_job: riverpy.Job[Nothing]) -> None:
     """It is never worked."""
 
 
-def row_of(lease: riverpy.Lease) -> str:
-    """Its name in the table."""
-    return f"s:{lease.name}"
-
-
-def note(what: str, lease: riverpy.Lease, *, at: float | None = None, number: int = 0) -> None:
+def note(what: str, lease: str, epoch: int, *, at: float | None = None, number: int = 0) -> None:
     """Note it for good."""
-    line = Note(at or time.time(), what, PROCESS, row_of(lease), lease.epoch, number)
+    line = Note(at or time.time(), what, PROCESS, lease, epoch, number)
     os.write(notes, msgspec.json.encode(line) + b"\n")
+
+
+async def write(
+    connection: asyncpg.Connection, lease: str, epoch: int, number: int, *, is_fenced: bool = True
+) -> None:
+    """Write a row under a term."""
+    await connection.execute(STATEMENTS["write"], lease, is_fenced, epoch, PROCESS, number)
 
 
 @asynccontextmanager
@@ -85,11 +94,16 @@ async def connected() -> AsyncGenerator[asyncpg.Connection]:
         connection.terminate()
 
 
+class HeldLongError(Exception):
+    """A singleton has run for a while: another process shall run it."""
+
+
 class Holding:
-    """What is done under one term."""
+    """What is done under one term of a lease."""
 
     def __init__(self, lease: riverpy.Lease) -> None:
         self._lease = lease
+        self._term = f"s:{lease.name}", lease.epoch
         self._fence = lease.fence_statement
         self._is_over = False
 
@@ -110,7 +124,7 @@ class Holding:
         """The time is taken before the look: the process may be frozen between the two."""
         at = time.time()
         if self._lease.is_held:
-            note("held", self._lease, at=at)
+            note("held", *self._term, at=at)
 
     async def _again(self, write: Callable[[asyncpg.Connection], Awaitable[bool]]) -> None:
         while True:
@@ -127,26 +141,50 @@ class Holding:
         async with connection.transaction():
             if settings.broken is not Break.FENCE:
                 if await connection.fetchrow(self._fence) is None:
-                    note("refused", self._lease)
+                    note("refused", *self._term)
                     return False
             elif self._is_over and not self._lease.is_held and random.random() < 0.1:
                 return False
             await anyio.sleep(random.random() ** 3 * HOLD_MOST)
-            await self._write(connection, number, is_fenced=True)
-        note("wrote", self._lease, number=number)
+            await write(connection, *self._term, number)
+        note("wrote", *self._term, number=number)
         return True
 
     async def _write_unfenced(self, connection: asyncpg.Connection) -> bool:
         if self._lease.is_held:
             await anyio.sleep(random.random() ** 3 * HOLD_MOST)
-            await self._write(connection, next(numbers), is_fenced=False)
+            await write(connection, *self._term, next(numbers), is_fenced=False)
         return True
 
-    async def _write(self, connection: asyncpg.Connection, number: int, *, is_fenced: bool) -> None:
-        lease = self._lease
-        await connection.execute(
-            STATEMENTS["write"], row_of(lease), is_fenced, lease.epoch, PROCESS, number
-        )
+
+class LeadWriter(base.MaintenanceService):
+    """Writes under the lead of the domain, in each of its terms."""
+
+    name = "lead writer"
+    _began_at: float
+
+    async def _pass(self, scope: StopScope) -> float:
+        """The time is taken before the trust in the term is asked for: the process may be frozen
+        between the two."""
+        self._began_at = time.time()
+        return await super()._pass(scope)
+
+    async def run_once(self, scope: StopScope) -> float:
+        """Say that the term is believed in, and write one row."""
+        mandate = self.office.mandate
+        term = f"d:{settings.domain}", mandate.term.epoch
+        note("held", *term, at=self._began_at)
+        number = next(numbers)
+        async with mandate.transaction(self.office.connection, "a write of the lead") as connection:
+            await anyio.sleep(random.random() ** 3 * HOLD_MOST)
+            await write(connection, *term, number)
+        note("wrote", *term, number=number)
+        return WRITE_INTERVAL
+
+
+def with_lead_writer(office: Office, *arguments: Any) -> list[base.MaintenanceService]:
+    """The services of a term, and one more."""
+    return [*usual_services(office, *arguments), LeadWriter(office)]
 
 
 async def hold_again(manager: riverpy.LeaseManager, name: str, late: TaskGroup) -> None:
@@ -160,13 +198,43 @@ async def hold_again(manager: riverpy.LeaseManager, name: str, late: TaskGroup) 
 
 
 async def hold_all(late: TaskGroup) -> None:
-    """Want every lease."""
-    async with (
-        riverpy.LeaseManager(DATABASE_URL, ttl=TTL, renew_interval=INTERVAL) as manager,
-        anyio.create_task_group() as tasks,
-    ):
-        for name in settings.leases:
-            tasks.start_soon(hold_again, manager, name, late)
+    """Want every lease, from when the database is there."""
+    while True:
+        try:
+            async with (
+                riverpy.LeaseManager(DATABASE_URL, ttl=TTL, renew_interval=INTERVAL) as manager,
+                anyio.create_task_group() as tasks,
+            ):
+                for name in settings.leases:
+                    tasks.start_soon(hold_again, manager, name, late)
+        except DATABASE_ERRORS:
+            await anyio.sleep(RETRY)
+
+
+candidacy.services = with_lead_writer
+
+
+def make_client(late: TaskGroup) -> riverpy.Client:
+    """The client, as the settings say."""
+    domain = settings.domain
+    made = riverpy.Client(
+        workers=workers,
+        queues={domain: riverpy.QueueConfig(max_workers=1)},
+        config=riverpy.Config(
+            elect_interval=INTERVAL,
+            leader_ttl=TTL,
+            leader_domain=domain,
+            dead_after=timedelta(seconds=settings.dead_after),
+        ),
+    )
+
+    async def run(lease: riverpy.Lease) -> None:
+        await Holding(lease).run(late)
+        raise HeldLongError
+
+    for name in settings.singletons:
+        made.singleton(name, run)
+    return made
 
 
 @asynccontextmanager
@@ -175,18 +243,9 @@ async def client() -> AsyncGenerator[riverpy.Client]:
     end_with_the_fleet()
     if settings.broken is Break.MARGIN:
         LeaseTiming.trust = property(lambda self: 2 * self.ttl)
-    worker = riverpy.Client(
-        workers=workers,
-        queues={"default": riverpy.QueueConfig(max_workers=1)},
-        config=riverpy.Config(
-            elect_interval=INTERVAL,
-            leader_ttl=TTL,
-            dead_after=timedelta(seconds=settings.dead_after),
-        ),
-    )
     async with anyio.create_task_group() as late:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(hold_all, late)
-            yield worker
+            yield make_client(late)
             tasks.cancel_scope.cancel()
         late.cancel_scope.cancel()

@@ -80,6 +80,8 @@ class LeaseHistory(msgspec.Struct, kw_only=True):
     notes: list[Note] = msgspec.field(default_factory=list)
     broken: list[Span] = msgspec.field(default_factory=list)
     workers: list[str] = msgspec.field(default_factory=list)
+    candidates: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    """The workers that want a lease, where it is not all of them."""
     calm_since: float = 0.0
     """From then on nothing was broken."""
     bound: float = 0.0
@@ -193,7 +195,7 @@ def _well(history: LeaseHistory, grant: Grant) -> set[str]:
     before that they were not on their feet yet."""
     since, until = _free_since(grant) - 2 * history.bound, _free_since(grant) + history.bound
     hit = {span.what for span in history.broken if span.began < until and span.ended > since}
-    return set(history.workers) - hit
+    return set(history.candidates.get(grant.lease, history.workers)) - hit
 
 
 def _free_since(grant: Grant) -> float:
