@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -78,11 +79,11 @@ def _through_pooler(request: pytest.FixtureRequest) -> Generator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _log() -> Generator[None]:
-    """No test decides what those after it log, as every command does that is run in this
-    process."""
-    yield
+def _log() -> None:
+    """All is logged, to stderr: not as an earlier test has chosen, as each command does that is run
+    in this process, and not where such a command writes its data."""
     structlog.reset_defaults()
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 
 
 @pytest.fixture
