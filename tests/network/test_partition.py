@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import riverpy
-from scripts.chaos import SHORT
+from scripts.chaos_leader import SHORT
 from tests.kit.fleet import WorkerProcess, running_fleet
 from tests.kit.history import STATEMENTS, check, read
 from tests.network.hosts import HostServer, connected_hosts, server_url
