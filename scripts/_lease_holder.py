@@ -8,22 +8,35 @@ from __future__ import annotations
 
 import argparse
 import signal
+import sys
 import time
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import anyio
+import structlog
 
-from riverpy import LeaseLostError, LeaseManager
+from riverpy import Client, Config, LeaseLostError, LeaseManager
 from tests.kit.fleet import end_with_the_fleet
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+
+    from riverpy import Lease
+
+
+async def act(lease: Lease) -> None:
+    """What is done under one."""
+    print(f"{time.clock_gettime(time.CLOCK_BOOTTIME):.6f} {lease.name}", flush=True)
+    await anyio.sleep_forever()
 
 
 async def hold(manager: LeaseManager, name: str) -> None:
     """Hold one, again and again."""
     while True:
         try:
-            async with manager.hold(name):
-                print(f"{time.clock_gettime(time.CLOCK_BOOTTIME):.6f} {name}", flush=True)
-                await anyio.sleep_forever()
+            async with manager.hold(name) as lease:
+                await act(lease)
         except LeaseLostError:
             pass
 
@@ -35,23 +48,40 @@ async def stop_on_sigterm(scope: anyio.CancelScope) -> None:
             scope.cancel()
 
 
-async def main(arguments: argparse.Namespace) -> None:
-    """Run until SIGTERM."""
-    manager = LeaseManager(
-        arguments.url,
-        ttl=timedelta(seconds=arguments.ttl),
-        renew_interval=timedelta(seconds=arguments.ttl / 3),
-    )
-    async with manager, anyio.create_task_group() as tasks:
+async def run_manager(arguments: argparse.Namespace, tasks: TaskGroup) -> None:
+    """By themselves: it asks whether they are free."""
+    ttl = timedelta(seconds=arguments.ttl)
+    async with LeaseManager(arguments.url, ttl=ttl, renew_interval=ttl / 3) as manager, tasks:
         tasks.start_soon(stop_on_sigterm, tasks.cancel_scope)
-        for number in range(arguments.names):
-            tasks.start_soon(hold, manager, f"projection:{number}")
+        for name in arguments.names:
+            tasks.start_soon(hold, manager, name)
+
+
+async def run_client(arguments: argparse.Namespace, tasks: TaskGroup) -> None:
+    """As singletons of a client, which hears that they are free."""
+    ttl = timedelta(seconds=arguments.ttl)
+    config = Config(candidate=False, leader_ttl=ttl, elect_interval=ttl / 3)
+    client = Client(arguments.url, config=config)
+    for name in arguments.names:
+        client.singleton(name, act)
+    async with tasks, client.working():
+        tasks.start_soon(stop_on_sigterm, tasks.cancel_scope)
+        await anyio.sleep_forever()
+
+
+async def main() -> None:
+    """Run until SIGTERM."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("url")
+    parser.add_argument("--names", nargs="+", required=True)
+    parser.add_argument("--ttl", type=float, required=True)
+    parser.add_argument("--client", action="store_true")
+    arguments = parser.parse_args()
+    run = run_client if arguments.client else run_manager
+    await run(arguments, anyio.create_task_group())
 
 
 if __name__ == "__main__":
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     end_with_the_fleet()
-    parser = argparse.ArgumentParser()
-    parser.add_argument("url")
-    parser.add_argument("--names", type=int, required=True)
-    parser.add_argument("--ttl", type=float, required=True)
-    anyio.run(main, parser.parse_args())
+    anyio.run(main)

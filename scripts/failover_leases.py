@@ -151,6 +151,13 @@ class Graceful(LeaseRow):
         await worker.start()
 
 
+class GracefulListen(Graceful):
+    """SIGTERM, which is announced."""
+
+    name, what = "graceful", "SIGTERM of the holder, the other listens"
+    through = "client"
+
+
 class Killed(LeaseRow):
     """SIGKILL."""
 
@@ -168,12 +175,12 @@ class Killed(LeaseRow):
 class FrozenShortly(LeaseRow):
     """SIGSTOP, shorter than the trust."""
 
-    name, what = "frozen_shortly", "SIGSTOP of the holder for half of the ttl"
+    name, what = "frozen_shortly", "SIGSTOP of the holder for 0.3 ttl"
     is_survived = True
 
     async def fault(self, worker: LeaseWorker) -> None:
         worker.freeze()
-        await asyncio.sleep(self.settings.leader_ttl / 2)
+        await asyncio.sleep(0.3 * self.settings.leader_ttl)
         worker.thaw()
 
 
@@ -234,6 +241,14 @@ class ExhaustedPool(LeaseRow):
 
     async def fault(self, worker: LeaseWorker) -> None:
         worker.hoard()
+
+
+class ExhaustedClientPool(ExhaustedPool):
+    """The work takes connections that the lease does not need."""
+
+    name, what = "exhausted_client_pool", "a client's singleton takes its pool's connections"
+    through = "client"
+    is_survived = True
 
 
 class Restart(LeaseRow):
@@ -417,6 +432,7 @@ class PoolerRestart(PoolerRow):
 ROWS: dict[str, type[LeaseRow]] = {
     row.name: row
     for row in (
+        GracefulListen,
         Graceful,
         Killed,
         FrozenShortly,
@@ -426,6 +442,7 @@ ROWS: dict[str, type[LeaseRow]] = {
         AnswersLost,
         BothHeld,
         ExhaustedPool,
+        ExhaustedClientPool,
         Restart,
         Crash,
         Outage,
@@ -524,7 +541,7 @@ def as_json(result: Result) -> dict[str, Any]:
 def show(results: list[Result]) -> None:
     """A table of seconds, with shares of the ttl."""
     print(
-        f"{'row':20} {'times':>5} {'kept':>4} {'after: median':>13} {'max':>7} {'of ttl':>6} "
+        f"{'row':21} {'times':>5} {'kept':>4} {'after: median':>13} {'max':>7} {'of ttl':>6} "
         f"{'gap: median':>11} {'min':>7} {'max':>7} {'of ttl':>6} "
         f"{'late':>4} {'refused':>7} {'stale':>5}"
     )
@@ -536,7 +553,7 @@ def show(results: list[Result]) -> None:
         cells += [_seconds(gap.get(key)) for key in ("median", "min", "max")]
         cells += [_share(gap.get("max"), result.ttl)]
         print(
-            f"{result.row:20} {found['times']:>5} {result.kept:>4} {cells[0]:>13} {cells[1]:>7} "
+            f"{result.row:21} {found['times']:>5} {result.kept:>4} {cells[0]:>13} {cells[1]:>7} "
             f"{cells[2]:>6} {cells[3]:>11} {cells[4]:>7} {cells[5]:>7} {cells[6]:>6} "
             f"{result.late:>4} {result.refused:>7} {result.stale:>5}"
         )

@@ -25,7 +25,7 @@ from tests.kit.fleet import Server, running_fleet, with_user
 from tests.kit.statements import read_statements
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
 
     import asyncpg
 
@@ -35,7 +35,12 @@ TTL = 15.0
 INTERVAL = TTL / 3
 HELD = (1, 25, 200)
 NAMES = 25
-LIMIT = 60.0
+TAKEOVERS = (
+    (signal.SIGTERM, ("--client",)),
+    (signal.SIGTERM, ()),
+    (signal.SIGKILL, ()),
+)
+LIMIT = 240.0
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -49,11 +54,12 @@ class Holder:
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, url: str, role: str, names: int) -> Holder:
-        """Start one that connects as this role."""
+    async def start(cls, url: str, role: str, names: int, *options: str) -> Holder:
+        """Start one that connects as this role; `--client`: by a client, which listens."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "scripts._lease_holder", with_user(url, role)),
-            *("--names", str(names), "--ttl", str(TTL)),
+            *("--names", *(f"projection:{number}" for number in range(names))),
+            *("--ttl", str(TTL), *options),
             cwd=ROOT,
             stdout=asyncio.subprocess.PIPE,
         )
@@ -93,7 +99,9 @@ class Site:
         self.seconds = seconds
 
     @asynccontextmanager
-    async def holders(self, *wanted: tuple[str, int]) -> AsyncGenerator[list[Holder]]:
+    async def holders(
+        self, *wanted: tuple[str, int], options: Sequence[str] = ()
+    ) -> AsyncGenerator[list[Holder]]:
         """Processes, each by its role and how many names it wants, started one after the other when
         the one before holds all; the table of leases is empty before."""
         await self.connection.execute(STATEMENTS["clear"])
@@ -102,7 +110,7 @@ class Site:
             for role, names in wanted:
                 if started:
                     await started[-1].until_held(names)
-                started.append(await Holder.start(self.url, role, names))
+                started.append(await Holder.start(self.url, role, names, *options))
             yield started
         finally:
             for holder in started:
@@ -114,8 +122,8 @@ async def cost(site: Site) -> dict[str, Any]:
     return {
         "held": [await held(site, names) for names in HELD],
         "takeover": [
-            await takeover(site, names, how)
-            for how in (signal.SIGTERM, signal.SIGKILL)
+            await takeover(site, names, how, options)
+            for how, options in TAKEOVERS
             for names in (1, NAMES)
         ],
         "spread": await spread(site),
@@ -163,9 +171,12 @@ async def churn(site: Site) -> dict[str, int]:
     return dict(row)
 
 
-async def takeover(site: Site, names: int, how: signal.Signals) -> dict[str, Any]:
+async def takeover(
+    site: Site, names: int, how: signal.Signals, options: Sequence[str]
+) -> dict[str, Any]:
     """Seconds from the end of one process until another has the first, and all, of its leases."""
-    async with site.holders(("holder", names), ("follower", names)) as (holder, follower):
+    wanted = ("holder", names), ("follower", names)
+    async with site.holders(*wanted, options=options) as (holder, follower):
         await asyncio.sleep(2 * INTERVAL)
         ended_at = time.clock_gettime(time.CLOCK_BOOTTIME)
         await holder.end(how)
@@ -174,25 +185,25 @@ async def takeover(site: Site, names: int, how: signal.Signals) -> dict[str, Any
     return {
         "names": names,
         "after": how.name,
+        "by": "client" if options else "manager",
         "first": round(min(times), 3),
         "all": round(max(times), 3),
     }
 
 
 async def spread(site: Site) -> dict[str, Any]:
-    """How many of 25 leases each of three processes has that were started together, and those that
-    are left after one was killed."""
-    await site.connection.execute(STATEMENTS["clear"])
-    holders = [await Holder.start(site.url, "holder", NAMES) for _ in range(3)]
-    try:
+    """How many of 25 leases each of three processes has that are started together; and each of two
+    who stood by while the third, which had all, was killed."""
+    async with site.holders() as holders:
+        holders += [await Holder.start(site.url, "holder", NAMES) for _ in range(3)]
         await until_spread(holders)
-        at_first = [len(holder.began) for holder in holders]
-        await holders.pop(0).end()
-        await until_spread(holders)
-        return {"three": at_first, "two": [len(holder.began) for holder in holders]}
-    finally:
-        for holder in holders:
-            await holder.end()
+        together = [len(holder.began) for holder in holders]
+    async with site.holders(("holder", NAMES), ("follower", NAMES)) as holders:
+        holders.append(await Holder.start(site.url, "follower", NAMES))
+        await asyncio.sleep(2 * INTERVAL)
+        await holders[0].end()
+        await until_spread(holders[1:])
+        return {"together": together, "killed": [len(holder.began) for holder in holders[1:]]}
 
 
 async def until_spread(holders: list[Holder]) -> None:

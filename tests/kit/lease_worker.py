@@ -20,8 +20,8 @@ import anyio
 import asyncpg
 import msgspec
 
+from riverpy import Client, Config, LeaseLostError, LeaseManager
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
-from riverpy import LeaseLostError, LeaseManager
 from tests.kit.fleet import SETTINGS_VARIABLE, end_with_the_fleet
 from tests.kit.lease_fleet import LEASE, WRITE, LeaseSettings
 
@@ -44,9 +44,9 @@ notes = os.open(settings.notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
 
 def note(what: str, lease: Lease | None = None) -> None:
-    """Note it for good."""
-    epoch, is_held = (lease.epoch, lease.is_held) if lease else (0, False)
+    """Note it for good. The time is taken first: at it, the lease was held if it still is."""
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    epoch, is_held = (lease.epoch, lease.is_held) if lease else (0, False)
     os.write(notes, f"{now:.6f} {os.getpid()} {what} {epoch} {is_held}\n".encode())
 
 
@@ -63,10 +63,11 @@ async def connected(url: str) -> AsyncGenerator[asyncpg.Connection]:
 class Holder:
     """The lease's user."""
 
-    def __init__(self, late: anyio.abc.TaskGroup, pool: asyncpg.Pool | None) -> None:
+    def __init__(self, late: anyio.abc.TaskGroup) -> None:
         self._late = late
-        self._pool = pool
         self._hoard = anyio.Event()
+        self.pool: asyncpg.Pool | None = None
+        """What SIGUSR1 takes all connections of."""
 
     def hoard(self) -> None:
         """Take every connection of the pool."""
@@ -135,14 +136,29 @@ class Holder:
 
     async def _take_all(self) -> None:
         await self._hoard.wait()
-        if self._pool is not None:
+        if self.pool is not None:
             held: list[Any] = []
             try:
-                held += [await self._pool.acquire() for _ in range(POOL_SIZE)]
-                await anyio.sleep_forever()
+                while True:  # also what is given back
+                    held.append(await self.pool.acquire())
             finally:
                 for connection in held:
                     connection.terminate()
+
+
+async def run_client(holder: Holder) -> None:
+    """Have the lease as a singleton of a client's, which hears of a release."""
+    config = Config(
+        candidate=False,
+        elect_interval=timedelta(seconds=settings.elect_interval),
+        leader_ttl=timedelta(seconds=settings.leader_ttl),
+    )
+    client = Client(settings.database_url, config=config)
+    client.singleton(LEASE, holder.hold)
+    async with client.working():
+        holder.pool = client._open_pool()
+        note("stands")
+        await anyio.sleep_forever()
 
 
 async def run_manager(holder: Holder, database: Any) -> None:
@@ -176,20 +192,28 @@ async def watch_signals(standing: anyio.CancelScope, holder: Holder) -> None:
                     standing.cancel()
 
 
+async def run(holder: Holder) -> None:
+    """As the settings say."""
+    match settings.through:
+        case "client":
+            await run_client(holder)
+        case "pool":
+            url = settings.database_url
+            holder.pool = await asyncpg.create_pool(url, min_size=1, max_size=POOL_SIZE)
+            await run_manager(holder, holder.pool)
+        case _:
+            await run_manager(holder, settings.database_url)
+
+
 async def main() -> None:
     """Run until SIGTERM."""
-    pool = None
-    if settings.through == "pool":
-        pool = await asyncpg.create_pool(settings.database_url, min_size=1, max_size=POOL_SIZE)
     async with anyio.create_task_group() as late:
-        holder = Holder(late, pool)
+        holder = Holder(late)
         async with anyio.create_task_group() as signals:
             with anyio.CancelScope() as standing:
                 signals.start_soon(watch_signals, standing, holder)
-                await run_manager(holder, pool or settings.database_url)
+                await run(holder)
             signals.cancel_scope.cancel()
-    if pool is not None:
-        pool.terminate()
 
 
 if __name__ == "__main__":
