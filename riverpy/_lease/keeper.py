@@ -22,7 +22,7 @@ import structlog
 
 from riverpy._clock import Backoff
 from riverpy._cluster.notifier import decode_message
-from riverpy._lease.lease import WATCH_LEAST, Lease, watch_step
+from riverpy._lease.lease import ASK_MOST, WATCH_LEAST, Lease, watch_step
 from riverpy._lease.store import USER_PREFIX
 from riverpy._lifecycle import StopCause, TestSignal
 from riverpy.config import ELECT_JITTER_SHARE
@@ -54,6 +54,8 @@ CLOSE_MOST = 2.0
 """Seconds that the end of what is done under leases may take when the keeper is closed."""
 RENEWAL_LEAST = 0.01
 """Seconds below which there is no time for another renewal."""
+_UNKNOWN = (*DATABASE_ERRORS, TransactionError)
+"""What leaves the answer unknown: the database, or a transaction on the caller's connection."""
 
 
 class _Question:
@@ -89,6 +91,8 @@ class LeaseKeeper:
         """
         self._store, self._holder, self._timing = store, holder, timing
         self._timer, self._max_held = timer, max_held
+        self._bid_most = min(ASK_MOST, timing.trust - timing.grace)
+        """Seconds that a bid may take: the answer to a longer one comes too late."""
         self._kept: dict[str, Lease] = {}
         self._standing: dict[str, set[asyncio.Event]] = {}
         """What wakes those who stand by, by name."""
@@ -313,7 +317,7 @@ class LeaseKeeper:
         with question.scope:
             try:
                 question.bid = await self._store.acquire(
-                    name, self._holder, self._timing.ttl_delta, bound=self._timing.interval
+                    name, self._holder, self._timing.ttl_delta, bound=self._bid_most
                 )
             except Exception as error:  # its asker raises it
                 question.error = error
@@ -356,11 +360,6 @@ class LeaseKeeper:
             loop, context = asyncio.get_running_loop(), contextvars.Context()
             self._task = loop.create_task(self._tend(), context=context)
 
-    def retire(self, lease: Lease) -> None:
-        """End a lease under which something goes on: it is not renewed and lapses, and nobody here
-        bids for it until it is released."""
-        lease.end("what is done under it did not end in time", cause=StopCause.CLIENT_STOP)
-
     async def renew(self, lease: Lease) -> bool:
         """Extend a lease that its user renews. False: it is over.
 
@@ -370,7 +369,7 @@ class LeaseKeeper:
         if not lease.is_held:  # the user was told to stop
             lease.end("it could not be renewed in time")
             return False
-        await self._renew([lease], bound=min(self._timing.interval, lease.trust_left))
+        await self._renew([lease], bound=min(ASK_MOST, lease.trust_left))
         return lease.is_held
 
     async def release(self, lease: Lease) -> bool:
@@ -393,12 +392,9 @@ class LeaseKeeper:
     async def _give_back(self, lease: Lease) -> bool:
         try:
             return await self._store.release(
-                lease.name,
-                lease.epoch,
-                lease.holder,
-                bound=min(RELEASE_MOST, self._timing.interval),
+                lease.name, lease.epoch, lease.holder, bound=RELEASE_MOST
             )
-        except (*DATABASE_ERRORS, TransactionError) as error:
+        except _UNKNOWN as error:
             self._log.warning(
                 "a lease could not be released and lapses",
                 lease=lease.name,
@@ -471,8 +467,8 @@ class LeaseKeeper:
             try:
                 # A renewal that is not answered leaves the time for another one.
                 left = min(map(self._time_left, held))
-                await self._renew(held, bound=min(self._timing.interval, left / 2))
-            except DATABASE_ERRORS as error:
+                await self._renew(held, bound=min(ASK_MOST, left / 2))
+            except _UNKNOWN as error:
                 say = self._log.debug if is_told else self._log.warning
                 say("leases were not renewed, trying again", error=describe(error))
                 is_told = True

@@ -32,6 +32,8 @@ WATCH_MOST = 1.0
 WATCH_LEAST = 0.001
 WATCH_SHARE = 1 / 15
 """The same as a share of the lease's time."""
+ASK_MOST = 5.0
+"""Seconds that a question to the store may take."""
 _SERIALIZATION_FAILURE = "40001"
 _holder: tuple[int, str] | None = None
 
@@ -131,8 +133,9 @@ class Lease:
         """Tie the transaction that is open on `connection` to this term: it commits under it or not
         at all, for the lease passes to nobody before its end.
 
-        Call it before the transaction writes. The server ends a transaction that goes on, or waits
-        for a lock, for longer than the lease's ttl.
+        Call it before the transaction writes. The server ends a transaction that goes on for longer
+        than the lease's ttl; before PostgreSQL 17 one of which a statement, or a pause, does. A
+        transaction of any isolation may be fenced; renewals go on meanwhile.
 
         Args:
             connection: asyncpg's, in a transaction; for a lease in memory a transaction of that.
@@ -217,9 +220,7 @@ class Lease:
     async def _is_held_by_the_server(self) -> bool:
         asked_at = self._timer.boottime()
         try:
-            names = await self._store.renew(
-                self.holder, [(self.name, self.epoch)], bound=self._timing.interval
-            )
+            names = await self._store.renew(self.holder, [(self.name, self.epoch)], bound=ASK_MOST)
         except Exception as error:  # in doubt, and the first error tells more
             structlog.get_logger("riverpy").debug(
                 "it is not known whether a lease is held",

@@ -96,7 +96,14 @@ select
     )::bigint::text,
     true
   ),
-  set_config('idle_in_transaction_session_timeout', (@milliseconds::bigint)::text, true),
+  set_config(
+    'idle_in_transaction_session_timeout',
+    least(
+      nullif(extract(epoch from current_setting('idle_in_transaction_session_timeout')::interval) * 1000, 0),
+      @milliseconds::bigint
+    )::bigint::text,
+    true
+  ),
   case
     when current_setting('server_version_num')::int >= 170000
     then set_config('transaction_timeout', (@milliseconds::bigint)::text, true)

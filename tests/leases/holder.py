@@ -16,7 +16,7 @@ import asyncpg
 from riverpy import LeaseLostError, LeaseManager
 from tests.leases.backends import ADD_EFFECT
 
-TTL, INTERVAL = timedelta(seconds=2), timedelta(seconds=0.5)
+TTL, INTERVAL = timedelta(seconds=4), timedelta(seconds=1)
 
 
 async def main(url: str, schema: str, *, fence_first: bool) -> None:

@@ -204,6 +204,21 @@ async def test_slow_answers_do_not_stretch_the_trust(
     await lease.wait_lost()
 
 
+async def test_slow_renewals_do_not_stretch_the_trust(
+    store: Store, keeper: LeaseKeeper, timer: VirtualTimer
+) -> None:
+    """Nor does the answer to a renewal that was long in coming."""
+    lease = await keeper.acquire("x")
+    await timer.advance(4)
+    store.faults.append(2.0)
+    await timer.advance(3 + 0.1)
+    assert len(store.asked("renew")) == 1
+    assert keeper.renewals == 1
+    assert keeper.renewal_seconds == pytest.approx(2.0)
+    assert lease.trust_left == pytest.approx(TRUST - 2.1)
+    await keeper.release(lease)
+
+
 async def _while_moving(timer: VirtualTimer, call: Any, seconds: float) -> Any:
     """What a call returns while time is moved on."""
     answers: list[Any] = []
@@ -525,11 +540,13 @@ async def test_block_that_goes_on(store: Store, keeper: LeaseKeeper, timer: Virt
     assert isinstance(block.error, LeaseLostError)
 
 
-async def test_retired(store: Store, keeper: LeaseKeeper, timer: VirtualTimer) -> None:
-    """A lease that is retired is not renewed, and freed by its release if it has not lapsed."""
+async def test_lease_that_is_ended(store: Store, keeper: LeaseKeeper, timer: VirtualTimer) -> None:
+    """A lease that is ended from outside is not renewed, and freed by its release if it has not
+    lapsed."""
     lease = await keeper.acquire("x")
     assert keeper.kept == [lease]
-    keeper.retire(lease)
+    assert lease.end("what is done under it goes on", cause=StopCause.CLIENT_STOP)
+    assert not lease.end("the first reason counts")
     assert not lease.is_held
     assert lease.cause is StopCause.CLIENT_STOP
     await timer.advance(12)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from riverpy import Lease
     from tests._database import Schema
 
-SHORT = {"ttl": timedelta(seconds=1), "renew_interval": timedelta(seconds=0.3)}
+QUICK = {"ttl": timedelta(seconds=15), "renew_interval": timedelta(seconds=0.3)}
 ISOLATIONS = ("read_committed", "repeatable_read", "serializable")
 LEASE_SESSIONS = (
     "SELECT count(*) FROM pg_stat_activity"
@@ -136,11 +136,13 @@ async def test_limits_of_a_fenced_transaction(schema: Schema, leases: LeaseManag
         return [await connection.fetchval("SELECT current_setting($1)", name) for name in names]
 
     lease = await _granted(leases)
-    async with schema.connected(statement_timeout="7s") as connection:
+    async with schema.connected(
+        statement_timeout="7s", idle_in_transaction_session_timeout="6s"
+    ) as connection:
         before = await limits(connection)
         async with connection.transaction():
             await lease.fence(connection)
-            assert await limits(connection) == ["7s", "15s", "15s"]
+            assert await limits(connection) == ["7s", "15s", "6s"]
         assert await limits(connection) == before
 
 
@@ -177,22 +179,24 @@ async def test_clock_set_back(schema: Schema, leases: LeaseManager) -> None:
 # -- connections
 
 
-async def test_injected_connection_survives(schema: Schema) -> None:
+async def test_injected_connection_survives(
+    schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A caller's connection is the same, open and outside of a transaction, after an error on it,
     and is not closed with the manager."""
     async with schema.connected() as connection:
         pid = connection.get_server_pid()
-        async with LeaseManager(connection, holder="a", **SHORT) as leases:
-            async with schema.connected() as other, other.transaction():
-                await other.execute("LOCK TABLE riverpy_lease")
-                with pytest.raises(TimeoutError, match="bidding for a lease took longer"):
-                    await leases.try_acquire("x")
-            assert not connection.is_closed()
+        async with _injected(connection) as leases:
             lease = await _granted(leases)
             async with schema.connected() as other, other.transaction():
                 await other.execute("LOCK TABLE riverpy_lease")
+                monkeypatch.setattr(leases._keeper, "_bid_most", 0.1)
+                with pytest.raises(TimeoutError, match="bidding for a lease took longer"):
+                    await leases.try_acquire("x")
+                monkeypatch.setattr("riverpy._lease.keeper.ASK_MOST", 0.1)
                 with pytest.raises(TimeoutError, match="renewing leases took longer"):
                     await leases.renew(lease)
+        assert not connection.is_closed()
         assert not connection.is_in_transaction()
         assert await connection.fetchval("SELECT pg_backend_pid()") == pid
 
@@ -221,8 +225,23 @@ async def test_injected_connection_in_a_transaction(schema: Schema) -> None:
     assert await schema.fetchval("SELECT count(*) FROM riverpy_lease") == 1
 
 
+async def test_transaction_during_a_hold(schema: Schema) -> None:
+    """A transaction that the caller opens on the connection of the leases puts renewals off; they
+    are tried again in time."""
+    async with schema.connected() as connection, _injected(connection) as leases:
+        keeper = leases._keeper
+        async with leases.hold("x") as lease:
+            async with connection.transaction():
+                with anyio.fail_after(30):
+                    while not keeper.renewal_failures:
+                        await anyio.sleep(0.01)
+            keeper.renewed.init()
+            await keeper.renewed.wait()
+            assert lease.is_held
+
+
 def _injected(connection: asyncpg.Connection[Any]) -> LeaseManager:
-    return LeaseManager(connection, holder="a", **SHORT)
+    return LeaseManager(connection, holder="a", **QUICK)
 
 
 async def test_owned_connections_are_rebuilt(schema: Schema) -> None:
@@ -254,16 +273,18 @@ async def _until_answered(leases: LeaseManager, lease: Lease) -> bool:
             assert lease.is_held
 
 
-async def test_exhausted_pool(schema: Schema) -> None:
+async def test_exhausted_pool(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool without a free connection leaves it unknown who has a lease, within a bound, and
     works again later."""
     async with (
         asyncpg.create_pool(schema.url, min_size=1, max_size=1) as pool,
-        LeaseManager(pool, schema=schema.name, holder="a", **SHORT) as leases,
+        LeaseManager(pool, schema=schema.name, holder="a", **QUICK) as leases,
     ):
         async with pool.acquire():
-            with pytest.raises(TimeoutError, match="bidding for a lease took longer"):
-                await leases.try_acquire("x")
+            with monkeypatch.context() as patch:
+                patch.setattr(leases._keeper, "_bid_most", 0.1)
+                with pytest.raises(TimeoutError, match="bidding for a lease took longer"):
+                    await leases.try_acquire("x")
         assert await leases.release(await _granted(leases))
 
 
@@ -303,6 +324,33 @@ async def test_line_is_not_migrated(database_url: str, *, is_pool: bool) -> None
                 await leases.__aenter__()
         await _no_sessions(connection)
         await connection.execute(f"DROP SCHEMA {name} CASCADE")
+
+
+async def test_release_is_heard(schema: Schema) -> None:
+    """What a release announces, at its commit, is what wakes those who stand by."""
+    slow = {"ttl": timedelta(hours=1), "renew_interval": timedelta(minutes=20)}
+    async with (
+        LeaseManager(schema.url, schema=schema.name, holder="a", **slow) as a,
+        LeaseManager(schema.url, schema=schema.name, holder="b", **slow) as b,
+        schema.connected() as listener,
+    ):
+        lease = await _granted(a)
+        b._keeper.denied.init()
+
+        def heard(*notification: Any) -> None:
+            b._keeper.heard(notification[-1])
+
+        await listener.add_listener(f"{schema.name}.riverpy_lease", heard)
+
+        async def release() -> None:
+            await b._keeper.denied.wait()
+            assert await a.release(lease)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(release)
+            with anyio.fail_after(30):
+                async with b.hold("x") as other:
+                    assert other.epoch > lease.epoch
 
 
 # -- processes
@@ -346,12 +394,7 @@ async def test_frozen_process(schema: Schema, what: str) -> None:
     try:
         assert await anyio.to_thread.run_sync(process.stdout.readline) == "held\n"
         os.kill(process.pid, signal.SIGSTOP)
-        async with LeaseManager(
-            schema.url,
-            schema=schema.name,
-            ttl=timedelta(seconds=2),
-            renew_interval=timedelta(seconds=0.5),
-        ) as leases:
+        async with LeaseManager(schema.url, schema=schema.name, **QUICK) as leases:
             with anyio.fail_after(60):
                 async with leases.hold("x") as lease, schema.connected() as connection:
                     async with connection.transaction():
