@@ -1,0 +1,153 @@
+"""An event log with two projections and an automation, as a process of a fleet runs them, and a
+checker of what the fleet made of it.
+
+    python -m tests.singletons.event_log URL SCHEMA NAME MAIL [--unfenced]
+
+Each projection applies every event once, in order: its checkpoint moves in the transaction that
+applies, under the fence of its lease. The automation works a list of things to do, one item an
+event: a letter, written once by the database; and a mail, sent at most once, which is a line at the
+end of the file MAIL.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import asyncpg
+import uvloop
+
+import riverpy
+from tests.kit.fleet import end_with_the_fleet
+from tests.kit.statements import read_statements
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+SQL = read_statements(Path(__file__).with_suffix(".sql"))
+PROJECTIONS = ("history", "totals")
+AUTOMATION = "automation"
+TTL = timedelta(seconds=1.5)
+BATCH = 10
+LOOK_INTERVAL = 0.05
+HOLD_MOST = 0.02
+"""Seconds that a transaction stays open after its fence, at most: faults hit some."""
+
+
+class Application:
+    """What one process runs."""
+
+    def __init__(self, pool: asyncpg.Pool, client: riverpy.Client, mail: int, *, fenced: bool):
+        self.pool, self.client, self.mail, self.fenced = pool, client, mail, fenced
+        for name in PROJECTIONS:
+            client.singleton(name, partial(self.project, name))
+        client.singleton(AUTOMATION, self.automate)
+
+    @asynccontextmanager
+    async def transaction(self, lease: riverpy.Lease) -> AsyncGenerator[Any]:
+        """A transaction that commits under the lease."""
+        async with self.pool.acquire() as connection, connection.transaction():
+            if self.fenced:
+                await lease.fence(connection)
+            yield connection
+
+    async def project(self, name: str, lease: riverpy.Lease) -> None:
+        """Apply events, in order, as they come."""
+        async with self.transaction(lease) as connection:
+            await connection.execute(SQL["register"], name)
+        while True:
+            async with self.transaction(lease) as connection:
+                events = await connection.fetch(SQL["next_events"], name, BATCH)
+                await anyio.sleep(random.uniform(0, HOLD_MOST))
+                for event in events:
+                    await self.apply(connection, name, lease, event)
+                if events:
+                    last = events[-1]
+                    await connection.execute(
+                        SQL["advance"], name, last["xid"], last["id"], lease.epoch
+                    )
+            if not events:
+                await anyio.sleep(LOOK_INTERVAL)
+
+    async def apply(
+        self, connection: Any, name: str, lease: riverpy.Lease, event: asyncpg.Record
+    ) -> None:
+        """Apply one event."""
+        await connection.execute(SQL["note"], name, event["id"], lease.epoch)
+        if name == "totals":
+            await connection.execute(SQL["add"], name, event["stream"], event["amount"])
+        else:
+            await connection.execute(SQL["list_todo"], event["id"])
+
+    async def automate(self, lease: riverpy.Lease) -> None:
+        """Do what is to be done."""
+        while True:
+            todos = await self.pool.fetch(SQL["open_todos"], BATCH)
+            for (event,) in todos:
+                lease.expect_held()
+                await self.client.run_at_most_once(f"mail {event}", partial(self.send, event))
+                async with self.pool.acquire() as connection, connection.transaction():
+                    write = partial(self.write_letter, event, lease.epoch)
+                    await self.client.run_once(f"letter {event}", write, tx=connection)
+                    await connection.execute(SQL["todo_done"], event)
+            if not todos:
+                await anyio.sleep(LOOK_INTERVAL)
+
+    async def send(self, event: int, claim: riverpy.Claim) -> None:
+        """An effect that no database undoes."""
+        await anyio.sleep(random.uniform(0, HOLD_MOST))
+        os.write(self.mail, f"{event} {claim.epoch}\n".encode())
+
+    async def write_letter(self, event: int, epoch: int, connection: Any) -> None:
+        """An effect in the database."""
+        await connection.execute(SQL["write_letter"], event, epoch)
+
+
+async def main(url: str, schema: str, name: str, mail: str, *, fenced: bool) -> None:
+    """Run until told to stop."""
+    config = riverpy.Config(
+        schema=schema,
+        name=name,
+        candidate=False,
+        leader_ttl=TTL,
+        elect_interval=TTL / 5,
+        soft_stop_timeout=timedelta(0),
+    )
+    descriptor = os.open(mail, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    async with asyncpg.create_pool(
+        url, min_size=0, max_size=5, server_settings={"search_path": schema}
+    ) as pool:
+        client = riverpy.Client(url, config=config)
+        Application(pool, client, descriptor, fenced=fenced)
+        await client.run()
+
+
+async def findings(connection: Any, mail: Path, kills: int) -> list[str]:
+    """What is wrong after a run in which so many processes were killed or frozen; nothing, if all
+    is well."""
+    found = [
+        f"{check}: {dict(row)}"
+        for check in ("misapplied", "wrong_totals", "late_writes", "wrong_letters")
+        for row in await connection.fetch(SQL[check])
+    ]
+    sent = [int(line.split()[0]) for line in mail.read_text().splitlines()]
+    found += [f"mail {event} was sent twice" for event in set(sent) if sent.count(event) > 1]
+    events = (await connection.fetchrow(SQL["counts"]))["events"]
+    unknown = {row["key"] for row in await connection.fetch(SQL["claims_left"])}
+    unsent = {f"mail {event}" for event in range(1, events + 1)} - {f"mail {e}" for e in sent}
+    found += [f"{key} was not sent, and nobody had claimed it" for key in unsent - unknown]
+    if len(unknown) > kills:
+        found.append(f"{len(unknown)} mails are unknown after {kills} faults")
+    return found
+
+
+if __name__ == "__main__":
+    end_with_the_fleet()
+    uvloop.run(main(*sys.argv[1:5], fenced="--unfenced" not in sys.argv))
