@@ -307,6 +307,7 @@ def test_fence_holds_over_lost_commits() -> None:
     explore(LeasesOverLostCommits, examples=EXAMPLES // 4, phases=(Phase.generate, Phase.shrink))
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("what", WITHOUT)
 def test_search_finds_what_each_protection_is_for(what: str) -> None:
     """A search finds two who hold a lease, or a late write, if one of the protections is

@@ -55,6 +55,7 @@ def _quiet() -> Generator[None]:
 class Fleet(RuleBasedStateMachine):
     """What happens to a fleet at any time."""
 
+    place: type[World] = World
     server: type[Server] = Server
     process: type[Process] = Process
     timing = TIMING
@@ -66,7 +67,7 @@ class Fleet(RuleBasedStateMachine):
     def begins(self, rates: list[float], lateness: float) -> None:
         """The processes start, each with a clock of its own, the first with services that may take
         their time to end."""
-        self.world = World(
+        self.world = self.place(
             rates,
             server=self.server,
             process=self.process,
