@@ -100,7 +100,8 @@ class LeaseKeeper:
         """Until when a name is not bid for, by boottime: somebody asked for the lease."""
         self._bidding = 0
         self._changed = asyncio.Event()
-        """Set, and replaced, whenever a lease is kept or kept no more."""
+        """Set, and replaced, whenever a lease is kept or kept no more, or nobody stands by for one
+        any more."""
         self._due = 0.0
         """When leases are renewed next, by boottime."""
         self._task: asyncio.Task[None] | None = None
@@ -143,7 +144,7 @@ class LeaseKeeper:
             lease.end("the keeper of leases is closed", cause=StopCause.CLIENT_STOP)
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(CLOSE_MOST):
-                while self._kept:
+                while self._kept or self._standing:
                     await self._changed.wait()
             for lease in self.kept:
                 self._log.error(
@@ -231,6 +232,7 @@ class LeaseKeeper:
             self._standing[name].discard(wake)
             if not self._standing[name]:
                 del self._standing[name]
+                self._change()
         lease.waited = self._timer.boottime() - began
         return lease
 
@@ -253,9 +255,12 @@ class LeaseKeeper:
                     say("cannot bid for a lease, trying again", lease=name, error=describe(error))
                     is_told, pause = True, backoff.next()
                 else:
-                    if lease is not None:
+                    if lease is not None and not self._is_closed:
                         self._keep(lease)
                         return lease
+                    if lease is not None:
+                        await self.release(lease)
+                        continue
                     is_told = False
                     backoff.reset()
                 self.denied.emit()

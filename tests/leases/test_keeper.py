@@ -640,6 +640,24 @@ async def test_close(store: Store, timer: VirtualTimer) -> None:
     assert task.done()
 
 
+async def test_close_during_a_bid(store: Store, timer: VirtualTimer) -> None:
+    """What is granted to a keeper that is being closed is given back before its store is closed."""
+    keeper = _keeper(store)
+    store.faults.append(1.0)
+    block = Block(keeper)
+    async with anyio.create_task_group() as tasks, keeper:
+        tasks.start_soon(block.run)
+        await settle()
+        tasks.start_soon(keeper.close)
+        await settle()
+        assert not store.is_closed
+        await timer.advance(1.1)
+        assert store.is_closed
+    assert isinstance(block.error, ClientStateError)
+    assert len(store.asked("release", "x")) == 1
+    assert keeper.kept == []
+
+
 async def test_close_with_a_block_that_goes_on(
     store: Store, timer: VirtualTimer, log: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
