@@ -12,6 +12,7 @@ from riverpy._doctor.failing import look_at_failing
 from riverpy._doctor.finding import Finding, Level
 from riverpy._doctor.fleet import look_at_clients, look_at_leader
 from riverpy._doctor.kinds import look_at_kinds
+from riverpy._doctor.leases import look_at_leases
 from riverpy._doctor.listening import look_at_listeners, look_at_listening
 from riverpy._doctor.patient import PRIVILEGE_LACKING, Patient
 from riverpy._doctor.running import look_at_running
@@ -59,6 +60,7 @@ _LOOKS: tuple[tuple[str, Callable[[Patient], Awaitable[list[Finding]]]], ...] = 
     ("failing", look_at_failing),
     ("scheduled", look_at_scheduled),
     ("periodic", look_at_periodic),
+    ("leases", look_at_leases),
     ("snapshots", look_at_snapshots),
     ("locks", look_at_locks),
     ("vacuum", look_at_vacuum),

@@ -101,7 +101,7 @@ async def test_show_domain(command: Command, schema: Schema) -> None:
     assert (await call(command, "show", "--domain", "mail"))[1]["leader"] is None
     await schema.execute(
         "INSERT INTO riverpy_lease (name, epoch, holder, ttl, expires_at)"
-        " VALUES ('d:mail', 7, 'two', '15 s', now() + interval '15 s'),"
+        " VALUES ('d:mail', 7, 'two', '1 h', now() + interval '1 h'),"
         " ('d:other', 9, 'three', '15 s', '-infinity')"
     )
     _, shown = await call(command, "show", "--domain", "mail")
@@ -119,7 +119,7 @@ async def test_resign_in_domain(command: Command, schema: Schema) -> None:
     assert (await call(command, "resign", "--domain", "mail"))[0] == 1
     await schema.execute(
         "INSERT INTO riverpy_lease (name, epoch, holder, ttl, expires_at)"
-        " VALUES ('d:mail', 7, 'two', '15 s', now() + interval '15 s')"
+        " VALUES ('d:mail', 7, 'two', '1 h', now() + interval '1 h')"
     )
     heard = asyncio.Queue[tuple[str, Any]]()
     async with schema.connected() as connection:

@@ -158,7 +158,7 @@ async def test_run_in_domain(schema: Schema) -> None:
     )
     await schema.execute(
         "INSERT INTO riverpy_lease (name, epoch, holder, ttl, expires_at) VALUES"
-        " ('d:mail', 7, 'm', '15 s', now() + interval '15 s'), ('d:x', 7, 'x', '15 s', now())"
+        " ('d:mail', 7, 'm', '1 h', now() + interval '1 h'), ('d:x', 7, 'x', '15 s', now())"
     )
     result = await command(schema, "run", "daily@mail", "--json")
     assert json.loads(result.stdout)["leader_id"] == "m"

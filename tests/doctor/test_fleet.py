@@ -8,7 +8,7 @@ import anyio
 
 from riverpy._doctor import patient
 from riverpy.migrate import Migrator
-from tests.doctor.conftest import examine, put, register, seat
+from tests.doctor.conftest import examine, put, register, seat, seat_in
 from tests.work.rig import Rig, Task
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ async def test_healthy(schema: Schema, doctor: Doctor) -> None:
     assert names == [
         *("connect", "pooler", "settings", "clock", "connections", "schema", "grants", "listen"),
         *("listeners", "leader", "domains", "clients", "stuck", "running", "queues", "kinds"),
-        *("failing", "scheduled", "periodic", "snapshots", "locks", "vacuum", "indexes"),
+        *("failing", "scheduled", "periodic", "leases", "snapshots", "locks", "vacuum", "indexes"),
     ]
     assert report.one("listeners", "ok")["data"]["needed"] == 2
     assert report.one("leader", "ok")["data"]["leader_id"] in {"one", "two"}
@@ -407,3 +407,25 @@ async def test_many_queues(doctor: Doctor, schema: Schema, monkeypatch: pytest.M
         f'at least 2 jobs of queue "{queue}"' for queue in "abc"
     ]
     assert set(report.one("kinds", "ok")["data"]["kinds"]) == {"first", "second"}
+
+
+async def test_leases(schema: Schema, doctor: Doctor) -> None:
+    """Leases of user code that are held are named, and one that lapsed and nobody took over is told
+    of, for a day; one that was released, or has only just lapsed, is nothing."""
+    for name, seconds in (
+        ("s:a", 900),
+        ("s:b", -1),
+        ("s:c", -7200),
+        ("s:d", -90_000),
+        ("d:x", -120),
+    ):
+        await seat_in(schema, name, f"holder of {name}", seconds)
+    await schema.execute(
+        "INSERT INTO riverpy_lease (name, epoch, holder, ttl, expires_at)"
+        " VALUES ('s:e', 1, 'x', '15 s', '-infinity')"
+    )
+    report = await doctor()
+    assert report.one("leases", "ok")["data"] == {"leases": {"a": "holder of s:a"}}
+    found = report.one("leases", "warn")
+    assert 'for up to 2h, and taken over by nobody: "c", last held by' in found["text"]
+    assert list(found["data"]["lapsed"]) == ["c"]

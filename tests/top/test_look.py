@@ -255,7 +255,7 @@ async def test_domains(schema: Schema, looker: Looker) -> None:
     )
     await schema.execute(
         "INSERT INTO riverpy_lease (name, epoch, holder, ttl, expires_at)"
-        " VALUES ('d:mail', 7, 'm', '15 s', now() + interval '15 s')"
+        " VALUES ('d:mail', 7, 'm', '1 h', now() + interval '1 h')"
     )
     look = await looker.look()
     assert look.candidates == 1
