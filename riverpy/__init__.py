@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from riverpy._cluster.leadership import LeadershipSubscription
 from riverpy._lifecycle import StopCause
+from riverpy._maintenance.leader_code import LeaderTerm
 from riverpy._work.run import StopReport
 from riverpy._work.subscriptions import Subscription
 from riverpy.client import Client
@@ -140,6 +141,7 @@ __all__ = [
     "JobStatistics",
     "JobStuckHandler",
     "KindStats",
+    "LeaderTerm",
     "LeadershipChange",
     "LeadershipSubscription",
     "Lease",

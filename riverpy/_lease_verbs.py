@@ -14,7 +14,7 @@ from riverpy._lease.store import LeaseTable
 from riverpy._names import validate_lease_name
 from riverpy._work.client_leases import ClientLeases
 from riverpy.errors import ClientStateError, ConfigError
-from riverpy.singletons import Singleton, Singletons
+from riverpy.singletons import LeaderFunction, Singleton, Singletons
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from riverpy.config import Config
     from riverpy.drivers.asyncpg import Pool
     from riverpy.leases import Lease
-    from riverpy.singletons import Restart, SingletonFn
+    from riverpy.singletons import LeaderFn, Restart, SingletonFn
 
 
 class LeaseVerbs(ABC):
@@ -82,6 +82,27 @@ class LeaseVerbs(ABC):
         if self.is_running:
             raise ClientStateError("singletons are registered before the client runs")
         self._singletons.add(Singleton(name, fn, restart, candidate))
+
+    def leader_only(self, name: str, fn: LeaderFn) -> None:
+        """Register a function that runs while this client leads its domain, beside its
+        maintenance: it needs no lease of its own, and moves with the lead.
+
+        `await fn(term)` begins soon after the client has begun to lead, and is cancelled when that
+        ends. Each transaction that writes begins with `await term.fence(connection)`. If it returns
+        it has ended for this term; if it raises it runs again after a delay of 1 to 8 seconds. What
+        ignores its cancellation keeps this client from leading until it ends.
+
+        Args:
+            name: for the log: 1 to 100 printable ASCII characters without a space.
+            fn: a coroutine function; gets the term.
+
+        Raises:
+            ConfigError: the name is not allowed or taken, or `fn` is no coroutine function.
+            ClientStateError: the client runs.
+        """
+        if self.is_running:
+            raise ClientStateError("leader functions are registered before the client runs")
+        self._singletons.add_of_leader(LeaderFunction(name, fn))
 
     @asynccontextmanager
     async def lease(self, name: str, *, wait: timedelta | None = None) -> AsyncGenerator[Lease]:

@@ -1,4 +1,5 @@
-"""Singletons: functions of which one instance runs over all processes that register them."""
+"""Singletons: functions of which one instance runs over all processes that register them, each
+under a lease of its own or while its client leads."""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from riverpy._lease.lease import Lease
+    from riverpy._maintenance.leader_code import LeaderTerm
 
 SingletonFn: TypeAlias = "Callable[[Lease], Awaitable[object]] | Callable[[Lease], None]"
 """A coroutine function, or a plain one, which runs in a thread."""
+LeaderFn: TypeAlias = "Callable[[LeaderTerm], Awaitable[object]]"
 Restart: TypeAlias = Literal["on_error", "never"]
 
 
@@ -29,8 +32,14 @@ class Singleton(NamedTuple):
     @property
     def is_blocking(self) -> bool:
         """Whether it runs in a thread."""
-        call = getattr(self.fn, "__call__", None)  # noqa: B004 (it is called)
-        return not (iscoroutinefunction(self.fn) or iscoroutinefunction(call))
+        return not _is_coroutine_function(self.fn)
+
+
+class LeaderFunction(NamedTuple):
+    """A function that runs while its client leads, and its name for the log."""
+
+    name: str
+    fn: LeaderFn
 
 
 class Singletons:
@@ -38,6 +47,7 @@ class Singletons:
 
     def __init__(self) -> None:
         self._by_name: dict[str, Singleton] = {}
+        self._of_leader: dict[str, LeaderFunction] = {}
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -66,3 +76,29 @@ class Singletons:
                 f"candidate of singleton {name!r} is True or False, got {candidate!r}"
             )
         self._by_name[name] = singleton
+
+    @property
+    def of_leader(self) -> list[LeaderFunction]:
+        """What runs while the client leads."""
+        return list(self._of_leader.values())
+
+    def add_of_leader(self, function: LeaderFunction) -> None:
+        """Register what runs while the client leads.
+
+        Raises:
+            ConfigError: its name is not allowed or taken, or it is no coroutine function.
+        """
+        name, fn = function
+        validate_lease_name(name)
+        if name in self._of_leader:
+            raise ConfigError(
+                f"leader function {name!r} is registered already: names are given once"
+            )
+        if not _is_coroutine_function(fn):
+            raise ConfigError(f"leader function {name!r} must be an `async def`")
+        self._of_leader[name] = function
+
+
+def _is_coroutine_function(fn: object) -> bool:
+    call = getattr(fn, "__call__", None)  # noqa: B004 (it is called)
+    return iscoroutinefunction(fn) or iscoroutinefunction(call)

@@ -26,6 +26,7 @@ from riverpy._maintenance.job_cleaner import JobCleaner
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.job_scheduler import JobScheduler
 from riverpy._maintenance.leader import MaintenanceLeader
+from riverpy._maintenance.leader_code import LeaderCode
 from riverpy._maintenance.maintainer import Maintainer
 from riverpy._maintenance.mandate import Mandate
 from riverpy._maintenance.periodic_enqueuer import PeriodicEnqueuer
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from riverpy.drivers.asyncpg import Connection
     from riverpy.events import LeadershipChange
     from riverpy.periodic import PeriodicJobs
+    from riverpy.singletons import LeaderFunction
     from riverpy.worker import Workers
 
 
@@ -70,6 +72,7 @@ class Candidacy:
         heartbeat: Heartbeat,
         periodic_jobs: PeriodicJobs,
         inserter: Inserter,
+        functions: Sequence[LeaderFunction],
         timer: Timer,
     ) -> None:
         """Make it; nothing is connected.
@@ -83,6 +86,7 @@ class Candidacy:
             changed: told of each transition of the lead of the client's domain.
             heartbeat: the run's.
             periodic_jobs, inserter: the client's.
+            functions: of the user's, which run while the client leads its domain.
             timer: by which leading measures and waits.
         """
         self.config, self.client_id, self.workers = config, client_id, workers
@@ -99,7 +103,10 @@ class Candidacy:
             if is_default
             else LeadLease(reserved, config.schema, domain_lease(config.domain)),
             of_default if is_default else of_domain(config.domain),
-            lambda office: services(office, heartbeat, periodic_jobs, inserter),
+            lambda office: [
+                *services(office, heartbeat, periodic_jobs, inserter),
+                *(LeaderCode(office, function) for function in functions),
+            ],
             changed,
         )
         self._seats = [self._own] if is_default else [self._own, self._schema_seat()]

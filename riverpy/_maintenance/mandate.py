@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from riverpy._cluster.elector import LeaderStore
     from riverpy._cluster.trust import Term, Trust
     from riverpy._db.connection import DedicatedConnection
-    from riverpy.drivers.asyncpg import Connection
+    from riverpy.drivers.asyncpg import Connection, Transaction
 
 TRANSACTION_LIMIT = timedelta(seconds=5)
 """What one fenced transaction may take: a dead holder delays a takeover by no more than that."""
@@ -91,7 +91,7 @@ class Mandate:
                 connection.use(purpose, self._limit.total_seconds()) as open_connection,
                 _transaction(open_connection),
             ):
-                await self._pass_fence(open_connection)
+                await self.fence(open_connection)
                 is_entered = True
                 yield open_connection
         except DATABASE_ERRORS as error:
@@ -102,7 +102,13 @@ class Mandate:
                 text if text.startswith(purpose) else f"{purpose}: {text}"
             ) from error
 
-    async def _pass_fence(self, connection: Connection) -> None:
+    async def fence(self, connection: Transaction) -> None:
+        """Tie the transaction that is open on `connection` to the term.
+
+        Raises:
+            FencedOutError: the term is over.
+            Exception: one of DATABASE_ERRORS.
+        """
         is_held = await self._store.fence(
             connection, self.term, bound=self._limit, lock_bound=self._limit * LOCK_SHARE
         )

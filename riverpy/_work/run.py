@@ -256,6 +256,7 @@ class Run:
                 heartbeat=self._heartbeat,
                 periodic_jobs=periodic_jobs,
                 inserter=inserter,
+                functions=singletons.of_leader,
                 timer=SystemTimer(),
             )
             if config.candidate

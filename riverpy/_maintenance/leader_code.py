@@ -1,0 +1,82 @@
+"""LeaderCode: a function of the user's that runs while this client leads, as a service of each
+term."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from riverpy._lifecycle import awaiting_only_exceptions
+from riverpy._maintenance.base import MaintenanceService
+from riverpy.drivers.asyncpg import is_transaction
+from riverpy.errors import TransactionError
+
+if TYPE_CHECKING:
+    from riverpy._lifecycle import StopScope
+    from riverpy._maintenance.base import Office
+    from riverpy._maintenance.mandate import Mandate
+    from riverpy.drivers.asyncpg import Transaction
+    from riverpy.singletons import LeaderFunction
+
+
+class LeaderTerm:
+    """One term in which this client leads its domain, for code of the user's."""
+
+    def __init__(self, mandate: Mandate) -> None:
+        """Made by the client."""
+        self._mandate = mandate
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the term may be acted under now."""
+        return self._mandate.is_trusted
+
+    def expect_held(self) -> None:
+        """Before a step that is not fenced.
+
+        Raises:
+            FencedOutError: the term is over, or in doubt.
+        """
+        self._mandate.expect_trusted()
+
+    async def fence(self, connection: Transaction) -> None:
+        """Tie the transaction that is open on `connection` to this term: it commits under it or not
+        at all. Call it before the transaction writes. The server ends a transaction that goes on
+        for longer than 5 seconds, or than `Config.leader_ttl`.
+
+        Args:
+            connection: asyncpg's, in a transaction that is read committed.
+
+        Raises:
+            FencedOutError: the term is over: roll back.
+            TransactionError: no transaction is open there.
+            Exception: one of DATABASE_ERRORS.
+        """
+        if not is_transaction(connection) or not connection.is_in_transaction():
+            raise TransactionError(
+                "a fence outside a transaction guards nothing: call it inside `async with "
+                "connection.transaction():`, before the first write"
+            )
+        self._mandate.expect_trusted()
+        await self._mandate.fence(connection)
+
+
+class LeaderCode(MaintenanceService):
+    """Runs it in each term, once if it returns and again after a delay if it raises."""
+
+    def __init__(self, office: Office, function: LeaderFunction) -> None:
+        """Make it, for one term."""
+        self.name = f"leader function {function.name}"
+        super().__init__(office)
+        self._function = function
+
+    async def run_once(self, scope: StopScope) -> float:
+        """Run it to its end.
+
+        Raises:
+            Exception: what it raised.
+        """
+        with awaiting_only_exceptions(self.name):
+            await self._function.fn(LeaderTerm(self.office.mandate))
+        self.log.info("leader function has ended and does not run again in this term")
+        return math.inf
