@@ -230,6 +230,7 @@ class _Seat:
             run.config.schema,
             self._choose,
             is_divided=lambda: run.is_divided,
+            listens=not run.config.poll_only,
             timer=run.timer,
         )
         office = Office(

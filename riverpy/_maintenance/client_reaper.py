@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
     from riverpy._maintenance.base import Office
 
-INTERVAL = 60.0
-"""Seconds between two passes."""
+INTERVAL = 600.0
+"""Seconds between two passes: a row more or less costs nothing, and a look does."""
 KEPT = timedelta(minutes=10)
 """How long a dead client is remembered."""
 _LOOK_TIMEOUT = 5.0

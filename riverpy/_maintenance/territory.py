@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 FRESH = 1.0
 """Seconds for which an answer serves: the services of a term often ask at once."""
-UNDIVIDED = 30.0
-"""The same of the answer that no domain has a queue: who claims the first one says so."""
+UNDIVIDED = 300.0
+"""The same of the answer that no domain has a queue, if notifications are listened to: who claims
+the first one says so."""
 STATEMENT_TIMEOUT = 5.0
 
 
@@ -37,6 +38,7 @@ class Territory:
         choose: Callable[[Sequence[Owner]], Scope],
         *,
         is_divided: Callable[[], bool],
+        listens: bool,
         timer: Timer,
     ) -> None:
         """Make it.
@@ -46,10 +48,12 @@ class Territory:
             schema: of River's tables.
             choose: what of the queues that domains have is maintained.
             is_divided: whether there can be a domain beside `default`.
+            listens: whether `forget` is called when queues change hands.
             timer: by which it measures.
         """
         self._connection, self._schema, self._timer = connection, schema, timer
         self._choose, self._is_divided = choose, is_divided
+        self._undivided = UNDIVIDED if listens else FRESH
         self._scope: Scope = All()
         self._fresh_until = 0.0
         self._lock = anyio.Lock()  # one asks, the others wait for the answer
@@ -66,7 +70,7 @@ class Territory:
             if self._timer.boottime() >= self._fresh_until:
                 owners = await self._read()
                 self._scope = self._choose(owners)
-                self._fresh_until = self._timer.boottime() + (FRESH if owners else UNDIVIDED)
+                self._fresh_until = self._timer.boottime() + (FRESH if owners else self._undivided)
             return self._scope
 
     def forget(self) -> None:

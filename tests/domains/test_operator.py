@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from riverpy import DomainConflictError
 from tests.cli.test_command import invoke
 from tests.doctor.conftest import patience
 from tests.domains.members import LONG, member, owners
@@ -88,3 +92,16 @@ async def test_move_between_running_leaders(rig: Rig, schema: Schema) -> None:
         listed = await call(schema, "domain", "list")
         assert [one["data"]["queue"] for one in listed["problems"]] == ["slow"]
         assert listed["problems"][0]["data"]["clients"] == ["m"]
+
+
+async def test_conflict_is_settled(rig: Rig, schema: Schema) -> None:
+    """The command that the error of a refused start names lets the client start."""
+    async with member(rig, "m", "mail", "one", **LONG):
+        with pytest.raises(DomainConflictError) as raised:
+            async with member(rig, "p", "pay", "one", **LONG):
+                pass
+        (said,) = re.findall("`riverpy ([^`]*)`", str(raised.value))
+        assert (await call(schema, *said.split()))["before"] == "mail"
+        async with member(rig, "p", "pay", "one", **LONG) as pay:
+            await pay.leads()
+    assert await owners(rig) == {"one": "pay"}

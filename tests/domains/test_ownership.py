@@ -92,7 +92,7 @@ async def test_conflict_is_an_error(rig: Rig) -> None:
         error = raised.value
         assert isinstance(error, riverpy.ConfigError)
         assert (error.queue, error.owner, error.client_ids) == ("one", "mail", ["a"])
-        for word in ("'one'", "'mail'", "'pay'", "(a)", "riverpy domain move one --to pay"):
+        for word in ("'one'", "'mail'", "'pay'", "(a)", "claim one --domain pay --force"):
             assert word in str(error)
         assert await owners(rig) == {"one": "mail"}
         assert await rig.schema.fetchval(CLIENTS) == "a"
@@ -174,6 +174,7 @@ async def test_start_race(rig: Rig) -> None:
         ({"leader_domain": "a", "domain_queues": ["No Queue"]}, "a queue name has"),
         ({"domain_queues": ["mail"]}, "are claimed for a leader_domain"),
         ({"leader_domain": "default", "domain_queues": ["a"]}, "are claimed for a leader_domain"),
+        ({"leader_domain": "a", "leader_ttl": timedelta(days=2)}, "leader_ttl must be 1 day"),
         ({"on_domain_conflict": "fight"}, "must be 'error', 'warn' or 'takeover'"),
     ],
 )

@@ -85,7 +85,7 @@ async def test_default_leader_is_as_it_was(
 ) -> None:
     """Without a domain nothing changes, to the text of each statement, with and without the tables
     of domains. Where these are the leader asks whose the queues are, once for all of its services:
-    while no domain has one, the answer serves for 30 s."""
+    while no domain has one, the answer serves for 5 minutes."""
     expected = SENT
     if version == 3:
         await Migrator(rig.url, schema=rig.schema.name, line="riverpy").down(target=3)
