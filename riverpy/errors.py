@@ -77,9 +77,9 @@ class DomainConflictError(ConfigError):
                 f"none of whose clients lives: to claim it for {domain!r} set "
                 "on_domain_conflict='takeover'"
             )
-        super().__init__(
-            f"{what}; an administrator can move it: `riverpy domain move {queue} --to {domain}`"
-        )
+        command = f"riverpy domain claim {queue} --domain {domain}"
+        command += " --force" if client_ids else ""
+        super().__init__(f"{what}; an administrator can take it: `{command}`")
         self.queue, self.owner, self.client_ids = queue, owner, client_ids
 
 
