@@ -165,7 +165,8 @@ class ChaosOfFleet:
             return
         self._broken.add(worker)
         self.done[fault.kind] += 1
-        with self._noting(worker.name):
+        is_restart = fault.kind in {FaultKind.KILL, FaultKind.STOP}
+        with self._noting(worker.name, is_restart=is_restart):
             await self._do_to_worker(worker, fault)
         self._broken.discard(worker)
 
@@ -206,12 +207,12 @@ class ChaosOfFleet:
                     self.crashes.append(Crash(began, datetime.now(UTC)))
 
     @contextmanager
-    def _noting(self, name: str) -> Generator[None]:
+    def _noting(self, name: str, *, is_restart: bool = False) -> Generator[None]:
         began = time.time()
         try:
             yield
         finally:
-            self.spans.append(Span(name, began, time.time()))
+            self.spans.append(Span(name, began, time.time(), is_restart))
 
     async def _choose(self, fault: Fault) -> Worker | None:
         """A worker that is not broken already, the one that leads if it shall be."""
@@ -232,7 +233,7 @@ class ChaosOfFleet:
             await anyio.sleep(1)
             for worker in self._fleet.workers:
                 if worker not in self._broken and not worker.is_running:
-                    with self._noting(worker.name):
+                    with self._noting(worker.name, is_restart=True):
                         await self._note_end(worker)
                         await worker.start()
 

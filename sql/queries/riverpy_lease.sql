@@ -2,7 +2,8 @@
 --
 -- Only the server's clock is compared. At the instant of the expiry the holder wins. A lease that seems to last for more
 -- than twice its time was granted before the server's clock was set back: it is free, for the holder, if it lives,
--- renews it by the new clock.
+-- renews it by the new clock. What would go wrong by an old time, in a statement that has waited, asks the clock when it
+-- goes on: a lease that was renewed meanwhile would seem to last for too long, and a late renewal would shorten it.
 
 
 -- name: lease_acquire
@@ -19,7 +20,9 @@ with free as materialized (
       when @lock_milliseconds::bigint > 0 then set_config('lock_timeout', (@lock_milliseconds::bigint)::text, true)
     end
   from /* schema */ riverpy_lease as lease
-  where lease.name = @name::text and (lease.expires_at < now() or lease.expires_at > now() + 2 * lease.ttl)
+  where lease.name = @name::text and (
+      lease.expires_at < now() or lease.expires_at > clock_timestamp() + 2 * lease.ttl
+    )
   for update
 ), taken as (
   update /* schema */ riverpy_lease as lease
@@ -53,10 +56,10 @@ where lease.name = @name::text and lease.expires_at >= now() and lease.expires_a
 -- name: lease_renew
 -- Extend terms that have not expired, each by its own time; tells which. A term that is not among them is over.
 update /* schema */ riverpy_lease as lease
-set expires_at = now() + lease.ttl
+set expires_at = clock_timestamp() + lease.ttl
 from unnest(@name::text[], @epoch::bigint[]) as given (name, epoch)
 where lease.name = given.name and lease.epoch = given.epoch and lease.holder = @holder::text
-  and lease.expires_at >= now()
+  and lease.expires_at >= clock_timestamp()
 returning lease.name;
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 from contextlib import suppress
@@ -209,3 +210,61 @@ async def test_model_answers_as_postgres(
     assert WAITS in pair.answers["acquire"]
     assert {answer[0] for answer in pair.answers["acquire"] if answer != WAITS} == {True, False}
     assert {len(answer) for answer in pair.answers["renew"]} == {0, 1, 2}
+
+
+# --- statements that are late
+
+SHORT = timedelta(seconds=0.3)
+WAITING = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock')"
+
+
+async def test_bid_that_waits_long_takes_no_lease_that_goes_on(
+    schema: Schema, sessions: list[asyncpg.Connection]
+) -> None:
+    """A bid that waits for a transaction with the lock of a fence, until the lease has been renewed
+    after more than its time: it is denied, and does not take the lease for one that was granted
+    before the server's clock was set back."""
+    holder, user, bidder = sessions
+    term = await leases.lease_acquire(holder, schema.name, name="s:one", holder="a", ttl=SHORT)
+    assert term is not None
+
+    async def set_end(text: str) -> None:
+        await holder.execute(f'UPDATE "{schema.name}".riverpy_lease SET expires_at = {text}')
+
+    transaction = user.transaction()
+    await transaction.start()
+    await user.execute(f'SELECT FROM "{schema.name}".riverpy_lease FOR KEY SHARE')
+    await set_end("clock_timestamp() - interval '1 s'")
+    async with asyncio.TaskGroup() as tasks:
+        bid = tasks.create_task(
+            leases.lease_acquire(bidder, schema.name, name="s:one", holder="b", ttl=SHORT)
+        )
+        while not await holder.fetchval(WAITING, bidder.get_server_pid()):
+            await asyncio.sleep(0.01)
+        await holder.fetchval("SELECT pg_sleep($1)", 2 * SHORT.total_seconds())
+        await set_end("clock_timestamp() + ttl")
+        await transaction.commit()
+    assert bid.result() is None
+    (row,) = await leases.lease_list(holder, schema.name)
+    assert (row.holder, row.epoch) == ("a", term.epoch)
+
+
+async def test_late_renewal_shortens_no_lease(
+    schema: Schema, sessions: list[asyncpg.Connection]
+) -> None:
+    """A renewal that began before another, and is done after it, as by a backend that did not run
+    meanwhile: the lease lasts for at least as long as the other has told its holder."""
+    first, second, _ = sessions
+    term = await leases.lease_acquire(first, schema.name, name="s:one", holder="a", ttl=TTL)
+    assert term is not None
+    terms = [("s:one", term.epoch)]
+    async with second.transaction():
+        await second.fetchval("SELECT now()")
+        await first.fetchval("SELECT pg_sleep(0.01)")
+        await leases.lease_renew(first, schema.name, holder="a", terms=terms)
+        (before,) = await leases.lease_list(first, schema.name)
+        assert await leases.lease_renew(second, schema.name, holder="a", terms=terms)
+    (after,) = await leases.lease_list(first, schema.name)
+    assert before.expires_at
+    assert after.expires_at
+    assert after.expires_at > before.expires_at

@@ -101,10 +101,14 @@ def test_takeovers() -> None:
     assert rules(**slow) == ["a free lease is taken in time"]
     assert rules(**slow, broken=[Span("", 7.0, 7.6)]) == []
     assert rules(**slow, broken=[Span("", 7.0, 7.1)]) == ["a free lease is taken in time"]
-    assert rules(**slow, broken=[Span("w0", 3.0, 3.1), Span("w1", 8.0, 9.0)]) == []
-    assert rules(**slow, broken=[Span("w0", 3.0, 3.1)]) == ["a free lease is taken in time"]
+    assert rules(**slow, broken=[Span("w0", 5.0, 5.1), Span("w1", 8.0, 9.0)]) == []
+    assert rules(**slow, broken=[Span("w0", 5.0, 5.1)]) == ["a free lease is taken in time"]
+    down = [Span("w0", 5.0, 5.1), Span("w1", 1.0, 2.0, is_restart=True)]
+    notes = [*good_history().notes, Note(3.0, "up", "w1:1")]
+    assert rules(**slow, broken=down) == []
+    assert rules(**slow, broken=down, notes=notes) == ["a free lease is taken in time"]
     one = {"candidates": {"s:one": ["w0"]}}
-    assert rules(**slow, **one, broken=[Span("w0", 3.0, 3.1)]) == []
+    assert rules(**slow, **one, broken=[Span("w0", 5.0, 5.1)]) == []
 
 
 def test_notes(tmp_path: Path) -> None:

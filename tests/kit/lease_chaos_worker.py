@@ -205,6 +205,7 @@ async def hold_all(late: TaskGroup) -> None:
                 riverpy.LeaseManager(DATABASE_URL, ttl=TTL, renew_interval=INTERVAL) as manager,
                 anyio.create_task_group() as tasks,
             ):
+                note("up", "", 0)
                 for name in settings.leases:
                     tasks.start_soon(hold_again, manager, name, late)
         except DATABASE_ERRORS:

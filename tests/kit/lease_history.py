@@ -55,12 +55,17 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
 
     at: float
     what: str
-    """`held`: it believes to hold the term; `wrote`: its write was committed; `refused`: the fence
-    let it not write."""
+    """`up`: it is on its feet; `held`: it believes to hold the term; `wrote`: its write was
+    committed; `refused`: the fence let it not write."""
     process: str
-    lease: str
-    epoch: int
+    lease: str = ""
+    epoch: int = 0
     number: int = 0
+
+    @property
+    def worker(self) -> str:
+        """Whose process that is."""
+        return self.process.partition(":")[0]
 
 
 class Span(NamedTuple):
@@ -70,6 +75,8 @@ class Span(NamedTuple):
     """The name of a worker; empty: the server."""
     began: float
     ended: float
+    is_restart: bool = False
+    """Whether the worker was started at the end of it."""
 
 
 class LeaseHistory(msgspec.Struct, kw_only=True):
@@ -134,7 +141,8 @@ def _check_grants(history: LeaseHistory) -> Iterator[Violation]:
         holders[grant.lease, grant.epoch].add(grant.holder)
     processes = defaultdict[tuple[str, int], set[str]](set)
     for note in history.notes:
-        processes[note.lease, note.epoch].add(note.process)
+        if note.what != "up":
+            processes[note.lease, note.epoch].add(note.process)
     for found in (holders, processes):
         for term, names in found.items():
             if len(names) > 1:
@@ -191,11 +199,20 @@ def _outage(history: LeaseHistory, grant: Grant) -> float:
 
 
 def _well(history: LeaseHistory, grant: Grant) -> set[str]:
-    """The workers that nothing was done to while they should have taken the lease, nor so shortly
-    before that they were not on their feet yet."""
-    since, until = _free_since(grant) - 2 * history.bound, _free_since(grant) + history.bound
-    hit = {span.what for span in history.broken if span.began < until and span.ended > since}
+    """The workers that nothing was done to while they should have taken the lease, nor just before,
+    and that were on their feet."""
+    since, until = _free_since(grant) - history.bound, _free_since(grant) + history.bound
+    hit = {
+        span.what for span in history.broken if span.began < until and _end(history, span) > since
+    }
     return set(history.candidates.get(grant.lease, history.workers)) - hit
+
+
+def _end(history: LeaseHistory, span: Span) -> float:
+    if not span.is_restart:
+        return span.ended
+    ups = (note for note in history.notes if note.what == "up" and note.worker == span.what)
+    return min((note.at for note in ups if note.at > span.ended), default=float("inf"))
 
 
 def _free_since(grant: Grant) -> float:
