@@ -251,6 +251,19 @@ async def test_granted_too_late(store: Store, timer: VirtualTimer, log: list[Any
         assert any("too late" in line["event"] for line in log)
 
 
+async def test_renewal_after_the_trust(
+    store: Store, keeper: LeaseKeeper, timer: VirtualTimer
+) -> None:
+    """Who renews a lease himself, and comes too late, has lost it, though the server would renew
+    it still; a release frees it."""
+    lease, _ = await keeper.bid("x")
+    assert lease is not None
+    await timer.advance(TRUST + 0.1)
+    assert not await keeper.renew(lease)
+    assert store.asked("renew") == []
+    assert await keeper.release(lease)
+
+
 async def test_renewals_that_fail(
     store: Store, keeper: LeaseKeeper, timer: VirtualTimer, log: list[Any]
 ) -> None:
@@ -380,7 +393,7 @@ async def test_hears_a_release(store: Store, keeper: LeaseKeeper, timer: Virtual
         await MemoryLeases.release(store, "x", bid.epoch, "b", bound=1)
         for payload in (
             _payload("released", "s:y"),
-            _payload("released", "d:x"),
+            _payload("released", "x"),
             _payload("released", holder="a"),
             _payload("something"),
             "no message",
