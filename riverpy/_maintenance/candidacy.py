@@ -93,9 +93,9 @@ class Candidacy:
         self.connect, self.connect_direct = connect, connect_direct
         self.outage, self.timer = outage, timer
         self._reserved, self._heartbeat = reserved, heartbeat
-        self.is_divided = False
-        """Whether domains may have queues: then leaders read which before each pass."""
         is_default = config.domain == DEFAULT_DOMAIN
+        self.is_divided = not is_default
+        """Whether domains may have queues: then leaders read which before each pass."""
         self._own = _Seat(
             self,
             config.domain,

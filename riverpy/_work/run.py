@@ -367,8 +367,8 @@ class Run:
         warn_of_missing_features(state, self._config.schema, url=self._url)
         self._keeps_clients = CLIENTS_VERSION in state.versions(OWN_LINE)
         self._keeps_slots = SLOTS_VERSION in state.versions(OWN_LINE)
-        if self._candidacy is not None:
-            self._candidacy.is_divided = DOMAINS_VERSION in state.versions(OWN_LINE)
+        if self._candidacy is not None and DOMAINS_VERSION in state.versions(OWN_LINE):
+            self._candidacy.is_divided = True
         await self._singletons.prepare()
         await self._claims.open()
         await self._results.open()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LONG = {"elect_interval": timedelta(minutes=1), "leader_ttl": timedelta(minutes=5)}
 """Nobody lives to see a lease of these expire, nor the next bid of a follower."""
-SHORT = {"elect_interval": timedelta(seconds=0.2), "leader_ttl": timedelta(seconds=1)}
+SHORT = {"elect_interval": timedelta(seconds=0.5), "leader_ttl": timedelta(seconds=3)}
 
 
 class Member:

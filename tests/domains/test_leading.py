@@ -303,7 +303,7 @@ async def test_each_kind_of_work(rig: Rig) -> None:
             queue,
         )
     of = "SELECT string_agg(state::text, ' ' ORDER BY id) FROM river_job WHERE queue = $1"
-    async with member(rig, "a", "mail", dead_after=timedelta(seconds=1)) as a:
+    async with member(rig, "a", "mail", dead_after=timedelta(seconds=2)) as a:
         await a.leads()
         await rig.until(
             "SELECT count(*) FROM river_job WHERE queue = 'mail' AND state IN"
@@ -460,7 +460,11 @@ async def test_periodic_jobs_of_domains(rig: Rig) -> None:
 
 async def test_domain_without_a_candidate(rig: Rig, log: list[Any]) -> None:
     """A client of a domain that has no candidate says so, though others could lead `default`."""
-    settings = {"dead_after": timedelta(seconds=0.6), "leader_ttl": timedelta(seconds=0.5)}
+    settings = {
+        "dead_after": timedelta(seconds=0.6),
+        "elect_interval": timedelta(seconds=0.2),
+        "leader_ttl": timedelta(seconds=0.5),
+    }
     async with member(rig, "c", None), member(rig, "a", "mail", candidate=False, **settings):
         with anyio.fail_after(PATIENCE, reason="it is not said"):
             while not told(log, "no client of this domain can lead it"):
