@@ -3,6 +3,9 @@ checker of what the fleet made of it.
 
     python -m tests.singletons.event_log URL SCHEMA NAME MAIL [--unfenced]
 
+SIGUSR1 tells it to stop itself, as by SIGSTOP, where that is worst: after it has read what it will
+write.
+
 Each projection applies every event once, in order: its checkpoint moves in the transaction that
 applies, under the fence of its lease. The automation works a list of things to do, one item an
 event: a letter, written once by the database; and a mail, sent at most once, which is a line at the
@@ -11,8 +14,10 @@ end of the file MAIL.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
+import signal
 import sys
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -46,45 +51,51 @@ class Application:
 
     def __init__(self, pool: asyncpg.Pool, client: riverpy.Client, mail: int, *, fenced: bool):
         self.pool, self.client, self.mail, self.fenced = pool, client, mail, fenced
+        self.freezes = False
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self.freeze_soon)
         for name in PROJECTIONS:
             client.singleton(name, partial(self.project, name))
         client.singleton(AUTOMATION, self.automate)
 
+    def freeze_soon(self) -> None:
+        """Freeze at the next moment that matters."""
+        self.freezes = True
+
+    async def moment(self) -> None:
+        """Between what was read and what will be written."""
+        await anyio.sleep(random.uniform(0, HOLD_MOST))
+        if self.freezes:
+            self.freezes = False
+            os.kill(os.getpid(), signal.SIGSTOP)
+
     @asynccontextmanager
-    async def transaction(self, lease: riverpy.Lease) -> AsyncGenerator[Any]:
-        """A transaction that commits under the lease."""
-        async with self.pool.acquire() as connection, connection.transaction():
-            if self.fenced:
+    async def fenced_connection(self, lease: riverpy.Lease) -> AsyncGenerator[Any]:
+        """A transaction that commits under the lease; or, for comparison, none."""
+        async with self.pool.acquire() as connection:
+            if not self.fenced:
+                yield connection
+                return
+            async with connection.transaction():
                 await lease.fence(connection)
-            yield connection
+                yield connection
 
     async def project(self, name: str, lease: riverpy.Lease) -> None:
         """Apply events, in order, as they come."""
-        async with self.transaction(lease) as connection:
+        async with self.fenced_connection(lease) as connection:
             await connection.execute(SQL["register"], name)
         while True:
-            async with self.transaction(lease) as connection:
+            async with self.fenced_connection(lease) as connection:
                 events = await connection.fetch(SQL["next_events"], name, BATCH)
-                await anyio.sleep(random.uniform(0, HOLD_MOST))
-                for event in events:
-                    await self.apply(connection, name, lease, event)
                 if events:
-                    last = events[-1]
+                    await self.moment()
+                    columns = [
+                        [event[key] for event in events] for key in ("id", "stream", "amount")
+                    ]
                     await connection.execute(
-                        SQL["advance"], name, last["xid"], last["id"], lease.epoch
+                        SQL["apply"], name, *columns, events[-1]["xid"], lease.epoch
                     )
             if not events:
                 await anyio.sleep(LOOK_INTERVAL)
-
-    async def apply(
-        self, connection: Any, name: str, lease: riverpy.Lease, event: asyncpg.Record
-    ) -> None:
-        """Apply one event."""
-        await connection.execute(SQL["note"], name, event["id"], lease.epoch)
-        if name == "totals":
-            await connection.execute(SQL["add"], name, event["stream"], event["amount"])
-        else:
-            await connection.execute(SQL["list_todo"], event["id"])
 
     async def automate(self, lease: riverpy.Lease) -> None:
         """Do what is to be done."""
@@ -102,7 +113,7 @@ class Application:
 
     async def send(self, event: int, claim: riverpy.Claim) -> None:
         """An effect that no database undoes."""
-        await anyio.sleep(random.uniform(0, HOLD_MOST))
+        await self.moment()
         os.write(self.mail, f"{event} {claim.epoch}\n".encode())
 
     async def write_letter(self, event: int, epoch: int, connection: Any) -> None:

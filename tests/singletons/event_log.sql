@@ -50,21 +50,24 @@ order by event.xid, event.id
 limit $2;
 
 
--- name: note
-insert into applied (projection, event, epoch) values ($1, $2, $3);
-
-
--- name: add
-insert into stream_total as now (projection, stream, total) values ($1, $2, $3)
-on conflict (projection, stream) do update set total = now.total + excluded.total;
-
-
--- name: list_todo
-insert into todo (event) values ($1);
-
-
--- name: advance
-update projection set xid = $2::text::xid8, id = $3, epoch = $4 where name = $1;
+-- name: apply
+-- All that a projection makes of some events, and its checkpoint, in one statement: who was frozen before it sends it
+-- whole when it goes on.
+with event as (
+  select * from unnest($2::bigint[], $3::text[], $4::int[]) with ordinality as given (id, stream, amount, nth)
+), noted as (
+  insert into applied (projection, event, epoch)
+  select $1, id, $6 from event order by nth
+), added as (
+  insert into stream_total as now (projection, stream, total)
+  select $1, stream, sum(amount) from event group by stream
+  on conflict (projection, stream) do update set total = now.total + excluded.total
+), listed as (
+  insert into todo (event)
+  select id from event where $1 = 'history'
+  on conflict do nothing
+)
+update projection set xid = $5::text::xid8, id = $2[cardinality($2)], epoch = $6 where name = $1;
 
 
 -- name: open_todos
@@ -115,13 +118,11 @@ limit 10;
 
 
 -- name: wrong_totals
-select projection.name, stream, total, sum(amount) as expected
-from projection
-cross join event_log
-left join stream_total using (stream)
-where stream_total.projection = projection.name and projection.name = 'totals'
-group by projection.name, stream, total
-having total <> sum(amount);
+select projection, stream, total, expected
+from stream_total
+join (select stream, sum(amount) as expected from event_log group by stream) as log using (stream)
+where total <> expected
+limit 10;
 
 
 -- name: late_writes

@@ -127,8 +127,8 @@ async def counts(schema: Schema) -> dict[str, int]:
 
 
 async def strike(processes: Processes, number: int) -> None:
-    """Kill the holder of a lease, or freeze it until its lease has passed on and the next holder
-    has made its first steps."""
+    """Kill the holder of a lease, or let it freeze before it writes, until its lease has passed on
+    and the next holder has made its first steps."""
     schema = processes.schema
     lease = (*PROJECTIONS, AUTOMATION)[number % 3]
     column = "done" if lease == AUTOMATION else "applied"
@@ -139,7 +139,7 @@ async def strike(processes: Processes, number: int) -> None:
         await processes.start(name)
         await holder_of(schema, lease, beside=epoch)
     else:
-        processes.running[name].send_signal(signal.SIGSTOP)
+        processes.running[name].send_signal(signal.SIGUSR1)
         try:
             await holder_of(schema, lease, beside=epoch)
             await until_past(schema, column, (await counts(schema))[column])
