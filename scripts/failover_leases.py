@@ -105,13 +105,12 @@ class LeaseRow:
     async def measure(self, repeat: int) -> None:
         """Do it so often."""
         async with self.running():
-            holding = await self.stage.next_holding(None, LATE_LIMIT)
             for _ in range(repeat):
                 await self.stage.until_all_stand()
                 await asyncio.sleep(self.settings.elect_interval * (1 + random.random()))
-                holding = await self._once(await self.prepare(holding))
+                await self._once(await self.prepare(await self.stage.present_holding(LATE_LIMIT)))
 
-    async def _once(self, old: Holding) -> Holding:
+    async def _once(self, old: Holding) -> None:
         worker = self.stage.worker(old.worker)
         fault_at = boottime()
         await self.fault(worker)
@@ -119,14 +118,13 @@ class LeaseRow:
         await self.mend(worker)
         if new is None:
             self.kept += 1
-            return old
+            return
         if not self.ends_its_process:  # it has noticed its end, and tried to write
             await self.stage.until(lambda: self.stage.of_term(old, "late_refused"), LATE_LIMIT)
         acts = self.stage.of_term(old, "act")
         self.afters.append(new.began - fault_at)
         self.gaps.append(new.began - max(act.at for act in acts if act.is_held))
         self.late += sum(act.at > new.began and not act.is_held for act in acts)
-        return new
 
     async def _next(self, old: Holding) -> Holding | None:
         ttl = self.settings.leader_ttl

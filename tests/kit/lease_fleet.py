@@ -187,6 +187,15 @@ class LeaseStage:
         await self.until(later, limit)
         return later()[0]
 
+    async def present_holding(self, limit: float) -> Holding:
+        """The latest term, once it goes on."""
+
+        def present() -> list[Holding]:
+            return [one for one in self.holdings()[-1:] if not self.of_term(one, "end")]
+
+        await self.until(present, limit)
+        return present()[0]
+
     def of_term(self, term: Holding, what: str) -> list[Note]:
         """The notes of this kind in a term."""
         return [
