@@ -247,8 +247,9 @@ class TestSignal:
         self._taken = 0
 
     def init(self) -> None:
-        """Start counting."""
+        """Start counting, from nothing."""
         self._events = []
+        self._seen = self._taken = 0
 
     def emit(self) -> None:
         """Say that it happened."""
