@@ -9,11 +9,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import anyio
-import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
 from riverpy import ConfigError, LeaseLostError, StopCause, TransactionError
+from riverpy.drivers.asyncpg import DATABASE_ERRORS
 from tests.kit import pgbouncer
 from tests.leases.backends import MemoryBackend, TableBackend
 
@@ -177,9 +177,7 @@ async def test_fenced_transaction_is_bounded(backend: Backend) -> None:
     is ended, and its writes are lost."""
     async with backend.manager(**SHORT) as a, backend.manager(**SHORT) as b:
         lease = await _granted(a)
-        with pytest.raises(
-            (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, LeaseLostError)
-        ):  # as the server ends it, or the memory
+        with pytest.raises((*DATABASE_ERRORS, LeaseLostError)):  # of the server, or the memory
             await _write(backend, lease, "late", before_the_end=lambda: _taken_over(b))
         assert await backend.effects() == []
 
