@@ -1,5 +1,5 @@
 """The rows of `scripts/failover leases` that need no server of their own, once each: processes
-whose holder is stopped, killed, frozen or cut off."""
+whose holder is stopped, killed, frozen, blocked or cut off."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from riverpy.migrate import migrate_all
 from scripts.failover_leases import ROWS, SHORT, Result, run_row
 from tests.kit.fleet import Server
 
-NAMES = ("graceful", "killed", "frozen", "requests_lost", "answers_lost")
+NAMES = ("graceful", "killed", "frozen", "blocked", "requests_lost", "answers_lost")
 
 
 class Database(Server):
@@ -32,8 +32,9 @@ class Database(Server):
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_row(name: str, fresh_database_url: str) -> None:
-    """The lease passes on under a higher epoch, nobody believes in a term when the next has begun,
-    and no fenced write of a term follows one of a later."""
+    """LM-14: the lease passes on under a higher epoch, from a holder whose event loop is blocked
+    too; nobody believes in a term when the next has begun, and no fenced write of a term follows
+    one of a later."""
 
     class Row(ROWS[name]):
         """With processes of this test's on a shared server."""
