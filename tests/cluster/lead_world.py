@@ -20,7 +20,10 @@ LEAD = "d:emails"
 
 
 class LeadServer(LeaseServer):
-    """The database, asked as an elector asks."""
+    """The database, asked as an elector asks: whose bids wait for as long as it takes, also when
+    nobody waits for their answer any more."""
+
+    lock_limit = float("inf")
 
     def elect(
         self, leader_id: str, ttl: timedelta, now: datetime, *, has_waited: bool

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 NAMES = ("one", "two")
 PACE = 2.5
 """Seconds between two writes of a user, usually."""
-LOCK_LIMIT = 0.5
-"""Seconds that a bid waits for a fenced transaction."""
 TRANSACTION_LIMIT = TIMING.ttl
 """Seconds after which the server ends a fenced transaction."""
 CALM = 150.0
@@ -44,9 +42,11 @@ class LeaseServer(Server):
 
     Attributes:
         table: what decides; a test gives one that decides otherwise.
+        lock_limit: seconds that a bid waits for a fenced transaction.
     """
 
     table: type[LeaseTable] = LeaseTable
+    lock_limit = 0.5
 
     def __init__(self, world: LeaseWorld) -> None:
         super().__init__(world)
@@ -77,7 +77,7 @@ class LeaseServer(Server):
         elif not self._try(act, began, answer, has_waited=False):
             number = next(self._ids)
             self._bids[number] = partial(self._try, act, began, answer, has_waited=True)
-            self._world.later(LOCK_LIMIT, partial(self._give_up, number, answer))
+            self._world.later(self.lock_limit, partial(self._give_up, number, answer))
 
     def _try(
         self,

@@ -38,9 +38,9 @@ class LeaseRow:
     acquired_at: datetime
     expires_at: datetime
 
-    def is_free(self, now: datetime) -> bool:
+    def is_free(self, now: datetime, clock: datetime) -> bool:
         """Whether a bid takes it."""
-        return self.expires_at < now or self.expires_at > now + 2 * self.ttl
+        return self.expires_at < now or self.expires_at > clock + 2 * self.ttl
 
 
 class Locked(Exception):
@@ -77,13 +77,14 @@ class LeaseTable:
             Locked: the lease is free, but fenced.
         """
         row = self.rows.get(name)
-        if row is not None and not row.is_free(now):
-            if has_waited:  # what it read before it waited does not tell who has won
-                return None
+        is_denied = row is not None and not row.is_free(now, clock)
+        if row is not None and is_denied and not has_waited:
             remaining = (row.expires_at - now).total_seconds()
             return LeaseBid(False, row.holder, row.epoch, row.acquired_at, remaining)
-        if self.fences[name]:
+        if self.fences[name]:  # one that has waited locks the newest version before it looks
             raise Locked
+        if is_denied:  # what it read before it waited does not tell who has won
+            return None
         epoch = self.next_epoch(row, clock)
         self.rows[name] = LeaseRow(epoch, holder, ttl, now, now + ttl)
         self.terms.append(LeaseTerm(name, epoch, holder))
