@@ -116,6 +116,20 @@ async def test_renewal_after_takeover(backend: Backend) -> None:
         assert await b.renew(other)
 
 
+async def test_older_term_of_the_same_holder(backend: Backend) -> None:
+    """Who lost a lease and has it again can neither extend nor end the new term by the old one."""
+    async with backend.manager() as a:
+        old = await _granted(a)
+        await backend.expire("x")
+        new = await _granted(a)
+        assert not await a.renew(old)
+        old.may_be_held = True  # as if it had not heard
+        assert not await a.release(old)
+        assert await a.renew(new)
+        with pytest.raises(LeaseLostError):
+            await _write(backend, old, "old")
+
+
 async def test_release_after_takeover(backend: Backend) -> None:
     """A release after a takeover frees nothing and says so at debug; one in time frees the lease,
     once."""
@@ -175,10 +189,16 @@ async def test_takeover_waits_for_fenced_transaction(backend: Backend) -> None:
 async def test_fenced_transaction_is_bounded(backend: Backend) -> None:
     """A fenced transaction whose process hangs holds a takeover up for no longer than the ttl: it
     is ended, and its writes are lost."""
+    taken: list[Lease] = []
     async with backend.manager(**SHORT) as a, backend.manager(**SHORT) as b:
+
+        async def take_over() -> None:
+            taken.append(await _taken_over(b))
+
         lease = await _granted(a)
         with pytest.raises((*DATABASE_ERRORS, LeaseLostError)):  # of the server, or the memory
-            await _write(backend, lease, "late", before_the_end=lambda: _taken_over(b))
+            await _write(backend, lease, "late", before_the_end=take_over)
+        assert [other.epoch > lease.epoch for other in taken] == [True]
         assert await backend.effects() == []
 
 

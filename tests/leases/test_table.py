@@ -88,6 +88,20 @@ async def test_fence_after_a_renewal(schema: Schema, leases: LeaseManager, isola
     assert await schema.fetchval("SELECT count(*) FROM river_queue") == 2
 
 
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+async def test_fence_by_an_old_snapshot(
+    schema: Schema, leases: LeaseManager, isolation: Any
+) -> None:
+    """A transaction to which the lease still seems to have expired passes the fence: it was renewed
+    since, and its epoch is the same."""
+    lease = await _granted(leases)
+    await schema.execute("UPDATE riverpy_lease SET expires_at = now() - interval '1 s'")
+    async with schema.connected() as connection, connection.transaction(isolation=isolation):
+        await connection.fetchval("SELECT count(*) FROM riverpy_lease")
+        await schema.execute("UPDATE riverpy_lease SET expires_at = now() + ttl")
+        await lease.fence(connection)
+
+
 @pytest.mark.parametrize("is_early", [True, False])
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 async def test_fence_after_a_takeover(
@@ -136,14 +150,14 @@ async def test_limits_of_a_fenced_transaction(schema: Schema, leases: LeaseManag
         return [await connection.fetchval("SELECT current_setting($1)", name) for name in names]
 
     lease = await _granted(leases)
-    async with schema.connected(
-        statement_timeout="7s", idle_in_transaction_session_timeout="6s"
-    ) as connection:
-        before = await limits(connection)
-        async with connection.transaction():
-            await lease.fence(connection)
-            assert await limits(connection) == ["7s", "15s", "6s"]
-        assert await limits(connection) == before
+    shorter = {"statement_timeout": "7s", "idle_in_transaction_session_timeout": "6s"}
+    for settings, fenced in ((shorter, ["7s", "15s", "6s"]), ({}, ["15s"] * 3)):
+        async with schema.connected(**settings) as connection:
+            before = await limits(connection)
+            async with connection.transaction():
+                await lease.fence(connection)
+                assert await limits(connection) == fenced
+            assert await limits(connection) == before
 
 
 async def test_fence_as_text(schema: Schema, leases: LeaseManager) -> None:
