@@ -116,6 +116,21 @@ async def test_renewal_after_takeover(backend: Backend) -> None:
         assert await b.renew(other)
 
 
+async def test_expired_lease(backend: Backend) -> None:
+    """A lease that has expired, and that nobody has taken, cannot be renewed, written under or
+    released: it is over for good."""
+    async with backend.manager() as a:
+        first, second, third = [await _granted(a, name) for name in "xyz"]
+        for lease in (first, second, third):
+            await backend.expire(lease.name)
+            assert lease.is_held  # as far as it knows
+        assert not await a.renew(first)
+        with pytest.raises(LeaseLostError):
+            await _write(backend, second, "late")
+        assert not await a.release(third)
+        assert await backend.effects() == []
+
+
 async def test_older_term_of_the_same_holder(backend: Backend) -> None:
     """Who lost a lease and has it again can neither extend nor end the new term by the old one."""
     async with backend.manager() as a:
