@@ -14,10 +14,12 @@ from riverpy import Client, Config
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from riverpy import Lease
+    from anyio.abc import TaskStatus
+
+    from riverpy import Lease, StopReport
     from tests._database import Schema
 
-TTL = timedelta(seconds=1)
+TTL = timedelta(seconds=3)
 INTERVAL = timedelta(milliseconds=250)
 LONG = timedelta(seconds=60)
 """Of a lease that must not end while a test runs."""
@@ -77,11 +79,16 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def running(*clients: Client) -> AsyncGenerator[None]:
-    """Clients that run."""
+async def running(*clients: Client) -> AsyncGenerator[list[StopReport]]:
+    """Clients that run; what their stops leave behind is added as they end."""
+    reports: list[StopReport] = []
+
+    async def run(client: Client, *, task_status: TaskStatus[None]) -> None:
+        reports.append(await client.run(task_status=task_status))
+
     async with anyio.create_task_group() as tasks:
         for client in clients:
-            await tasks.start(client.run)
-        yield
+            await tasks.start(run, client)
+        yield reports
         for client in clients:
             client.stop()

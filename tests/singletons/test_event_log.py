@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests._database import Schema
 
-FAULTS = int(os.environ.get("EVENT_LOG_FAULTS", "6"))
+FAULTS = int(os.environ.get("EVENT_LOG_FAULTS", "4"))
 MODE = os.environ.get("EVENT_LOG_MODE", "")
 """`--unfenced`: the checker must find something."""
 EVENTS = 3
@@ -174,5 +174,5 @@ async def test_each_event_once(processes: Processes, capsys: Any) -> None:
     assert await findings(schema, processes.mail, FAULTS) == []
     assert {row["name"] for row in lag} == set(PROJECTIONS)
     with capsys.disabled():
-        if FAULTS > 6:
+        if FAULTS > 4:
             print(f"\n{FAULTS} faults, {now['events']} events, greatest lag in seconds: {lags}")

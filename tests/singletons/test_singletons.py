@@ -245,21 +245,15 @@ async def test_left_behind(schema: Schema, log: list[Any]) -> None:
     task, client = Task(), make_client(schema, "a", ttl=TTL)
     task.is_deaf = True
     client.singleton("s", task)
-    reports: asyncio.Queue[Any] = asyncio.Queue()
-
-    async def run(*, task_status: Any) -> None:
-        reports.put_nowait(await client.run(task_status=task_status))
-
-    async with anyio.create_task_group() as tasks:
-        await tasks.start(run)
+    async with running(client) as reports:
         await soon(task.began)
         client.stop()
         try:
-            report = await soon(reports)
+            await until(lambda: bool(reports))
         finally:
             task.may_end.set()
             await soon(task.ended)
-    assert (report.singletons_left, report.is_clean) == (("s",), False)
+    assert (reports[0].singletons_left, reports[0].is_clean) == (("s",), False)
     assert said(log, "singletons did not end and are left behind")
 
 
@@ -284,9 +278,9 @@ async def test_threads(schema: Schema) -> None:
             errors.append(error)
             raise
 
-    client = make_client(schema, "a", ttl=TTL)
+    client = make_client(schema, "a")
     client.singleton("s", work)
-    async with running(client):
+    async with running(client) as reports:
         await soon(began)
         async with schema.connected() as connection, connection.transaction():
             assert len(await connection.fetch(statements[0])) == 1
@@ -295,6 +289,7 @@ async def test_threads(schema: Schema) -> None:
         assert len(errors) == 1
         async with schema.connected() as connection, connection.transaction():
             assert await connection.fetch(statements[0]) == []
+    assert reports[0].is_clean, "it was told of the stop"
     assert len(errors) == 2
     assert client.stats().singletons["s"].losses == 1
 
@@ -347,7 +342,7 @@ async def test_lease_in_a_script(schema: Schema) -> None:
 
 async def test_lease_in_a_handler_is_lost(schema: Schema) -> None:
     """The block of a lease that is lost is cancelled, with an error that says so."""
-    async with make_client(schema, "a", ttl=TTL) as client:
+    async with make_client(schema, "a") as client:
 
         async def work() -> None:
             async with client.lease("s"):
