@@ -31,6 +31,7 @@ from riverpy.errors import ClientStateError, TransactionError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
+    from types import TracebackType
 
     from riverpy._clock import Timer
     from riverpy._cluster.trust import LeaseTiming
@@ -66,6 +67,47 @@ class _Question:
         self.answered = asyncio.Event()
         self.bid: LeaseBid | None = None
         self.error: Exception | None = None
+
+
+class _CancelWhenOver:
+    """Cancels the task that is in its block when a lease is over: once, as asyncio does, so that
+    the block can await the end of what it has open, as of a transaction. A cancel scope would go on
+    cancelling.
+
+    Raises:
+        LeaseLostError: the block was cancelled for that.
+    """
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+        self._is_sent = False
+
+    def __enter__(self) -> None:
+        self._task = task = asyncio.current_task()
+        self._cancelling = 0 if task is None else task.cancelling()
+        loop = asyncio.get_running_loop()
+        # Later, when the task waits: it may be the one that ends the lease, and leaves the block.
+        self._lease.when_over(lambda: loop.call_soon(self._cancel))
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._is_sent = True
+            self._task.cancel(f"lease {self._lease.name!r} is over")
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        task, self._task = self._task, None
+        if task is None or not self._is_sent:
+            return
+        is_ours = task.uncancel() <= self._cancelling  # nobody else has cancelled it besides
+        if is_ours and isinstance(exc, asyncio.CancelledError):
+            raise self._lease.lost_error() from exc
 
 
 class LeaseKeeper:
@@ -203,8 +245,7 @@ class LeaseKeeper:
         """
         lease = await self.acquire(name, wait=wait)
         try:
-            with anyio.CancelScope() as scope:
-                lease.when_over(lambda: scope.cancel(reason=f"lease {name!r} is over"))
+            with _CancelWhenOver(lease):
                 yield lease
             if lease.cause is not None:
                 raise lease.lost_error()

@@ -340,6 +340,26 @@ async def test_suspended_machine(
     assert any("did not run for a while" in line["event"] for line in log)
 
 
+async def test_wait_on_a_suspended_machine(keeper: LeaseKeeper, timer: VirtualTimer) -> None:
+    """Who waits for the loss of a lease that he renews himself hears it soon after the waking."""
+    lease, _ = await keeper.bid("x")
+    assert lease is not None
+    heard = asyncio.Event()
+
+    async def wait() -> None:
+        await lease.wait_lost()
+        heard.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await timer.advance(1)
+        await timer.suspend(60)
+        assert not heard.is_set()
+        await timer.advance(1)
+        assert heard.is_set()
+        tasks.cancel_scope.cancel()
+
+
 async def test_passed_on_meanwhile(store: Store, keeper: LeaseKeeper, timer: VirtualTimer) -> None:
     """A lease that another has is over for this process, without the others that it holds, and is
     not released."""
@@ -560,6 +580,9 @@ async def test_lease_that_is_ended(store: Store, keeper: LeaseKeeper, timer: Vir
     assert keeper.kept == [lease]
     assert lease.end("what is done under it goes on", cause=StopCause.CLIENT_STOP)
     assert not lease.end("the first reason counts")
+    told: list[str] = []
+    lease.when_over(lambda: told.append("late"))
+    assert told == ["late"]
     assert not lease.is_held
     assert lease.cause is StopCause.CLIENT_STOP
     await timer.advance(12)
@@ -613,6 +636,50 @@ async def test_block_that_ends_after_the_loss(keeper: LeaseKeeper) -> None:
 
     with pytest.raises(LeaseLostError, match="a test says so"):
         await lose()
+
+
+async def test_cancelled_by_others_too(
+    store: Store, keeper: LeaseKeeper, timer: VirtualTimer
+) -> None:
+    """A block that somebody cancels while its lease is lost is cancelled: no error takes the place
+    of that. A task that goes on after the loss is not cancelled any more."""
+    outcomes: list[str] = []
+    waiting, may_go = asyncio.Event(), asyncio.Event()
+
+    async def run() -> None:
+        try:
+            async with keeper.hold("x") as lease:
+                try:
+                    await may_go.wait()
+                finally:
+                    lease.end("a test says so")
+                    waiting.set()
+                    await timer.sleep(1)
+        except LeaseLostError:
+            outcomes.append("lost")
+        await timer.sleep(1)
+        outcomes.append("went on")
+
+    scope = anyio.CancelScope()
+
+    async def run_in_scope() -> None:
+        with scope:
+            await run()
+        outcomes.append("cancelled" if scope.cancelled_caught else "not cancelled")
+
+    for is_cancelled in (True, False):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run_in_scope)
+            await settle()
+            if is_cancelled:
+                scope.cancel()
+            else:
+                may_go.set()
+            await waiting.wait()
+            await timer.advance(2)
+        waiting.clear()
+        scope = anyio.CancelScope()
+    assert outcomes == ["cancelled", "lost", "went on", "not cancelled"]
 
 
 # -- the end

@@ -367,6 +367,29 @@ async def test_release_is_heard(schema: Schema) -> None:
                     assert other.epoch > lease.epoch
 
 
+async def test_loss_inside_of_a_transaction(schema: Schema) -> None:
+    """A block that loses its lease in the middle of a statement can roll its transaction back: the
+    connection is as good as before."""
+    quick = {"ttl": timedelta(seconds=15), "renew_interval": timedelta(seconds=0.1)}
+    async with (
+        schema.connected() as connection,
+        LeaseManager(schema.url, schema=schema.name, holder="a", **quick) as leases,
+    ):
+        with pytest.raises(LeaseLostError, match="no longer its own"):
+            await _lose_inside(schema, leases, connection)
+        assert not connection.is_in_transaction()
+        async with leases.hold("y") as lease, connection.transaction():
+            await lease.fence(connection)
+
+
+async def _lose_inside(
+    schema: Schema, leases: LeaseManager, connection: asyncpg.Connection[Any]
+) -> None:
+    async with leases.hold("x"), connection.transaction():
+        await schema.execute("UPDATE riverpy_lease SET expires_at = '-infinity'")
+        await connection.execute("SELECT pg_sleep(60)")
+
+
 # -- processes
 
 
