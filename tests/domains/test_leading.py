@@ -409,6 +409,10 @@ async def test_schema_is_kept_without_default(rig: Rig) -> None:
         async with member(rig, "c", None) as c:
             await c.leads()
             await rig.until(SCHEMA_HOLDER, None)
+            elector = a.client._run._candidacy.electors[1]  # type: ignore[union-attr]
+            elector.denied.init()
+            with anyio.fail_after(PATIENCE, reason="it is elected beside the leader of default"):
+                await elector.denied.wait()
             await is_scheduled(rig, "default")
         await rig.until(SCHEMA_HOLDER, "a")
 
