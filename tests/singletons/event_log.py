@@ -91,9 +91,7 @@ class Application:
                     columns = [
                         [event[key] for event in events] for key in ("id", "stream", "amount")
                     ]
-                    await connection.execute(
-                        SQL["apply"], name, *columns, events[-1]["xid"], lease.epoch
-                    )
+                    await connection.execute(SQL["apply"], name, *columns, lease.epoch)
             if not events:
                 await anyio.sleep(LOOK_INTERVAL)
 

@@ -3,20 +3,16 @@
 
 
 -- name: create
--- Events are read in the order of (xid, id), and only those of transactions before which none is open any more: ids
--- alone become visible out of order. `applied` and `letter` have no key that would refuse a second one: the checker is
--- to see it.
+-- Events have one writer, so their ids become visible in order. `applied` and `letter` have no key that would refuse a
+-- second one: the checker is to see it.
 create table event_log (
-  id bigint generated always as identity,
-  xid xid8 not null default pg_current_xact_id(),
+  id bigint generated always as identity primary key,
   stream text not null,
   amount int not null,
-  appended_at timestamptz not null default clock_timestamp(),
-  primary key (xid, id)
+  appended_at timestamptz not null default clock_timestamp()
 );
 create table projection (
   name text primary key,
-  xid xid8 not null default '0',
   id bigint not null default 0,
   epoch bigint not null default 0
 );
@@ -42,11 +38,10 @@ insert into projection (name) values ($1) on conflict do nothing;
 
 
 -- name: next_events
-select event.xid::text as xid, event.id, event.stream, event.amount
+select event.id, event.stream, event.amount
 from event_log as event, projection
-where projection.name = $1 and (event.xid, event.id) > (projection.xid, projection.id)
-  and event.xid < pg_snapshot_xmin(pg_current_snapshot())
-order by event.xid, event.id
+where projection.name = $1 and event.id > projection.id
+order by event.id
 limit $2;
 
 
@@ -57,7 +52,7 @@ with event as (
   select * from unnest($2::bigint[], $3::text[], $4::int[]) with ordinality as given (id, stream, amount, nth)
 ), noted as (
   insert into applied (projection, event, epoch)
-  select $1, id, $6 from event order by nth
+  select $1, id, $5 from event order by nth
 ), added as (
   insert into stream_total as now (projection, stream, total)
   select $1, stream, sum(amount) from event group by stream
@@ -67,7 +62,7 @@ with event as (
   select id from event where $1 = 'history'
   on conflict do nothing
 )
-update projection set xid = $5::text::xid8, id = $2[cardinality($2)], epoch = $6 where name = $1;
+update projection set id = $2[cardinality($2)], epoch = $5 where name = $1;
 
 
 -- name: open_todos
@@ -88,7 +83,7 @@ select
   projection.name, count(event.id) as events,
   coalesce(extract(epoch from clock_timestamp() - min(event.appended_at)), 0)::float8 as seconds
 from projection
-left join event_log as event on (event.xid, event.id) > (projection.xid, projection.id)
+left join event_log as event on event.id > projection.id
 group by projection.name
 order by projection.name;
 
@@ -103,7 +98,7 @@ select
 -- name: misapplied
 -- Events that a projection applied twice, out of order or never.
 with expected as (
-  select projection.name, event.id, row_number() over (partition by projection.name order by event.xid, event.id) as nth
+  select projection.name, event.id, row_number() over (partition by projection.name order by event.id) as nth
   from event_log as event, projection
 ), found as (
   select projection as name, event as id, row_number() over (partition by projection order by position) as nth

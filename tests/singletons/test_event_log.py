@@ -86,19 +86,16 @@ async def processes(schema: Schema, tmp_path: Path) -> AsyncGenerator[Processes]
 
 @asynccontextmanager
 async def appending(schema: Schema) -> AsyncGenerator[None]:
-    """Events come meanwhile, in transactions that overlap."""
+    """Events come meanwhile."""
 
     async def append() -> None:
         async with schema.connected() as connection:
             while not is_over:
-                async with connection.transaction():
-                    await connection.execute(SQL["append"], EVENTS)
-                    await anyio.sleep(random.uniform(0, 0.3))
-                await anyio.sleep(random.uniform(0, 0.3))
+                await connection.execute(SQL["append"], EVENTS)
+                await anyio.sleep(random.uniform(0, 0.4))
 
     is_over = False
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(append)
         tasks.start_soon(append)
         yield
         is_over = True

@@ -129,12 +129,12 @@ async def test_release_is_heard(schema: Schema) -> None:
         client = make_client(schema, f"c{number}", ttl=3 * hour, interval=hour)
         client.singleton("s", task)
         clients.append(client)
-    async with running(clients[0]):
+    async with running(clients[0]), clients[1]:
         await soon(tasks[0].began)
+        keeper = await clients[1]._leases.open()
+        keeper.denied.init()
         async with running(clients[1]):
-            leases = clients[1]._leases._keeper
-            assert leases is not None
-            await until(lambda: bool(leases._standing))
+            await keeper.denied.wait()
             clients[0].stop()
             await soon(tasks[1].began)
 
@@ -153,19 +153,23 @@ async def test_names_spread(schema: Schema) -> None:
     async with running(clients[0]):
         for task in tasks[0]:
             await soon(task.began)
-        async with running(*clients[1:]):
-            for client in clients[1:]:
-                keeper = await client._leases.open()
-                await until(lambda: len(keeper._standing) == 12)  # noqa: B023 (it is at once)
-            clients[0].stop()
-            counts: list[int] = []
+        async with clients[1], clients[2], clients[3]:
+            keepers = [await client._leases.open() for client in clients[1:]]
+            for keeper in keepers:
+                keeper.denied.init()
+            async with running(*clients[1:]):
+                for keeper in keepers:
+                    for _ in range(12):
+                        await keeper.denied.wait()
+                clients[0].stop()
+                counts: list[int] = []
 
-            def all_run() -> bool:
-                counts[:] = (sum(len(task.leases) for task in own) for own in tasks[1:])
-                return sum(counts) == 12
+                def all_run() -> bool:
+                    counts[:] = (sum(len(task.leases) for task in own) for own in tasks[1:])
+                    return sum(counts) == 12
 
-            await until(all_run)
-            assert min(counts) >= 1, counts
+                await until(all_run)
+                assert min(counts) >= 1, counts
 
 
 async def test_returning(schema: Schema, log: list[Any]) -> None:
@@ -201,6 +205,20 @@ async def test_raising(schema: Schema, log: list[Any], monkeypatch: pytest.Monke
             await soon(tasks[1].began)
     assert clients[0].stats().singletons["s"].failures >= 2
     assert "no such stream" in said(log, "singleton failed")[0]["error"]
+
+
+async def test_error_of_another_lease(schema: Schema, log: list[Any]) -> None:
+    """S5: a function that raises for another lease which was lost, or for another lead, has failed
+    as by any error: its own is held, and it would begin again at once, over and over."""
+    task, client = Task(), make_client(schema, "a")
+    task.error = LeaseLostError("another")
+    task.may_end.set()
+    client.singleton("s", task)
+    async with running(client):
+        await soon(task.ended)
+        await until(lambda: bool(said(log, "singleton failed, another process may run it")))
+        stats = client.stats().singletons["s"]
+        assert (stats.failures, stats.losses) == (1, 0)
 
 
 async def test_never_again(schema: Schema, log: list[Any]) -> None:
