@@ -117,7 +117,7 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
     UTC.
 
     LAST SEEN: when a client of the domain last gave a sign of life. @schema: who does what a schema
-    has one of, as rebuilding indexes, while nobody leads default.
+    has one of, as rebuilding indexes; `as default`: who leads that does it.
     """
     seen = run(_read, database)
     found = ListOutput(
@@ -130,7 +130,7 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
         return
     print_table(
         ("DOMAIN", "LEADER", "EPOCH", "SINCE", "LEASE", "CLIENTS", "CANDIDATES", "QUEUES"),
-        [_row(one) for one in found.domains] + [_schema_row(found.schema)] * bool(seen.others),
+        [_row(one) for one in found.domains] + [_schema_row(seen)] * bool(seen.others),
     )
     queues = [(one.domain, queue) for one in found.domains for queue in one.queues or ()]
     if queues:
@@ -328,5 +328,8 @@ def _row(one: DomainOutput) -> tuple[object, ...]:
     return one.domain, *_lead_cells(one.leader), *numbers, queues or "none"
 
 
-def _schema_row(holder: HolderOutput | None) -> tuple[object, ...]:
+def _schema_row(seen: DomainMap) -> tuple[object, ...]:
+    holder = _holder(seen.lead(SCHEMA_LEASE))
+    if holder is None and seen.keeps_orphans():
+        return SCHEMA_LEASE, "as default", None, None, None, None, None, None
     return SCHEMA_LEASE, *_lead_cells(holder), None, None, None

@@ -177,6 +177,13 @@ async def test_list(schema: Schema) -> None:
     assert row[-4:] == ["2", "1", "mail,", "mail-slow"]
     assert next(line for line in lines if line and line[0] == "@schema")[1] == "m1"
     assert "go_1 (not riverpy's)" in result.stdout
+    await schema.execute("DELETE FROM riverpy_lease WHERE name = '@schema'")
+    await schema.execute("UPDATE river_leader SET leader_id = 'd1'")
+    lines = (await command(schema, "list")).stdout.splitlines()
+    assert next(line for line in lines if line.startswith("@schema")).split()[1:3] == [
+        "as",
+        "default",
+    ]
     assert "fix: start a worker of it (riverpy worker --leader-domain archive)" in result.stdout
 
 
