@@ -56,6 +56,8 @@ class Territory:
         self._undivided = UNDIVIDED if listens else FRESH
         self._scope: Scope = All()
         self._fresh_until = 0.0
+        self._forgotten = 0
+        """How often it was told to read anew, also while it reads."""
         self._lock = anyio.Lock()  # one asks, the others wait for the answer
 
     async def scope(self) -> Scope:
@@ -68,14 +70,18 @@ class Territory:
             return All()
         async with self._lock:
             if self._timer.boottime() >= self._fresh_until:
+                forgotten = self._forgotten
                 owners = await self._read()
                 self._scope = self._choose(owners)
-                self._fresh_until = self._timer.boottime() + (FRESH if owners else self._undivided)
+                if forgotten == self._forgotten:  # else the answer may be from before the change
+                    fresh = FRESH if owners else self._undivided
+                    self._fresh_until = self._timer.boottime() + fresh
             return self._scope
 
     def forget(self) -> None:
         """Read anew at the next call: queues have changed hands."""
         self._fresh_until = 0.0
+        self._forgotten += 1
 
     async def _read(self) -> Sequence[Owner]:
         purpose = "reading whose the queues are"
