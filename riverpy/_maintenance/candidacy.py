@@ -7,6 +7,7 @@ somebody does.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -163,7 +164,8 @@ class Candidacy:
 
         def make_services(office: Office) -> list[MaintenanceService]:
             is_foreign = store.is_foreign_led
-            watch = DefaultWatch(office, seat.elector.give_way, is_foreign_led=is_foreign)
+            give_way = partial(seat.elector.give_way, epoch=office.mandate.term.epoch)
+            watch = DefaultWatch(office, give_way, is_foreign_led=is_foreign)
             return [watch, *schema_services(office, self._heartbeat, may_reindex=not is_foreign)]
 
         seat = _Seat(self, SCHEMA_LEASE, store, orphans, make_services, None)
