@@ -116,7 +116,7 @@ class SingletonRunner:
     async def _goes_on(self, tenure: _Tenure) -> bool:
         """After the end of a tenure that nobody stopped: whether to stand by again."""
         error, lease = tenure.error, tenure.lease
-        if tenure.was_stopped or isinstance(error, FencedOutError):
+        if tenure.was_stopped or (tenure.was_lost and isinstance(error, FencedOutError)):
             self._losses += 1
             self._log.warning("singleton has lost its lease and stands by", epoch=lease.epoch)
             if error is not None and not isinstance(error, FencedOutError):
@@ -202,6 +202,8 @@ class _Tenure:
         self.lease = lease
         self.ended = asyncio.Event()
         self.error: Exception | None = None
+        self.was_lost = False
+        """Whether the lease was not held any more when the function ended."""
         self.seconds = 0.0
         self._singleton, self._keeper = singleton, keeper
         self._timing, self._timer = timing, timer
@@ -238,6 +240,7 @@ class _Tenure:
                 tasks.cancel_scope.cancel()
         finally:
             self.seconds = self._timer.boottime() - began_at
+            self.was_lost = not self.lease.is_held
             with anyio.CancelScope(shield=True):
                 await self._keeper.release(self.lease)
             self.ended.set()
