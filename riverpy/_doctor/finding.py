@@ -47,6 +47,8 @@ class Level(StrEnum):
     """Jobs are not inserted, worked or moved on as they should be."""
 
 
+WORDS = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "FAIL"}
+"""How a level is told to people."""
 _ORDER = list(Level)
 
 

@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from riverpy._doctor.examination import Examination, Request
-from riverpy._doctor.finding import Finding, Level, worst
+from riverpy._doctor.finding import WORDS, Finding, Level, worst
 from riverpy._dsn import mask_url, validate_url
 from riverpy._duration import format_duration
 from riverpy.cli._options import database_options
@@ -29,7 +29,6 @@ MAX_LAG_DEFAULT = timedelta(minutes=1)
 
 _EXIT_CODES = {Level.OK: 0, Level.WARN: EXIT_WARNING, Level.FAIL: EXIT_FAILURE}
 _COLORS = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
-_WORDS = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "FAIL"}
 _INDENT, _NAME_WIDTH = 6, 13
 _WIDTH_LEAST = 20
 
@@ -109,7 +108,7 @@ def doctor(
 
 
 def _show(finding: Finding) -> None:
-    level = _WORDS[finding.level].ljust(_INDENT)
+    level = WORDS[finding.level].ljust(_INDENT)
     if has_color(sys.stdout):
         level = click.style(level, fg=_COLORS[finding.level])
     print_text(level + _wrapped(f"{finding.name:<{_NAME_WIDTH}}", one_line(finding.text)))
@@ -131,5 +130,5 @@ def _sum(findings: list[Finding]) -> str:
     """How many there are of each level, the worst first."""
     numbers = Counter(finding.level for finding in findings)
     return ", ".join(
-        f"{numbers[level]} {_WORDS[level]}" for level in reversed(Level) if numbers[level]
+        f"{numbers[level]} {WORDS[level]}" for level in reversed(Level) if numbers[level]
     )

@@ -10,7 +10,7 @@ import msgspec
 from riverpy._db.domains import domain_give, domain_lock, domain_queue
 from riverpy._doctor.domain_map import DomainMap, read_domains
 from riverpy._doctor.domains import problems
-from riverpy._doctor.finding import Finding, Level, count, span
+from riverpy._doctor.finding import WORDS, Finding, count, span
 from riverpy._names import (
     DEFAULT_DOMAIN,
     SCHEMA_LEASE,
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from riverpy._db.domains import LeadRow, QueueHolder
     from riverpy.cli._connected import Connected
     from riverpy.cli._options import DatabaseSettings
-
-_WORDS = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "FAIL"}
 
 
 def _queue_name(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
@@ -150,7 +148,7 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
         )
     for finding in found.problems:
         print_text("")
-        print_text(printable(f"{_WORDS[finding.level]}  {finding.text}"))
+        print_text(printable(f"{WORDS[finding.level]}  {finding.text}"))
         print_text(printable(f"      fix: {finding.fix}"))
 
 
