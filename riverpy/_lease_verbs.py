@@ -13,6 +13,7 @@ from riverpy._lease.keeper import LeaseKeeper
 from riverpy._lease.store import LeaseTable
 from riverpy._names import validate_lease_name
 from riverpy._work.client_leases import ClientLeases
+from riverpy.config import LEASE_TTL_MAX
 from riverpy.errors import ClientStateError, ConfigError
 from riverpy.singletons import LeaderFunction, Singleton, Singletons
 
@@ -118,7 +119,7 @@ class LeaseVerbs(ABC):
         Raises:
             LeaseLostError: it was lost before the block had ended.
             TimeoutError: it was not free within `wait`.
-            ConfigError: the name is not allowed.
+            ConfigError: the name, or `Config.leader_ttl`, is not allowed.
             SchemaMissingError: line `riverpy` is not migrated; the text has the command.
             ClientStateError: the client is not open, or is closed meanwhile.
             Exception: one of DATABASE_ERRORS, at the first use.
@@ -141,6 +142,11 @@ class LeaseVerbs(ABC):
         config, holder = self._config, self.id
         if self._database is None:
             raise ConfigError('give the client a database: Client("postgres://…")')
+        if config.leader_ttl > LEASE_TTL_MAX:
+            raise ConfigError(
+                f"leader_ttl must be {LEASE_TTL_MAX} or less for leases and singletons, got "
+                f"{config.leader_ttl}"
+            )
         return LeaseKeeper(
             LeaseTable(self._database, schema=config.schema, holder=holder, pooler=config.pooler),
             holder=holder,

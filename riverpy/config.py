@@ -53,8 +53,8 @@ FETCH_POLL_INTERVAL_DEFAULT = timedelta(seconds=1)
 POOL_SIZE_DEFAULT = 10
 ELECT_INTERVAL_DEFAULT = timedelta(seconds=5)
 LEADER_TTL_DEFAULT = timedelta(seconds=15)
-DOMAIN_TTL_MAX = timedelta(days=1)
-"""What our table of leases takes."""
+LEASE_TTL_MAX = timedelta(days=1)
+"""How long a lease in our table lasts at most, if it is not renewed."""
 LEADING_LEAST = timedelta(milliseconds=100)
 """Below this the way to the server and back, or a busy event loop, ends terms and runs."""
 ELECT_JITTER_SHARE = 0.2
@@ -174,7 +174,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     100 ms."""
     leader_ttl: timedelta = LEADER_TTL_DEFAULT
     """How long a lease lasts that is not renewed. Default 15 s; at least 2.4 times
-    `elect_interval`, and in a `leader_domain` a day at most."""
+    `elect_interval`, and a day at most in a `leader_domain` and of a client that has leases or
+    singletons."""
     leader_domain: str | None = None
     """Which fleet of those that share the tables this client belongs to: each has a leader of its
     own, for the queues that its clients claim. Most need none. Default None: `default`, which all
@@ -297,9 +298,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
                 "domain_queues are claimed for a leader_domain: set it, or leave them out; the "
                 "domain `default` has every queue that no other has claimed"
             )
-        if self.domain != DEFAULT_DOMAIN and self.leader_ttl > DOMAIN_TTL_MAX:
+        if self.domain != DEFAULT_DOMAIN and self.leader_ttl > LEASE_TTL_MAX:
             raise ConfigError(
-                f"leader_ttl must be {DOMAIN_TTL_MAX} or less in a leader_domain, got "
+                f"leader_ttl must be {LEASE_TTL_MAX} or less in a leader_domain, got "
                 f"{self.leader_ttl}"
             )
         if self.on_domain_conflict not in _CONFLICT_POLICIES:

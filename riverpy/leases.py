@@ -18,7 +18,7 @@ from riverpy._lease.lease import Lease, process_holder
 from riverpy._lease.memory import MemoryLeases, MemoryTransaction
 from riverpy._lease.store import LeaseTable
 from riverpy._names import validate_client_id, validate_lease_name, validate_schema
-from riverpy.config import ELECT_JITTER_SHARE
+from riverpy.config import ELECT_JITTER_SHARE, LEASE_TTL_MAX
 from riverpy.errors import ClientStateError, ConfigError
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Lease", "LeaseManager", "MemoryLeases", "MemoryTransaction"]
 
-TTL_MOST = timedelta(days=1)
 TTL_LEAST = timedelta(milliseconds=100)
 
 
@@ -191,6 +190,6 @@ def _timing(ttl: timedelta, renew_interval: timedelta) -> LeaseTiming:
             f"renewal may fail once: with renew_interval {renew_interval} at least {least}, got "
             f"{ttl}"
         )
-    if not TTL_LEAST <= ttl <= TTL_MOST:
-        raise ConfigError(f"ttl must be between {TTL_LEAST} and {TTL_MOST}, got {ttl}")
+    if not TTL_LEAST <= ttl <= LEASE_TTL_MAX:
+        raise ConfigError(f"ttl must be between {TTL_LEAST} and {LEASE_TTL_MAX}, got {ttl}")
     return LeaseTiming(ttl.total_seconds(), renew_interval.total_seconds())

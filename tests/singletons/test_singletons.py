@@ -405,6 +405,18 @@ async def test_bad_registrations(schema: Schema) -> None:
     assert len(client._singletons) == 1
 
 
+async def test_ttl_of_days(schema: Schema) -> None:
+    """A time that our table does not take is refused loudly, not bid with for ever."""
+    client = make_client(schema, "a", ttl=timedelta(days=2))
+    client.singleton("s", Task())
+    with pytest.raises(ConfigError, match="leader_ttl must be 1 day, 0:00:00 or less"):
+        await client.run()
+    async with client:
+        with pytest.raises(ConfigError, match="leader_ttl must be 1 day, 0:00:00 or less"):
+            async with client.lease("s"):
+                pass
+
+
 async def test_line_not_migrated(fresh_database_url: str) -> None:
     """Without our tables the start fails with the command that makes them, and nobody is
     registered; the client can be started when they are there."""
