@@ -228,14 +228,17 @@ class ChaosOfFleet:
     # -- what goes on meanwhile
 
     async def _start_what_ended(self) -> None:
-        """A worker that finds no database at its start ends."""
         while True:
             await anyio.sleep(1)
-            for worker in self._fleet.workers:
-                if worker not in self._broken and not worker.is_running:
-                    with self._noting(worker.name, is_restart=True):
-                        await self._note_end(worker)
-                        await worker.start()
+            await self._start_ended()
+
+    async def _start_ended(self) -> None:
+        """A worker that finds no database at its start ends."""
+        for worker in self._fleet.workers:
+            if worker not in self._broken and not worker.is_running:
+                with self._noting(worker.name, is_restart=True):
+                    await self._note_end(worker)
+                    await worker.start()
 
     async def _note_end(self, worker: Worker) -> None:
         code = await worker.ended()
@@ -258,6 +261,7 @@ class ChaosOfFleet:
 
     async def _mend(self) -> None:
         """Mend everything, and start what has ended."""
+        self._broken.clear()
         for worker in self._fleet.workers:
             worker.thaw()
             await worker.proxy.heal()

@@ -95,6 +95,7 @@ class ChaosOfLeases(ChaosOfFleet):
                 self.violations.append(Violation("the fleet recovers", missing))
                 return
             await anyio.sleep(0.1)
+            await self._start_ended()  # it may have begun to start before all was mended
         await anyio.sleep(CALM)
 
     async def _what_is_missing(self, calm_since: datetime) -> str:
