@@ -194,6 +194,7 @@ class LeaseKeeper:
                     lease=lease.name,
                     epoch=lease.epoch,
                 )
+                lease.may_be_held = False  # the store is closed: nobody gives it back any more
             self._kept.clear()
             self._change()
             if self._task is not None:
