@@ -37,8 +37,11 @@ class ClientLeases:
             return self._keeper
 
     async def close(self) -> None:
-        """End every lease."""
-        keeper, self._keeper = self._keeper, None
+        """End every lease. A keeper that somebody opens just now is waited for, which has a bound,
+        and closed too."""
+        with anyio.CancelScope(shield=True):
+            async with self._opening:
+                keeper, self._keeper = self._keeper, None
         if keeper is not None:
             await keeper.close()
 

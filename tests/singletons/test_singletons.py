@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
@@ -233,6 +234,44 @@ async def test_never_again(schema: Schema, log: list[Any]) -> None:
         assert not client.stats().singletons["s"].running
 
 
+async def test_clean_up_of_a_lost_lease(schema: Schema) -> None:
+    """S6: a function that loses its lease in a transaction is cancelled once, as jobs are: the
+    transaction is rolled back, what else it has to end can be awaited, and the connection goes back
+    to its pool as it was."""
+    began: asyncio.Queue[int] = asyncio.Queue()
+    left: asyncio.Queue[int] = asyncio.Queue()
+    await schema.execute("create table effects (n int)")
+
+    async def work(lease: Lease) -> None:
+        async with pool.acquire() as connection:
+            try:
+                async with connection.transaction():
+                    await connection.execute("insert into effects values (1)")
+                    began.put_nowait(connection.get_server_pid())
+                    await anyio.sleep_forever()
+            finally:
+                left.put_nowait(await connection.fetchval("select count(*) from effects"))
+
+    client = make_client(schema, "a", ttl=TTL)
+    client.singleton("s", work)
+    try:
+        async with (
+            asyncpg.create_pool(
+                schema.url,
+                min_size=1,
+                max_size=1,
+                server_settings={"search_path": schema.name},
+            ) as pool,
+            running(client),
+        ):
+            pid = await soon(began)
+            await take_over(schema, "s")
+            assert await soon(left) == 0
+            assert await soon(began) == pid
+    finally:
+        await schema.execute("drop table effects")
+
+
 async def test_code_that_goes_on(
     schema: Schema, log: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,6 +408,39 @@ async def test_lease_in_a_handler_is_lost(schema: Schema) -> None:
 
         with pytest.raises(LeaseLostError, match="'s'"):
             await work()
+
+
+async def test_closed_while_a_lease_is_asked_for(schema: Schema) -> None:
+    """A client that is closed while the first lease of it is asked for: that is refused, and no
+    connection stays open."""
+    client, refused = make_client(schema, "a"), anyio.Event()
+
+    async def ask() -> None:
+        with pytest.raises(ClientStateError):
+            async with client.lease("s"):
+                pass
+        refused.set()
+
+    waiting = (
+        "select count(*) from pg_stat_activity where datname = current_database()"
+        " and application_name = 'riverpy leases' and wait_event_type = 'Lock'"
+    )
+    async with anyio.create_task_group() as tasks:
+        await client.__aenter__()
+        async with schema.connected() as rival, rival.transaction():
+            await rival.execute("lock table river_migration in access exclusive mode")
+            tasks.start_soon(ask)
+            with anyio.fail_after(30):
+                while not await schema.fetchval(waiting):
+                    await anyio.sleep(0.01)
+            tasks.start_soon(client.__aexit__, None, None, None)
+            await settle()
+        with anyio.fail_after(30):
+            await refused.wait()
+    sessions = waiting.replace(" and wait_event_type = 'Lock'", "")
+    with anyio.fail_after(30):
+        while await schema.fetchval(sessions):
+            await anyio.sleep(0.01)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "é", "x" * 101, "a\n", 7])
