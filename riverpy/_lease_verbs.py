@@ -59,11 +59,11 @@ class LeaseVerbs(ABC):
         this client runs; the others stand by and take over.
 
         `await fn(lease)` begins when this process has won the lease. When that is lost, or the
-        client stops, `fn` is cancelled. Writes are safe whatever happens if each transaction begins
-        with `await lease.fence(connection)`. A function that returns has ended: it does not run
-        here again before the client does, but another process that stands by runs it. What ignores
-        its cancellation for a fifth of `Config.leader_ttl` is logged each 10 seconds, and does not
-        run here again before it ends.
+        client stops, `fn` is cancelled, once: it may await the end of what it has open. Writes are
+        safe whatever happens if each transaction begins with `await lease.fence(connection)`. A
+        function that returns has ended: it does not run here again before the client does, but
+        another process that stands by runs it. What ignores its cancellation for a fifth of
+        `Config.leader_ttl` is logged each 10 seconds, and does not run here again before it ends.
 
         Args:
             name: of the lease: 1 to 100 printable ASCII characters without a space. All processes
@@ -88,8 +88,8 @@ class LeaseVerbs(ABC):
         """Register a function that runs while this client leads its domain, beside its
         maintenance: it needs no lease of its own, and moves with the lead.
 
-        `await fn(term)` begins soon after the client has begun to lead, and is cancelled when that
-        ends. Each transaction that writes begins with `await term.fence(connection)`. If it returns
+        `await fn(term)` begins soon after the client has begun to lead, and is cancelled, once,
+        when that ends. Each transaction that writes begins with `await term.fence(connection)`. If it returns
         it has ended for this term; if it raises it runs again after a delay of 1 to 8 seconds. What
         ignores its cancellation keeps this client from leading until it ends.
 

@@ -20,7 +20,7 @@ import anyio
 import anyio.lowlevel
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Awaitable, Callable, Generator
     from types import TracebackType
 
     from anyio.abc import TaskGroup, TaskStatus
@@ -221,6 +221,34 @@ def awaiting_only_exceptions(name: str) -> Generator[None]:
         if is_cancelled(error):
             raise
         raise RuntimeError(f"{name} raised {type(error).__name__}") from error
+
+
+async def cancelled_once(name: str, call: Callable[[], Awaitable[object]]) -> None:
+    """Await code of the user's to its end, in a task of its own. When this task is cancelled, that
+    one is once, as asyncio does it, so that it can await the end of what it has open, as of a
+    transaction. The scope that this task is in would cancel it again at each of these steps.
+
+    Raises:
+        Exception: what it raised.
+    """
+
+    async def work() -> None:
+        with awaiting_only_exceptions(name):
+            await call()
+
+    task = asyncio.get_running_loop().create_task(work(), name=f"riverpy {name}")
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        task.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()
+        raise
+    if task.cancelled():
+        raise RuntimeError(f"{name} cancelled itself")
+    task.result()
 
 
 def only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

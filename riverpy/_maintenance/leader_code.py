@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from riverpy._lifecycle import awaiting_only_exceptions
+from riverpy._lifecycle import cancelled_once
 from riverpy._maintenance.base import MaintenanceService
 from riverpy.drivers.asyncpg import is_transaction
 from riverpy.errors import TransactionError
@@ -76,7 +76,7 @@ class LeaderCode(MaintenanceService):
         Raises:
             Exception: what it raised.
         """
-        with awaiting_only_exceptions(self.name):
-            await self._function.fn(LeaderTerm(self.office.mandate))
+        term = LeaderTerm(self.office.mandate)
+        await cancelled_once(self.name, lambda: self._function.fn(term))
         self.log.info("leader function has ended and does not run again in this term")
         return math.inf

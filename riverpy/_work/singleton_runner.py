@@ -19,7 +19,7 @@ import structlog
 
 from riverpy._clock import Backoff
 from riverpy._cluster.trust import LeaseTiming
-from riverpy._lifecycle import StopCause, StopScope, awaiting_only_exceptions
+from riverpy._lifecycle import StopCause, StopScope, awaiting_only_exceptions, cancelled_once
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 from riverpy.errors import FencedOutError
 from riverpy.stats import SingletonStats
@@ -247,12 +247,14 @@ class _Tenure:
 
     async def _call(self) -> None:
         singleton = self._singleton
+        name = f"singleton {singleton.name!r}"
         try:
-            with awaiting_only_exceptions(f"singleton {singleton.name!r}"):
-                if singleton.is_blocking:
+            if singleton.is_blocking:
+                with awaiting_only_exceptions(name):
                     await _in_thread(cast("Callable[[Lease], None]", singleton.fn), self.lease)
-                else:
-                    await cast("Callable[[Lease], Awaitable[object]]", singleton.fn)(self.lease)
+            else:
+                function = cast("Callable[[Lease], Awaitable[object]]", singleton.fn)
+                await cancelled_once(name, lambda: function(self.lease))
         except Exception as error:
             self.error = error
 

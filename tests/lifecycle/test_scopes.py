@@ -16,7 +16,8 @@ import pytest
 import riverpy._clock
 import riverpy._lifecycle
 from riverpy._clock import Backoff, SystemClock
-from riverpy._lifecycle import ServiceGroup, StopCause, StopScope, TestSignal
+from riverpy._lifecycle import ServiceGroup, StopCause, StopScope, TestSignal, cancelled_once
+from tests._time import settle
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
@@ -74,6 +75,49 @@ async def test_cause_is_there_at_the_cancellation() -> None:
         await asyncio.sleep(0)
         scope.stop(StopCause.LEADERSHIP_LOST)
     assert seen == [StopCause.LEADERSHIP_LOST]
+
+
+@pytest.mark.parametrize("error", [None, LookupError("nothing to undo")])
+async def test_cancelled_once(error: Exception | None) -> None:
+    """Code of the user's in a scope that is stopped is cancelled once: each step of its clean-up
+    ends, and an error of that is told."""
+    scope, steps, began = StopScope(), [], anyio.Event()
+
+    async def work() -> None:
+        began.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            for number in range(3):
+                await settle()
+                steps.append(number)
+            if error is not None:
+                raise error
+
+    async def host() -> None:
+        with scope:
+            await cancelled_once("work", work)
+
+    hosted = asyncio.get_running_loop().create_task(host())
+    await began.wait()
+    scope.stop(StopCause.LEASE_LOST)
+    with anyio.fail_after(10):
+        await asyncio.wait([hosted])
+    assert steps == [0, 1, 2]
+    assert hosted.exception() is error
+
+
+async def test_cancelled_by_itself() -> None:
+    """Code of the user's that cancels its own task has failed: nobody asked it to stop."""
+
+    async def work() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await settle()
+
+    with pytest.raises(RuntimeError, match="work cancelled itself"):
+        await cancelled_once("work", work)
 
 
 async def test_cancellation_of_somebody_else_passes() -> None:

@@ -57,8 +57,12 @@ class Task:
         self.leases.append(lease)
         self.began.put_nowait(lease)
         try:
-            with anyio.CancelScope(shield=self.is_deaf):
-                await self.may_end.wait()
+            while not self.may_end.is_set():
+                try:
+                    await self.may_end.wait()
+                except asyncio.CancelledError:
+                    if not self.is_deaf:
+                        raise
             if self.error is not None:
                 raise self.error
         finally:

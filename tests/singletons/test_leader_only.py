@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from riverpy import (
     TransactionError,
 )
 from riverpy._maintenance import base
-from tests.singletons.rig import Task, running, soon
+from tests.singletons.rig import TTL, Task, running, soon, until
 
 if TYPE_CHECKING:
     from tests._database import Schema
@@ -32,14 +33,21 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "RETRY_FIRST", timedelta(milliseconds=50))
 
 
-def make_client(schema: Schema, client_id: str, domain: str | None = None) -> Client:
+def make_client(
+    schema: Schema,
+    client_id: str,
+    domain: str | None = None,
+    leader_ttl: timedelta = timedelta(seconds=15),
+) -> Client:
     """A client that may lead, and has nothing else to do than to stand by for a singleton."""
     config = Config(
         schema=schema.name,
         id=client_id,
         leader_domain=domain,
+        leader_ttl=leader_ttl,
         elect_interval=timedelta(milliseconds=250),
         soft_stop_timeout=timedelta(0),
+        hard_stop_timeout=timedelta(seconds=2),
     )
     client = Client(schema.url, config=config)
     client.singleton("nothing", Task())
@@ -96,6 +104,55 @@ async def test_runs_with_the_lead(schema: Schema, domain: str | None) -> None:
         assert await schema.fetchval("select count(*) from census") == 1
     finally:
         await schema.execute("drop table census")
+
+
+async def test_clean_up(schema: Schema) -> None:
+    """S9: it is cancelled once when the term ends, so that its clean-up can await."""
+    began, ended = anyio.Event(), anyio.Event()
+
+    async def census(term: LeaderTerm) -> None:
+        async with schema.connected() as connection:
+            try:
+                async with connection.transaction():
+                    await term.fence(connection)
+                    began.set()
+                    await anyio.sleep_forever()
+            finally:
+                await connection.execute("select 1")
+                ended.set()
+
+    client = make_client(schema, "a")
+    client.leader_only("census", census)
+    async with running(client) as reports:
+        with anyio.fail_after(30):
+            await began.wait()
+    assert ended.is_set()
+    assert reports[0].is_clean
+
+
+async def test_left_behind(schema: Schema) -> None:
+    """S9: one that ignores its cancellation is in the report of the run, which ends without it."""
+    began, may_end, ended = anyio.Event(), anyio.Event(), anyio.Event()
+
+    async def census(term: LeaderTerm) -> None:
+        began.set()
+        while not may_end.is_set():
+            with suppress(asyncio.CancelledError):
+                await may_end.wait()
+        ended.set()
+
+    client = make_client(schema, "a", leader_ttl=TTL)
+    client.leader_only("census", census)
+    async with running(client) as reports:
+        with anyio.fail_after(30):
+            await began.wait()
+            client.stop()
+            try:
+                await until(lambda: bool(reports))
+            finally:
+                may_end.set()
+                await ended.wait()
+    assert reports[0].maintenance_left
 
 
 async def test_failing(schema: Schema) -> None:
