@@ -22,6 +22,8 @@ DEFAULT_DOMAIN = "default"
 LEASE_LENGTH_MAX = 100
 SCHEMA_LEASE = "@schema"
 """The lease of the work that a schema has one of, where nobody leads `default`."""
+USER_PREFIX = "s:"
+"""Before a user's name of a lease in the table."""
 
 _QUEUE = re.compile(r"[a-z0-9]+(?:[_|\-][a-z0-9]+)*")
 _KIND = re.compile(r"\w[\w\-\[\]<>/.\u00b7:+]+", re.ASCII)

@@ -17,10 +17,16 @@ import anyio.lowlevel
 import structlog
 
 from riverpy._clock import Backoff
-from riverpy._cluster.trust import Term
+from riverpy._cluster.trust import (
+    RELEASE_MOST,
+    RENEWAL_LEAST,
+    STALL,
+    WAKE_JITTER,
+    WATCH_LEAST,
+    Term,
+)
 from riverpy._lifecycle import StopCause, TestSignal
 from riverpy._names import DEFAULT_DOMAIN
-from riverpy.config import ELECT_JITTER_SHARE
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 from riverpy.events import LeadershipChange
 
@@ -35,23 +41,10 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
     from riverpy.drivers.asyncpg import Transaction
 
-WAKE_JITTER = 0.05
-"""Seconds within which followers bid after they heard that the lead is free."""
-WATCH_MOST = 1.0
-"""Seconds between two looks at the trust of a leader, at most."""
-WATCH_LEAST = 0.001
-WATCH_SHARE = 1 / 15
-"""The same as a share of the lease's time."""
-STALL = 1.0
-"""Seconds past a deadline from which it is said that this process did not run."""
-RELEASE_MOST = 2.0
-"""Seconds that releasing the lease may take; else it lapses."""
 BID_AFTER_STOP = 1.0
 """Seconds that a bid may go on after a stop, so that what it won is not left to lapse."""
 SIT_OUT_MOST = 60.0
 """Seconds that a client waits, at most, before it bids again after its maintenance failed."""
-RENEWAL_LEAST = 0.01
-"""Seconds below which there is no time for another renewal."""
 
 
 class LeaderStore(Protocol):
@@ -254,7 +247,7 @@ class Elector:
                     return Term(self._leader_id, bid.elected_at, bid.epoch), asked_at
                 is_told = False
                 backoff.reset()
-                wait = self._until_next_bid(bid)
+                wait = self._timing.until_next_bid(None if bid is None else bid.remaining)
                 self.denied.emit()
             if await self._timer.wait(self._wake, wait):
                 await self._timer.sleep(random.uniform(0, WAKE_JITTER))  # noqa: S311 (no secret)
@@ -265,12 +258,6 @@ class Elector:
         bound = self._timing.interval
         with scope.shielded(bound + BID_AFTER_STOP, after_stop=BID_AFTER_STOP):
             return await self._store.elect(self._leader_id, self._timing.ttl_delta, bound)
-
-    def _until_next_bid(self, bid: Bid | None) -> float:
-        usual = self._timing.interval * (1 + random.uniform(0, ELECT_JITTER_SHARE))  # noqa: S311
-        if bid is None or bid.remaining is None:
-            return usual
-        return min(usual, bid.remaining + random.uniform(0, WAKE_JITTER))  # noqa: S311
 
     # -- leading
 
@@ -301,7 +288,7 @@ class Elector:
     async def _watch(self, tenure: _Tenure) -> None:
         """End the term while its services still have the time to end in trust. It looks often, for
         a sleep does not count the time of a machine that is suspended."""
-        step = self._watch_step
+        step = self._timing.watch_step
         while (left := self._time_left) > 0:
             planned = max(min(step, left), WATCH_LEAST)
             before = self._timer.boottime()
@@ -426,14 +413,10 @@ class Elector:
         """Seconds until the services must be told to end, so that they end in trust."""
         return self._trust.left - self._timing.grace
 
-    @property
-    def _watch_step(self) -> float:
-        return min(WATCH_MOST, self._timing.ttl * WATCH_SHARE)
-
     async def _sleep_until(self, due: float) -> None:
         """In steps, for a sleep does not count the time of a machine that is suspended."""
         while (left := due - self._timer.boottime()) > 0:
-            await self._timer.sleep(max(min(left, self._watch_step), WATCH_LEAST))
+            await self._timer.sleep(max(min(left, self._timing.watch_step), WATCH_LEAST))
 
     def _new_backoff(self) -> Backoff:
         """A second, then two, then four, up to the interval, at the default one."""

@@ -7,10 +7,13 @@ suspended time. The margin is for clocks that run at different rates.
 
 from __future__ import annotations
 
+import random
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+
+from riverpy.config import ELECT_JITTER_SHARE
 
 if TYPE_CHECKING:
     from riverpy._clock import Timer
@@ -20,6 +23,19 @@ TRUST_MARGIN_SHARE = 1 / 15
 """Of the lease's time, how much earlier trust ends: 1 s of the default 15 s, as River's."""
 STOP_GRACE_SHARE = 1 / 5
 """Of the lease's time, how long the services of a term may take to end: 3 s of the default 15 s."""
+WATCH_MOST = 1.0
+"""Seconds between two looks at a trust, at most."""
+WATCH_LEAST = 0.001
+WATCH_SHARE = 1 / 15
+"""The same as a share of the lease's time."""
+WAKE_JITTER = 0.05
+"""Seconds within which those who stand by bid when a lease is free, as they heard or reckoned."""
+RENEWAL_LEAST = 0.01
+"""Seconds below which there is no time for another renewal."""
+STALL = 1.0
+"""Seconds past a deadline from which it is said that this process did not run."""
+RELEASE_MOST = 2.0
+"""Seconds that giving a lease up may take; else it lapses."""
 
 
 class Term(NamedTuple):
@@ -60,6 +76,20 @@ class LeaseTiming(msgspec.Struct, frozen=True):
     def grace(self) -> float:
         """How long the services of a term may take to end."""
         return self.ttl * STOP_GRACE_SHARE
+
+    @property
+    def watch_step(self) -> float:
+        """From one look at the trust to the next: a sleep does not count the time of a machine that
+        is suspended."""
+        return max(min(WATCH_MOST, self.ttl * WATCH_SHARE), WATCH_LEAST)
+
+    def until_next_bid(self, remaining: float | None) -> float:
+        """From a bid to the next of the same process, by what is left of the holder's time; None:
+        it is not known."""
+        usual = self.interval * (1 + random.uniform(0, ELECT_JITTER_SHARE))  # noqa: S311 (no secret)
+        if remaining is None:
+            return usual
+        return min(usual, remaining + random.uniform(0, WAKE_JITTER))  # noqa: S311 (no secret)
 
 
 class Trust:

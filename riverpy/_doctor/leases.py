@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from riverpy._db.leases import lease_list
 from riverpy._db.schema import LEASES_VERSION, OWN_LINE
 from riverpy._doctor.finding import Finding, Level, count, names, span
+from riverpy._names import USER_PREFIX
 
 if TYPE_CHECKING:
     from riverpy._doctor.patient import Patient
 
-USER_PREFIX = "s:"
 LAPSED_LIMIT = 60.0
 """Seconds within which somebody who stands by takes a lapsed lease over."""
 LAPSED_MOST = 86_400.0

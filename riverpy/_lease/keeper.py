@@ -22,10 +22,16 @@ import structlog
 
 from riverpy._clock import Backoff
 from riverpy._cluster.notifier import decode_message
-from riverpy._lease.lease import ASK_MOST, WATCH_LEAST, Lease, watch_step
-from riverpy._lease.store import USER_PREFIX
+from riverpy._cluster.trust import (
+    RELEASE_MOST,
+    RENEWAL_LEAST,
+    STALL,
+    WAKE_JITTER,
+    WATCH_LEAST,
+)
+from riverpy._lease.lease import ASK_MOST, Lease
 from riverpy._lifecycle import StopCause, TestSignal
-from riverpy.config import ELECT_JITTER_SHARE
+from riverpy._names import USER_PREFIX
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 from riverpy.errors import ClientStateError, TransactionError
 
@@ -38,8 +44,6 @@ if TYPE_CHECKING:
     from riverpy._db.leases import LeaseBid
     from riverpy._lease.store import LeaseStore
 
-WAKE_JITTER = 0.05
-"""Seconds within which those who stand by bid after they heard that a lease is free."""
 BID_DELAY = 0.02
 """Seconds that a bid is put off for each lease that is held here, so that leases spread."""
 BID_DELAY_MOST = 0.5
@@ -47,14 +51,8 @@ BID_AFTER_CANCEL = 1.0
 """Seconds that a bid may go on after nobody waits for it, so that what it won is given back."""
 BID_AGAIN = 0.25
 """Seconds after which a bid is tried again that met another one, or a transaction that goes on."""
-STALL = 1.0
-"""Seconds past a deadline from which it is said that this process did not run."""
-RELEASE_MOST = 2.0
-"""Seconds that giving a lease up may take; else it lapses."""
 CLOSE_MOST = 2.0
 """Seconds that the end of what is done under leases may take when the keeper is closed."""
-RENEWAL_LEAST = 0.01
-"""Seconds below which there is no time for another renewal."""
 _UNKNOWN = (*DATABASE_ERRORS, TransactionError)
 """What leaves the answer unknown: the database, or a transaction on the caller's connection."""
 
@@ -387,10 +385,7 @@ class LeaseKeeper:
     def _until_next_bid(self, bid: LeaseBid | None) -> float:
         if bid is None:
             return BID_AGAIN + random.uniform(0, WAKE_JITTER)  # noqa: S311 (no secret)
-        usual = self._timing.interval * (1 + random.uniform(0, ELECT_JITTER_SHARE))  # noqa: S311
-        if bid.remaining is None:
-            return usual
-        return min(usual, bid.remaining + random.uniform(0, WAKE_JITTER))  # noqa: S311
+        return self._timing.until_next_bid(bid.remaining)
 
     # -- holding
 
@@ -488,7 +483,7 @@ class LeaseKeeper:
                 if self._time_left(lease) <= 0:
                     lease.end("it could not be renewed in time")
             left = min(map(self._time_left, self._held), default=math.inf)
-            planned = max(min(watch_step(self._timing), left), WATCH_LEAST)
+            planned = max(min(self._timing.watch_step, left), WATCH_LEAST)
             before = self._timer.boottime()
             await self._timer.sleep(planned)
             late = self._timer.boottime() - before - planned
@@ -507,7 +502,7 @@ class LeaseKeeper:
             held = [lease for lease in self._held if self._time_left(lease) >= RENEWAL_LEAST]
             early = self._due - self._timer.boottime()
             if early > 0 or not held:
-                step = watch_step(self._timing)
+                step = self._timing.watch_step
                 await self._timer.wait(self._changed, min(early, step) if early > 0 else step)
                 continue
             due = self._timer.boottime() + self._timing.interval

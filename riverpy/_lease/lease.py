@@ -27,11 +27,6 @@ if TYPE_CHECKING:
     from riverpy._lease.store import LeaseStore
     from riverpy.drivers.asyncpg import Transaction
 
-WATCH_MOST = 1.0
-"""Seconds between two looks at the trust of a lease, at most."""
-WATCH_LEAST = 0.001
-WATCH_SHARE = 1 / 15
-"""The same as a share of the lease's time."""
 ASK_MOST = 5.0
 """Seconds that a question to the store may take."""
 _SERIALIZATION_FAILURE = "40001"
@@ -46,12 +41,6 @@ def process_holder() -> str:
         tail = f":{pid}:{secrets.token_hex(4)}"
         _holder = pid, socket.gethostname()[: CLIENT_ID_LENGTH_MAX - len(tail)] + tail
     return _holder[1]
-
-
-def watch_step(timing: LeaseTiming) -> float:
-    """Seconds between two looks at the trust: a sleep does not count the time of a machine that is
-    suspended."""
-    return max(min(WATCH_MOST, timing.ttl * WATCH_SHARE), WATCH_LEAST)
 
 
 class Lease:
@@ -127,7 +116,7 @@ class Lease:
     async def wait_lost(self) -> None:
         """Return when the lease is over, whatever ended it."""
         while (left := self.trust_left) > 0:
-            await self._timer.wait(self._over, min(left, watch_step(self._timing)))
+            await self._timer.wait(self._over, min(left, self._timing.watch_step))
 
     async def fence(self, connection: Transaction | MemoryTransaction) -> None:
         """Tie the transaction that is open on `connection` to this term: it commits under it or not

@@ -26,6 +26,7 @@ from riverpy._db.schema import (
     migrate_command,
     read_schema_state,
 )
+from riverpy._names import USER_PREFIX
 from riverpy.drivers.asyncpg import (
     LockNotAvailableError,
     SerializationError,
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from riverpy._db.leases import LeaseBid
     from riverpy.drivers.asyncpg import Connection, Pool, Transaction
 
-USER_PREFIX = "s:"
-"""Before a user's name of a lease in the table."""
 STATEMENT_LIMIT = timedelta(seconds=12)
 """After which the server ends a statement of an owned connection."""
 BID_LOCK_LIMIT = timedelta(milliseconds=500)
