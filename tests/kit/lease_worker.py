@@ -113,7 +113,7 @@ class Holder:
 
     async def _write_late(self, lease: Lease, fence_statement: str) -> None:
         """Until the server refuses: it may still let a term go on that was given up here."""
-        with anyio.move_on_after(4 * settings.leader_ttl):
+        with anyio.move_on_after(20 * settings.leader_ttl):
             while True:
                 try:
                     async with connected(settings.history_url) as connection:
