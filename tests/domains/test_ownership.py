@@ -11,6 +11,7 @@ import pytest
 import riverpy
 from riverpy import Config, DomainConflictError, JobRetention, SchemaMissingError
 from riverpy._cluster.domain import settings_of
+from riverpy._db.ownership import owner_claim, owner_lock
 from riverpy.migrate import Migrator
 from riverpy.periodic import PeriodicJob, PeriodicJobs, every
 from tests.domains.members import member, owners
@@ -158,6 +159,33 @@ async def test_start_race(rig: Rig) -> None:
         (winner,) = filter(None, outcomes)
         assert await owners(rig) == {"one": winner}
         stop.set()
+
+
+async def test_claims_wait_for_each_other(rig: Rig) -> None:
+    """A client that starts while another's claim of its queue is not committed yet waits for that,
+    and is refused: it would take the queue over if it had looked before."""
+    refused = anyio.Event()
+
+    async def start() -> None:
+        with pytest.raises(DomainConflictError):
+            async with member(rig, "b", "pay", "one", candidate=False):
+                pass
+        refused.set()
+
+    async with anyio.create_task_group() as tasks:
+        async with rig.schema.connected() as rival, rival.transaction():
+            place = rival, rig.schema.name
+            await owner_lock(*place)
+            await owner_claim(*place, queues=["one"], domain="mail", client_id="a")
+            tasks.start_soon(start)
+            await rig.until(
+                "SELECT count(*) FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid))",
+                1,
+                rival.get_server_pid(),
+            )
+        with anyio.fail_after(PATIENCE):
+            await refused.wait()
+    assert await owners(rig) == {"one": "mail"}
 
 
 @pytest.mark.parametrize(
