@@ -42,8 +42,8 @@ class ClientLeases:
         with anyio.CancelScope(shield=True):
             async with self._opening:
                 keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            await keeper.close()
+                if keeper is not None:
+                    await keeper.close()
 
     def heard(self, payload: str) -> None:
         """A notification on the topic of leases."""
