@@ -514,4 +514,5 @@ class PeriodicJobsStart(msgspec.Struct, frozen=True, kw_only=True):
     jobs: PeriodicJobs
     """The client's; the hook may add and remove. They are kept from one term to the next."""
     states: Mapping[str, PeriodicJobState]
-    """What the database knows, by id, also of jobs that this client does not have."""
+    """What the database knows, by id, also of jobs that this client does not have; of its leader
+    domain alone."""

@@ -181,13 +181,12 @@ class PeriodicEnqueuer(MaintenanceService):
             "reading the periodic jobs", STATEMENT_TIMEOUT
         ) as connection:
             states = await periodic_list(connection, self.office.schema)
-        return {
-            (job_id := state.id.removesuffix(self._suffix)): msgspec.structs.replace(
-                state, id=job_id
-            )
-            for state in states
-            if state.id.endswith(self._suffix)
-        }
+        own: dict[str, PeriodicJobState] = {}
+        for state in states:
+            job_id, _, domain = state.id.partition("@")
+            if (domain or DEFAULT_DOMAIN) == self.office.config.domain:
+                own[job_id] = msgspec.structs.replace(state, id=job_id)
+        return own
 
     def _row_id(self, job_id: str) -> str:
         return job_id + self._suffix

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
+from riverpy import HookPeriodicJobsStartFunc
 from riverpy._clock import SystemTimer
 from riverpy._cluster.trust import LeaseTiming, Term, Trust
 from riverpy._db.connection import DedicatedConnection, Outage, close_all, connect_maintenance
@@ -19,7 +20,7 @@ from riverpy._db.lead_leases import LeadLease
 from riverpy._db.leases import lease_request_resign
 from riverpy._maintenance.mandate import Mandate
 from riverpy.errors import FencedOutError
-from riverpy.periodic import PeriodicJob, every
+from riverpy.periodic import PeriodicJob, PeriodicJobsStart, every
 from tests.domains.members import LONG, holders, member, owners
 from tests.work.rig import PATIENCE, Task
 
@@ -462,6 +463,32 @@ async def test_periodic_jobs_of_domains(rig: Rig) -> None:
         assert len(rows) == 3
         said = {json.loads(row["metadata"])["river:periodic_job_id"] for row in rows}
         assert said == {"hourly"}
+
+
+async def test_hook_sees_its_own_domain(rig: Rig) -> None:
+    """A hook that is called when a client begins to lead is given the states of the periodic jobs
+    of its domain alone, by ids of which it may add jobs: not `daily@mail`."""
+    seen: dict[str, list[str]] = {}
+
+    def saw(domain: str) -> HookPeriodicJobsStartFunc:
+        async def see(start: PeriodicJobsStart) -> None:
+            seen[domain] = sorted(start.states)
+
+        return HookPeriodicJobsStartFunc(see)
+
+    for job_id in ("daily", "daily@mail", "hourly@mail", "weekly@pay"):
+        await rig.schema.execute(
+            "INSERT INTO riverpy_periodic (id, schedule) VALUES ($1, '@daily')",
+            job_id,
+        )
+    async with (
+        member(rig, "a", "mail", hooks=[saw("mail")]) as a,
+        member(rig, "c", None, hooks=[saw("default")]) as c,
+    ):
+        for one in (a, c):
+            await one.leads()
+            await passed(one)
+    assert seen == {"mail": ["daily", "hourly"], "default": ["daily"]}
 
 
 # -- nobody leads
