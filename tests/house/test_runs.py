@@ -26,7 +26,7 @@ from pathlib import Path
 import pytest
 from tests import _limits
 
-_limits.GRACE = 0.5
+_limits.GRACE = 4.0
 pytest_plugins = ["tests._limits", "tests._scheduling"]
 
 class Hasten:
