@@ -89,9 +89,9 @@ class LeaseVerbs(ABC):
         maintenance: it needs no lease of its own, and moves with the lead.
 
         `await fn(term)` begins soon after the client has begun to lead, and is cancelled, once,
-        when that ends. Each transaction that writes begins with `await term.fence(connection)`. If it returns
-        it has ended for this term; if it raises it runs again after a delay of 1 to 8 seconds. What
-        ignores its cancellation keeps this client from leading until it ends.
+        when that ends. Each transaction that writes begins with `await term.fence(connection)`. If
+        it returns it has ended for this term; if it raises it runs again after a delay of 1 to 8
+        seconds. What ignores its cancellation keeps this client from leading until it ends.
 
         Args:
             name: for the log: 1 to 100 printable ASCII characters without a space.

@@ -27,7 +27,7 @@ from riverpy._names import CLIENT_ID_LENGTH_MAX, validate_queue
 from riverpy._plugins import Plugins
 from riverpy._verbs import Verbs
 from riverpy._work.put_back import put_back
-from riverpy._work.run import Run, StopReport
+from riverpy._work.run import Run
 from riverpy._work.subscriptions import SUBSCRIPTION_SIZE_DEFAULT, Subscription, Subscriptions
 from riverpy.config import Config, QueueConfig
 from riverpy.drivers.asyncpg import close_pool, create_pool, is_pool
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from riverpy._db.jobs import Stamp
     from riverpy._work.overview import Overview
+    from riverpy._work.stop_report import StopReport
     from riverpy.drivers.asyncpg import Pool, Transaction
     from riverpy.events import EventKind
     from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
@@ -191,8 +192,8 @@ class Client(Verbs, ExecutionVerbs, LeaseVerbs):
         name: str | UnsetType = UNSET,
         poll_only: bool | UnsetType = UNSET,
         candidate: bool | UnsetType = UNSET,
-        soft_stop_timeout: timedelta | UnsetType | None = UNSET,
         leader_domain: str | UnsetType | None = UNSET,
+        soft_stop_timeout: timedelta | UnsetType | None = UNSET,
         dead_after: timedelta | UnsetType = UNSET,
     ) -> None:
         """Change settings of a client that is not open yet, as the command line does. UNSET leaves
@@ -209,8 +210,8 @@ class Client(Verbs, ExecutionVerbs, LeaseVerbs):
             "name": name,
             "poll_only": poll_only,
             "candidate": candidate,
-            "soft_stop_timeout": soft_stop_timeout,
             "leader_domain": leader_domain,
+            "soft_stop_timeout": soft_stop_timeout,
             "dead_after": dead_after,
         }
         given = {key: value for key, value in changes.items() if value is not UNSET}

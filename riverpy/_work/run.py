@@ -20,7 +20,6 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import msgspec
 import structlog
 
 from riverpy._clock import SystemTimer
@@ -60,6 +59,7 @@ from riverpy._work.overview import Overview
 from riverpy._work.producer import Producer
 from riverpy._work.reconciler import Reconciler
 from riverpy._work.singleton_runner import SingletonRunners
+from riverpy._work.stop_report import StopReport, tell_of_left
 from riverpy._work.summary import Summary
 from riverpy._work.work_group import WorkGroup
 from riverpy.drivers.asyncpg import CONNECT_TIMEOUT, DATABASE_ERRORS
@@ -89,31 +89,6 @@ JOBS_SHARE_OF_HARD_STOP = 0.6
 DRAIN_POLL = 0.05
 """Seconds between two looks at the queues of a run that ends when they are empty."""
 DRAIN_STATEMENT_TIMEOUT = 10.0
-
-
-class StopReport(msgspec.Struct, frozen=True):
-    """What a run left behind: nothing, after a good stop."""
-
-    abandoned: tuple[Stamp, ...] = ()
-    """Attempts whose code did not end in time: their rows stay `running`."""
-    unstored: int = 0
-    """Results that the database did not take in time: their rows stay `running`."""
-
-    claims_in_doubt: bool = False
-    """Whether the answer to a claim was lost and the database did not say what it took: rows of
-    this client may stay `running` that never ran."""
-    maintenance_left: bool = False
-    """Whether maintenance of a term that this client led goes on, for a hook that does not end. It
-    can write nothing through riverpy's fence; over a connection of its own it can."""
-    singletons_left: tuple[str, ...] = ()
-    """Singletons whose function goes on: it ignores its cancellation, or is a thread. It can write
-    nothing through the fence of its lease."""
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether every attempt, all maintenance and every singleton ended, every result was
-        stored, and no claim is in doubt."""
-        return self == StopReport()
 
 
 class Run:
@@ -476,31 +451,15 @@ class Run:
         return hard * (1 - JOBS_SHARE_OF_HARD_STOP)
 
     def _report(self) -> StopReport:
-        abandoned = tuple(sorted(self.work.stamps()))
-        unstored = len(self._completer.unstored)
-        if abandoned:
-            self._log.error(
-                "jobs did not end and were abandoned",
-                count=len(abandoned),
-                job_ids=[stamp.id for stamp in abandoned[:20]],
-            )
-        if unstored:
-            self._log.error("job results were not stored in time", count=unstored)
-        if self._reconciler.in_doubt:
-            self._log.error("jobs may be claimed that never ran: a claim had no answer")
-        if self._maintenance_left:
-            self._log.error("maintenance did not end and is left behind")
-        if self._singletons_left:
-            self._log.error(
-                "singletons did not end and are left behind", singletons=self._singletons_left
-            )
-        return StopReport(
-            abandoned,
-            unstored,
+        report = StopReport(
+            tuple(sorted(self.work.stamps())),
+            len(self._completer.unstored),
             self._reconciler.in_doubt,
             maintenance_left=self._maintenance_left,
             singletons_left=self._singletons_left,
         )
+        tell_of_left(report)
+        return report
 
     def _stored(self, attempts: list[Attempt]) -> None:
         """Results were stored, all plain or none."""

@@ -1,0 +1,55 @@
+"""StopReport: what a run left behind, for its caller and the log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+if TYPE_CHECKING:
+    from riverpy._db.jobs import Stamp
+
+
+class StopReport(msgspec.Struct, frozen=True):
+    """What a run left behind: nothing, after a good stop."""
+
+    abandoned: tuple[Stamp, ...] = ()
+    """Attempts whose code did not end in time: their rows stay `running`."""
+    unstored: int = 0
+    """Results that the database did not take in time: their rows stay `running`."""
+
+    claims_in_doubt: bool = False
+    """Whether the answer to a claim was lost and the database did not say what it took: rows of
+    this client may stay `running` that never ran."""
+    maintenance_left: bool = False
+    """Whether maintenance of a term that this client led goes on, for a hook that does not end. It
+    can write nothing through riverpy's fence; over a connection of its own it can."""
+    singletons_left: tuple[str, ...] = ()
+    """Singletons whose function goes on: it ignores its cancellation, or is a thread. It can write
+    nothing through the fence of its lease."""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether every attempt, all maintenance and every singleton ended, every result was
+        stored, and no claim is in doubt."""
+        return self == StopReport()
+
+
+def tell_of_left(report: StopReport) -> None:
+    """Log what was left behind, each kind of it by itself."""
+    log = structlog.get_logger("riverpy").bind()
+    if report.abandoned:
+        log.error(
+            "jobs did not end and were abandoned",
+            count=len(report.abandoned),
+            job_ids=[stamp.id for stamp in report.abandoned[:20]],
+        )
+    if report.unstored:
+        log.error("job results were not stored in time", count=report.unstored)
+    if report.claims_in_doubt:
+        log.error("jobs may be claimed that never ran: a claim had no answer")
+    if report.maintenance_left:
+        log.error("maintenance did not end and is left behind")
+    if report.singletons_left:
+        log.error("singletons did not end and are left behind", singletons=report.singletons_left)
