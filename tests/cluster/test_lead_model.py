@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from tests.cluster.lead_world import LeadProcess, LeadServer, LeadWorld
 from tests.cluster.model import LATENCY, Violation
 from tests.cluster.model_database import TIMING
+from tests.cluster.model_faults import some_seconds
 from tests.cluster.test_lease_model import EpochBlind, Unfenced
 from tests.cluster.test_model import (
     EXAMPLES,
@@ -21,7 +22,6 @@ from tests.cluster.test_model import (
     Election,
     Fleet,
     explore,
-    some_seconds,
 )
 
 if TYPE_CHECKING:

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import Phase
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 from structlog.testing import capture_logs
 
-from tests.cluster.lease_world import NAMES, LeaseProcess, LeaseServer, LeaseWorld
+from tests.cluster.lease_world import NAMES, LeaseServer, LeaseWorld
 from tests.cluster.model import LATENCY, Fault, Violation
 from tests.cluster.model_database import TIMING
+from tests.cluster.model_faults import Damage, Slowness, some_delay, some_process, some_seconds
 from tests.cluster.model_leases import LeaseTable
-from tests.cluster.test_model import BAD, EXAMPLES, RATES, WholeLease, explore
+from tests.cluster.test_model import EXAMPLES, RATES, WholeLease, explore
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from riverpy._cluster.trust import LeaseTiming
     from tests.cluster.model_leases import LeaseRow
 
-some_process = st.integers(0, 2)
-some_seconds = st.sampled_from([0.2, 1.0, 2.5, 4.0, 6.0, 11.0, 20.0])
-some_delay = st.sampled_from([None, LATENCY, 4.0, 25.0])
 some_hold = st.sampled_from([0.0, 0.7, 3.0, 12.0])
 some_lateness = st.sampled_from([0.0, 1.5, 8.0, 40.0])
 some_name = st.sampled_from(NAMES)
@@ -43,7 +41,7 @@ def _quiet() -> Generator[None]:
         yield
 
 
-class Holders(RuleBasedStateMachine):
+class Holders(Slowness):
     """What happens to those who want leases at any time."""
 
     server: type[LeaseServer] = LeaseServer
@@ -56,34 +54,6 @@ class Holders(RuleBasedStateMachine):
         self.world = LeaseWorld(rates, server=self.server, timing=self.timing, overlap=self.overlap)
         self.world.server.keep()
         self.world.run(1.0)
-
-    def one(self, number: int, *states: str) -> LeaseProcess:
-        """One of them, or of those in a state."""
-        processes = [p for p in self.world.processes if not states or p.state in states]
-        return processes[number % len(processes)]
-
-    def any(self, *states: str) -> bool:
-        """Whether there is one in a state."""
-        return any(process.state in states for process in self.world.processes)
-
-    @precondition(lambda self: self.any("running"))
-    @rule(number=some_process, is_suspended=st.booleans(), seconds=some_seconds)
-    def is_frozen(self, number: int, is_suspended: bool, seconds: float) -> None:
-        """A process does not run, or not even its machine."""
-        self.one(number, "running").freeze(is_suspended=is_suspended)
-        self.world.run(seconds)
-
-    @precondition(lambda self: self.any("frozen"))
-    @rule(number=some_process, seconds=some_seconds)
-    def is_thawed(self, number: int, seconds: float) -> None:
-        """It goes on."""
-        self.one(number, "frozen").thaw()
-        self.world.run(seconds)
-
-    @rule(number=some_process, request=some_delay, answer=some_delay)
-    def will_meet_a_fault(self, number: int, request: float | None, answer: float | None) -> None:
-        """The next exchange with the database is slow, or lost."""
-        self.one(number).connection.faults.append(Fault(request, answer))
 
     @rule(number=some_process, hold=some_hold, lateness=some_lateness)
     def writes_slowly(self, number: int, hold: float, lateness: float) -> None:
@@ -99,56 +69,9 @@ class Holders(RuleBasedStateMachine):
         process.let_go()
         self.world.run(seconds)
 
-    def teardown(self) -> None:
-        """End all processes."""
-        if hasattr(self, "world"):
-            self.world.close()
 
-
-class Leases(Holders):
+class Leases(Damage, Holders):
     """What else happens."""
-
-    @precondition(lambda self: self.any("running", "frozen"))
-    @rule(number=some_process, seconds=some_seconds)
-    def is_killed(self, number: int, seconds: float) -> None:
-        """A process ends without a word."""
-        self.one(number, "running", "frozen").kill()
-        self.world.run(seconds)
-
-    @precondition(lambda self: self.any("running", "frozen"))
-    @rule(number=some_process, seconds=some_seconds)
-    def is_stopped(self, number: int, seconds: float) -> None:
-        """A process is told to stop."""
-        self.one(number, "running", "frozen").stop()
-        self.world.run(seconds)
-
-    @precondition(lambda self: self.any("dead"))
-    @rule(number=some_process, seconds=some_seconds)
-    def is_started(self, number: int, seconds: float) -> None:
-        """A process starts again."""
-        self.one(number, "dead").start()
-        self.world.run(seconds)
-
-    @rule(number=some_process, fault=st.sampled_from(BAD), seconds=some_seconds)
-    def is_cut_off(self, number: int, fault: Fault, seconds: float) -> None:
-        """The network swallows requests, or answers, or is slow."""
-        self.one(number).cut_off(fault)
-        self.world.run(seconds)
-
-    @rule(number=some_process, is_noticed=st.booleans(), seconds=some_seconds)
-    def is_healed(self, number: int, is_noticed: bool, seconds: float) -> None:
-        """The network works again, which a process notices if it listens."""
-        process = self.one(number)
-        process.heal()
-        if is_noticed:
-            process.resync()
-        self.world.run(seconds)
-
-    @rule(number=some_process)
-    def loses_its_connection(self, number: int) -> None:
-        """Whoever waits for an answer gets an error."""
-        self.one(number).connection.reset()
-        self.world.settle()
 
     @rule(name=some_name, seconds=some_seconds)
     def is_asked_for(self, name: str, seconds: float) -> None:

@@ -16,9 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     initialize,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -27,6 +25,7 @@ from structlog.testing import capture_logs
 from riverpy._cluster.trust import LeaseTiming
 from tests.cluster.model import LATENCY, Fault, Process, Violation, World
 from tests.cluster.model_database import TIMING, Server
+from tests.cluster.model_faults import Damage, Slowness, some_delay, some_process, some_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -37,13 +36,8 @@ SEED = os.environ.get("RIVERPY_TEST_SEED")
 EXAMPLES = int(os.environ.get("RIVERPY_TEST_EXAMPLES", "60"))
 RATES = [0.95, 0.97, 1.0, 1.02, 1.05]
 """Of a process's clocks, by the database's. The margin is for a fifteenth."""
-BAD = Fault(request=None), Fault(answer=None), Fault(answer=4.0), Fault(request=2.0, answer=2.0)
-"""What a network may do to all exchanges of a process."""
 
-some_process = st.integers(0, 2)
-some_seconds = st.sampled_from([0.2, 1.0, 2.5, 4.0, 6.0, 11.0, 20.0])
 some_lateness = st.sampled_from([0.0, 1.5, 8.0])
-some_delay = st.sampled_from([None, LATENCY, 4.0, 25.0])
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +46,7 @@ def _quiet() -> Generator[None]:
         yield
 
 
-class Fleet(RuleBasedStateMachine):
+class Fleet(Slowness):
     """What happens to a fleet at any time."""
 
     place: type[World] = World
@@ -77,34 +71,6 @@ class Fleet(RuleBasedStateMachine):
         self.world.processes[0].keeper.lateness = lateness
         self.world.run(1.0)
 
-    def one(self, number: int, *states: str) -> Process:
-        """One of them, or of those in a state."""
-        processes = [p for p in self.world.processes if not states or p.state in states]
-        return processes[number % len(processes)]
-
-    def any(self, *states: str) -> bool:
-        """Whether there is one in a state."""
-        return any(process.state in states for process in self.world.processes)
-
-    @precondition(lambda self: self.any("running"))
-    @rule(number=some_process, is_suspended=st.booleans(), seconds=some_seconds)
-    def is_frozen(self, number: int, is_suspended: bool, seconds: float) -> None:
-        """A process does not run, or not even its machine."""
-        self.one(number, "running").freeze(is_suspended=is_suspended)
-        self.world.run(seconds)
-
-    @precondition(lambda self: self.any("frozen"))
-    @rule(number=some_process, seconds=some_seconds)
-    def is_thawed(self, number: int, seconds: float) -> None:
-        """It goes on."""
-        self.one(number, "frozen").thaw()
-        self.world.run(seconds)
-
-    @rule(number=some_process, request=some_delay, answer=some_delay)
-    def will_meet_a_fault(self, number: int, request: float | None, answer: float | None) -> None:
-        """The next exchange with the database is slow, or lost."""
-        self.one(number).connection.faults.append(Fault(request, answer))
-
     @rule(number=some_process, request=some_delay, seconds=some_seconds)
     def is_asked_to_resign(self, number: int, request: float | None, seconds: float) -> None:
         """Whoever leads is asked to resign; what one of them sends next is slow, or lost."""
@@ -112,56 +78,9 @@ class Fleet(RuleBasedStateMachine):
         self.world.announce("request_resign", "")
         self.world.run(seconds)
 
-    def teardown(self) -> None:
-        """End all processes."""
-        if hasattr(self, "world"):
-            self.world.close()
 
-
-class Election(Fleet):
+class Election(Damage, Fleet):
     """What else happens."""
-
-    @precondition(lambda self: self.any("running", "frozen"))
-    @rule(number=some_process, seconds=some_seconds)
-    def is_killed(self, number: int, seconds: float) -> None:
-        """A process ends without a word."""
-        self.one(number, "running", "frozen").kill()
-        self.world.run(seconds)
-
-    @precondition(lambda self: self.any("running", "frozen"))
-    @rule(number=some_process, seconds=some_seconds)
-    def is_stopped(self, number: int, seconds: float) -> None:
-        """A process is told to stop."""
-        self.one(number, "running", "frozen").stop()
-        self.world.run(seconds)
-
-    @precondition(lambda self: self.any("dead"))
-    @rule(number=some_process, seconds=some_seconds)
-    def is_started(self, number: int, seconds: float) -> None:
-        """A process starts again."""
-        self.one(number, "dead").start()
-        self.world.run(seconds)
-
-    @rule(number=some_process, fault=st.sampled_from(BAD), seconds=some_seconds)
-    def is_cut_off(self, number: int, fault: Fault, seconds: float) -> None:
-        """The network swallows requests, or answers, or is slow."""
-        self.one(number).cut_off(fault)
-        self.world.run(seconds)
-
-    @rule(number=some_process, is_noticed=st.booleans(), seconds=some_seconds)
-    def is_healed(self, number: int, is_noticed: bool, seconds: float) -> None:
-        """The network works again, which a process notices if it listens."""
-        process = self.one(number)
-        process.heal()
-        if is_noticed:
-            process.resync()
-        self.world.run(seconds)
-
-    @rule(number=some_process)
-    def loses_its_connection(self, number: int) -> None:
-        """Whoever waits for an answer gets an error."""
-        self.one(number).connection.reset()
-        self.world.settle()
 
     @rule(number=some_process, lateness=some_lateness)
     def ends_services_late(self, number: int, lateness: float) -> None:
