@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
     from riverpy._db.jobs import Stamp
     from riverpy._health.address import Address
-    from riverpy._work.run import StopReport
+    from riverpy._work.stop_report import StopReport
     from riverpy.cli._log_stream import LogStream
     from riverpy.cli._options import DatabaseSettings
     from riverpy.client import Client
@@ -79,7 +79,8 @@ Exit codes:
   1  a failure
   2  wrong usage or a wrong setting
   3  not ready: no database within 10 s, or no River tables in it
-  4  stopped, but jobs or maintenance had to be abandoned, or results could not be stored
+  4  stopped, but jobs, maintenance or singletons had to be abandoned, or results could not
+     be stored
 
 SIGTERM or SIGINT stops claiming and lets running jobs end; after --soft-stop, or at a second
 signal, they are cancelled. A third signal ends the process at once with 128 + its number.

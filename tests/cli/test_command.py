@@ -85,6 +85,15 @@ def test_version() -> None:
     assert result.stdout.startswith("riverpy, version 0.")
 
 
+def test_help_of_the_worker_tells_exit_codes() -> None:
+    """OP-04: `riverpy worker --help` has everything that exit code 4 stands for."""
+    text = " ".join(invoke("worker", "--help").output.split())
+    assert (
+        "4 stopped, but jobs, maintenance or singletons had to be abandoned, or results could not "
+        "be stored"
+    ) in text
+
+
 def test_help_lists_commands_without_importing_them() -> None:
     """`riverpy --help` imports no command, so that it stays quick."""
     code = (
