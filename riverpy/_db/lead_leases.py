@@ -3,19 +3,24 @@ asks."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from riverpy._db.leaders import Bid
 from riverpy._db.leases import lease_acquire, lease_fence, lease_release, lease_renew
 from riverpy._db.ownership import default_led
 from riverpy._names import SCHEMA_LEASE
+from riverpy.drivers.asyncpg import LockNotAvailableError
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
     from riverpy._cluster.trust import Term
     from riverpy._db.connection import DedicatedConnection
     from riverpy.drivers.asyncpg import Transaction
+
+
+SCHEMA_BID_LOCK_LIMIT = timedelta(milliseconds=500)
+"""How long a bid for the schema's lead waits for a fenced transaction of the last term: renewals of
+the domain's lead go over the same connection."""
 
 
 class LeadLease:
@@ -36,7 +41,8 @@ class LeadLease:
         self.name = name
 
     async def elect(self, leader_id: str, ttl: timedelta, bound: float) -> Bid | None:
-        """Bid, for at most `bound` seconds. None: somebody else has just won."""
+        """Bid, for at most `bound` seconds. None: somebody else has just won, or a transaction of
+        the last term goes on."""
         async with self._connection.use("bidding for the lead", bound) as connection:
             return await self._bid(connection, leader_id, ttl)
 
@@ -69,9 +75,21 @@ class LeadLease:
             lock_bound=lock_bound,
         )
 
-    async def _bid(self, connection: Transaction, leader_id: str, ttl: timedelta) -> Bid | None:
+    async def _bid(
+        self,
+        connection: Transaction,
+        leader_id: str,
+        ttl: timedelta,
+        *,
+        lock_bound: timedelta | None = None,
+    ) -> Bid | None:
         bid = await lease_acquire(
-            connection, self._schema, name=self.name, holder=leader_id, ttl=ttl
+            connection,
+            self._schema,
+            name=self.name,
+            holder=leader_id,
+            ttl=ttl,
+            lock_bound=lock_bound,
         )
         if bid is None:
             return None
@@ -87,9 +105,19 @@ class SchemaLease(LeadLease):
         self.is_foreign_led = False
         """Whether a client that is not riverpy's led `default` when the last bid was made."""
 
-    async def _bid(self, connection: Transaction, leader_id: str, ttl: timedelta) -> Bid | None:
+    async def _bid(
+        self,
+        connection: Transaction,
+        leader_id: str,
+        ttl: timedelta,
+        *,
+        lock_bound: timedelta | None = SCHEMA_BID_LOCK_LIMIT,
+    ) -> Bid | None:
         lead = await default_led(connection, self._schema)
         if lead.is_registered:
             return None
         self.is_foreign_led = lead.is_led
-        return await super()._bid(connection, leader_id, ttl)
+        try:
+            return await super()._bid(connection, leader_id, ttl, lock_bound=lock_bound)
+        except LockNotAvailableError:
+            return None

@@ -16,7 +16,7 @@ from riverpy._clock import SystemTimer
 from riverpy._cluster.trust import LeaseTiming, Term, Trust
 from riverpy._db.connection import DedicatedConnection, Outage, close_all, connect_maintenance
 from riverpy._db.domains import domain_give, domain_lock
-from riverpy._db.lead_leases import LeadLease
+from riverpy._db.lead_leases import LeadLease, SchemaLease
 from riverpy._db.leases import lease_request_resign
 from riverpy._maintenance.mandate import Mandate
 from riverpy.errors import FencedOutError
@@ -264,6 +264,26 @@ async def test_old_leader_cannot_write(schema: Schema) -> None:
             await close_all([one.reserved, one.maintenance])
 
 
+async def test_bid_for_the_schema_keeps_no_renewal_waiting(schema: Schema) -> None:
+    """A bid for the schema's lead gives up soon on a fenced transaction of the last term, which may
+    go on for seconds: the domain's lead is renewed over the same connection."""
+    a, b = (Holder(schema, name) for name in "ab")
+    a.lease = LeadLease(a.reserved, schema.name, "@schema")
+    bidder = SchemaLease(b.reserved, schema.name)
+    try:
+        old = await a.elect()
+        assert old is not None
+        async with old.transaction(a.maintenance, "writing"):
+            await schema.execute("UPDATE riverpy_lease SET expires_at = now() - interval '1 s'")
+            assert await bidder.elect("b", timedelta(seconds=30), 4.0) is None
+        bid = await bidder.elect("b", timedelta(seconds=30), 5.0)
+        assert bid is not None
+        assert bid.elected
+    finally:
+        for one in (a, b):
+            await close_all([one.reserved, one.maintenance])
+
+
 # -- its own queues alone
 
 
@@ -289,7 +309,9 @@ async def test_each_leader_keeps_its_own_queues(rig: Rig) -> None:
 
 async def test_each_kind_of_work(rig: Rig) -> None:
     """The leader of a domain rescues, cleans and schedules in its queues; what is elsewhere stays
-    as it is. It rescues by liveness whatever the kind."""
+    as it is. It rescues by liveness whatever the kind, also of its own while one in Go leads
+    `default`, who would discard what he does not know."""
+    await rig.schema.execute(FOREIGN)
     await rig.schema.execute(
         "INSERT INTO riverpy_client (client_id, queues, kinds, candidate, poll_only, version,"
         " dead_after, heartbeat_at) VALUES ('dead', '{}', '{}', false, false, '1',"
