@@ -61,7 +61,7 @@ class Processes:
         await self.running[name].wait()
 
     async def stop(self) -> None:
-        """SIGTERM ends them: their tables are dropped next."""
+        """SIGKILL ends them: their tables are dropped next."""
         for process in self.running.values():
             if process.returncode is None:
                 process.send_signal(signal.SIGCONT)
