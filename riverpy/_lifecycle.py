@@ -244,11 +244,17 @@ async def cancelled_once(name: str, call: Callable[[], Awaitable[object]]) -> No
         with anyio.CancelScope(shield=True):
             await asyncio.wait([task])
         if not task.cancelled():
-            task.result()
+            _expect_result(name, task)
         raise
     if task.cancelled():
         raise RuntimeError(f"{name} cancelled itself")
-    task.result()
+    _expect_result(name, task)
+
+
+def _expect_result(name: str, task: asyncio.Task[None]) -> None:
+    """A task that has ended was not closed: a GeneratorExit in it is the code's own."""
+    with only_exceptions(name):
+        task.result()
 
 
 def only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

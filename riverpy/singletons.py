@@ -3,7 +3,15 @@ under a lease of its own or while its client leads."""
 
 from __future__ import annotations
 
-from inspect import iscoroutinefunction
+from inspect import (
+    isasyncgen,
+    isasyncgenfunction,
+    isawaitable,
+    iscoroutine,
+    iscoroutinefunction,
+    isgenerator,
+    isgeneratorfunction,
+)
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
 from riverpy._names import validate_lease_name
@@ -32,7 +40,22 @@ class Singleton(NamedTuple):
     @property
     def is_blocking(self) -> bool:
         """Whether it runs in a thread."""
-        return not _is_coroutine_function(self.fn)
+        return not _is_code(self.fn, iscoroutinefunction)
+
+    def expect_ended(self, result: object) -> None:
+        """Refuse a result of the function that shows that its work has not begun.
+
+        Raises:
+            TypeError: it is an awaitable or a generator, which nobody would run.
+        """
+        if not (isawaitable(result) or isasyncgen(result) or isgenerator(result)):
+            return
+        if iscoroutine(result):
+            result.close()  # that it never ran is said here
+        raise TypeError(
+            f"singleton {self.name!r} returned {type(result).__name__}, which nobody runs: "
+            "register an `async def` that awaits it, or functools.partial of one, not a lambda"
+        )
 
 
 class LeaderFunction(NamedTuple):
@@ -67,6 +90,10 @@ class Singletons:
             raise ConfigError(f"singleton {name!r} is registered already: names are given once")
         if not callable(fn):
             raise ConfigError(f"singleton {name!r} takes a function, got {type(fn).__name__}")
+        if _is_code(fn, isasyncgenfunction) or _is_code(fn, isgeneratorfunction):
+            raise ConfigError(
+                f"singleton {name!r} is a generator, which nobody would run: take the `yield` out"
+            )
         if restart not in get_args(Restart):
             raise ConfigError(
                 f"restart of singleton {name!r} is 'on_error' or 'never', got {restart!r}"
@@ -94,11 +121,11 @@ class Singletons:
             raise ConfigError(
                 f"leader function {name!r} is registered already: names are given once"
             )
-        if not _is_coroutine_function(fn):
+        if not _is_code(fn, iscoroutinefunction):
             raise ConfigError(f"leader function {name!r} must be an `async def`")
         self._of_leader[name] = function
 
 
-def _is_coroutine_function(fn: object) -> bool:
-    call = getattr(fn, "__call__", None)  # noqa: B004 (it is called)
-    return iscoroutinefunction(fn) or iscoroutinefunction(call)
+def _is_code(fn: object, test: Callable[[object], bool]) -> bool:
+    """Whether a function, or what is called of an object, is code of a kind."""
+    return test(fn) or test(getattr(fn, "__call__", None))  # noqa: B004 (it is called)

@@ -19,7 +19,7 @@ import structlog
 
 from riverpy._clock import Backoff
 from riverpy._cluster.trust import LeaseTiming
-from riverpy._lifecycle import StopCause, StopScope, awaiting_only_exceptions, cancelled_once
+from riverpy._lifecycle import StopCause, StopScope, cancelled_once, only_exceptions
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 from riverpy.errors import FencedOutError
 from riverpy.stats import SingletonStats
@@ -250,13 +250,19 @@ class _Tenure:
         name = f"singleton {singleton.name!r}"
         try:
             if singleton.is_blocking:
-                with awaiting_only_exceptions(name):
-                    await _in_thread(cast("Callable[[Lease], None]", singleton.fn), self.lease)
+                await _in_thread(name, self._call_plain)
             else:
-                function = cast("Callable[[Lease], Awaitable[object]]", singleton.fn)
-                await cancelled_once(name, lambda: function(self.lease))
+                await cancelled_once(name, self._call_coroutine)
         except Exception as error:
             self.error = error
+
+    def _call_plain(self) -> None:
+        function = cast("Callable[[Lease], object]", self._singleton.fn)
+        self._singleton.expect_ended(function(self.lease))
+
+    async def _call_coroutine(self) -> None:
+        function = cast("Callable[[Lease], Awaitable[object]]", self._singleton.fn)
+        self._singleton.expect_ended(await function(self.lease))
 
     async def _watch(self) -> None:
         """Stop the function when the lease is over, and tell of one that goes on."""
@@ -274,21 +280,26 @@ class _Tenure:
             await self._timer.sleep(REPORT_INTERVAL)
 
 
-async def _in_thread(function: Callable[[Lease], None], lease: Lease) -> None:
-    """Run it in a thread, to its end: a thread cannot be stopped. It keeps no process alive."""
+async def _in_thread(name: str, function: Callable[[], None]) -> None:
+    """Run it in a thread, to its end: a thread cannot be stopped. It keeps no process alive.
+
+    Raises:
+        Exception: what it raised.
+    """
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     context = contextvars.copy_context()
-    errors: list[BaseException] = []
+    errors: list[Exception] = []
 
     def work() -> None:
         try:
-            context.run(function, lease)
-        except BaseException as error:
+            with only_exceptions(name):
+                context.run(function)
+        except Exception as error:
             errors.append(error)
         with suppress(RuntimeError):  # the loop has ended before
             loop.call_soon_threadsafe(ended.set)
 
-    threading.Thread(target=work, name=f"riverpy singleton {lease.name}", daemon=True).start()
+    threading.Thread(target=work, name=f"riverpy {name}", daemon=True).start()
     with anyio.CancelScope(shield=True):
         await ended.wait()
     if errors:

@@ -27,7 +27,7 @@ from tests._time import settle
 from tests.singletons.rig import INTERVAL, LONG, TTL, Task, make_client, running, soon, until
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import AsyncGenerator, Generator
 
     from riverpy import Lease
     from tests._database import Schema
@@ -351,6 +351,64 @@ async def test_threads(schema: Schema) -> None:
     assert client.stats().singletons["s"].losses == 1
 
 
+async def _projection(lease: Lease) -> None:
+    raise AssertionError(f"nobody awaits it: {lease}")
+
+
+async def _async_generator(lease: Lease) -> AsyncGenerator[Lease]:
+    yield lease
+
+
+def _generator(lease: Lease) -> Generator[Lease]:
+    yield lease
+
+
+async def _forgotten(lease: Lease) -> object:
+    return _projection(lease)
+
+
+@pytest.mark.parametrize(
+    ("fn", "kind"),
+    [
+        (lambda lease: _projection(lease), "coroutine"),
+        (_forgotten, "coroutine"),
+        (lambda lease: _async_generator(lease), "async_generator"),
+        (lambda lease: _generator(lease), "generator"),
+    ],
+)
+async def test_nobody_would_run_what_it_returns(
+    schema: Schema, log: list[Any], fn: Any, kind: str
+) -> None:
+    """A function that returns what must be awaited, as a lambda around a coroutine function does,
+    has failed, with a text that says what to register: it would run nowhere without a word."""
+    client = make_client(schema, "a")
+    client.singleton("s", fn, restart="never")
+    async with running(client):
+        await until(lambda: bool(said(log, "failed and does not run here again")))
+        assert client.stats().singletons["s"].failures == 1
+    error = said(log, "failed and does not run here again")[0]["error"]
+    assert f"returned {kind}, which nobody runs: register an `async def`" in error
+
+
+async def _raise(_lease: Lease) -> None:
+    raise GeneratorExit
+
+
+def _raise_in_thread(_lease: Lease) -> None:
+    raise GeneratorExit
+
+
+@pytest.mark.parametrize("fn", [_raise, _raise_in_thread])
+async def test_generator_exit(schema: Schema, log: list[Any], fn: Any) -> None:
+    """A function that raises GeneratorExit has failed, as by any other exception."""
+    client = make_client(schema, "a")
+    client.singleton("s", fn, restart="never")
+    async with running(client):
+        await until(lambda: bool(said(log, "failed and does not run here again")))
+    error = said(log, "failed and does not run here again")[0]["error"]
+    assert "singleton 's' raised GeneratorExit" in error
+
+
 async def test_stats(schema: Schema) -> None:
     """S8: the stats tell what is held, under which epoch, how long it was waited for, and of
     renewals, also of those that were missed."""
@@ -465,6 +523,10 @@ async def test_bad_registrations(schema: Schema) -> None:
     bad = 7
     with pytest.raises(ConfigError, match="takes a function, got int"):
         client.singleton("t", bad)  # type: ignore[arg-type]
+    generators: list[Any] = [_generator, _async_generator]
+    for bad in generators:
+        with pytest.raises(ConfigError, match="is a generator"):
+            client.singleton("t", bad)
     bad = "always"
     with pytest.raises(ConfigError, match="'on_error' or 'never'"):
         client.singleton("t", Task(), restart=bad)  # type: ignore[arg-type]
