@@ -128,6 +128,12 @@ async def member_keep(
     return {row[0]: row[1] for row in rows}
 
 
+async def member_forget(connection: Transaction, schema: str | None, *, client_id: str) -> None:
+    """Let a client without a domain be of none, whatever a run of the same id before it was."""
+    statement = query(_FILE, "member_forget", schema)
+    await connection.execute(statement.text, *statement.arguments({"client_id": client_id}))
+
+
 async def domain_look(connection: Transaction, schema: str | None, *, domain: str) -> LeaderLook:
     """Who leads `default`, and whether somebody leads this domain or could."""
     statement = query(_FILE, "domain_look", schema)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ from riverpy._db.clients import Registration
 from riverpy._db.connection import DedicatedConnection, Outage, close_all
 from riverpy._db.jobs import job_any_available
 from riverpy._db.leases import TOPIC as LEASE_TOPIC
-from riverpy._db.ownership import OWNERS_ACTION
+from riverpy._db.ownership import OWNERS_ACTION, member_forget
 from riverpy._db.periodic import CHANGED_ACTION, EVENT_TOPIC
 from riverpy._db.schema import (
     CLIENTS_VERSION,
@@ -62,7 +62,7 @@ from riverpy._work.singleton_runner import SingletonRunners
 from riverpy._work.stop_report import StopReport, tell_of_left
 from riverpy._work.summary import Summary
 from riverpy._work.work_group import WorkGroup
-from riverpy.drivers.asyncpg import CONNECT_TIMEOUT, DATABASE_ERRORS
+from riverpy.drivers.asyncpg import CONNECT_TIMEOUT, DATABASE_ERRORS, UndefinedTableError
 from riverpy.job import JobState
 
 if TYPE_CHECKING:
@@ -342,11 +342,21 @@ class Run:
         warn_of_missing_features(state, self._config.schema, url=self._url)
         self._keeps_clients = CLIENTS_VERSION in state.versions(OWN_LINE)
         self._keeps_slots = SLOTS_VERSION in state.versions(OWN_LINE)
-        if self._candidacy is not None and DOMAINS_VERSION in state.versions(OWN_LINE):
-            self._candidacy.is_divided = True
+        if DOMAINS_VERSION in state.versions(OWN_LINE):
+            if self._candidacy is not None:
+                self._candidacy.is_divided = True
+            if self._membership is None and self._config.id is not None:
+                await self._leave_old_domain()
         await self._singletons.prepare()
         await self._claims.open()
         await self._results.open()
+
+    async def _leave_old_domain(self) -> None:
+        """An id that is given may have been that of a domain's client, which left its row behind
+        as it crashed: that domain would count this client for its own."""
+        async with self._reserved.use("leaving an old domain", CONNECT_TIMEOUT) as connection:
+            with suppress(UndefinedTableError):  # the heartbeat tells of that
+                await member_forget(connection, self._config.schema, client_id=self._client_id)
 
     async def _start_services(self, services: ServiceGroup) -> None:
         if self._membership is not None:
@@ -541,7 +551,7 @@ class Run:
                     if message.queue in {name, "*"}:
                         producer.set_paused(message.action == "pause")
             case _:  # metadata_changed and what is not known yet
-                pass
+                await self._leave_old_domain()
 
     def _heard_event(self, payload: str) -> None:
         message = decode_message(payload)

@@ -80,6 +80,14 @@ from /* schema */ riverpy_queue_owner as owner
 where owner.queue = any(@queue::text[]);
 
 
+-- name: member_forget
+-- Let a client without a domain be of none, if a run of the same id before it was of one and left its row behind. Safe
+-- beside a leader: it changes the client's own row alone.
+update /* schema */ riverpy_client
+set domain = 'default', settings = null
+where client_id = @client_id::text and domain <> 'default';
+
+
 -- name: domain_look
 -- Who leads `default`, whether that is a client of ours; and whether somebody leads this domain, or stands for that and
 -- gives signs of life.

@@ -232,6 +232,26 @@ async def test_domain_gives_signs_of_life(rig: Rig) -> None:
         )
 
 
+async def test_id_comes_back_without_a_domain(rig: Rig) -> None:
+    """A client of a domain that crashed, and comes back under the same id without one: its old
+    domain does not count it for its own, so that another may take its queue over."""
+    async with member(rig, "a", "mail", "mail"):
+        crashed = await rig.schema.fetchrow("SELECT domain, settings FROM riverpy_client")
+        assert crashed is not None
+    await rig.schema.execute(
+        "INSERT INTO riverpy_client (client_id, queues, kinds, candidate, poll_only, version,"
+        " dead_after, started_at, domain, settings)"
+        " VALUES ('a', '{mail}', '{}', true, false, '1', '1 minute', now(), $1, $2)",
+        *crashed,
+    )
+    async with member(rig, "a", None, "mail", candidate=False):
+        row = await rig.schema.fetchrow("SELECT domain, settings FROM riverpy_client")
+        assert row is not None
+        assert tuple(row) == ("default", None)
+        async with member(rig, "b", "post", "mail", on_domain_conflict="takeover"):
+            assert await owners(rig) == {"mail": "post"}
+
+
 async def test_settings_follow_the_periodic_jobs(rig: Rig) -> None:
     """What a client says of how it would keep its domain changes with its periodic jobs."""
     async with member(rig, "a", "mail", dead_after=timedelta(seconds=0.6)) as a:
