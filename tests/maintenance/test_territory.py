@@ -24,6 +24,19 @@ class Connection:
         yield
 
 
+def of_default(*, is_divided: bool) -> territory.Territory:
+    """That of a leader of `default`, which hears of changes."""
+    connection: Any = Connection()
+    return territory.Territory(
+        connection,
+        None,
+        territory.of_default,
+        is_divided=lambda: is_divided,
+        listens=True,
+        timer=SystemTimer(),
+    )
+
+
 async def test_claimed_while_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue that is claimed between the server's answer and its arrival: the announcement is
     heard before the answer, which is from before it. The answer serves for that pass alone, though
@@ -37,15 +50,7 @@ async def test_claimed_while_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
         return answer
 
     monkeypatch.setattr(territory, "owner_read", owner_read)
-    connection: Any = Connection()
-    seen = territory.Territory(
-        connection,
-        None,
-        territory.of_default,
-        is_divided=lambda: True,
-        listens=True,
-        timer=SystemTimer(),
-    )
+    seen = of_default(is_divided=True)
     assert await seen.scope() == Except(frozenset())
     assert await seen.scope() == Except(frozenset({"one"}))
     seen.forget()
@@ -57,13 +62,5 @@ async def test_claimed_while_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_undivided(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there can be no domain nothing is asked."""
     monkeypatch.setattr(territory, "owner_read", None)
-    connection: Any = Connection()
-    seen = territory.Territory(
-        connection,
-        None,
-        territory.of_default,
-        is_divided=lambda: False,
-        listens=True,
-        timer=SystemTimer(),
-    )
+    seen = of_default(is_divided=False)
     assert await seen.scope() == All()
