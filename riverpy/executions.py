@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -21,6 +21,7 @@ from riverpy._db.executions import (
     exec_give_back,
     exec_insert,
 )
+from riverpy._db.fences import within_savepoint
 from riverpy._db.schema import OWN_LINE, migrate_command
 from riverpy._names import validate_execution_key
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, UndefinedTableError, describe
@@ -140,8 +141,8 @@ class ExecutionVerbs(ABC):
                 Default 30 days. None: for ever.
             wait: how long to wait for another call with this key. Default 10 seconds.
             tx: a connection of yours, with its open transaction: it is done when that commits, and
-                stays usable when `fn` fails. Default: a transaction of the client's own, which has
-                30 seconds.
+                stays usable when `fn` fails. A fence is called before, for `fn` runs in a savepoint
+                of it. Default: a transaction of the client's own, which has 30 seconds.
 
         Returns:
             RAN, DONE_BEFORE or, after `wait`, IN_PROGRESS.
@@ -159,7 +160,8 @@ class ExecutionVerbs(ABC):
                 if epoch is None:
                     row = await exec_get(connection, self._config.schema, key=key)
                     return _answer(row)
-                value = await fn(connection)
+                with within_savepoint(connection) if tx is not None else nullcontext():
+                    value = await fn(connection)
         except _BusyError:
             return Execution(ExecutionState.IN_PROGRESS)
         return Execution(ExecutionState.RAN, value, self.id)

@@ -122,16 +122,18 @@ class Lease:
         """Tie the transaction that is open on `connection` to this term: it commits under it or not
         at all, for the lease passes to nobody before its end.
 
-        Call it before the transaction writes. The server ends a transaction that goes on for longer
-        than the lease's ttl; before PostgreSQL 17 one of which a statement, or a pause, does. A
-        transaction of any isolation may be fenced; renewals go on meanwhile.
+        Call it before the transaction writes, and in the outermost one: a savepoint that is rolled
+        back undoes it. The server ends a transaction that goes on for longer than the lease's ttl;
+        before PostgreSQL 17 one of which a statement, or a pause, does. A transaction of any
+        isolation may be fenced; renewals go on meanwhile.
 
         Args:
             connection: asyncpg's, in a transaction; for a lease in memory a transaction of that.
 
         Raises:
             LeaseLostError: the lease is over: roll back.
-            TransactionError: no transaction is open there.
+            TransactionError: no transaction is open there, or it is called in the function of
+                `run_once(tx=…)`.
             TimeoutError: no answer in the time for which the lease may be acted under.
             asyncpg.PostgresError: the transaction has failed.
         """
@@ -156,8 +158,9 @@ class Lease:
 
     @property
     def fence_statement(self) -> str:
-        """The fence as one statement, for a driver that works in threads. Execute it in a
-        transaction, before that writes, and without parameters; roll back if it returns no row.
+        """The fence as one statement, for a driver that works in threads. Execute it in the
+        outermost transaction, before that writes, and without parameters; roll back if it returns
+        no row. A savepoint that is rolled back undoes it.
 
         Raises:
             LeaseLostError: the lease is over, or in doubt.

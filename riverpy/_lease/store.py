@@ -13,6 +13,7 @@ from riverpy._db.connection import (
     close_all,
     connect_limited,
 )
+from riverpy._db.fences import expect_fenceable
 from riverpy._db.leases import (
     lease_acquire,
     lease_fence,
@@ -237,20 +238,10 @@ class LeaseTable:
         """Tie an open transaction, which may last for `bound`, to a term. False: it is over.
 
         Raises:
-            TransactionError: that is no connection of asyncpg, or it is in no transaction.
+            TransactionError: a fence may not stand there; the text has the reason.
         """
-        if not is_transaction(transaction):
-            raise TransactionError(
-                "a fence takes a connection of asyncpg that is in a transaction, got "
-                f"{type(transaction).__name__}"
-            )
-        if not is_in_transaction(transaction):
-            raise TransactionError(
-                "a fence outside a transaction guards nothing: call it inside `async with "
-                "connection.transaction():`, before the first write"
-            )
         return await lease_fence(
-            transaction,
+            expect_fenceable(transaction),
             self._schema,
             name=_row(name),
             epoch=epoch,

@@ -6,10 +6,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from riverpy._db.fences import expect_fenceable
 from riverpy._lifecycle import cancelled_once
 from riverpy._maintenance.base import MaintenanceService
-from riverpy.drivers.asyncpg import is_transaction
-from riverpy.errors import TransactionError
 
 if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
@@ -41,22 +40,20 @@ class LeaderTerm:
 
     async def fence(self, connection: Transaction) -> None:
         """Tie the transaction that is open on `connection` to this term: it commits under it or not
-        at all. Call it before the transaction writes. The server ends a transaction that goes on
-        for longer than 5 seconds, or than `Config.leader_ttl`.
+        at all. Call it before the transaction writes, and in the outermost one: a savepoint that is
+        rolled back undoes it. The server ends a transaction that goes on for longer than 5 seconds,
+        or than `Config.leader_ttl`.
 
         Args:
             connection: asyncpg's, in a transaction that is read committed.
 
         Raises:
             FencedOutError: the term is over: roll back.
-            TransactionError: no transaction is open there.
+            TransactionError: no transaction is open there, or it is called in the function of
+                `run_once(tx=…)`.
             Exception: one of DATABASE_ERRORS.
         """
-        if not is_transaction(connection) or not connection.is_in_transaction():
-            raise TransactionError(
-                "a fence outside a transaction guards nothing: call it inside `async with "
-                "connection.transaction():`, before the first write"
-            )
+        expect_fenceable(connection)
         self._mandate.expect_trusted()
         await self._mandate.fence(connection)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,9 @@ from riverpy import (
     Config,
     ConfigError,
     ExecutionState,
+    LeaderTerm,
     SchemaMissingError,
+    TransactionError,
 )
 from riverpy._maintenance.execution_cleaner import INTERVAL, ExecutionCleaner
 from riverpy.migrate import Migrator
@@ -338,3 +340,26 @@ async def test_retention(client: Client, schema: Schema) -> None:
     rows = await schema.fetch("select key, kept_until - completed_at from riverpy_exec order by 1")
     assert [tuple(row) for row in rows] == [("default", timedelta(days=30)), ("for ever", None)]
     assert (await client.run_once("old", writing(schema))).ran
+
+
+@pytest.mark.parametrize("kind", ["lease", "lead"])
+async def test_fence_in_a_savepoint(schema: Schema, client: Client, kind: str) -> None:
+    """A fence in the function of a call in the caller's transaction is refused: with the savepoint
+    it would be undone, and the transaction go on without it. Before the call, and in a transaction
+    of the client's own, it stands."""
+    async with AsyncExitStack() as stack:
+        term: Any
+        if kind == "lease":
+            term = await stack.enter_async_context(client.lease("x"))
+        else:
+            held = await stack.enter_async_context(held_office(schema))
+            term = LeaderTerm(held.office.mandate)
+        connection = await stack.enter_async_context(schema.connected())
+        async with connection.transaction():
+            with pytest.raises(TransactionError, match="before run_once"):
+                await client.run_once("a", term.fence, tx=connection)
+            await term.fence(connection)
+            assert (await client.run_once("a", writing(schema), tx=connection)).ran
+            await term.fence(connection)
+        assert (await client.run_once("b", term.fence)).ran
+        assert await effects(schema) == ["a"]

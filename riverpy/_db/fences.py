@@ -1,0 +1,54 @@
+"""Fences of the user's: which transactions they may stand in."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from riverpy.drivers.asyncpg import is_in_transaction, is_transaction
+from riverpy.errors import TransactionError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from riverpy.drivers.asyncpg import Transaction
+
+_in_savepoint: ContextVar[tuple[object, ...]] = ContextVar("riverpy_in_savepoint", default=())
+"""Connections on which code of the user's runs in a savepoint of ours."""
+
+
+@contextmanager
+def within_savepoint(connection: Transaction) -> Generator[None]:
+    """Code of the user's runs in a savepoint, which may be rolled back without the transaction:
+    the lock of a fence would go with it."""
+    token = _in_savepoint.set((*_in_savepoint.get(), connection))
+    try:
+        yield
+    finally:
+        _in_savepoint.reset(token)
+
+
+def expect_fenceable(connection: object) -> Transaction:
+    """The connection, if a fence may stand there.
+
+    Raises:
+        TransactionError: that is no connection of asyncpg, it is in no transaction, or in a
+            savepoint of ours.
+    """
+    if not is_transaction(connection):
+        raise TransactionError(
+            "a fence takes a connection of asyncpg that is in a transaction, got "
+            f"{type(connection).__name__}"
+        )
+    if not is_in_transaction(connection):
+        raise TransactionError(
+            "a fence outside a transaction guards nothing: call it inside `async with "
+            "connection.transaction():`, before the first write"
+        )
+    if any(connection is other for other in _in_savepoint.get()):
+        raise TransactionError(
+            "run_once(tx=…) runs its function in a savepoint, and a fence there ends if that is "
+            "rolled back: call the fence in the outermost transaction, before run_once"
+        )
+    return connection
