@@ -551,7 +551,7 @@ class Run:
                     if message.queue in {name, "*"}:
                         producer.set_paused(message.action == "pause")
             case _:  # metadata_changed and what is not known yet
-                await self._leave_old_domain()
+                pass
 
     def _heard_event(self, payload: str) -> None:
         message = decode_message(payload)
