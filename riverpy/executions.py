@@ -191,6 +191,7 @@ class ExecutionVerbs(ABC):
         Raises:
             ConfigError, SchemaMissingError, ClientStateError: as `run_once`.
             Exception: what `fn` raised; or one of DATABASE_ERRORS: before `fn`, when nothing ran,
+                but where the answer was lost the claim may be stored, and later calls are UNKNOWN;
                 or after, when its end could not be noted within 10 seconds.
         """
         _check(key, kept=kept)
@@ -229,7 +230,8 @@ class ExecutionVerbs(ABC):
             ConfigError, SchemaMissingError, ClientStateError: as `run_once`.
             TimeoutError: `fn` took too long, and was cancelled.
             Exception: what `fn` raised; or one of DATABASE_ERRORS: before `fn`, when nothing ran,
-                or after, when its end could not be noted within 10 seconds.
+                but where the answer was lost the claim may be stored until it expires; or after,
+                when its end could not be noted within 10 seconds.
         """
         _check(key, kept=kept, expires_after=expires_after)
         if kept is not None and kept < expires_after:
@@ -254,13 +256,10 @@ class ExecutionVerbs(ABC):
     async def _note(
         self, connection: Transaction, key: str, kept: timedelta | None, wait: float
     ) -> int | None:
-        try:
-            with self._expecting_table(), anyio.fail_after(wait):
-                return await exec_insert(
-                    connection, self._config.schema, key=key, claimed_by=self.id, kept=kept
-                )
-        except TimeoutError:
-            raise _BusyError from None
+        with self._waiting_for_key(wait):
+            return await exec_insert(
+                connection, self._config.schema, key=key, claimed_by=self.id, kept=kept
+            )
 
     async def _claim(
         self, key: str, expires_after: timedelta | None, kept: timedelta | None
@@ -269,7 +268,7 @@ class ExecutionVerbs(ABC):
         schema = self._config.schema
         try:
             async with self._transaction(None) as connection:
-                with self._expecting_table(), anyio.fail_after(WAIT_DEFAULT.total_seconds()):
+                with self._waiting_for_key(WAIT_DEFAULT.total_seconds()):
                     epoch = await exec_claim(
                         connection,
                         schema,
@@ -280,7 +279,7 @@ class ExecutionVerbs(ABC):
                     )
                 if epoch is None:
                     return _answer(await exec_get(connection, schema, key=key))
-        except TimeoutError:  # a transaction of run_once holds the key
+        except _BusyError:  # a transaction of run_once holds the key
             return Execution(ExecutionState.IN_PROGRESS)
         return Claim(key, epoch)
 
@@ -318,6 +317,20 @@ class ExecutionVerbs(ABC):
                     await exec_give_back(connection, self._config.schema, **claim._asdict())
         except DATABASE_ERRORS as error:
             _log.warning("a claim was not given back, it expires", error=describe(error))
+
+    @contextmanager
+    def _waiting_for_key(self, wait: float) -> Generator[None]:
+        """Around the statement that waits for another transaction with its key: `wait` seconds. A
+        server that does not answer does not roll back after them either, which is an error.
+
+        Raises:
+            _BusyError: the time is over.
+            SchemaMissingError: line `riverpy` is not migrated.
+        """
+        with self._expecting_table(), anyio.move_on_after(wait) as scope:
+            yield
+        if scope.cancelled_caught:
+            raise _BusyError
 
     @contextmanager
     def _expecting_table(self) -> Generator[None]:

@@ -20,9 +20,13 @@ from riverpy import (
     LeaderTerm,
     SchemaMissingError,
     TransactionError,
+    executions,
 )
+from riverpy import client as client_module
+from riverpy._db.executions import exec_claim
 from riverpy._maintenance.execution_cleaner import INTERVAL, ExecutionCleaner
 from riverpy.migrate import Migrator
+from tests.kit.proxy import Partition, proxied
 from tests.maintenance.office import held_office
 
 if TYPE_CHECKING:
@@ -270,6 +274,40 @@ async def test_code_is_cancelled_before_its_claim_expires(client: Client) -> Non
         await client.run_at_least_once("mail", mailer.send, expires_after=SHORT)
     mailer.may_end.set()
     assert (await client.run_at_least_once("mail", mailer.send, expires_after=LONG)).ran
+
+
+async def test_no_connection(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a connection to be had nothing is known of the key: each call raises TimeoutError,
+    and none says that another is at it."""
+    monkeypatch.setattr(client_module, "ACQUIRE_TIMEOUT", 0.05)
+    config = Config(schema=schema.name, pool_size=1)
+    async with Client(schema.url, config=config) as client, client._transaction(None):
+        for call in (client.run_once, client.run_at_most_once, client.run_at_least_once):
+            with pytest.raises(TimeoutError, match="pool"):
+                await call("k", Mailer().send)
+    assert await schema.fetchval("select count(*) from riverpy_exec") == 0
+
+
+async def test_answer_to_a_claim_is_lost(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim whose commit is not answered is an error, and its function does not run; since it may
+    be stored, what happens at most once is unknown then."""
+    monkeypatch.setattr(client_module, "STATEMENT_TIMEOUT", 2.0)
+    async with proxied(schema.url) as proxy:
+
+        async def claim_and_lose(connection: Any, *args: Any, **values: Any) -> int | None:
+            epoch = await exec_claim(connection, *args, **values)
+            proxy.partition = Partition.ANSWERS_LOST
+            return epoch
+
+        config, mailer = Config(schema=schema.name), Mailer()
+        async with Client(proxy.url, config=config) as client:
+            with monkeypatch.context() as patch:
+                patch.setattr(executions, "exec_claim", claim_and_lose)
+                with pytest.raises(TimeoutError, match="the call took longer"):
+                    await client.run_at_most_once("k", mailer.send)
+            await proxy.heal()
+            assert (await client.run_at_most_once("k", mailer.send)).state == UNKNOWN
+    assert mailer.sent == []
 
 
 @pytest.mark.parametrize("key", ["", "k" * 256, "a\0b", "\ud800", 7, None])
