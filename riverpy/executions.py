@@ -359,5 +359,9 @@ def _answer(row: ExecutionRow | None) -> Execution[Any]:
 def _check(key: str, **times: timedelta | None) -> None:
     validate_execution_key(key)
     for name, time in times.items():
-        if time is not None and not timedelta(0) < time <= TIME_MAX:
+        if time is None and name == "kept":
+            continue
+        if not isinstance(time, timedelta):
+            raise ConfigError(f"{name} takes a timedelta, got {type(time).__name__}")
+        if not timedelta(0) < time <= TIME_MAX:
             raise ConfigError(f"{name} is above zero and at most {TIME_MAX.days} days, got {time}")

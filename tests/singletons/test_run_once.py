@@ -320,7 +320,7 @@ async def test_bad_keys(client: Client, schema: Schema, key: Any) -> None:
 
 
 async def test_bad_times(client: Client, schema: Schema) -> None:
-    """Times that make no sense are refused, with their name."""
+    """Times that make no sense, or are none, are refused, with their name."""
     send: Any = Mailer().send
     zero = timedelta(0)
     with pytest.raises(ConfigError, match="kept"):
@@ -329,6 +329,17 @@ async def test_bad_times(client: Client, schema: Schema) -> None:
         await client.run_once("k", send, wait=-SHORT)
     with pytest.raises(ConfigError, match="expires_after"):
         await client.run_at_least_once("k", send, expires_after=zero)
+    for bad in (5, 0.5, "1s", True):
+        no_time: Any = bad
+        for call in (client.run_once, client.run_at_most_once, client.run_at_least_once):
+            with pytest.raises(ConfigError, match="kept takes a timedelta"):
+                await call("k", send, kept=no_time)
+    for bad in (5, None):
+        no_time = bad
+        with pytest.raises(ConfigError, match="wait takes a timedelta"):
+            await client.run_once("k", send, wait=no_time)
+        with pytest.raises(ConfigError, match="expires_after takes a timedelta"):
+            await client.run_at_least_once("k", send, expires_after=no_time)
     with pytest.raises(ConfigError, match=r"kept .* is shorter than expires_after"):
         await client.run_at_least_once("k", send, kept=SHORT, expires_after=LONG)
     assert await schema.fetchval("select count(*) from riverpy_exec") == 0
