@@ -57,6 +57,12 @@ async def owner_read(
     return [Owner(*row) for row in rows]
 
 
+async def owner_is_there(connection: Transaction, schema: str | None) -> bool:
+    """Whether the table exists."""
+    statement = query(_FILE, "owner_is_there", None)
+    return await connection.fetchval(statement.text, *statement.arguments({"schema": schema}))
+
+
 async def owner_lock(connection: Transaction, schema: str | None) -> None:
     """Let nobody else change whose queues are until the end of the open transaction."""
     statement = query(_FILE, "owner_lock", schema)

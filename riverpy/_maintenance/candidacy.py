@@ -96,7 +96,8 @@ class Candidacy:
         self._reserved, self._heartbeat = reserved, heartbeat
         is_default = config.domain == DEFAULT_DOMAIN
         self.is_divided = not is_default
-        """Whether domains may have queues: then leaders read which before each pass."""
+        """Whether domains may have queues, so that leaders read which before each pass. Else they
+        look now and then whether they may."""
         self._own = _Seat(
             self,
             config.domain,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from riverpy._db.domains import ORPHANED_AFTER
-from riverpy._db.ownership import owner_read
+from riverpy._db.ownership import owner_is_there, owner_read
 from riverpy._maintenance.scope import All, Except, Only
 from riverpy.drivers.asyncpg import UndefinedTableError
 
@@ -24,7 +24,7 @@ FRESH = 1.0
 """Seconds for which an answer serves: the services of a term often ask at once."""
 UNDIVIDED = 300.0
 """The same of the answer that no domain has a queue, if notifications are listened to: who claims
-the first one says so."""
+the first one says so. And of the answer that there is no table of owners, in any case."""
 STATEMENT_TIMEOUT = 5.0
 
 
@@ -47,7 +47,8 @@ class Territory:
             connection: for statements that are short.
             schema: of River's tables.
             choose: what of the queues that domains have is maintained.
-            is_divided: whether there can be a domain beside `default`.
+            is_divided: whether the table of owners is known to be there. Else it is looked for
+                now and then, since it may be made while a leader runs that does not hear of it.
             listens: whether `forget` is called when queues change hands.
             timer: by which it measures.
         """
@@ -55,6 +56,8 @@ class Territory:
         self._choose, self._is_divided = choose, is_divided
         self._undivided = UNDIVIDED if listens else FRESH
         self._scope: Scope = All()
+        self._is_found = False
+        """Whether the table was looked for, and was there."""
         self._fresh_until = 0.0
         self._forgotten = 0
         """How often it was told to read anew, also while it reads."""
@@ -66,15 +69,14 @@ class Territory:
         Raises:
             Exception: one of DATABASE_ERRORS: it is not known.
         """
-        if not self._is_divided():
-            return All()
         async with self._lock:
             if self._timer.boottime() >= self._fresh_until:
                 forgotten = self._forgotten
                 owners = await self._read()
-                self._scope = self._choose(owners)
+                self._scope = All() if owners is None else self._choose(owners)
                 if forgotten == self._forgotten:  # else the answer may be from before the change
-                    fresh = FRESH if owners else self._undivided
+                    undivided = UNDIVIDED if owners is None else self._undivided
+                    fresh = FRESH if owners else undivided
                     self._fresh_until = self._timer.boottime() + fresh
             return self._scope
 
@@ -83,15 +85,20 @@ class Territory:
         self._fresh_until = 0.0
         self._forgotten += 1
 
-    async def _read(self) -> Sequence[Owner]:
+    async def _read(self) -> Sequence[Owner] | None:
+        """Whose the queues are. None: there is no table of it."""
         purpose = "reading whose the queues are"
-        try:
-            async with self._connection.use(purpose, STATEMENT_TIMEOUT) as connection:
+        async with self._connection.use(purpose, STATEMENT_TIMEOUT) as connection:
+            if not (self._is_found or self._is_divided()):
+                self._is_found = await owner_is_there(connection, self._schema)
+                if not self._is_found:
+                    return None
+            try:
                 return await owner_read(
                     connection, self._schema, orphaned_after=timedelta(seconds=ORPHANED_AFTER)
                 )
-        except UndefinedTableError:  # it was dropped: no domain has a queue
-            return ()
+            except UndefinedTableError:  # it was dropped: no domain has a queue
+                return ()
 
 
 def of_default(owners: Sequence[Owner]) -> Scope:

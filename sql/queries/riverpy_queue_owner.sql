@@ -12,6 +12,11 @@ from /* schema */ riverpy_queue_owner
 order by queue;
 
 
+-- name: owner_is_there
+-- Whether the table exists.
+select to_regclass(coalesce(quote_ident(@schema::text) || '.', '') || 'riverpy_queue_owner') is not null;
+
+
 -- name: owner_lock
 -- Let nobody else change whose queues are until the end of the transaction around this.
 select pg_advisory_xact_lock(

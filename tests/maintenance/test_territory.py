@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from riverpy._clock import SystemTimer
-from riverpy._db.ownership import Owner
+from riverpy._db.ownership import Owner, owner_is_there
 from riverpy._maintenance import territory
 from riverpy._maintenance.scope import All, Except
 
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     import pytest
+
+    from riverpy._clock import Timer
+    from tests._database import Schema
 
 
 class Connection:
@@ -24,16 +27,27 @@ class Connection:
         yield
 
 
-def of_default(*, is_divided: bool) -> territory.Territory:
-    """That of a leader of `default`, which hears of changes."""
+class StoppedTimer(SystemTimer):
+    """Time passes as the test says."""
+
+    skipped = 0
+
+    def boottime(self) -> float:
+        return float(self.skipped)
+
+
+def of_default(
+    *, is_divided: bool, listens: bool = True, timer: Timer | None = None
+) -> territory.Territory:
+    """That of a leader of `default`, which hears of changes if it listens."""
     connection: Any = Connection()
     return territory.Territory(
         connection,
         None,
         territory.of_default,
         is_divided=lambda: is_divided,
-        listens=True,
-        timer=SystemTimer(),
+        listens=listens,
+        timer=timer or SystemTimer(),
     )
 
 
@@ -59,8 +73,39 @@ async def test_claimed_while_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert answers == []
 
 
-async def test_undivided(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there can be no domain nothing is asked."""
-    monkeypatch.setattr(territory, "owner_read", None)
-    seen = of_default(is_divided=False)
-    assert await seen.scope() == All()
+async def test_table_that_is_made_while_it_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader that began before there was the table of owners, and hears of nothing: it looks for
+    the table each five minutes, and reads it once it is there. One that only polls looks as
+    seldom while it is not."""
+    there = [False, True]
+    asked: list[int] = []
+
+    async def owner_is_there(*_args: object) -> bool:
+        asked.append(timer.skipped)
+        return there.pop(0)
+
+    async def owner_read(*_args: object, **_options: object) -> list[Owner]:
+        return [Owner("one", "mail", False)]
+
+    for listens in (True, False):
+        timer, there[:] = StoppedTimer(), [False, True]
+        asked.clear()
+        monkeypatch.setattr(territory, "owner_is_there", owner_is_there)
+        monkeypatch.setattr(territory, "owner_read", owner_read)
+        seen = of_default(is_divided=False, listens=listens, timer=timer)
+        assert await seen.scope() == All()
+        timer.skipped += 299
+        assert await seen.scope() == All()
+        timer.skipped += 1
+        for _ in range(2):
+            assert await seen.scope() == Except(frozenset({"one"}))
+            timer.skipped += 1
+        assert asked == [0, 300]
+
+
+async def test_table_in_a_database(schema: Schema) -> None:
+    """The table is looked for where River's tables are, and found where it is."""
+    async with schema.connected() as connection:
+        assert await owner_is_there(connection, schema.name)
+        await schema.execute("DROP TABLE riverpy_queue_owner")
+        assert not await owner_is_there(connection, schema.name)
