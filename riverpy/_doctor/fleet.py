@@ -35,7 +35,8 @@ async def look_at_leader(patient: Patient) -> list[Finding]:
             if seen.strangers and not any(one.is_alive for one in clients):
                 waiting = sorted({row.queue for row in await patient.places()})
                 return [_left_to_domains(seen.unkept(waiting).get(DEFAULT_DOMAIN, []))]
-        return [_no_leader(lead, clients)]
+        has_domains = seen is not None and bool(seen.strangers)
+        return [_no_leader(lead, clients, has_domains=has_domains)]
     row = lead.row
     text = f"{row.leader_id} leads since {row.elected_at:%Y-%m-%d %H:%M:%S} UTC"
     data: dict[str, object] = {
@@ -63,7 +64,9 @@ async def look_at_leader(patient: Patient) -> list[Finding]:
     return [Finding(Level.OK, "leader", f"{text}, lease for {span(row.remaining)}", data=data)]
 
 
-def _no_leader(lead: Lead | None, clients: Sequence[ClientRow] | None) -> Finding:
+def _no_leader(
+    lead: Lead | None, clients: Sequence[ClientRow] | None, *, has_domains: bool
+) -> Finding:
     if lead is None:
         text = "nobody leads"
     else:
@@ -94,9 +97,11 @@ def _no_leader(lead: Lead | None, clients: Sequence[ClientRow] | None) -> Findin
             "let a worker stand, and restart it: `candidate` is false in its file, "
             "RIVERPY_CANDIDATE, its options (--no-candidate) or its Config(candidate=…)"
         )
-        return Finding(
-            Level.FAIL, "leader", f"{text}, and no client stands for election: {undone}", fix, data
-        )
+        whose = "no client"
+        if has_domains:
+            whose = "no client of default, whose queues the domains' leaders do not keep,"
+        text = f"{text}, and {whose} stands for election: {undone}"
+        return Finding(Level.FAIL, "leader", text, fix, data)
     who = "it is not known who could" if clients is None else "no client runs that could"
     return Finding(
         Level.WARN, "leader", f"{text}, and {who}: {undone}", "start a worker: riverpy worker", data

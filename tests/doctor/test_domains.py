@@ -66,7 +66,8 @@ async def test_domains_alone(schema: Schema, doctor: Doctor) -> None:
 
 async def test_no_leader(schema: Schema, doctor: Doctor) -> None:
     """A domain with living clients and no leader is a failure, unless they have only just begun,
-    and so is one of which nobody stands; default's own finding is as ever."""
+    and so is one of which nobody stands; and default of which nobody does, whoever stands for
+    domains."""
     await register(schema, "young", domain="mail", queues=("mail",), running=-3600)
     await own(schema, "mail", "mail")
     text = (await doctor()).one("domains", "warn")["text"]
@@ -77,7 +78,8 @@ async def test_no_leader(schema: Schema, doctor: Doctor) -> None:
     report = await doctor()
     found = report.one("domains", "fail")
     assert found["data"] == {"domain": "report", "candidates": ["old"], "queues": []}
-    assert "no client stands for election" in report.one("leader", "fail")["text"]
+    text = report.one("leader", "fail")["text"]
+    assert "no client of default, whose queues the domains' leaders do not keep, stands" in text
     await schema.execute("UPDATE riverpy_client SET candidate = false WHERE domain = 'report'")
     found = (await doctor()).one("domains", "fail")
     assert 'nobody leads domain "report", and no client of it stands' in found["text"]
