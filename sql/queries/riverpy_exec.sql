@@ -65,8 +65,7 @@ select to_regclass(coalesce(quote_ident(@schema::text) || '.', '') || 'riverpy_e
 -- name: exec_forget
 -- Delete rows whose time is over, the oldest first. Two leaders of two domains may do it at once: each skips what the
 -- other has locked.
-delete from /* schema */ riverpy_exec
-where key in (
+with over as materialized (
   select key
   from /* schema */ riverpy_exec
   where kept_until < now()
@@ -74,4 +73,6 @@ where key in (
   limit @limit::bigint
   for update skip locked
 )
+delete from /* schema */ riverpy_exec
+where key = any(array(select key from over))
 returning key;

@@ -60,7 +60,10 @@ _HISTORY = f"""
       CASE WHEN i % 4 = 0 THEN B'11110101' END
     FROM generate_series(1, 5000) AS i;
     INSERT INTO river_queue (name, updated_at)
-    SELECT 'q' || i, now() - make_interval(hours => i % 48) FROM generate_series(0, 9999) AS i
+    SELECT 'q' || i, now() - make_interval(hours => i % 48) FROM generate_series(0, 9999) AS i;
+    INSERT INTO riverpy_exec (key, epoch, claimed_by, completed_at, kept_until)
+    SELECT 'key ' || i, i, 'c1', now(), now() + make_interval(secs => i - 1000)
+    FROM generate_series(1, 100000) AS i
 """
 SOME = ["{q1,q2}", "{" + ",".join(f"q{number}" for number in range(1, FILTER_MOST + 1)) + "}"]
 """Few queues of those with jobs, and as many as a statement takes."""
@@ -84,7 +87,7 @@ async def fill(url: str) -> None:
         await connection.execute(_HISTORY)
         for _, definition in indexes:
             await connection.execute(definition)
-        await connection.execute("VACUUM ANALYZE river_job, river_queue")
+        await connection.execute("VACUUM ANALYZE river_job, river_queue, riverpy_exec")
 
 
 @pytest.fixture(scope="module")
@@ -106,11 +109,12 @@ async def large(
         yield connection
 
 
+_TABLES = ("river_job", "river_queue", "riverpy_exec")
 _BOUND = re.compile(r"\((\w+) (?:=|<|>|<=|>=) ")
 
 
 class Plan:
-    """How a statement reads and sorts the tables of jobs and queues."""
+    """How a statement reads and sorts the tables of jobs, queues and executions."""
 
     def __init__(self, root: dict[str, Any]) -> None:
         self.scans: set[str] = set()
@@ -128,7 +132,7 @@ class Plan:
             if "Index Cond" not in node:
                 self.walks.add(index)
             self.bounds.append(set(_BOUND.findall(node.get("Index Cond", ""))))
-        elif node.get("Relation Name") in ("river_job", "river_queue") and kind == "Seq Scan":
+        elif node.get("Relation Name") in _TABLES and kind == "Seq Scan":
             self.scans.add(kind)
         for child in node.get("Plans", ()):
             self._add(child)
@@ -353,6 +357,14 @@ async def test_queue_forget(large: asyncpg.Connection[Any], queues: str) -> None
     everywhere = await plan_of(large, "river_queue", "queue_forget", **parameters)
     plan = await plan_of(large, "river_queue", "queue_forget_except_queues", **parameters)
     assert (plan.scans, plan.walks) == (everywhere.scans, everywhere.walks)
+
+
+async def test_exec_forget(large: asyncpg.Connection[Any]) -> None:
+    """What was done once is forgotten in the order in which its time is over, and taken by its
+    key, however much is kept."""
+    plan = await plan_of(large, "riverpy_exec", "exec_forget", limit="10000")
+    assert plan.scans == {"riverpy_exec_kept_until_index", "riverpy_exec_pkey"}
+    assert plan.walks == set()
 
 
 @pytest.mark.parametrize("count", [1, 1000])
