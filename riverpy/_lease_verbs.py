@@ -152,4 +152,5 @@ class LeaseVerbs(ABC):
             holder=holder,
             timing=LeaseTiming.of(config),
             timer=SystemTimer(),
+            max_held=config.max_leases,
         )

@@ -176,6 +176,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """How long a lease lasts that is not renewed. Default 15 s; at least 2.4 times
     `elect_interval`, and a day at most in a `leader_domain` and of a client that has leases or
     singletons."""
+    max_leases: int | None = None
+    """How many leases this client holds at once, at most, those of its singletons included: it does
+    not bid for more, and `client.lease` stands by. So the processes of a fleet share what each of
+    them could hold alone. Default None: any number."""
     leader_domain: str | None = None
     """Which fleet of those that share the tables this client belongs to: each has a leader of its
     own, for the queues that its clients claim. Most need none. Default None: `default`, which all
@@ -262,6 +266,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         for name in _SWITCHES:
             _expect_switch(name, getattr(self, name))
         Plugins(self.plugins, self.hooks, self.middleware)  # it checks them
+        if self.max_leases is not None:
+            _expect_type("max_leases", self.max_leases, int)
+            if self.max_leases < 1:
+                raise ConfigError(f"max_leases must be 1 or more, or None, got {self.max_leases}")
         self._check_leading()
         self._check_domain()
         self._check_maintenance()

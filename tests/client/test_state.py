@@ -75,8 +75,11 @@ QUEUES = {"default": QueueConfig()}
         (lambda: Config(soft_stop_timeout=timedelta(seconds=-1)), "zero or more"),
         (lambda: Config(hard_stop_timeout=timedelta(0)), "one millisecond"),
         (lambda: Config(pool_size=0), "pool_size"),
+        (lambda: Config(max_leases=0), "max_leases must be 1 or more"),
+        (lambda: Config(max_leases=True), "max_leases must be int"),
+        (lambda: Config(max_leases=1.5), "max_leases must be int"),  # type: ignore[arg-type]
     ],
-    ids=map(str, range(20)),
+    ids=map(str, range(23)),
 )
 def test_refuses_a_wrong_value(make: Any, words: str) -> None:
     """Each wrong setting is an error that names what is allowed, before anything is connected."""

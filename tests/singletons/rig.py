@@ -26,7 +26,12 @@ LONG = timedelta(seconds=60)
 
 
 def make_client(
-    schema: Schema, client_id: str, *, ttl: timedelta = LONG, interval: timedelta = INTERVAL
+    schema: Schema,
+    client_id: str,
+    *,
+    ttl: timedelta = LONG,
+    interval: timedelta = INTERVAL,
+    max_leases: int | None = None,
 ) -> Client:
     """A client that only runs singletons, and leads nothing."""
     config = Config(
@@ -35,6 +40,7 @@ def make_client(
         candidate=False,
         leader_ttl=ttl,
         elect_interval=interval,
+        max_leases=max_leases,
         soft_stop_timeout=timedelta(0),
         hard_stop_timeout=timedelta(seconds=2),
     )

@@ -173,6 +173,31 @@ async def test_names_spread(schema: Schema) -> None:
                 assert min(counts) >= 1, counts
 
 
+async def test_max_leases(schema: Schema) -> None:
+    """S4: of eight singletons two clients that take at most four have four each; a third stands by
+    until one of them stops, and then has what that one had."""
+    clients = [make_client(schema, f"c{number}", max_leases=4) for number in range(3)]
+    tasks = [[Task() for _ in range(8)] for _ in clients]
+    for client, own in zip(clients, tasks, strict=True):
+        for number, task in enumerate(own):
+            client.singleton(f"s{number}", task)
+
+    def held() -> list[int]:
+        return [client.stats().leases.held for client in clients]
+
+    async with running(*clients[:2]):
+        await until(lambda: held() == [4, 4, 0])
+        async with clients[2]:
+            keeper = await clients[2]._leases.open()
+            keeper.denied.init()
+            async with running(clients[2]):
+                for _ in range(8):
+                    await keeper.denied.wait()
+                assert held() == [4, 4, 0]
+                clients[0].stop()
+                await until(lambda: held() == [0, 4, 4])
+
+
 async def test_returning(schema: Schema, log: list[Any]) -> None:
     """S5: a function that returns has ended here, and its lease is free: another process runs it,
     this one does not again."""
