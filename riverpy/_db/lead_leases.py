@@ -7,7 +7,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from riverpy._db.leaders import Bid
-from riverpy._db.leases import lease_acquire, lease_fence, lease_release, lease_renew
+from riverpy._db.leases import (
+    LeaseLockedError,
+    lease_acquire,
+    lease_fence,
+    lease_release,
+    lease_renew,
+)
 from riverpy._db.ownership import default_led
 from riverpy._names import SCHEMA_LEASE
 from riverpy.drivers.asyncpg import LockNotAvailableError
@@ -48,12 +54,19 @@ class LeadLease:
 
     async def renew(self, term: Term, ttl: timedelta, bound: float) -> bool:
         """Extend a term by the time that it was given for, in at most `bound` seconds. False: it
-        is over."""
+        is over.
+
+        Raises:
+            LeaseLockedError: somebody else keeps the row locked.
+        """
         async with self._connection.use("renewing the lease", bound) as connection:
             held = await lease_renew(
                 connection, self._schema, holder=term.leader_id, terms=[(self.name, term.epoch)]
             )
-        return bool(held)
+        is_renewed = held.get(self.name)
+        if is_renewed is False:
+            raise LeaseLockedError([self.name])
+        return is_renewed is not None
 
     async def resign(self, term: Term, bound: float) -> bool:
         """End a term, in at most `bound` seconds. False: it was over before."""

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._sql import query
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from datetime import datetime, timedelta
+    from datetime import datetime
 
     from riverpy.drivers.asyncpg import Transaction
 
 TOPIC = "riverpy_lease"
 """Where the end of a term, and the wish for one, is announced."""
 
+RELEASE_LOCK_LIMIT = timedelta(milliseconds=500)
+"""How long a release waits for whoever has locked the row: others wait for the connection."""
+
 _FILE = "riverpy_lease"
 _PARAMETER = re.compile(r"\$(\d+)")
+
+
+class LeaseLockedError(TimeoutError):
+    """Somebody else keeps the rows of leases locked: it is not known whether these go on."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        """Make it of the names of the leases."""
+        self.names = frozenset(names)
+        super().__init__(
+            "another transaction keeps the rows of leases locked: " + ", ".join(sorted(self.names))
+        )
 
 
 class LeaseBid(NamedTuple):
@@ -69,21 +84,25 @@ async def lease_acquire(
 
 async def lease_renew(
     connection: Transaction, schema: str | None, *, holder: str, terms: Iterable[tuple[str, int]]
-) -> set[str]:
-    """Extend terms, each a name and an epoch; returns the names of those that go on."""
+) -> dict[str, bool]:
+    """Extend terms, each a name and an epoch. Returns the names of those that go on, and whether
+    they were extended: the row of one that was not is locked by somebody, and it goes on until it
+    expires, as far as is known."""
     names, epochs = zip(*terms, strict=True)
     statement = query(_FILE, "lease_renew", schema)
     values: dict[str, object] = {"name": names, "epoch": epochs, "holder": holder}
     rows = await connection.fetch(statement.text, *statement.arguments(values))
-    return {row[0] for row in rows}
+    return {row[0]: row[1] for row in rows}
 
 
 async def lease_release(
     connection: Transaction, schema: str | None, *, name: str, epoch: int, holder: str
 ) -> bool:
-    """End a term. False: it was over before."""
+    """End a term. False: it was over before. Fails if somebody keeps the row locked for longer than
+    `RELEASE_LOCK_LIMIT`."""
     statement = query(_FILE, "lease_release", schema)
     values: dict[str, object] = {"name": name, "epoch": epoch, "holder": holder, "schema": schema}
+    values["lock_milliseconds"] = _milliseconds(RELEASE_LOCK_LIMIT)
     return await connection.fetchrow(statement.text, *statement.arguments(values)) is not None
 
 

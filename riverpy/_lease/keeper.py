@@ -29,6 +29,7 @@ from riverpy._cluster.trust import (
     WAKE_JITTER,
     WATCH_LEAST,
 )
+from riverpy._db.leases import LeaseLockedError
 from riverpy._lease.lease import ASK_MOST, Lease
 from riverpy._lifecycle import StopCause, TestSignal
 from riverpy._names import USER_PREFIX
@@ -139,6 +140,9 @@ class LeaseKeeper:
         self._sits_out: dict[str, float] = {}
         """Until when a name is not bid for, by boottime: somebody asked for the lease."""
         self._bidding = 0
+        self._failing: set[str] = set()
+        """Names whose last bid had no answer: said when there is a first one, and again only after
+        all of them had an answer."""
         self._changed = asyncio.Event()
         """Set, and replaced, whenever a lease is kept or kept no more, or nobody stands by for one
         any more."""
@@ -272,13 +276,14 @@ class LeaseKeeper:
             self._standing[name].discard(wake)
             if not self._standing[name]:
                 del self._standing[name]
+                self._failing.discard(name)
                 self._change()
         lease.waited = self._timer.boottime() - began
         return lease
 
     async def _stand(self, name: str, wake: asyncio.Event, until: float) -> Lease:
         interval = timedelta(seconds=self._timing.interval)
-        backoff, is_told = Backoff(interval / 5, interval), False
+        backoff = Backoff(interval / 5, interval)
         while True:
             if self._is_closed:
                 raise ClientStateError(
@@ -291,17 +296,18 @@ class LeaseKeeper:
                 try:
                     lease, pause = await self._bid_in_turn(name)
                 except DATABASE_ERRORS as error:
-                    say = self._log.debug if is_told else self._log.warning
+                    say = self._log.debug if self._failing else self._log.warning
                     say("cannot bid for a lease, trying again", lease=name, error=describe(error))
-                    is_told, pause = True, backoff.next()
+                    self._failing.add(name)
+                    pause = backoff.next()
                 else:
+                    self._failing.discard(name)
                     if lease is not None and not self._is_closed:
                         self._keep(lease)
                         return lease
                     if lease is not None:
                         await self.release(lease)
                         continue
-                    is_told = False
                     backoff.reset()
                 self.denied.emit()
             left = until - self._timer.boottime()
@@ -498,6 +504,7 @@ class LeaseKeeper:
         """Renew until nothing is kept, all leases in one statement."""
         interval = timedelta(seconds=self._timing.interval)
         backoff, is_told = Backoff(interval / 5, interval), False
+        locked = frozenset[str]()
         while self._kept:
             held = [lease for lease in self._held if self._time_left(lease) >= RENEWAL_LEAST]
             early = self._due - self._timer.boottime()
@@ -507,32 +514,38 @@ class LeaseKeeper:
                 continue
             due = self._timer.boottime() + self._timing.interval
             try:
-                # A renewal that is not answered leaves the time for another one.
-                left = min(map(self._time_left, held))
+                # A renewal that is not answered leaves the time for another one. One whose row is
+                # locked comes to its end alone.
+                free = [lease for lease in held if lease.name not in locked]
+                left = min(map(self._time_left, free or held))
                 await self._renew(held, bound=min(ASK_MOST, left / 2))
             except _UNKNOWN as error:
+                if isinstance(error, LeaseLockedError):
+                    locked = error.names
                 say = self._log.debug if is_told else self._log.warning
                 say("leases were not renewed, trying again", error=describe(error))
                 is_told = True
                 self.renewal_failures += 1
-                left = min(map(self._time_left, held))
+                left = min(map(self._time_left, self._held), default=math.inf)
                 self._due = self._timer.boottime() + min(backoff.next(), max(left, 0.0) / 2)
             else:
                 if is_told:
                     self._log.info("leases are renewed again")
-                is_told = False
+                is_told, locked = False, frozenset[str]()
                 backoff.reset()
                 self._due = due
 
     async def _renew(self, held: list[Lease], *, bound: float) -> None:
         asked_at = self._timer.boottime()
         terms = [(lease.name, lease.epoch) for lease in held]
-        names = await self._store.renew(self._holder, terms, bound=bound)
+        answers = await self._store.renew(self._holder, terms, bound=bound)
         for lease in held:
-            if lease.name in names:
-                lease.granted(asked_at=asked_at)
-            else:
+            if lease.name not in answers:
                 lease.end("it is no longer its own", may_be_held=False)
+            elif answers[lease.name]:
+                lease.granted(asked_at=asked_at)
         self.renewals += 1
         self.renewal_seconds = self._timer.boottime() - asked_at
         self.renewed.emit()
+        if locked := [name for name, is_renewed in answers.items() if not is_renewed]:
+            raise LeaseLockedError(locked)

@@ -212,7 +212,7 @@ class Lease:
     async def _is_held_by_the_server(self) -> bool:
         asked_at = self._timer.boottime()
         try:
-            names = await self._store.renew(self.holder, [(self.name, self.epoch)], bound=ASK_MOST)
+            held = await self._store.renew(self.holder, [(self.name, self.epoch)], bound=ASK_MOST)
         except Exception as error:  # in doubt, and the first error tells more
             structlog.get_logger("riverpy").debug(
                 "it is not known whether a lease is held",
@@ -220,6 +220,6 @@ class Lease:
                 error_type=type(error).__name__,
             )
             return False
-        if self.name in names:
+        if held.get(self.name):
             self.granted(asked_at=asked_at)
-        return self.name in names
+        return self.name in held

@@ -158,16 +158,17 @@ class MemoryLeases:
 
     async def renew(
         self, holder: str, terms: Iterable[tuple[str, int]], *, bound: float
-    ) -> set[str]:
-        """Extend terms, each a name and an epoch; returns the names of those that go on."""
-        held: set[str] = set()
+    ) -> dict[str, bool]:
+        """Extend terms, each a name and an epoch. Returns the names of those that go on, each with
+        True: nobody keeps a row locked."""
+        held: dict[str, bool] = {}
         with self._lock:
             now = self._timer.boottime()
             for name, epoch in terms:
                 row = self._held(name, epoch)
                 if row is not None and row.holder == holder:
                     row.expires_at = now + row.ttl
-                    held.add(name)
+                    held[name] = True
         return held
 
     async def release(self, name: str, epoch: int, holder: str, *, bound: float) -> bool:

@@ -78,8 +78,9 @@ class LeaseStore(Protocol):
 
     async def renew(
         self, holder: str, terms: Iterable[tuple[str, int]], *, bound: float
-    ) -> set[str]:
-        """Extend terms, each a name and an epoch; returns the names of those that go on."""
+    ) -> dict[str, bool]:
+        """Extend terms, each a name and an epoch. Returns the names of those that go on, and
+        whether they were extended: somebody else keeps the row of one that was not locked."""
         ...
 
     async def release(self, name: str, epoch: int, holder: str, *, bound: float) -> bool:
@@ -151,7 +152,8 @@ class LeaseTable:
                 self._owned.append(connection)
                 return connection
 
-            # A bid may wait for a transaction of the last holder's. Renewals wait for nobody.
+            # A bid may wait for a transaction of the last holder's, and a release for whoever has
+            # locked the row. Renewals wait for nobody.
             self._renewals, self._bids = owned("leases"), owned("lease bids")
         elif is_pool(database):
             self._renewals = self._bids = SharedPool(database)
@@ -210,8 +212,9 @@ class LeaseTable:
 
     async def renew(
         self, holder: str, terms: Iterable[tuple[str, int]], *, bound: float
-    ) -> set[str]:
-        """Extend terms, each a name and an epoch; returns the names of those that go on.
+    ) -> dict[str, bool]:
+        """Extend terms, each a name and an epoch. Returns the names of those that go on, and
+        whether they were extended: somebody else keeps the row of one that was not locked.
 
         Raises:
             TransactionError: the caller's connection is in a transaction.
@@ -220,7 +223,7 @@ class LeaseTable:
         async with self._renewals.use("renewing leases", bound) as connection:
             _expect_no_transaction(connection)
             held = await lease_renew(connection, self._schema, holder=holder, terms=rows)
-        return {row.removeprefix(USER_PREFIX) for row in held}
+        return {row.removeprefix(USER_PREFIX): is_renewed for row, is_renewed in held.items()}
 
     async def release(self, name: str, epoch: int, holder: str, *, bound: float) -> bool:
         """End a term. False: it was over before.
@@ -228,7 +231,7 @@ class LeaseTable:
         Raises:
             TransactionError: the caller's connection is in a transaction.
         """
-        async with self._renewals.use("releasing a lease", bound) as connection:
+        async with self._bids.use("releasing a lease", bound) as connection:
             _expect_no_transaction(connection)
             return await lease_release(
                 connection, self._schema, name=_row(name), epoch=epoch, holder=holder

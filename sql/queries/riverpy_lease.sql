@@ -54,22 +54,44 @@ where lease.name = @name::text and lease.expires_at >= now() and lease.expires_a
 
 
 -- name: lease_renew
--- Extend terms that have not expired, each by its own time; tells which. A term that is not among them is over.
-update /* schema */ riverpy_lease as lease
-set expires_at = clock_timestamp() + lease.ttl
+-- Extend terms that have not expired, each by its own time; tells which, and which seem to go on in rows that somebody
+-- keeps locked: these are not waited for, so that the others go on. A term that is not among them is over.
+with free as materialized (
+  select lease.name
+  from unnest(@name::text[], @epoch::bigint[]) as given (name, epoch)
+  join /* schema */ riverpy_lease as lease on lease.name = given.name and lease.epoch = given.epoch
+  where lease.holder = @holder::text and lease.expires_at >= clock_timestamp()
+  for no key update of lease skip locked
+), renewed as (
+  update /* schema */ riverpy_lease as lease
+  set expires_at = clock_timestamp() + lease.ttl
+  from free
+  where lease.name = free.name
+  returning lease.name
+)
+select name, true as is_renewed from renewed
+union all
+select lease.name, false
 from unnest(@name::text[], @epoch::bigint[]) as given (name, epoch)
-where lease.name = given.name and lease.epoch = given.epoch and lease.holder = @holder::text
-  and lease.expires_at >= clock_timestamp()
-returning lease.name;
+join /* schema */ riverpy_lease as lease on lease.name = given.name and lease.epoch = given.epoch
+where lease.holder = @holder::text and lease.expires_at >= clock_timestamp()
+  and not exists (select from free where free.name = lease.name);
 
 
 -- name: lease_release
--- End a term and tell those who wait for it, who hear it at the commit. No row: it was over before.
-with released as (
-  update /* schema */ riverpy_lease
-  set expires_at = '-infinity'
+-- End a term and tell those who wait for it, who hear it at the commit. A row that somebody keeps locked is waited for,
+-- for so many milliseconds. No row: it was over before.
+with own as materialized (
+  select name, set_config('lock_timeout', (@lock_milliseconds::bigint)::text, true)
+  from /* schema */ riverpy_lease
   where name = @name::text and epoch = @epoch::bigint and holder = @holder::text and expires_at >= now()
-  returning name, epoch, holder
+  for no key update
+), released as (
+  update /* schema */ riverpy_lease as lease
+  set expires_at = '-infinity'
+  from own
+  where lease.name = own.name
+  returning lease.name, lease.epoch, lease.holder
 )
 select pg_notify(
   coalesce(@schema::text, current_schema()::text) || '.riverpy_lease',

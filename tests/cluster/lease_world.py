@@ -111,7 +111,7 @@ class LeaseServer(Server):
             self.granted_at[name, bid.epoch] = self._world.now
         return bid
 
-    def renew(self, holder: str, terms: list[tuple[str, int]], now: datetime) -> set[str]:
+    def renew(self, holder: str, terms: list[tuple[str, int]], now: datetime) -> dict[str, bool]:
         """Extend terms."""
         names = self._table.renew(holder, terms, now)
         for term in terms:
@@ -204,7 +204,7 @@ class LeaseConnection(Connection):
 
     async def renew(
         self, holder: str, terms: Iterable[tuple[str, int]], *, bound: float
-    ) -> set[str]:
+    ) -> dict[str, bool]:
         """Extend terms."""
         act = partial(self._world.server.renew, holder, list(terms))
         return await self._ask("renewal", act, bound, locks=False)

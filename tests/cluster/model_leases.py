@@ -95,14 +95,17 @@ class LeaseTable:
         by_clock = int(clock.timestamp() * 1_000_000)
         return by_clock if row is None else max(row.epoch + 1, by_clock)
 
-    def renew(self, holder: str, terms: Iterable[tuple[str, int]], now: datetime) -> set[str]:
-        """Extend terms; returns the names of those that go on."""
-        renewed: set[str] = set()
+    def renew(
+        self, holder: str, terms: Iterable[tuple[str, int]], now: datetime
+    ) -> dict[str, bool]:
+        """Extend terms; returns the names of those that go on, each with True: a fence locks no row
+        that would be renewed."""
+        renewed: dict[str, bool] = {}
         for name, epoch in terms:
             row = self.rows.get(name)
             if row is not None and self.is_renewable(row, epoch, holder, now):
                 row.expires_at = now + row.ttl
-                renewed.add(name)
+                renewed[name] = True
         return renewed
 
     def is_renewable(self, row: LeaseRow, epoch: int, holder: str, now: datetime) -> bool:

@@ -109,7 +109,7 @@ class Pair:
             holder=holder,
             terms=[(name, real) for name, (_, real) in terms.items()],
         )
-        return f"renew {terms} {holder}", frozenset(real), frozenset(renewed)
+        return f"renew {terms} {holder}", frozenset(real.items()), frozenset(renewed.items())
 
     async def _release(self) -> tuple[str, object, object]:
         name, ours, theirs, holder = self._term()

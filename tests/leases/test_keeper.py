@@ -52,6 +52,8 @@ class Store(MemoryLeases):
         self.calls: list[tuple[str, Any, float]] = []
         self.faults: deque[Exception | float] = deque()
         """What meets the next calls: an error, or seconds that the answer takes."""
+        self.locked: set[str] = set()
+        """Names whose rows somebody keeps locked."""
         self.is_down = False
         self.is_closed = False
 
@@ -69,12 +71,13 @@ class Store(MemoryLeases):
 
     async def renew(
         self, holder: str, terms: Iterable[tuple[str, int]], *, bound: float
-    ) -> set[str]:
+    ) -> dict[str, bool]:
         terms = list(terms)
         await self._meet("renew", len(terms), bound)
-        names = await super().renew(holder, terms, bound=bound)
+        free = [term for term in terms if term[0] not in self.locked]
+        answers = await super().renew(holder, free, bound=bound)
         await self._answer(bound)
-        return names
+        return answers | {name: False for name, _ in terms if name in self.locked}
 
     async def release(self, name: str, epoch: int, holder: str, *, bound: float) -> bool:
         await self._meet("release", name, bound)
@@ -379,6 +382,54 @@ async def test_passed_on_meanwhile(store: Store, keeper: LeaseKeeper, timer: Vir
     assert not store.asked("release", "x")
 
 
+async def test_locked_row(
+    store: Store, keeper: LeaseKeeper, timer: VirtualTimer, log: list[Any]
+) -> None:
+    """A lease whose row somebody keeps locked is asked for again until its trust ends, with one
+    warning; those beside it go on. One whose row is free again in time goes on, too."""
+    blocks = [Block(keeper, name) for name in "xyz"]
+    async with anyio.create_task_group() as tasks:
+        for block in blocks:
+            tasks.start_soon(block.run)
+        await timer.advance(4)
+        store.locked = {"x", "y"}
+        await timer.advance(TRUST - GRACE - 4.5)
+        store.locked.remove("y")
+        await timer.advance(0.4)
+        store.calls.clear()
+        await timer.advance(60)
+        assert [block.is_cancelled for block in blocks] == [True, False, False]
+        assert all(block.lease is not None and block.lease.is_held for block in blocks[1:])
+        assert len(store.asked("renew")) < 60
+        for block in blocks[1:]:
+            block.may_end.set()
+    assert "could not be renewed in time" in str(blocks[0].error)
+    told = [line for line in log if line["event"] == NOT_RENEWED]
+    assert [line["log_level"] for line in told][:2] == ["warning", "debug"]
+    assert told[0]["error"].endswith("locked: x, y")
+
+
+async def test_slow_renewal_beside_a_locked_row(
+    store: Store, keeper: LeaseKeeper, timer: VirtualTimer
+) -> None:
+    """The time that is left to a lease whose row is locked bounds no renewal of the others."""
+    blocks = [Block(keeper, name) for name in "xy"]
+    async with anyio.create_task_group() as tasks:
+        for block in blocks:
+            tasks.start_soon(block.run)
+        await timer.advance(4)
+        store.locked = {"x"}
+        await timer.advance(TRUST - GRACE - 4.5)
+        assert blocks[0].lease is not None
+        assert blocks[0].lease.trust_left - GRACE < 1.0
+        failures = keeper.renewal_failures
+        store.faults.append(1.0)
+        await timer.advance(5)
+        assert keeper.renewal_failures == failures + 1  # of the lock
+        for block in blocks:
+            block.may_end.set()
+
+
 # -- standing by
 
 
@@ -494,7 +545,7 @@ async def test_time_to_stand_by(store: Store, keeper: LeaseKeeper, timer: Virtua
 
 async def _seat_again(store: Store) -> None:
     row = store._rows["x"]
-    assert await MemoryLeases.renew(store, row.holder, [("x", row.epoch)], bound=1) == {"x"}
+    assert await MemoryLeases.renew(store, row.holder, [("x", row.epoch)], bound=1) == {"x": True}
 
 
 async def test_bids_that_fail(
@@ -517,6 +568,36 @@ async def test_bids_that_fail(
     levels = [line["log_level"] for line in log if line["event"].startswith("cannot bid")]
     assert levels[0] == "warning"
     assert set(levels[1:]) == {"debug"}
+
+
+async def test_outage_is_told_once_for_all_names(
+    store: Store, keeper: LeaseKeeper, timer: VirtualTimer, log: list[Any]
+) -> None:
+    """However many names have no answer to their bids, that is one warning; the next outage is
+    another one."""
+
+    def warnings() -> int:
+        return sum(
+            line["log_level"] == "warning" and line["event"].startswith("cannot bid")
+            for line in log
+        )
+
+    blocks = [Block(keeper, f"name-{number}") for number in range(20)]
+    for outages in (1, 2):
+        async with anyio.create_task_group() as tasks:
+            store.is_down = True
+            for block in blocks:
+                tasks.start_soon(block.run)
+            await timer.advance(20)
+            assert warnings() == outages
+            store.is_down = False
+            await timer.advance(20)
+            assert all(block.lease is not None for block in blocks)
+            for block in blocks:
+                block.may_end.set()
+            await timer.advance(1)
+        blocks = [Block(keeper, f"name-{number}") for number in range(20)]
+    assert warnings() == 2
 
 
 async def test_cancelled_bid(

@@ -27,10 +27,13 @@ from riverpy import (
     SchemaMissingError,
     TransactionError,
 )
+from riverpy._db.connection import DedicatedConnection, Outage, connect_maintenance
+from riverpy._db.lead_leases import LeadLease
+from riverpy._db.leases import LeaseLockedError
 from riverpy._lease.lease import process_holder
 from riverpy.migrate import Migrator
 from tests._database import connected
-from tests.leases.backends import ADD_EFFECT
+from tests.leases.backends import ADD_EFFECT, TTL
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -174,6 +177,57 @@ async def test_fence_as_text(schema: Schema, leases: LeaseManager) -> None:
                 assert await other.try_acquire(name) is None
         async with connection.transaction():
             assert await connection.fetch(statement) == []
+
+
+@pytest.mark.parametrize(
+    "lock",
+    [
+        "SELECT FROM riverpy_lease WHERE name = 's:x' FOR UPDATE",
+        "UPDATE riverpy_lease SET holder = holder WHERE name = 's:x'",
+    ],
+)
+async def test_locked_row(schema: Schema, leases: LeaseManager, lock: str) -> None:
+    """A row that somebody keeps locked keeps no other lease from being renewed; of its own nothing
+    is known, but that it goes on as long as it lasts. A release gives up soon, and no renewal waits
+    for it."""
+    lease, other = await _granted(leases), await _granted(leases, "y")
+    store = leases._keeper._store
+    async with schema.connected() as connection, connection.transaction():
+        await connection.execute(lock)
+        terms = [(one.name, one.epoch) for one in (lease, other)]
+        with anyio.fail_after(4):
+            answers = await store.renew(leases.holder, terms, bound=5)
+        assert answers == {"x": False, "y": True}
+        with pytest.raises(LeaseLockedError, match=r"locked: x$"):
+            await leases.renew(lease)
+        assert lease.is_held
+        with pytest.raises(LeaseLockedError, match=r"locked: s:x$"):
+            await _renew_lead(schema, lease)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_release_in_vain, leases, lease)
+            assert await leases.renew(other)
+    assert await store.renew(leases.holder, terms, bound=5) == {"x": True, "y": True}
+    assert await store.release("x", lease.epoch, leases.holder, bound=5)
+
+
+async def _renew_lead(schema: Schema, lease: Lease) -> None:
+    """As an elector would, if it were that of a domain."""
+
+    async def connect() -> Any:
+        return await connect_maintenance(schema.url, "lead", pooled=False)
+
+    connection = DedicatedConnection("lead", connect, Outage())
+    try:
+        await LeadLease(connection, schema.name, f"s:{lease.name}").renew(lease._term, TTL, 5.0)
+    finally:
+        await connection.close()
+
+
+async def _release_in_vain(leases: LeaseManager, lease: Lease) -> None:
+    with capture_logs() as log:
+        assert not await leases.release(lease)
+    told = [line for line in log if line["event"] == "a lease could not be released and lapses"]
+    assert "lock timeout" in told[0]["error"]
 
 
 async def test_clock_set_back(schema: Schema, leases: LeaseManager) -> None:
