@@ -34,7 +34,7 @@ GRACE = 15.0
 """Seconds that a test may take to end once it is cancelled."""
 RUN_LIMIT = 70 * 60.0
 """Seconds for the whole run, which takes a quarter of it."""
-_STACKS = 1.0
+_STACKS = 30.0
 """Seconds that workers may take to tell their stacks."""
 _STDERR = pytest.StashKey[int]()
 """The file that tests do not capture."""
@@ -92,7 +92,7 @@ class RunLimit:
                 reporter.write_line(f"still running: {nodeid}")
             reporter.flush()
             _signal_all(self._workers, signal.SIGABRT)
-            time.sleep(_STACKS)
+            _wait_for_all(self._workers)
             _signal_all(self._workers, signal.SIGKILL)
             faulthandler.dump_traceback(sys.__stderr__ or 2)
         finally:
@@ -103,6 +103,15 @@ def _signal_all(pids: list[int], number: int) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
+
+
+def _wait_for_all(children: list[int]) -> None:
+    """Until they have ended, or for `_STACKS` seconds."""
+    until = time.monotonic() + _STACKS
+    for pid in children:
+        with suppress(ChildProcessError):  # it was waited for
+            while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < until:
+                time.sleep(0.01)
 
 
 def pytest_configure(config: pytest.Config) -> None:
