@@ -87,6 +87,8 @@ class Heartbeat:
         self._last = -math.inf
         """When the last attempt that succeeded began."""
         self._contact_since = 0.0
+        self.contacts = 0
+        """How often the contact was made. When it was, the client's row may be a new one."""
         self._claims_end = math.inf
         self._is_warned = False
         self.registered_at: int | None = None
@@ -187,6 +189,7 @@ class Heartbeat:
         now = self._timer.boottime()
         if began - self._last > self._dead_after * GAP_SHARE:
             self._contact_since = now
+            self.contacts += 1
         self._last = began
         self.registered_at = registered_at
         self._claims_end = began + self._dead_after * CLAIM_SHARE

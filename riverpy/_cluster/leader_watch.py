@@ -2,7 +2,7 @@
 
 It warns where nobody can lead its domain, and where a client leads `default` that is not riverpy's,
 as River's in Go: that one does not do for this client what a leader of riverpy does, and knows of
-no domains.
+no domains. So may one of an older version.
 """
 
 from __future__ import annotations
@@ -99,9 +99,22 @@ class LeaderWatch:
 
     def _say_foreign(self, look: LeaderLook) -> None:
         """Once for each term."""
-        if look.leader_id is None or look.is_registered or look.elected_at == self._told_of:
+        is_well = look.is_registered and (self._domain is None or look.knows_domains)
+        if look.leader_id is None or is_well or look.elected_at == self._told_of:
             return
         self._told_of = look.elected_at
+        if look.is_registered:
+            self._log.warning(
+                "the leader of the domain `default` does not say that it knows of domains: one of "
+                "an older version of riverpy maintains the queues of this one too, so that jobs "
+                "which ended are deleted by its retention; restart it with this version, also if "
+                "it has it, for a client says so at its start, after `riverpy migrate up`",
+                leader_id=look.leader_id,
+                elected_at=look.elected_at,
+                domain=self._domain,
+                queues=list(self._queues),
+            )
+            return
         if self._domain is not None:
             self._log.warning(
                 "the leader of the domain `default` is no client of riverpy's, as one of River's "

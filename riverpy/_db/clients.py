@@ -37,6 +37,8 @@ class LeaderLook(NamedTuple):
     """Whether the leader is a client of riverpy's."""
     has_candidate: bool
     """Whether a client of riverpy's stands for election and gives signs of life."""
+    knows_domains: bool = True
+    """Whether the leader of `default` says that it knows of domains."""
 
 
 class Silence(NamedTuple):

@@ -36,6 +36,8 @@ class LeadRow(NamedTuple):
     """Seconds until the lease expires; below zero: it has. None: it was released."""
     is_registered: bool
     """Whether the holder is a client of riverpy's."""
+    knows_domains: bool
+    """Whether it says that it knows of domains."""
 
     @property
     def is_over(self) -> bool:
@@ -69,7 +71,8 @@ class MemberRow(NamedTuple):
     kinds: list[str]
     candidate: bool
     settings: str | None
-    """What tells clients of one domain apart that keep it differently. None: it does not say."""
+    """What tells clients of one domain apart that keep it differently. None: it does not say, as
+    one that knows of no domains."""
     running: float
     """Seconds since its start."""
 

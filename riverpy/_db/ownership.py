@@ -140,6 +140,12 @@ async def member_forget(connection: Transaction, schema: str | None, *, client_i
     await connection.execute(statement.text, *statement.arguments({"client_id": client_id}))
 
 
+async def member_mark(connection: Transaction, schema: str | None, *, client_id: str) -> None:
+    """Say of a client of `default` that it knows of domains."""
+    statement = query(_FILE, "member_mark", schema)
+    await connection.execute(statement.text, *statement.arguments({"client_id": client_id}))
+
+
 async def domain_look(connection: Transaction, schema: str | None, *, domain: str) -> LeaderLook:
     """Who leads `default`, and whether somebody leads this domain or could."""
     statement = query(_FILE, "domain_look", schema)

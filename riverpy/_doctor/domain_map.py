@@ -50,6 +50,14 @@ class DomainMap:
         lead = self.lead(DEFAULT_DOMAIN)
         return lead is not None and not lead.is_over and not lead.is_registered
 
+    def is_default_old(self) -> bool:
+        """Whether a client of riverpy's leads `default` that does not say that it knows of
+        domains."""
+        lead = self.lead(DEFAULT_DOMAIN)
+        return (
+            lead is not None and not lead.is_over and lead.is_registered and not lead.knows_domains
+        )
+
     def owned(self, domain: str) -> list[OwnerRow]:
         """The queues of a domain other than `default`."""
         return [one for one in self.owners if one.domain == domain]

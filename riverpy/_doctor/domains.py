@@ -54,7 +54,7 @@ def problems(seen: DomainMap, waiting: set[str]) -> list[Finding]:
         found += _lead(seen, domain) if seen.living(domain) else _deserted(seen, domain, waiting)
         found += _settings(seen, domain)
     if seen.others:
-        found += [*_shared(seen), *_unowned(seen), *_foreign(seen), *_schema(seen)]
+        found += [*_shared(seen), *_unowned(seen), *_foreign(seen), *_old(seen), *_schema(seen)]
     return found
 
 
@@ -228,6 +228,38 @@ def _foreign(seen: DomainMap) -> list[Finding]:
             "register stubs for these kinds in Go (docs/go.md), let only clients of riverpy's "
             "stand, or give these queues a schema of their own (docs/domains.md)",
             {"leader_id": lead.holder, "kinds_at_risk": kinds, "queues": queues},
+        )
+    ]
+
+
+def _old(seen: DomainMap) -> list[Finding]:
+    """Clients of `default` that lead it, or may, and know of no domain."""
+    lead = seen.lead(DEFAULT_DOMAIN) if seen.is_default_old() else None
+    leader = None if lead is None else lead.holder
+    candidates = [
+        one.client_id
+        for one in seen.living(DEFAULT_DOMAIN)
+        if one.candidate and one.settings is None and one.client_id != leader
+    ]
+    if leader is None and not candidates:
+        return []
+    queues = [one.queue for one in seen.owners]
+    if leader is not None:
+        text = f"{leader} leads default and does not say that it knows of domains"
+        if candidates:
+            text += f", nor does {names(candidates)}, which could"
+    else:
+        text = f"who could lead default does not say that it knows of domains: {names(candidates)}"
+    verb = "would keep" if leader is None else "keeps"
+    return [
+        Finding(
+            Level.WARN,
+            "domains",
+            f"{text}. One of an older version {verb} queue {names(queues) or 'of domains'} too, "
+            "and deletes jobs that ended by its own retention",
+            "restart it with this version of riverpy, also if it has it: a client says so at its "
+            "start, after `riverpy migrate up`",
+            {"leader_id": leader, "candidates": candidates, "queues": queues},
         )
     ]
 

@@ -1,4 +1,5 @@
-"""Disclosure: what a client shows of itself in its row of the database: slots and stuck jobs."""
+"""Disclosure: what a client shows of itself in its row of the database: slots, stuck jobs, and that
+it knows of domains."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import anyio
 import structlog
 
 from riverpy._db.clients import client_disclose
+from riverpy._db.ownership import member_mark
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
+    from riverpy._cluster.heartbeat import Heartbeat
     from riverpy._db.connection import DedicatedConnection
     from riverpy._lifecycle import StopScope
     from riverpy._work.work_group import WorkGroup
@@ -29,7 +32,8 @@ STUCK_MAX = 1_000
 
 
 class Disclosure:
-    """Tells at the start of a run, then only when something has changed."""
+    """Tells at the start of a run, then only when something has changed, or the row may be another:
+    one of a client that gave no sign of life for minutes is forgotten, and then made anew."""
 
     name = "disclosure"
 
@@ -37,6 +41,7 @@ class Disclosure:
         self,
         work: WorkGroup,
         connection: DedicatedConnection,
+        heartbeat: Heartbeat,
         *,
         schema: str | None,
         client_id: str,
@@ -47,13 +52,17 @@ class Disclosure:
         Args:
             work: the jobs that run.
             connection: one that is not busy with jobs.
+            heartbeat: the run's.
             schema: of River's tables.
             client_id: the client's.
             slots: of each queue, in the order in which they are registered.
         """
-        self._work, self._connection = work, connection
+        self._work, self._connection, self._heartbeat = work, connection, heartbeat
         self._schema, self._client_id, self._slots = schema, client_id, slots
-        self._told: tuple[list[int], list[int]] | None = None
+        self._told: tuple[list[int], list[int], int] | None = None
+        self.is_marked = False
+        """Whether to say that the client knows of domains. One of another domain than `default`
+        says so by its settings."""
         self._log: Any = structlog.get_logger("riverpy").bind()
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
@@ -67,7 +76,7 @@ class Disclosure:
 
     async def _tell(self) -> float:
         """Tell what is new. Returns the seconds until the next look."""
-        slots, stuck = now = self._seen()
+        slots, stuck, _ = now = self._seen()
         if now == self._told:
             return INTERVAL
         try:
@@ -75,16 +84,19 @@ class Disclosure:
                 await client_disclose(
                     connection, self._schema, client_id=self._client_id, slots=slots, stuck=stuck
                 )
+                if self.is_marked and (self._told is None or self._told[2] != now[2]):
+                    await member_mark(connection, self._schema, client_id=self._client_id)
         except DATABASE_ERRORS as error:  # it is for people to see: nothing waits for it
             self._log.debug("slots and stuck jobs are not told", error=describe(error))
             return RETRY
         self._told = now
         return INTERVAL
 
-    def _seen(self) -> tuple[list[int], list[int]]:
-        """The slots, with those that were given for stuck jobs, and the stuck jobs' ids."""
+    def _seen(self) -> tuple[list[int], list[int], int]:
+        """The slots, with those that were given for stuck jobs, the stuck jobs' ids, and which
+        contact with the server it is."""
         slots = dict(self._slots)
         for attempt, keeps_slot in self._work.stuck.items():
             slots[attempt.queue] += not keeps_slot
         ids = sorted(attempt.id for attempt in self._work.stuck)
-        return list(slots.values()), ids[:STUCK_MAX]
+        return list(slots.values()), ids[:STUCK_MAX], self._heartbeat.contacts

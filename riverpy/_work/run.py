@@ -180,6 +180,7 @@ class Run:
         self._disclosure = Disclosure(
             self.work,
             self._reserved,
+            self._heartbeat,
             schema=config.schema,
             client_id=client_id,
             slots={name: queue.max_workers for name, queue in queues.items()},
@@ -343,6 +344,7 @@ class Run:
         self._keeps_clients = CLIENTS_VERSION in state.versions(OWN_LINE)
         self._keeps_slots = SLOTS_VERSION in state.versions(OWN_LINE)
         if DOMAINS_VERSION in state.versions(OWN_LINE):
+            self._disclosure.is_marked = self._membership is None
             if self._candidacy is not None:
                 self._candidacy.is_divided = True
             if self._membership is None and self._config.id is not None:

@@ -6,11 +6,14 @@
 
 -- name: domain_leads
 -- Who leads each domain, or led it last, and who holds what the schema has one of; null: it was released, or the row is
--- River's own, which has no epoch.
+-- River's own, which has no epoch. Clients that know of domains have settings.
 select
   'default' as domain, leader.leader_id as holder, null::bigint as epoch, leader.elected_at, leader.expires_at,
   extract(epoch from leader.expires_at - now())::float8 as remaining,
-  exists (select from /* schema */ riverpy_client where client_id = leader.leader_id) as is_registered
+  exists (select from /* schema */ riverpy_client where client_id = leader.leader_id) as is_registered,
+  exists (
+    select from /* schema */ riverpy_client where client_id = leader.leader_id and settings is not null
+  ) as knows_domains
 from /* schema */ river_leader as leader
 where leader.name = 'default'
 union all
@@ -18,7 +21,7 @@ select
   case when lease.name = @schema_lease::text then lease.name else substr(lease.name, 3) end,
   lease.holder, lease.epoch, lease.acquired_at, nullif(lease.expires_at, '-infinity'),
   case when isfinite(lease.expires_at) then extract(epoch from lease.expires_at - now()) end::float8,
-  exists (select from /* schema */ riverpy_client where client_id = lease.holder)
+  exists (select from /* schema */ riverpy_client where client_id = lease.holder), true
 from /* schema */ riverpy_lease as lease
 where lease.name = @schema_lease::text or starts_with(lease.name, 'd:')
 order by 1;

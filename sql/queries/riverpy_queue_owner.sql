@@ -93,9 +93,17 @@ set domain = 'default', settings = null
 where client_id = @client_id::text and domain <> 'default';
 
 
+-- name: member_mark
+-- Say of a client of `default` that it knows of domains, as those of older versions do not. Safe beside a leader: it
+-- changes the client's own row alone.
+update /* schema */ riverpy_client
+set settings = 'default'
+where client_id = @client_id::text and domain = 'default' and settings is null;
+
+
 -- name: domain_look
--- Who leads `default`, whether that is a client of ours; and whether somebody leads this domain, or stands for that and
--- gives signs of life.
+-- Who leads `default`, whether that is a client of ours; whether somebody leads this domain, or stands for that and
+-- gives signs of life; and whether the leader of `default` says that it knows of domains.
 select
   leader.leader_id,
   to_char(leader.elected_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as elected_at,
@@ -104,7 +112,10 @@ select
     or exists (
       select from /* schema */ riverpy_client
       where domain = @domain::text and candidate and heartbeat_at >= now() - dead_after
-    ) as has_candidate
+    ) as has_candidate,
+  exists (
+    select from /* schema */ riverpy_client where client_id = leader.leader_id and settings is not null
+  ) as knows_domains
 from (select) as always
 left join /* schema */ river_leader as leader on leader.name = 'default' and leader.expires_at >= now();
 

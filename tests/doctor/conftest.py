@@ -101,7 +101,7 @@ async def register(
     slots: tuple[int, ...] | None = None,
     stuck: tuple[int, ...] | None = None,
     domain: str = "default",
-    settings: str | None = None,
+    settings: str | None = "same",
 ) -> None:
     """Let there be a client that gave its last sign of life `silent` seconds ago, and dies within
     60."""

@@ -132,7 +132,7 @@ async def test_settings(schema: Schema, doctor: Doctor) -> None:
     await schema.execute("UPDATE riverpy_client SET settings = 'a'")
     await register(schema, "mail-2", domain="mail", settings="a", queues=("mail",))
     await register(schema, "mail-3", domain="mail", settings="b", queues=(), candidate=False)
-    await register(schema, "mail-4", domain="mail", queues=())
+    await register(schema, "mail-4", domain="mail", queues=(), settings=None)
     assert (await doctor()).problems() == []
     await register(schema, "mail-5", domain="mail", settings="c", queues=())
     found = (await doctor()).one("domains", "warn")
@@ -150,6 +150,27 @@ async def test_foreign_leader(schema: Schema, doctor: Doctor) -> None:
     assert found["data"]["kinds_at_risk"] == ["mail", "report"]
     assert found["data"]["queues"] == ["mail", "report"]
     assert 'keeps queue "mail", "report" too' in found["text"]
+
+
+async def test_old_leader(schema: Schema, doctor: Doctor) -> None:
+    """A client of default that leads it, or may, and does not say that it knows of domains, is told
+    of where there are some."""
+    await register(schema, "old", settings=None)
+    await seat(schema, "old")
+    assert (await doctor()).problems() == []
+    await two_domains(schema, with_default=False)
+    found = (await doctor()).one("domains", "warn")
+    assert "old leads default and does not say that it knows of domains" in found["text"]
+    assert 'keeps queue "mail", "report" too' in found["text"]
+    await register(schema, "older", settings=None)
+    await register(schema, "follower", settings=None, candidate=False)
+    found = (await doctor()).one("domains", "warn")
+    assert found["data"]["leader_id"] == "old"
+    assert found["data"]["candidates"] == ["older"]
+    await schema.execute("UPDATE riverpy_client SET settings = 'x' WHERE client_id = 'old'")
+    found = (await doctor()).one("domains", "warn")
+    assert found["data"]["leader_id"] is None
+    assert 'who could lead default does not say that it knows of domains: "older"' in found["text"]
 
 
 async def test_schema_wide_work(schema: Schema, doctor: Doctor) -> None:

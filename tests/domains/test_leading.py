@@ -460,6 +460,34 @@ async def test_schema_beside_a_foreign_leader(rig: Rig, log: list[Any]) -> None:
                 await asyncio.sleep(0.01)
 
 
+async def test_leader_of_default_that_is_old(rig: Rig, log: list[Any]) -> None:
+    """A leader of `default` that does not say that it knows of domains, as one of an older version,
+    is told of by clients of domains, once a term; one that says so is not."""
+    text = "does not say that it knows of domains"
+    await rig.schema.execute(FOREIGN)
+    await rig.schema.execute(
+        "INSERT INTO riverpy_client (client_id, queues, kinds, candidate, poll_only, version,"
+        " dead_after, started_at) VALUES ('go', '{}', '{}', true, false, '1', '1 hour', now())"
+    )
+
+    async def looked(*, times: int) -> None:
+        watch: Any = a.client._run._leader_watch  # type: ignore[union-attr]
+        for _ in range(times):
+            watch.looked.init()
+            with anyio.fail_after(PATIENCE):
+                await watch.looked.wait()
+
+    async with member(rig, "a", "mail", dead_after=timedelta(seconds=0.6)) as a:
+        await looked(times=3)
+        (entry,) = told(log, text)
+        assert (entry["leader_id"], entry["domain"]) == ("go", "mail")
+        assert (entry["queues"], entry["log_level"]) == (["mail"], "warning")
+        await rig.schema.execute("UPDATE riverpy_client SET settings = 'x' WHERE client_id = 'go'")
+        await rig.schema.execute("UPDATE river_leader SET elected_at = now()")
+        await looked(times=3)
+        assert len(told(log, text)) == 1
+
+
 # -- periodic jobs
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -247,9 +248,24 @@ async def test_id_comes_back_without_a_domain(rig: Rig) -> None:
     async with member(rig, "a", None, "mail", candidate=False):
         row = await rig.schema.fetchrow("SELECT domain, settings FROM riverpy_client")
         assert row is not None
-        assert tuple(row) == ("default", None)
+        assert tuple(row) == ("default", "default")
         async with member(rig, "b", "post", "mail", on_domain_conflict="takeover"):
             assert await owners(rig) == {"mail": "post"}
+
+
+async def test_client_of_default_says_that_it_knows_of_domains(rig: Rig) -> None:
+    """A client without a domain marks its row at its start, and once more when it is in contact
+    with the server again: its row was forgotten if it gave no sign of life for minutes, and is a
+    new one."""
+    said = "SELECT settings FROM riverpy_client"
+    async with member(rig, "c", None, dead_after=timedelta(seconds=0.6)) as c:
+        assert await rig.schema.fetchval(said) == "default"
+        heartbeat: Any = c.client._run._heartbeat  # type: ignore[union-attr]
+        await rig.schema.execute("DELETE FROM riverpy_client")
+        with anyio.fail_after(PATIENCE, reason="the new row is not marked"):
+            while await rig.schema.fetchval(said) != "default":
+                heartbeat._last = -math.inf
+                await anyio.sleep(0.1)
 
 
 async def test_settings_follow_the_periodic_jobs(rig: Rig) -> None:

@@ -84,15 +84,16 @@ async def test_default_leader_is_as_it_was(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
     """Without a domain nothing changes, to the text of each statement, with and without the tables
-    of domains. Where these are a client whose id is given leaves the domain that it was of before,
-    and the leader asks whose the queues are, once for all of its services, else whether the tables
-    have come: while no domain has a queue, the answer serves for 5 minutes."""
+    of domains. Where these are a client says once that it knows of them, one whose id is given
+    leaves the domain that it was of before, and the leader asks whose the queues are, once
+    for all of its services, else whether the tables have come: while no domain has a queue, the
+    answer serves for 5 minutes."""
     expected = SENT
     if version == 3:
         await Migrator(rig.url, schema=rig.schema.name, line="riverpy").down(target=3)
         expected = SENT | {"exec_is_there", "owner_is_there"}
     else:
-        expected = SENT | EXECUTIONS | {"member_forget", "owner_read"}
+        expected = SENT | EXECUTIONS | {"member_forget", "member_mark", "owner_read"}
     sent = record_statements(monkeypatch)
     async with member(rig, "a", None, "default") as a:
         await a.leads()
