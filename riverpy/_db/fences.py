@@ -6,6 +6,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
+import anyio
+
+from riverpy._sql import query
 from riverpy.drivers.asyncpg import is_in_transaction, is_transaction
 from riverpy.errors import TransactionError
 
@@ -14,6 +17,8 @@ if TYPE_CHECKING:
 
     from riverpy.drivers.asyncpg import Transaction
 
+ASK_MOST = 5.0
+"""Seconds that a question about a transaction may take."""
 _in_savepoint: ContextVar[tuple[object, ...]] = ContextVar("riverpy_in_savepoint", default=())
 """Connections on which code of the user's runs in a savepoint of ours."""
 
@@ -52,3 +57,20 @@ def expect_fenceable(connection: object) -> Transaction:
             "rolled back: call the fence in the outermost transaction, before run_once"
         )
     return connection
+
+
+async def expect_read_committed(connection: Transaction) -> None:
+    """The fence of River's table of leaders reads the time of the lease as the transaction sees it:
+    in a snapshot one that was renewed since has expired, and who leads would seem not to.
+
+    Raises:
+        TransactionError: the transaction has a snapshot.
+        Exception: one of DATABASE_ERRORS.
+    """
+    with anyio.fail_after(ASK_MOST, reason="asking for the isolation of a transaction took long"):
+        isolation = await connection.fetchval(query("session", "session_isolation", None).text)
+    if isolation != "read committed":
+        raise TransactionError(
+            f"the fence of who leads `default` takes a transaction that is read committed, this is "
+            f"{isolation}: begin it with `connection.transaction(isolation='read_committed')`"
+        )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from riverpy._db.fences import expect_fenceable
+from riverpy._db.fences import expect_fenceable, expect_read_committed
 from riverpy._lifecycle import cancelled_once
 from riverpy._maintenance.base import MaintenanceService
 
@@ -45,16 +45,18 @@ class LeaderTerm:
         or than `Config.leader_ttl`.
 
         Args:
-            connection: asyncpg's, in a transaction that is read committed.
+            connection: asyncpg's, in a transaction; without a domain one that is read committed.
 
         Raises:
             FencedOutError: the term is over: roll back.
-            TransactionError: no transaction is open there, or it is called in the function of
-                `run_once(tx=…)`.
+            TransactionError: no transaction is open there, or one of another isolation; or it is
+                called in the function of `run_once(tx=…)`.
             Exception: one of DATABASE_ERRORS.
         """
         expect_fenceable(connection)
         self._mandate.expect_trusted()
+        if self._mandate.term.epoch == 0:  # the row is River's
+            await expect_read_committed(connection)
         await self._mandate.fence(connection)
 
 

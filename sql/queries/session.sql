@@ -10,3 +10,8 @@ where name = @name and (setting = '0' or setting::bigint > @milliseconds::bigint
 
 -- name: session_is_read_only
 select current_setting('transaction_read_only')::bool;
+
+
+-- name: session_isolation
+-- Of the transaction that is open.
+select current_setting('transaction_isolation');

@@ -106,6 +106,26 @@ async def test_runs_with_the_lead(schema: Schema, domain: str | None) -> None:
         await schema.execute("drop table census")
 
 
+@pytest.mark.parametrize("isolation", ["repeatable_read", "serializable"])
+async def test_fence_by_an_old_snapshot(schema: Schema, isolation: Any) -> None:
+    """In a snapshot the lead that was renewed since seems to have expired: such a transaction is
+    refused, and the leader goes on. That of a domain has an epoch, and takes any isolation."""
+    for domain in (None, "billing"):
+        function, client = Function(), make_client(schema, "a", domain)
+        client.leader_only("census", function)
+        async with schema.connected() as connection, running(client):
+            term = await soon(function.began)
+            async with connection.transaction(isolation=isolation):
+                if domain is None:
+                    with pytest.raises(TransactionError, match="read committed"):
+                        await term.fence(connection)
+                else:
+                    await term.fence(connection)
+            assert term.is_held
+            async with connection.transaction(isolation="read_committed"):
+                await term.fence(connection)
+
+
 async def test_clean_up(schema: Schema) -> None:
     """S9: it is cancelled once when the term ends, so that its clean-up can await."""
     began, ended = anyio.Event(), anyio.Event()
