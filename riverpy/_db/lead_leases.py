@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from riverpy.drivers.asyncpg import Transaction
 
 
+BID_LOCK_SHARE = 0.8
+"""Of the time that a bid may take: the server gives up before the bidder does, so that nothing is
+granted to nobody."""
 SCHEMA_BID_LOCK_LIMIT = timedelta(milliseconds=500)
 """How long a bid for the schema's lead waits for a fenced transaction of the last term: renewals of
 the domain's lead go over the same connection."""
@@ -47,10 +50,12 @@ class LeadLease:
         self.name = name
 
     async def elect(self, leader_id: str, ttl: timedelta, bound: float) -> Bid | None:
-        """Bid, for at most `bound` seconds. None: somebody else has just won, or a transaction of
-        the last term goes on."""
+        """Bid, for at most `bound` seconds; for `BID_LOCK_SHARE` of them it waits for a transaction
+        of the last term, and then fails. None: somebody else has just won."""
         async with self._connection.use("bidding for the lead", bound) as connection:
-            return await self._bid(connection, leader_id, ttl)
+            return await self._bid(
+                connection, leader_id, ttl, timedelta(seconds=bound) * BID_LOCK_SHARE
+            )
 
     async def renew(self, term: Term, ttl: timedelta, bound: float) -> bool:
         """Extend a term by the time that it was given for, in at most `bound` seconds. False: it
@@ -93,8 +98,7 @@ class LeadLease:
         connection: Transaction,
         leader_id: str,
         ttl: timedelta,
-        *,
-        lock_bound: timedelta | None = None,
+        lock_bound: timedelta,
     ) -> Bid | None:
         bid = await lease_acquire(
             connection,
@@ -123,14 +127,14 @@ class SchemaLease(LeadLease):
         connection: Transaction,
         leader_id: str,
         ttl: timedelta,
-        *,
-        lock_bound: timedelta | None = SCHEMA_BID_LOCK_LIMIT,
+        lock_bound: timedelta,
     ) -> Bid | None:
+        """None: also if somebody leads `default`, or a transaction of the last term goes on."""
         lead = await default_led(connection, self._schema)
         if lead.is_registered:
             return None
         self.is_foreign_led = lead.is_led
         try:
-            return await super()._bid(connection, leader_id, ttl, lock_bound=lock_bound)
+            return await super()._bid(connection, leader_id, ttl, SCHEMA_BID_LOCK_LIMIT)
         except LockNotAvailableError:
             return None

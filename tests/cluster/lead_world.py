@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 from riverpy._cluster.announcements import hear_lease
 from riverpy._cluster.trust import Term
+from riverpy._db.lead_leases import BID_LOCK_SHARE
 from riverpy._db.leaders import Bid
 from tests.cluster.lease_world import LeaseServer
 from tests.cluster.model import LATENCY, Fault, Process, World
+from tests.cluster.model_database import TIMING
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
@@ -20,10 +22,9 @@ LEAD = "d:emails"
 
 
 class LeadServer(LeaseServer):
-    """The database, asked as an elector asks: whose bids wait for as long as it takes, also when
-    nobody waits for their answer any more."""
+    """The database, asked as an elector asks: whose bids wait for nearly as long as it does."""
 
-    lock_limit = float("inf")
+    lock_limit = TIMING.interval * BID_LOCK_SHARE
 
     def elect(
         self, leader_id: str, ttl: timedelta, now: datetime, *, has_waited: bool

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -201,8 +202,9 @@ async def test_locked_row(schema: Schema, leases: LeaseManager, lock: str) -> No
         with pytest.raises(LeaseLockedError, match=r"locked: x$"):
             await leases.renew(lease)
         assert lease.is_held
-        with pytest.raises(LeaseLockedError, match=r"locked: s:x$"):
-            await _renew_lead(schema, lease)
+        async with _lead(schema) as lead:
+            with pytest.raises(LeaseLockedError, match=r"locked: s:x$"):
+                await lead.renew(lease._term, TTL, 5.0)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_release_in_vain, leases, lease)
             assert await leases.renew(other)
@@ -210,17 +212,33 @@ async def test_locked_row(schema: Schema, leases: LeaseManager, lock: str) -> No
     assert await store.release("x", lease.epoch, leases.holder, bound=5)
 
 
-async def _renew_lead(schema: Schema, lease: Lease) -> None:
-    """As an elector would, if it were that of a domain."""
+@asynccontextmanager
+async def _lead(schema: Schema) -> AsyncGenerator[LeadLease]:
+    """What an elector asks, as if the lease were that of a domain."""
 
     async def connect() -> Any:
         return await connect_maintenance(schema.url, "lead", pooled=False)
 
     connection = DedicatedConnection("lead", connect, Outage())
     try:
-        await LeadLease(connection, schema.name, f"s:{lease.name}").renew(lease._term, TTL, 5.0)
+        yield LeadLease(connection, schema.name, "s:x")
     finally:
         await connection.close()
+
+
+async def test_bid_for_a_lead_is_bounded(schema: Schema, leases: LeaseManager) -> None:
+    """A bid for a lead that waits for a fenced transaction of the last term is ended by the server,
+    before the bidder gives up: nothing is granted that nobody hears of."""
+    lease = await _granted(leases)
+    async with schema.connected() as connection, _lead(schema) as lead:
+        async with connection.transaction():
+            await lease.fence(connection)
+            await schema.execute("UPDATE riverpy_lease SET expires_at = now() - interval '1 s'")
+            with pytest.raises(asyncpg.LockNotAvailableError):
+                await lead.elect("b", TTL, 2.0)
+        bid = await lead.elect("b", TTL, 5.0)
+        assert bid is not None
+        assert bid.elected
 
 
 async def _release_in_vain(leases: LeaseManager, lease: Lease) -> None:
@@ -523,6 +541,19 @@ async def test_manager_of_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
                 await leases.try_acquire("x")
 
 
+async def test_manager_of_another_loop() -> None:
+    """A manager that is used from another event loop is refused there."""
+    async with LeaseManager(MemoryLeases()) as leases:
+
+        async def ask() -> None:
+            with pytest.raises(ClientStateError, match="another event loop"):
+                await leases.try_acquire("x")
+            with pytest.raises(ClientStateError, match="another event loop"):
+                leases.hold("x")
+
+        await anyio.to_thread.run_sync(asyncio.run, ask())
+
+
 # -- settings
 
 
@@ -539,9 +570,17 @@ async def test_manager_of_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
             "ttl must be between",
         ),
         ({"ttl": 15}, "ttl takes a timedelta, got int"),
-        ({"max_held": 0}, "max_held must be 1 or more"),
+        ({"max_held": 0}, "max_held must be a number, 1 or more"),
         ({"holder": ""}, "1 to 100 characters"),
         ({"schema": "a.b"}, "a schema name"),
+        ({"max_held": "3"}, "max_held must be a number.*got '3'"),
+        ({"max_held": True}, "max_held must be a number.*got True"),
+        ({"max_held": 1.5}, "max_held must be a number.*got 1.5"),
+        ({"holder": 5}, "holder takes a text, got int"),
+        ({"holder": "\ud800"}, "half of a surrogate pair"),
+        ({"schema": 5}, "schema takes a text, got int"),
+        ({"pooler": "no"}, "pooler must be True or False, got 'no'"),
+        ({"renew_interval": timedelta.max}, "ttl must be at least 2.4 times renew_interval"),
     ],
 )
 def test_bad_settings(options: dict[str, Any], text: str) -> None:
