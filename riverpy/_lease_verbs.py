@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from riverpy._clock import SystemTimer
 from riverpy._cluster.trust import LeaseTiming
-from riverpy._lease.keeper import LeaseKeeper
+from riverpy._lease.keeper import LeaseKeeper, expect_wait
 from riverpy._lease.store import LeaseTable
 from riverpy._names import validate_lease_name
 from riverpy._work.client_leases import ClientLeases
@@ -119,12 +119,13 @@ class LeaseVerbs(ABC):
         Raises:
             LeaseLostError: it was lost before the block had ended.
             TimeoutError: it was not free within `wait`.
-            ConfigError: the name, or `Config.leader_ttl`, is not allowed.
+            ConfigError: the name, `wait` or `Config.leader_ttl` is not allowed.
             SchemaMissingError: line `riverpy` is not migrated; the text has the command.
             ClientStateError: the client is not open, or is closed meanwhile.
             Exception: one of DATABASE_ERRORS, at the first use.
         """
         validate_lease_name(name)
+        expect_wait(wait)
         self._open_pool()
         keeper = await self._leases.open()
         async with keeper.hold(name, wait=wait) as lease:

@@ -121,11 +121,12 @@ def validate_schema(name: str) -> None:
 
 
 def validate_client_id(client_id: str) -> None:
-    """1 to 100 characters without NUL; else ConfigError."""
-    if not 1 <= len(client_id) <= CLIENT_ID_LENGTH_MAX or "\0" in client_id:
+    """1 to 100 characters that PostgreSQL can store; else ConfigError."""
+    is_bad = "\0" in client_id or not _is_storable(client_id)
+    if is_bad or not 1 <= len(client_id) <= CLIENT_ID_LENGTH_MAX:
         raise ConfigError(
-            f"a client id has 1 to {CLIENT_ID_LENGTH_MAX} characters and no NUL, got "
-            f"{client_id[:120]!r}"
+            f"a client id has 1 to {CLIENT_ID_LENGTH_MAX} characters, no NUL and no half of a "
+            f"surrogate pair, got {client_id[:120]!r}"
         )
 
 

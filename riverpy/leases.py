@@ -6,17 +6,20 @@ until its trust ends; a write that is fenced commits under the lease or not at a
 
 from __future__ import annotations
 
+import asyncio
 import os
 from datetime import timedelta
 from typing import TYPE_CHECKING, Self
+from weakref import WeakSet
 
 from riverpy._clock import SystemTimer
 from riverpy._cluster.trust import LeaseTiming
 from riverpy._dsn import validate_url
-from riverpy._lease.keeper import LeaseKeeper
+from riverpy._lease.keeper import LeaseKeeper, expect_wait
 from riverpy._lease.lease import Lease, process_holder
 from riverpy._lease.memory import MemoryLeases, MemoryTransaction
 from riverpy._lease.store import LeaseTable
+from riverpy._lifecycle import StopCause
 from riverpy._names import validate_client_id, validate_lease_name, validate_schema
 from riverpy.config import ELECT_JITTER_SHARE, LEASE_TTL_MAX
 from riverpy.errors import ClientStateError, ConfigError
@@ -72,8 +75,11 @@ class LeaseManager:
             ConfigError: a name or a value is not allowed.
         """
         timing = _timing(ttl, renew_interval)
-        if max_held is not None and max_held < 1:
-            raise ConfigError(f"max_held must be 1 or more, or None, got {max_held}")
+        if max_held is not None and (type(max_held) is not int or max_held < 1):
+            raise ConfigError(f"max_held must be a number, 1 or more, or None, got {max_held!r}")
+        _expect_texts(schema=schema, holder=holder)
+        if not isinstance(pooler, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"pooler must be True or False, got {pooler!r}")
         if schema is not None:
             validate_schema(schema)
         if holder is not None:
@@ -90,6 +96,10 @@ class LeaseManager:
             store, holder=self._holder, timing=timing, timer=SystemTimer(), max_held=max_held
         )
         self._opened_by: int | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closed = False
+        self._given = WeakSet[Lease]()
+        """The leases that its user keeps."""
 
     @property
     def holder(self) -> str:
@@ -107,13 +117,16 @@ class LeaseManager:
         if self._opened_by is not None:
             raise ClientStateError("the manager of leases is open already, or was: make another")
         await self._keeper.__aenter__()
-        self._opened_by = os.getpid()
+        self._opened_by, self._loop = os.getpid(), asyncio.get_running_loop()
         return self
 
     async def __aexit__(self, *_error: object) -> None:
         """End what is held, and close what it owns. The blocks of `hold` that go on in other tasks
-        are cancelled."""
+        are cancelled; leases of `try_acquire` that were not released are over, and lapse."""
         if self._opened_by == os.getpid():  # a goodbye of a fork would end its parent's sessions
+            self._is_closed = True
+            for lease in self._given:
+                lease.end("its manager is closed", cause=StopCause.CLIENT_STOP)
             await self._keeper.close()
 
     async def try_acquire(self, name: str) -> Lease | None:
@@ -131,6 +144,10 @@ class LeaseManager:
         validate_lease_name(name)
         self._expect_open()
         lease, _wait = await self._keeper.bid(name)
+        if lease is not None:
+            self._given.add(lease)
+            if self._is_closed:  # meanwhile
+                lease.end("its manager is closed", cause=StopCause.CLIENT_STOP)
         return lease
 
     async def renew(self, lease: Lease) -> bool:
@@ -161,11 +178,12 @@ class LeaseManager:
             wait: how long to stand by, with one bid at least; None: for ever.
 
         Raises:
-            ConfigError: the name is not allowed.
+            ConfigError: the name, or `wait`, is not allowed.
             TimeoutError: the lease was not free within `wait`.
             LeaseLostError: it was lost before the block had ended, whether or not that has noticed.
         """
         validate_lease_name(name)
+        expect_wait(wait)
         self._expect_open()
         return self._keeper.hold(name, wait=wait)
 
@@ -177,13 +195,26 @@ class LeaseManager:
                 "the manager of leases was opened in another process, before a fork: make one "
                 "after the fork, in the process that uses it"
             )
+        if self._is_closed:
+            raise ClientStateError("the manager of leases is closed: make another")
+        if self._loop is not asyncio.get_running_loop():
+            raise ClientStateError(
+                "the manager of leases was opened in another event loop: use it there, or make one "
+                "for this loop"
+            )
+
+
+def _expect_texts(**values: object) -> None:
+    for name, value in values.items():
+        if value is not None and not isinstance(value, str):
+            raise ConfigError(f"{name} takes a text, got {type(value).__name__}")
 
 
 def _timing(ttl: timedelta, renew_interval: timedelta) -> LeaseTiming:
     for name, value in (("ttl", ttl), ("renew_interval", renew_interval)):
         if not isinstance(value, timedelta):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"{name} takes a timedelta, got {type(value).__name__}")
-    least = 2 * (1 + ELECT_JITTER_SHARE) * renew_interval
+    least = 2 * (1 + ELECT_JITTER_SHARE) * min(renew_interval, LEASE_TTL_MAX)
     if renew_interval <= timedelta(0) or ttl < least:
         raise ConfigError(
             f"ttl must be at least 2.4 times renew_interval, which is more than zero, so that a "

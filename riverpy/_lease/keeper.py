@@ -34,7 +34,7 @@ from riverpy._lease.lease import ASK_MOST, Lease
 from riverpy._lifecycle import StopCause, TestSignal
 from riverpy._names import USER_PREFIX
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
-from riverpy.errors import ClientStateError, TransactionError
+from riverpy.errors import ClientStateError, ConfigError, TransactionError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -56,6 +56,16 @@ CLOSE_MOST = 2.0
 """Seconds that the end of what is done under leases may take when the keeper is closed."""
 _UNKNOWN = (*DATABASE_ERRORS, TransactionError)
 """What leaves the answer unknown: the database, or a transaction on the caller's connection."""
+
+
+def expect_wait(wait: timedelta | None) -> None:
+    """How long somebody may stand by.
+
+    Raises:
+        ConfigError: it is no time.
+    """
+    if wait is not None and not isinstance(wait, timedelta):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"wait takes a timedelta, or None, got {type(wait).__name__}")
 
 
 class _Question:

@@ -6,13 +6,13 @@ from __future__ import annotations
 import threading
 from contextlib import AsyncExitStack, nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from riverpy import ConfigError, LeaseLostError, StopCause, TransactionError
+from riverpy import ClientStateError, ConfigError, LeaseLostError, StopCause, TransactionError
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
 from tests.kit import pgbouncer
 from tests.leases.backends import MemoryBackend, TableBackend
@@ -312,6 +312,29 @@ async def test_block_is_cancelled_on_loss(backend: Backend) -> None:
             await lose(a, b)
         assert was_cancelled
         assert a._keeper.kept == []
+
+
+async def test_manager_that_is_closed(backend: Backend) -> None:
+    """What was had of a manager is over when that is closed, and it gives nothing any more."""
+    async with backend.manager() as a:
+        lease = await _granted(a)
+    assert not lease.is_held
+    with pytest.raises(LeaseLostError, match="its manager is closed"):
+        lease.expect_held()
+    for use in (a.try_acquire("x"), a.renew(lease), a.release(lease), a.__aenter__()):
+        with pytest.raises(ClientStateError, match="make another"):
+            await use
+    with pytest.raises(ClientStateError, match="make another"):
+        a.hold("x")
+
+
+async def test_times_to_stand_by(backend: Backend) -> None:
+    """How long to stand by is a timedelta."""
+    bad: Any
+    async with backend.manager() as a:
+        for bad in (5, "5", 1.5):
+            with pytest.raises(ConfigError, match="wait takes a timedelta, or None"):
+                a.hold("x", wait=bad)
 
 
 async def test_names(backend: Backend) -> None:
