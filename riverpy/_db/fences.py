@@ -59,6 +59,17 @@ def expect_fenceable(connection: object) -> Transaction:
     return connection
 
 
+async def elsewhere_error(connection: Transaction, lease: str) -> TransactionError:
+    """What to raise if a lease is held, and the transaction's database does not know of it."""
+    with anyio.fail_after(ASK_MOST, reason="asking for the database of a transaction took long"):
+        place = await connection.fetchval(query("session", "session_database", None).text)
+    return TransactionError(
+        f"the table of leases that this transaction sees, in {place}, does not have the term of "
+        f"lease {lease!r}, which is held: a fence takes a connection to the database and schema of "
+        "its manager or client, and no snapshot from before the term"
+    )
+
+
 async def expect_read_committed(connection: Transaction) -> None:
     """The fence of River's table of leaders reads the time of the lease as the transaction sees it:
     in a snapshot one that was renewed since has expired, and who leads would seem not to.

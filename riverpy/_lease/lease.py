@@ -73,6 +73,7 @@ class Lease:
             timer: by which its time is measured.
         """
         self.name, self.epoch, self.holder = name, bid.epoch, holder
+        self._pid = os.getpid()
         self.cause: StopCause | None = None
         """Why it is over; None while that is not known."""
         self.may_be_held = True
@@ -96,13 +97,14 @@ class Lease:
     @property
     def is_held(self) -> bool:
         """Whether this process may act under it now. By a clock that counts the time of a suspended
-        machine, and never for longer than no other can have it."""
-        return self._trust.is_trusted(self._term)
+        machine, and never for longer than no other can have it. Never in a process that was forked
+        from the holder's."""
+        return self._pid == os.getpid() and self._trust.is_trusted(self._term)
 
     @property
     def trust_left(self) -> float:
         """Seconds for which it may be acted under if it is not renewed; 0 once it is over."""
-        return self._trust.left
+        return self._trust.left if self._pid == os.getpid() else 0.0
 
     def expect_held(self) -> None:
         """Before a step that is not fenced.
@@ -132,8 +134,8 @@ class Lease:
 
         Raises:
             LeaseLostError: the lease is over: roll back.
-            TransactionError: no transaction is open there, or it is called in the function of
-                `run_once(tx=…)`.
+            TransactionError: no transaction is open there, or it leads to another database or
+                schema; or it is called in the function of `run_once(tx=…)`.
             TimeoutError: no answer in the time for which the lease may be acted under.
             asyncpg.PostgresError: the transaction has failed.
         """
@@ -151,9 +153,12 @@ class Lease:
                 raise
             if await self._is_held_by_the_server():  # its own snapshot is what failed
                 raise
-            is_held = False
-        if not is_held:
             self.end("the database says so", may_be_held=False)
+        else:
+            if not is_held and await self._is_held_by_the_server():
+                raise await self._store.elsewhere_error(connection, self.name)
+            if not is_held:
+                self.end("the database says so", may_be_held=False)
         self.expect_held()
 
     @property
@@ -204,8 +209,11 @@ class Lease:
 
     def lost_error(self) -> LeaseLostError:
         """What to raise where the lease is used although it is over."""
+        why = (
+            self.why if self._pid == os.getpid() else "it is of the process that this is a fork of"
+        )
         return LeaseLostError(
-            f"lease {self.name!r} is not held any more (epoch {self.epoch}: {self.why}): stop what "
+            f"lease {self.name!r} is not held any more (epoch {self.epoch}: {why}): stop what "
             "was done under it, and roll back what is not committed"
         )
 

@@ -200,6 +200,10 @@ class MemoryLeases:
             row.fenced = {other for other in row.fenced if other.is_open} | {transaction}
             return True
 
+    async def elsewhere_error(self, transaction: object, name: str) -> TransactionError:
+        """What to raise if a term is held that a fence there does not find."""
+        return TransactionError(f"lease {name!r} is kept by other leases in memory")
+
     def fence_statement(self, name: str, epoch: int, *, bound: timedelta) -> str:
         """There is none."""
         raise ConfigError(

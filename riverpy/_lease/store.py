@@ -13,7 +13,7 @@ from riverpy._db.connection import (
     close_all,
     connect_limited,
 )
-from riverpy._db.fences import expect_fenceable
+from riverpy._db.fences import elsewhere_error, expect_fenceable
 from riverpy._db.leases import (
     lease_acquire,
     lease_fence,
@@ -93,6 +93,10 @@ class LeaseStore(Protocol):
         Raises:
             TransactionError: that is no open transaction of this store's.
         """
+        ...
+
+    async def elsewhere_error(self, transaction: object, name: str) -> TransactionError:
+        """What to raise if a term is held that a fence there does not find: it is another place."""
         ...
 
     def fence_statement(self, name: str, epoch: int, *, bound: timedelta) -> str:
@@ -251,6 +255,10 @@ class LeaseTable:
             bound=bound,
             lock_bound=bound,
         )
+
+    async def elsewhere_error(self, transaction: object, name: str) -> TransactionError:
+        """What to raise if a term is held that a fence there does not find."""
+        return await elsewhere_error(expect_fenceable(transaction), name)
 
     def fence_statement(self, name: str, epoch: int, *, bound: timedelta) -> str:
         """The same as a statement without parameters."""

@@ -12,6 +12,11 @@ where name = @name and (setting = '0' or setting::bigint > @milliseconds::bigint
 select current_setting('transaction_read_only')::bool;
 
 
+-- name: session_database
+-- Where it leads: the database, and the schema that is searched first.
+select current_database() || coalesce('.' || current_schema(), '');
+
+
 -- name: session_isolation
 -- Of the transaction that is open.
 select current_setting('transaction_isolation');

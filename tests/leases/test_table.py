@@ -127,6 +127,31 @@ async def test_fence_after_a_takeover(
     assert not lease.is_held
 
 
+@pytest.mark.parametrize("what", ["database", "snapshot"])
+async def test_fence_that_finds_no_term(
+    schema: Schema, leases: LeaseManager, fresh_database_url: str, what: str
+) -> None:
+    """A fence in another database, or in a snapshot from before the term, is refused with the name
+    of the database; the lease, which is held, stays."""
+    is_other = what == "database"
+    async with connected(fresh_database_url) if is_other else schema.connected() as connection:
+        if is_other:
+            await connection.execute(
+                f'CREATE SCHEMA "{schema.name}" CREATE TABLE "{schema.name}".riverpy_lease'
+                " (name text, epoch bigint, expires_at timestamptz)"
+            )
+        transaction = connection.transaction(isolation="repeatable_read")
+        await transaction.start()
+        await connection.fetchval(f'SELECT count(*) FROM "{schema.name}".riverpy_lease')
+        lease = await _granted(leases)
+        place = await connection.fetchval("SELECT current_database()")
+        with pytest.raises(TransactionError, match=f"sees, in {place}.*which is held"):
+            await lease.fence(connection)
+        await transaction.rollback()
+    assert lease.is_held
+    assert await leases.renew(lease)
+
+
 async def test_serialization_failure_under_the_lease(schema: Schema, leases: LeaseManager) -> None:
     """A transaction that fails for its snapshot while the lease is held fails as any other, and may
     be tried again: the lease stays."""
@@ -530,6 +555,24 @@ def test_holder_after_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getpid", lambda: 2**22 + 1)
     assert process_holder() != holder
     assert len(process_holder()) <= 100
+
+
+async def test_lease_in_a_fork(
+    schema: Schema, leases: LeaseManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a forked process the lease of its parent is not held, and its fence is refused: the parent
+    goes on under it."""
+    lease = await _granted(leases)
+    async with schema.connected() as connection, connection.transaction():
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: 2**22 + 1)
+            assert not lease.is_held
+            assert lease.trust_left == 0
+            with pytest.raises(LeaseLostError, match="of the process that this is a fork of"):
+                await lease.fence(connection)
+            with pytest.raises(LeaseLostError):
+                _ = lease.fence_statement
+        await lease.fence(connection)
 
 
 async def test_manager_of_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
