@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from riverpy._names import DEFAULT_DOMAIN
 from riverpy._sql import query
 
 if TYPE_CHECKING:
@@ -160,6 +161,11 @@ class PeriodicRow(NamedTuple):
     """Since its slot, or since a run was asked for; below zero: until then."""
     is_used: bool
     """Whether a leader said lately that a client has it."""
+
+    @property
+    def domain(self) -> str:
+        """Whose leader inserts it."""
+        return self.id.partition("@")[2] or DEFAULT_DOMAIN
 
 
 class IndexRow(NamedTuple):

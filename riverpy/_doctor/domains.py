@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
 from shlex import quote
 from typing import TYPE_CHECKING
 
 from riverpy._db.domains import ORPHANED_AFTER
 from riverpy._doctor.finding import Finding, Level, count, names, shown, span
 from riverpy._doctor.fleet import ELECTION_LIMIT
+from riverpy._doctor.waiting import late_of
 from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from riverpy._doctor.domain_map import DomainMap
     from riverpy._doctor.patient import Patient
+
+
+@dataclass(frozen=True)
+class Undone:
+    """What waits for a leader, or for a worker."""
+
+    due: frozenset[str]
+    """Queues in which jobs are due."""
+    running: Mapping[str, int]
+    """How many running jobs of dead clients each queue has."""
+    periodic: Mapping[str, list[str]]
+    """The periodic jobs of each domain that are late."""
+
+
+NOTHING_KNOWN = Undone(frozenset(), {}, {})
 
 
 async def look_at_domains(patient: Patient) -> list[Finding]:
@@ -25,7 +45,6 @@ async def look_at_domains(patient: Patient) -> list[Finding]:
     if seen is None:
         text = "not known: their tables are not there, or not to be read (see `schema`, `grants`)"
         return [Finding(Level.OK, "domains", text, data={"domains": None})]
-    waiting = {row.queue for row in await patient.places() if (row.due_for or 0) >= 0}
     data: dict[str, object] = {
         "domains": {
             domain: {
@@ -39,19 +58,35 @@ async def look_at_domains(patient: Patient) -> list[Finding]:
     text = "none but default, whose leader keeps all queues"
     if seen.others:
         text = f"{count(len(seen.others), 'domain')} beside default: {names(seen.others)}"
-    return [Finding(Level.OK, "domains", text, data=data), *shown(problems(seen, waiting))]
+    found = problems(seen, await _undone(patient) if seen.others else NOTHING_KNOWN)
+    return [Finding(Level.OK, "domains", text, data=data), *shown(found)]
 
 
-def problems(seen: DomainMap, waiting: set[str]) -> list[Finding]:
+async def _undone(patient: Patient) -> Undone:
+    clients = await patient.clients() or []
+    dead = {one.client_id for one in clients if not one.is_alive}
+    running: Counter[str] = Counter()
+    for row in await patient.running(clients):
+        if row.client_id in dead:
+            running[row.queue] += row.jobs
+    periodic: dict[str, list[str]] = {}
+    for row in late_of(await patient.periodic()):
+        if row.domain != DEFAULT_DOMAIN:
+            periodic.setdefault(row.domain, []).append(row.id)
+    due = frozenset(row.queue for row in await patient.places() if (row.due_for or 0) >= 0)
+    return Undone(due, running, periodic)
+
+
+def problems(seen: DomainMap, undone: Undone) -> list[Finding]:
     """What is not as it should be.
 
     Args:
         seen: the domains.
-        waiting: queues in which jobs are due.
+        undone: what waits.
     """
     found: list[Finding] = []
     for domain in seen.others:
-        found += _lead(seen, domain) if seen.living(domain) else _deserted(seen, domain, waiting)
+        found += _lead(seen, domain) if seen.living(domain) else _deserted(seen, domain, undone)
         found += _settings(seen, domain)
     if seen.others:
         found += [*_shared(seen), *_unowned(seen), *_foreign(seen), *_old(seen), *_schema(seen)]
@@ -98,33 +133,54 @@ def _lead(seen: DomainMap, domain: str) -> list[Finding]:
     ]
 
 
-def _deserted(seen: DomainMap, domain: str, waiting: set[str]) -> list[Finding]:
+def _deserted(seen: DomainMap, domain: str, undone: Undone) -> list[Finding]:
     """A domain without a living client, whose queues are still its own."""
     owned = seen.owned(domain)
     if not owned:
         return []
     silent = min(one.silent for one in owned)
-    is_kept = silent >= ORPHANED_AFTER and seen.keeps_orphans()
     queues = [one.queue for one in owned]
-    due = [queue for queue in queues if queue in waiting]
-    text = f'no client of domain "{domain}" has given a sign of life for {span(silent)}: '
-    if silent < ORPHANED_AFTER:
-        text += f"until {span(ORPHANED_AFTER)} have passed nobody keeps queue {names(queues)}"
-    elif is_kept:
+    early = [one.queue for one in owned if not one.is_orphaned]
+    orphans = [one.queue for one in owned if one.is_orphaned]
+    unkept = early if seen.keeps_orphans() else queues
+    said: list[str] = []
+    if early:
+        said.append(f"until {span(ORPHANED_AFTER)} have passed nobody keeps queue {names(early)}")
+    if orphans and seen.keeps_orphans():
         who = SCHEMA_LEASE if seen.is_led(SCHEMA_LEASE) else DEFAULT_DOMAIN
-        text += f"the leader of {who} keeps queue {names(queues)} until it is back"
-    else:
-        text += f"nobody keeps queue {names(queues)}, for no client of riverpy's leads default"
-    if due and not is_kept:
-        text += f"; jobs are due in {names(due)}"
+        said.append(f"the leader of {who} keeps queue {names(orphans)} until it is back")
+    elif orphans:
+        said.append(
+            f"nobody keeps queue {names(orphans)}, for no client of riverpy's leads default"
+        )
+    due = [queue for queue in unkept if queue in undone.due]
+    running = {queue: undone.running[queue] for queue in unkept if queue in undone.running}
+    late = undone.periodic.get(domain, [])
+    failures: list[str] = []
+    if due:
+        failures.append(f"jobs are due in {names(due)}")
+    if running:
+        jobs = count(sum(running.values()), "running job")
+        failures.append(f"{jobs} of dead clients in {names(running)} wait to be given back")
+    if late:
+        failures.append(f"its periodic jobs are late, which nobody else inserts: {names(late)}")
+    text = f'no client of domain "{domain}" has given a sign of life for {span(silent)}: '
     return [
         Finding(
-            Level.FAIL if due and not is_kept else Level.WARN,
+            Level.FAIL if failures else Level.WARN,
             "domains",
-            text,
+            text + "; ".join([*said, *failures]),
             f"start a worker of it (riverpy worker --leader-domain {quote(domain)}), or give its "
             f"queues away: riverpy domain move {quote(queues[0])} --to {DEFAULT_DOMAIN}",
-            {"domain": domain, "silent": round(silent, 3), "queues": queues, "due": due},
+            {
+                "domain": domain,
+                "silent": round(silent, 3),
+                "queues": queues,
+                "unkept": unkept,
+                "due": due,
+                "running": running,
+                "late": late,
+            },
         )
     ]
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from riverpy._db.domains import ORPHANED_AFTER
 from riverpy._doctor.finding import Finding, Level, count, names, shown, span
 from riverpy._doctor.patient import RUNNING_LIMIT
 from riverpy._names import DEFAULT_DOMAIN
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from riverpy._db.doctor import ClientRow
+    from riverpy._doctor.domain_map import DomainMap
     from riverpy._doctor.patient import Lead, Patient
 
 ELECTION_LIMIT = 20.0
@@ -153,13 +155,18 @@ async def look_at_clients(patient: Patient) -> list[Finding]:
         text = "not known: the table of clients is not there (see `schema`)"
         return [Finding(Level.OK, "clients", text, data={"clients": None})]
     running = await patient.running(clients)
+    seen = await patient.domains()
     left = {
         one.client_id: sum(row.jobs for row in running if row.client_id == one.client_id)
         for one in clients
     }
     living = [one for one in clients if one.is_alive]
     findings = [_silent(one) for one in living if not one.is_lively]
-    findings += [_dead(one, left[one.client_id]) for one in clients if not one.is_alive]
+    for one in clients:
+        if not one.is_alive:
+            queues = {row.queue for row in running if row.client_id == one.client_id}
+            unkept = _unkept(one, seen, queues)
+            findings.append(_dead(one, left[one.client_id], unkept))
     data: dict[str, object] = {
         "clients": [
             {
@@ -205,7 +212,33 @@ def _silent(one: ClientRow) -> Finding:
     )
 
 
-def _dead(one: ClientRow, jobs: int) -> Finding:
+def _unkept(one: ClientRow, seen: DomainMap | None, queues: Iterable[str]) -> list[str]:
+    """Who does not rescue the jobs of a dead client in these queues, and who will: of each domain
+    that does not keep its own."""
+    if seen is None or not seen.others:
+        return []
+    died = one.silent - one.dead_after
+    found: list[str] = []
+    for domain, unkept in seen.unkept(sorted(queues)).items():
+        living = seen.living(domain)
+        if domain == DEFAULT_DOMAIN or (died < RESCUE_LIMIT and any(it.candidate for it in living)):
+            continue
+        text = f'of queue {names(unkept)}, for nobody leads domain "{domain}"'
+        if not living and seen.keeps_orphans():
+            silent = min(row.silent for row in seen.owned(domain) if row.queue in unkept)
+            text += f", until default's leader does in {span(ORPHANED_AFTER - silent)}"
+        found.append(text)
+    return found
+
+
+def _dead(one: ClientRow, jobs: int, unkept: Sequence[str]) -> Finding:
+    """A dead client.
+
+    Args:
+        one: it.
+        jobs: how many of its jobs still run.
+        unkept: what is said of those that the leader of a domain should give back, and none does.
+    """
     died = one.silent - one.dead_after
     text = f"{one.client_id} is dead: no sign of life for {span(one.silent)}"
     data: dict[str, object] = {
@@ -217,6 +250,14 @@ def _dead(one: ClientRow, jobs: int) -> Finding:
         fix = "nothing: it left no running job, and is forgotten after 10 minutes by a leader"
         return Finding(Level.WARN, "clients", text, fix, data)
     text = f"{text}, and {count(jobs, 'job')} of its still run{'s' if jobs == 1 else ''}"
+    if unkept:
+        return Finding(
+            Level.FAIL,
+            "clients",
+            f"{text}. Nobody gives back those {'; '.join(unkept)}",
+            "start a client of that domain, which gives them back: see `domains`",
+            data,
+        )
     if died < RESCUE_LIMIT:
         fix = "a leader of riverpy's gives them back within moments"
         return Finding(Level.WARN, "clients", text, fix, data)
@@ -224,7 +265,7 @@ def _dead(one: ClientRow, jobs: int) -> Finding:
         Level.FAIL,
         "clients",
         f"{text}: nobody gives them back",
-        "only a leader that is a client of riverpy's does: see `leader`; or start a client with "
-        "the same id",
+        "only a leader that is a client of riverpy's does: see `leader`, and `domains`; or start a "
+        "client with the same id",
         data,
     )

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from riverpy._db.clients import client_registered
-from riverpy._db.doctor import doctor_clients, doctor_kinds, doctor_places, doctor_running
+from riverpy._db.doctor import (
+    doctor_clients,
+    doctor_kinds,
+    doctor_periodic,
+    doctor_places,
+    doctor_running,
+)
 from riverpy._db.leaders import leader_get
 from riverpy._db.schema import (
     CLIENTS_VERSION,
@@ -24,7 +30,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime, timedelta
 
-    from riverpy._db.doctor import ClientRow, KindRow, PlaceRow, RunningRow, ServerRow
+    from riverpy._db.doctor import (
+        ClientRow,
+        KindRow,
+        PeriodicRow,
+        PlaceRow,
+        RunningRow,
+        ServerRow,
+    )
     from riverpy._db.leaders import LeaderRow
     from riverpy._doctor.session import Session
 
@@ -160,6 +173,17 @@ class Patient:
                     connection, self.schema, limit=COUNT_LIMIT, most=COUNT_MOST
                 )
         return self._places
+
+    async def periodic(self) -> list[PeriodicRow]:
+        """The periodic jobs; none, if there is no table of them.
+
+        Raises:
+            Exception: one of DATABASE_ERRORS.
+        """
+        if not self.has_periodic:
+            return []
+        async with self.session.reading() as connection:
+            return await doctor_periodic(connection, self.schema)
 
     async def kinds(self, places: Sequence[PlaceRow]) -> list[KindRow]:
         """The kinds of the jobs that wait there, of the first `kinds_limit` of each.

@@ -5,14 +5,15 @@ from __future__ import annotations
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from riverpy._db.doctor import doctor_periodic, doctor_queues
+from riverpy._db.doctor import doctor_queues
 from riverpy._doctor.finding import Finding, Level, count, names, shown, span
 from riverpy._doctor.patient import TOUCHED_LIMIT
+from riverpy._names import DEFAULT_DOMAIN
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from riverpy._db.doctor import ClientRow, PlaceRow, QueueRow
+    from riverpy._db.doctor import ClientRow, PeriodicRow, PlaceRow, QueueRow
     from riverpy._doctor.patient import Patient
 
 SCHEDULED_LIMIT = 30.0
@@ -180,10 +181,9 @@ async def look_at_periodic(patient: Patient) -> list[Finding]:
     if not patient.has_periodic:
         text = "off: their table is not there (see `schema`)"
         return [Finding(Level.OK, "periodic", text, data={"periodic_jobs": None})]
-    async with patient.session.reading() as connection:
-        rows = await doctor_periodic(connection, patient.schema)
+    rows = await patient.periodic()
     paused = [row for row in rows if row.paused_for is not None]
-    late = [row for row in rows if row.is_used and (row.late or 0) >= PERIODIC_LIMIT]
+    late = late_of(rows)
     data: dict[str, object] = {
         "periodic_jobs": len(rows),
         "paused": [row.id for row in paused],
@@ -202,15 +202,37 @@ async def look_at_periodic(patient: Patient) -> list[Finding]:
             )
         )
     if late:
-        longest = max(row.late or 0 for row in late)
-        findings.append(
-            Finding(
-                Level.WARN,
-                "periodic",
-                f"late, by up to {span(longest)}: {names(row.id for row in late)}",
-                "the leader inserts them, if it has them: see `leader` (one in Go has none of "
-                "Python's), and its log",
-                {"late": [row.id for row in late]},
-            )
-        )
+        findings += await _late(patient, late)
     return findings
+
+
+def late_of(rows: Iterable[PeriodicRow]) -> list[PeriodicRow]:
+    """Those that are late."""
+    return [row for row in rows if row.is_used and (row.late or 0) >= PERIODIC_LIMIT]
+
+
+async def _late(patient: Patient, late: Sequence[PeriodicRow]) -> list[Finding]:
+    """Late periodic jobs, by the domain whose leader inserts them."""
+    seen = await patient.domains()
+    by_domain: dict[str, list[PeriodicRow]] = {}
+    for row in late:
+        by_domain.setdefault(row.domain, []).append(row)
+    findings: list[Finding] = []
+    for domain, rows in sorted(by_domain.items()):
+        text = f"late, by up to {span(max(row.late or 0 for row in rows))}"
+        if domain == DEFAULT_DOMAIN:
+            fix = (
+                "the leader inserts them, if it has them: see `leader` (one in Go has none of "
+                "Python's), and its log"
+            )
+        elif seen is None or seen.is_led(domain):
+            fix = f"the leader of domain {domain} inserts them, if it has them: see its log"
+        else:
+            text += f', for nobody leads domain "{domain}", and no other leader inserts them'
+            command = f"riverpy worker --leader-domain {quote(domain)}"
+            fix = f"start a client of domain {domain} that can lead ({command}), and see `domains`"
+        ids = [row.id for row in rows]
+        findings.append(
+            Finding(Level.WARN, "periodic", f"{text}: {names(ids)}", fix, {"late": ids})
+        )
+    return shown(findings)

@@ -9,7 +9,7 @@ import msgspec
 
 from riverpy._db.domains import domain_give, domain_lock, domain_queue
 from riverpy._doctor.domain_map import DomainMap, read_domains
-from riverpy._doctor.domains import problems
+from riverpy._doctor.domains import NOTHING_KNOWN, problems
 from riverpy._doctor.finding import WORDS, Finding, count, span
 from riverpy._names import (
     DEFAULT_DOMAIN,
@@ -121,7 +121,7 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
     found = ListOutput(
         domains=[_domain(seen, name) for name in (DEFAULT_DOMAIN, *seen.others)],
         schema=_holder(seen.lead(SCHEMA_LEASE)),
-        problems=problems(seen, set()),
+        problems=problems(seen, NOTHING_KNOWN),
     )
     if as_json:
         print_json(found)

@@ -110,6 +110,32 @@ async def test_deserted(schema: Schema, doctor: Doctor) -> None:
     assert "riverpy worker --leader-domain mail" in found["fix"]
 
 
+async def test_deserted_with_work_left(schema: Schema, doctor: Doctor) -> None:
+    """What a domain leaves behind that nobody does is a failure: running jobs of its dead clients
+    until others keep its queues, and its periodic jobs, which nobody else inserts."""
+    await register(schema, "plain")
+    await seat(schema, "plain")
+    await register(schema, "gone", domain="mail", queues=("mail",), silent=70)
+    await own(schema, "mail", "mail", "slow", silent=70)
+    assert (await doctor()).one("domains", "warn")["data"]["unkept"] == ["mail", "slow"]
+    await put(schema, "running", client_id="gone", queue="mail", since=100)
+    found = (await doctor()).one("domains", "fail")
+    assert found["data"]["running"] == {"mail": 1}
+    assert '1 running job of dead clients in "mail" wait' in found["text"]
+    await schema.execute(
+        "UPDATE riverpy_queue_owner SET last_seen_at = now() - interval '1 h' WHERE queue = 'mail'"
+    )
+    found = (await doctor()).one("domains", "warn")
+    assert found["data"]["unkept"] == ["slow"]
+    assert 'nobody keeps queue "slow"; the leader of default keeps queue "mail"' in found["text"]
+    await schema.execute(
+        "INSERT INTO riverpy_periodic (id, schedule, next_run_at, updated_at)"
+        " VALUES ('daily@mail', '1m', now() - interval '1 hour', now())"
+    )
+    found = (await doctor()).one("domains", "fail")
+    assert 'which nobody else inserts: "daily@mail"' in found["text"]
+
+
 async def test_conflicts(schema: Schema, doctor: Doctor) -> None:
     """A queue that clients of another domain work too, and one that clients of a domain work and no
     domain has, are told of."""

@@ -8,7 +8,7 @@ import anyio
 
 from riverpy._doctor import patient
 from riverpy.migrate import Migrator
-from tests.doctor.conftest import examine, put, register, seat, seat_in
+from tests.doctor.conftest import examine, own, put, register, seat, seat_in
 from tests.work.rig import Rig, Task
 
 if TYPE_CHECKING:
@@ -130,6 +130,27 @@ async def test_silent_and_dead_clients(schema: Schema, doctor: Doctor) -> None:
     assert found["old"]["level"] == "fail"
     assert "2 jobs of its still run: nobody gives them back" in found["old"]["text"]
     assert report.exit_code == 1
+
+
+async def test_dead_client_of_a_domain(schema: Schema, doctor: Doctor) -> None:
+    """Running jobs of a dead client in the queue of a domain that nobody leads: a failure at once,
+    which says who gives them back and when; where the domain has a leader it does."""
+    await register(schema, "leader")
+    await seat(schema, "leader")
+    await register(schema, "gone", domain="mail", queues=("mail",), silent=70)
+    await own(schema, "mail", "mail", silent=70)
+    await put(schema, "running", client_id="gone", queue="mail", since=100)
+    found = (await doctor()).one("clients", "fail")
+    assert 'of queue "mail", for nobody leads domain "mail", until default\'s' in found["text"]
+    assert "in 8m" in found["text"]
+    assert "`domains`" in found["fix"]
+    await register(schema, "other", domain="mail", queues=("mail",))
+    assert "within moments" in (await doctor()).one("clients", "warn")["fix"]
+    await schema.execute("UPDATE riverpy_client SET candidate = false WHERE client_id = 'other'")
+    found = (await doctor()).one("clients", "fail")
+    assert found["text"].endswith('those of queue "mail", for nobody leads domain "mail"')
+    await seat_in(schema, "d:mail", "other")
+    assert "within moments" in (await doctor()).one("clients", "warn")["fix"]
 
 
 async def test_no_listener(schema: Schema, doctor: Doctor) -> None:
@@ -379,6 +400,22 @@ async def test_periodic_jobs(schema: Schema, doctor: Doctor) -> None:
     assert late["text"] == 'late, by up to 1h: "late"'
     assert paused["text"] == 'paused, for up to 1d: "paused"'
     assert "riverpy periodic resume" in paused["fix"]
+
+
+async def test_periodic_jobs_of_a_domain(schema: Schema, doctor: Doctor) -> None:
+    """Late periodic jobs of a domain are told of apart: one that nobody leads is named, for no
+    other leader inserts them."""
+    await schema.execute(
+        "INSERT INTO riverpy_periodic (id, schedule, next_run_at, updated_at) SELECT id, '1m',"
+        " now() - interval '1 hour', now() FROM unnest('{daily,daily@mail,daily@pay}'::text[]) id"
+    )
+    await seat_in(schema, "d:pay", "somebody")
+    found = {one["data"]["late"][0]: one for one in (await doctor()).of("periodic", "warn")}
+    assert found["daily"]["text"] == 'late, by up to 1h: "daily"'
+    assert 'for nobody leads domain "mail"' in found["daily@mail"]["text"]
+    assert "start a client of domain mail" in found["daily@mail"]["fix"]
+    assert found["daily@pay"]["text"] == 'late, by up to 1h: "daily@pay"'
+    assert "the leader of domain pay" in found["daily@pay"]["fix"]
 
 
 async def test_only_rivers_line(fresh_database_url: str) -> None:
