@@ -179,6 +179,7 @@ class LeaseManager:
 
         Raises:
             ConfigError: the name, or `wait`, is not allowed.
+            ClientStateError: the manager, or the pool or connection that it was given, is closed.
             TimeoutError: the lease was not free within `wait`.
             LeaseLostError: it was lost before the block had ended, whether or not that has noticed.
         """

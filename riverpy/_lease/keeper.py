@@ -306,6 +306,11 @@ class LeaseKeeper:
                 try:
                     lease, pause = await self._bid_in_turn(name)
                 except DATABASE_ERRORS as error:
+                    if self._store.is_gone:
+                        raise ClientStateError(
+                            "the pool or connection that was given for the leases is closed: keep "
+                            "it open for as long as the manager or client is"
+                        ) from error
                     say = self._log.debug if self._failing else self._log.warning
                     say("cannot bid for a lease, trying again", lease=name, error=describe(error))
                     self._failing.add(name)

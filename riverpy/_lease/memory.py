@@ -128,6 +128,11 @@ class MemoryLeases:
     async def open(self) -> None:
         """There is always a place."""
 
+    @property
+    def is_gone(self) -> bool:
+        """It never is."""
+        return False
+
     async def close(self) -> None:
         """Others use it, too."""
 

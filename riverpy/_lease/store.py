@@ -31,6 +31,7 @@ from riverpy._names import USER_PREFIX
 from riverpy.drivers.asyncpg import (
     LockNotAvailableError,
     SerializationError,
+    is_closed_for_good,
     is_in_transaction,
     is_pool,
     is_transaction,
@@ -64,6 +65,11 @@ class LeaseStore(Protocol):
         Raises:
             SchemaMissingError: there is none; the text has the command that makes it.
         """
+        ...
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it will never answer again."""
         ...
 
     async def close(self) -> None:
@@ -140,6 +146,7 @@ class LeaseTable:
         self._schema = schema
         self._owned: list[DedicatedConnection] = []
         self._url: str | None = None
+        self._given: Pool | Transaction | None = None
         self._renewals: _Connections
         self._bids: _Connections
         if isinstance(database, str):
@@ -160,8 +167,10 @@ class LeaseTable:
             # locked the row. Renewals wait for nobody.
             self._renewals, self._bids = owned("leases"), owned("lease bids")
         elif is_pool(database):
+            self._given = database
             self._renewals = self._bids = SharedPool(database)
         elif is_transaction(database):
+            self._given = database
             self._renewals = self._bids = InjectedConnection(database)
         else:
             raise ConfigError(
@@ -187,6 +196,11 @@ class LeaseTable:
             raise SchemaMissingError(
                 f"schema {state.schema!r} has no table of leases: run `{command}`"
             )
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the caller has closed the pool, or the connection."""
+        return self._given is not None and is_closed_for_good(self._given)
 
     async def close(self) -> None:
         """Close the connections that it made."""

@@ -432,6 +432,17 @@ def is_in_transaction(connection: Transaction) -> bool:
         return False
 
 
+def is_closed_for_good(database: Pool | Transaction) -> bool:
+    """Whether a pool or a connection of somebody's was closed, or a pool's connection given
+    back."""
+    try:
+        if isinstance(database, asyncpg.Pool):
+            return database.is_closing()
+        return database.is_closed()
+    except asyncpg.InterfaceError:
+        return True
+
+
 async def listen(
     connection: Connection,
     channels: Mapping[str, Callable[[str], None]],

@@ -189,6 +189,11 @@ class LeaseConnection(Connection):
     async def open(self) -> None:
         """It is there."""
 
+    @property
+    def is_gone(self) -> bool:
+        """It never is."""
+        return False
+
     async def close(self) -> None:
         """It has nothing to let go of."""
 

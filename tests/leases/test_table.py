@@ -597,6 +597,23 @@ async def test_manager_of_another_loop() -> None:
         await anyio.to_thread.run_sync(asyncio.run, ask())
 
 
+@pytest.mark.parametrize("kind", ["pool", "connection", "given back"])
+async def test_closed_database(schema: Schema, kind: str) -> None:
+    """Who stands by over a pool or a connection that its owner has closed, or given back, is
+    told."""
+    async with (
+        schema.connected() as connection,
+        asyncpg.create_pool(schema.url, min_size=1) as pool,
+    ):
+        database: Any = {"pool": pool, "connection": connection}.get(kind) or await pool.acquire()
+        async with LeaseManager(database, schema=schema.name) as leases:
+            await leases.release(await _granted(leases))
+            await (pool.release(database) if kind == "given back" else database.close())
+            with pytest.raises(ClientStateError, match="is closed: keep it open"):
+                async with leases.hold("x"):
+                    pytest.fail("it is held")
+
+
 # -- settings
 
 
