@@ -624,9 +624,11 @@ async def test_cancelled_bid(
 # -- after the loss
 
 
-async def test_block_that_goes_on(store: Store, keeper: LeaseKeeper, timer: VirtualTimer) -> None:
+async def test_block_that_goes_on(
+    store: Store, keeper: LeaseKeeper, timer: VirtualTimer, log: list[Any]
+) -> None:
     """S6: a lease that is lost while its block goes on is neither released nor renewed, and this
-    process does not bid for it before the block has ended."""
+    process does not bid for it before the block has ended. The block is told of each 10 s."""
     block, next_block = Block(keeper), Block(keeper)
     block.ends_late = 100.0
     async with anyio.create_task_group() as tasks:
@@ -640,7 +642,13 @@ async def test_block_that_goes_on(store: Store, keeper: LeaseKeeper, timer: Virt
         store.calls.clear()
         await timer.advance(90)
         assert store.calls == []
+        told = [line["seconds"] for line in log if line["event"].startswith("a block goes on")]
+        assert told[0] == pytest.approx(GRACE, abs=1.1)
+        assert all(10 <= later - earlier <= 11.1 for earlier, later in pairwise(told))
+        assert 80 < told[-1] < 96
         await timer.advance(12)
+        told = [line for line in log if line["event"].startswith("a block goes on")]
+        assert told[-1]["seconds"] < 101
         assert next_block.lease is not None
         next_block.may_end.set()
     assert isinstance(block.error, LeaseLostError)
