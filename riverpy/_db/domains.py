@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from riverpy._db.ownership import owner_claim, owner_lock, owner_notify
+from riverpy._db.ownership import owner_lock, owner_notify
 from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE, domain_lease
 from riverpy._sql import query
 
@@ -145,5 +146,12 @@ async def domain_give(
         free = query(_FILE, "domain_free", schema)
         await connection.execute(free.text, *free.arguments({"queue": queue}))
     else:
-        await owner_claim(connection, schema, queues=[queue], domain=domain, client_id=by)
+        own = query(_FILE, "domain_own", schema)
+        values: dict[str, object] = {
+            "queue": queue,
+            "domain": domain,
+            "by": by,
+            "orphaned_after": timedelta(seconds=ORPHANED_AFTER),
+        }
+        await connection.execute(own.text, *own.arguments(values))
     await owner_notify(connection, schema)

@@ -164,8 +164,9 @@ def move(database: DatabaseSettings, *, queue: str, to: str, as_json: bool) -> N
 
     Waits until neither leader is writing. Then the one stops and the other begins to keep the queue
     at its next pass. Change the clients' settings too: what they claim at a start is
-    what they are told to. Exit code 1 if nobody knows the queue or the domain, or if it has the
-    queue already.
+    what they are told to. To move it is no sign of life of the domain: if no client of it runs, the
+    output warns, and the queue is kept once the domain was silent for 10 minutes, by the leader of
+    default. Exit code 1 if nobody knows the queue or the domain, or if it has the queue already.
     """
 
     def allow(holder: QueueHolder) -> None:
@@ -236,7 +237,11 @@ def _change(
     if as_json:
         print_json(done)
         return
-    led = "nobody leads it now" if done.leader is None else f"{done.leader} leads it"
+    led = f"{done.leader} leads it"
+    if done.leader is None:
+        led = "nobody leads it now"
+        if to != DEFAULT_DOMAIN:
+            led += f": start a worker of it (riverpy worker --leader-domain {to})"
     print_text(printable(f"queue {queue} was {done.before}'s and is {to}'s; {led}"))
 
 

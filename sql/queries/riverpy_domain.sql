@@ -76,6 +76,23 @@ from (select @queue::text as queue, @domain::text as domain) as given
 left join /* schema */ riverpy_queue_owner as owner on owner.queue = given.queue;
 
 
+-- name: domain_own
+-- Under owner_lock. Let a queue be a domain's. That is no sign of life: the domain's own last one counts, and one that
+-- has none counts as silent for as long as makes its queues orphans, so that somebody keeps them until its clients start.
+insert into /* schema */ riverpy_queue_owner as owner (queue, domain, claimed_by, last_seen_at)
+select
+  @queue::text, @domain::text, @by::text,
+  coalesce(
+    greatest(
+      (select max(last_seen_at) from /* schema */ riverpy_queue_owner where domain = @domain::text),
+      (select max(heartbeat_at) from /* schema */ riverpy_client where domain = @domain::text)
+    ),
+    now() - @orphaned_after::interval
+  )
+on conflict (queue) do update set
+  domain = excluded.domain, claimed_by = excluded.claimed_by, claimed_at = now(), last_seen_at = excluded.last_seen_at;
+
+
 -- name: domain_free
 -- Give a queue back to `default`.
 delete from /* schema */ riverpy_queue_owner where queue = @queue::text;

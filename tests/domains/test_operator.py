@@ -94,6 +94,22 @@ async def test_move_between_running_leaders(rig: Rig, schema: Schema) -> None:
         assert listed["problems"][0]["data"]["clients"] == ["m"]
 
 
+async def test_move_is_no_sign_of_life(rig: Rig, schema: Schema) -> None:
+    """A queue that is given by hand to a domain that is silent is as silent as that; one that is
+    given to a domain which never had a client is an orphan at once."""
+    await rig.schema.execute(
+        "INSERT INTO riverpy_queue_owner (queue, domain, claimed_by, last_seen_at)"
+        " VALUES ('old', 'mail', 'x', now() - interval '9 minutes'), ('moved', 'pay', 'x', now())"
+    )
+    await call(schema, "domain", "move", "moved", "--to", "mail")
+    await call(schema, "domain", "claim", "new", "--domain", "report")
+    listed = await call(schema, "domain", "list")
+    found = {one["domain"]: one["queues"] for one in listed["domains"]}
+    moved, old = found["mail"]
+    assert moved["last_seen_at"] == old["last_seen_at"]
+    assert [one["orphaned"] for one in (moved, *found["report"])] == [False, True]
+
+
 async def test_conflict_is_settled(rig: Rig, schema: Schema) -> None:
     """The command that the error of a refused start names lets the client start."""
     async with member(rig, "m", "mail", "one", **LONG):
