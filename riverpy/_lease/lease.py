@@ -165,7 +165,8 @@ class Lease:
     def fence_statement(self) -> str:
         """The fence as one statement, for a driver that works in threads. Execute it in the
         outermost transaction, before that writes, and without parameters; roll back if it returns
-        no row. A savepoint that is rolled back undoes it.
+        no row. A savepoint that is rolled back undoes it. Where the transaction is repeatable read
+        or serializable, a term that is over passes until another begins, which then waits.
 
         Raises:
             LeaseLostError: the lease is over, or in doubt.

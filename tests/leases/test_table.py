@@ -189,6 +189,28 @@ async def test_limits_of_a_fenced_transaction(schema: Schema, leases: LeaseManag
             assert await limits(connection) == before
 
 
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+@pytest.mark.parametrize("how", ["released", "expired", "taken over"])
+async def test_statement_of_a_term_that_is_over(
+    schema: Schema, leases: LeaseManager, isolation: Any, how: str
+) -> None:
+    """The statement of a term that is over finds no row; in a snapshot it does until another term
+    begins, which waits for the transaction."""
+    lease = await _granted(leases)
+    statement = lease.fence_statement
+    if how == "released":
+        await leases.release(lease)
+    elif how == "expired":
+        await schema.execute("UPDATE riverpy_lease SET expires_at = now() - interval '1 s'")
+    else:
+        await _take_over(schema)
+    passes = isolation != "read_committed" and how != "taken over"
+    async with schema.connected() as connection, connection.transaction(isolation=isolation):
+        assert (await connection.fetchrow(statement) is not None) == passes
+        if how != "taken over":
+            assert (await leases.try_acquire("x") is None) == passes
+
+
 async def test_fence_as_text(schema: Schema, leases: LeaseManager) -> None:
     """The text of the fence does what the fence does, for any name: a row while the lease is held,
     and takeovers wait."""
