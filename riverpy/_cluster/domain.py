@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from riverpy._cluster.heartbeat import BEATS
+from riverpy._cluster.heartbeat import BEATS, GAP_SHARE
 from riverpy._db.clients import client_beat
 from riverpy._db.ownership import (
     member_keep,
@@ -76,6 +76,9 @@ class Membership:
         self._moved: dict[str, str] = {}
         """Who has queues now that were claimed, as it was told."""
         self._log: Any = structlog.get_logger("riverpy").bind(domain=config.domain)
+        self._last = self._timer.boottime()
+        """When the last sign of life was given."""
+        self._is_warned = False
         self.kept = TestSignal("Membership.kept")
 
     async def join(self) -> None:
@@ -100,6 +103,7 @@ class Membership:
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Give signs of life of the domain until stopped."""
+        self._last = self._timer.boottime()
         task_status.started()
         interval = self._interval.total_seconds()
         while True:
@@ -111,10 +115,29 @@ class Membership:
                 ) as connection:
                     owners = await self._keep(connection)
             except DATABASE_ERRORS as error:  # it is tried again long before anybody minds
-                self._log.debug("no sign of life of the domain", error=describe(error))
+                self._failed(error)
                 continue
+            self._succeeded()
             self._say_moved(owners)
             self.kept.emit()
+
+    def _failed(self, error: Exception) -> None:
+        self._log.debug("no sign of life of the domain", error=describe(error))
+        age = self._timer.boottime() - self._last
+        if not self._is_warned and age > self._config.dead_after.total_seconds() * GAP_SHARE:
+            self._is_warned = True
+            self._log.warning(
+                "the client can give no sign of life of its domain; if no other client of it does, "
+                "the leader of `default` keeps its queues after ten minutes",
+                seconds_since_last=round(age, 3),
+                error=describe(error),
+            )
+
+    def _succeeded(self) -> None:
+        self._last = self._timer.boottime()
+        if self._is_warned:
+            self._is_warned = False
+            self._log.info("the client gives signs of life of its domain again")
 
     async def _claim(self, connection: Connection) -> Sequence[str]:
         """Claim what may be claimed; returns all that are the domain's then."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import anyio
@@ -14,14 +15,16 @@ from riverpy._db.domains import domain_leads
 from riverpy._db.leaders import leader_get, leader_request_resign
 from riverpy._db.leases import lease_request_resign
 from riverpy._db.schema import CLIENTS_VERSION, OWN_LINE
+from riverpy._doctor.domain_map import read_domains
 from riverpy._duration import format_duration
-from riverpy._names import DEFAULT_DOMAIN, domain_lease
+from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE, domain_lease
 from riverpy.cli._connected import bounded, connected
 from riverpy.cli._domain import domain_name, expect_domains
 from riverpy.cli._options import database_options
 from riverpy.cli._output import format_time, print_json, print_table
 from riverpy.cli._run import EXIT_FAILURE, run
 from riverpy.cli._types import DURATION
+from riverpy.errors import NotFoundError
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -160,7 +163,8 @@ def show(database: DatabaseSettings, *, domain: str, as_json: bool) -> None:
 def resign(database: DatabaseSettings, *, wait: timedelta, domain: str, as_json: bool) -> None:
     """Ask the leader to resign, so that another client leads.
 
-    Exit code 1 if nobody leads, or if nobody obeyed: a leader that only polls does not hear it.
+    Exit code 1 if nobody knows the domain or leads it, or if nobody obeyed: a leader that only polls
+    does not hear it.
     """
     result = run(_resign, database, domain, wait.total_seconds())
     if as_json:
@@ -173,6 +177,7 @@ def resign(database: DatabaseSettings, *, wait: timedelta, domain: str, as_json:
 
 async def _read_show(database: DatabaseSettings, domain: str) -> ShowOutput:
     async with connected(database) as found:
+        await _expect_domain(found, database, domain)
         leader = await _read_leader(found, database, domain)
         candidates = None
         if CLIENTS_VERSION in found.state.versions(OWN_LINE):
@@ -186,6 +191,7 @@ async def _read_show(database: DatabaseSettings, domain: str) -> ShowOutput:
 
 async def _resign(database: DatabaseSettings, domain: str, wait: float) -> ResignOutput:
     async with connected(database) as found:
+        await _expect_domain(found, database, domain)
         before = after = await _read_leader(found, database, domain)
         if before is None or before.expired:
             return ResignOutput(resigned=False, before=before, after=before)
@@ -197,6 +203,27 @@ async def _resign(database: DatabaseSettings, domain: str, wait: float) -> Resig
                     after = await _read_leader(found, database, domain)
         resigned = after is None or not after.is_term_of(before)
         return ResignOutput(resigned, before, after)
+
+
+async def _expect_domain(found: Connected, database: DatabaseSettings, domain: str) -> None:
+    """The domain is `default`, or somebody knows it.
+
+    Raises:
+        NotFoundError: nobody does.
+        SchemaMissingError: the tables of domains are not there.
+    """
+    if domain == DEFAULT_DOMAIN:
+        return
+    expect_domains(found, database)
+    seen = await bounded("reading the domains", read_domains(found.connection, found.schema))
+    known = {*seen.others, *(one.domain for one in seen.leads)} - {SCHEMA_LEASE}
+    if domain not in known:
+        alike = get_close_matches(domain, known)
+        hint = f"; there is {', '.join(map(repr, alike))}" if alike else ""
+        raise NotFoundError(
+            f"no client, queue or lease is of domain {domain!r}{hint}: `riverpy domain list` shows "
+            "all"
+        )
 
 
 async def _request_resign(found: Connected, domain: str) -> None:
@@ -214,7 +241,6 @@ async def _read_leader(
     if domain == DEFAULT_DOMAIN:
         row = await bounded(purpose, leader_get(found.connection, found.schema))
         return None if row is None else LeaderOutput.of(row)
-    expect_domains(found, database)
     rows = await bounded(purpose, domain_leads(found.connection, found.schema))
     lead = next((one for one in rows if one.domain == domain), None)
     return None if lead is None else LeaderOutput.of_domain(lead)

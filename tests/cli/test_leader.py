@@ -116,11 +116,12 @@ async def test_show_domain(command: Command, schema: Schema) -> None:
 async def test_resign_in_domain(command: Command, schema: Schema) -> None:
     """The holder of a domain's lease alone is asked, by its epoch; who hears nothing leads on, and
     where nobody leads nobody is asked."""
-    assert (await call(command, "resign", "--domain", "mail"))[0] == 1
     await schema.execute(
         "INSERT INTO riverpy_lease (name, epoch, holder, ttl, expires_at)"
-        " VALUES ('d:mail', 7, 'two', '1 h', now() + interval '1 h')"
+        " VALUES ('d:mail', 7, 'two', '1 h', '-infinity')"
     )
+    assert (await call(command, "resign", "--domain", "mail"))[0] == 1
+    await schema.execute("UPDATE riverpy_lease SET expires_at = now() + interval '1 h'")
     heard = asyncio.Queue[tuple[str, Any]]()
     async with schema.connected() as connection:
         for topic in ("riverpy_lease", "river_leadership"):
@@ -144,11 +145,19 @@ async def test_resign_in_domain(command: Command, schema: Schema) -> None:
 
 
 async def test_wrong_domain(command: Command, schema: Schema) -> None:
-    """A name that no domain can have is refused; one without its table has the command."""
+    """A name that no domain can have is refused, and one that nobody knows, with those that are
+    alike; without the tables of domains the error has the command that makes them."""
     for verb in ("show", "resign"):
         result = await asyncio.to_thread(command, verb, "--domain", "No")
         assert (result.exit_code, result.stdout) == (2, "")
         assert "the name of a domain" in result.stderr
+    await schema.execute(
+        "INSERT INTO riverpy_queue_owner (queue, domain, claimed_by) VALUES ('a', 'mailing', 'x')"
+    )
+    for verb in ("show", "resign"):
+        result = await asyncio.to_thread(command, verb, "--domain", "mailling")
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert "is of domain 'mailling'; there is 'mailing': `riverpy domain list`" in result.stderr
     await schema.execute("UPDATE river_migration SET line = 'hidden' WHERE line = 'riverpy'")
     try:
         result = await asyncio.to_thread(command, "show", "--domain", "mail")

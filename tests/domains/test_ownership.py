@@ -233,6 +233,28 @@ async def test_domain_gives_signs_of_life(rig: Rig) -> None:
         )
 
 
+async def test_domain_that_cannot_give_signs_of_life(rig: Rig, log: list[Any]) -> None:
+    """A client that can give no sign of life of its domain warns once, and says when it can
+    again."""
+
+    async def until_told(text: str) -> None:
+        with anyio.fail_after(PATIENCE, reason=f"it is not said: {text}"):
+            while not any(text in entry["event"] for entry in log):
+                await anyio.sleep(0.02)
+
+    async with member(rig, "a", "mail", candidate=False, dead_after=timedelta(seconds=0.6)) as a:
+        membership: Any = a.client._run._membership  # type: ignore[union-attr]
+        await rig.schema.execute("ALTER TABLE riverpy_queue_owner RENAME TO away")
+        await until_told("can give no sign of life of its domain")
+        await rig.schema.execute("ALTER TABLE away RENAME TO riverpy_queue_owner")
+        await until_told("gives signs of life of its domain again")
+        membership.kept.init()
+        with anyio.fail_after(PATIENCE):
+            await membership.kept.wait()
+    levels = [entry["log_level"] for entry in log if "of life of its domain" in entry["event"]]
+    assert levels == ["warning", "info"]
+
+
 async def test_id_comes_back_without_a_domain(rig: Rig) -> None:
     """A client of a domain that crashed, and comes back under the same id without one: its old
     domain does not count it for its own, so that another may take its queue over."""
