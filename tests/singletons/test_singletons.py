@@ -539,6 +539,16 @@ async def test_bad_names(schema: Schema, name: Any) -> None:
                 pass
 
 
+async def test_bad_times_to_stand_by(schema: Schema) -> None:
+    """A time for which to stand by that is no timedelta is refused, before the client opens
+    anything for leases."""
+    bad: Any = 5
+    async with make_client(schema, "a") as client:
+        with pytest.raises(ConfigError, match="wait takes a timedelta"):
+            async with client.lease("s", wait=bad):
+                pytest.fail("it is held")
+
+
 async def test_bad_registrations(schema: Schema) -> None:
     """The same name twice, what is no function, and other values are refused."""
     client, bad = make_client(schema, "a"), Any
