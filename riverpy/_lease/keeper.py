@@ -30,6 +30,7 @@ from riverpy._cluster.trust import (
     WATCH_LEAST,
 )
 from riverpy._db.leases import LeaseLockedError
+from riverpy._lease.block import CancelWhenOver
 from riverpy._lease.lease import ASK_MOST, Lease
 from riverpy._lifecycle import StopCause, TestSignal
 from riverpy._names import USER_PREFIX
@@ -38,7 +39,6 @@ from riverpy.errors import ClientStateError, ConfigError, TransactionError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
-    from types import TracebackType
 
     from riverpy._clock import Timer
     from riverpy._cluster.trust import LeaseTiming
@@ -78,47 +78,6 @@ class _Question:
         self.answered = asyncio.Event()
         self.bid: LeaseBid | None = None
         self.error: Exception | None = None
-
-
-class _CancelWhenOver:
-    """Cancels the task that is in its block when a lease is over: once, as asyncio does, so that
-    the block can await the end of what it has open, as of a transaction. A cancel scope would go on
-    cancelling.
-
-    Raises:
-        LeaseLostError: the block was cancelled for that.
-    """
-
-    def __init__(self, lease: Lease) -> None:
-        self._lease = lease
-        self._task: asyncio.Task[Any] | None = None
-        self._cancelling = 0
-        self._is_sent = False
-
-    def __enter__(self) -> None:
-        self._task = task = asyncio.current_task()
-        self._cancelling = 0 if task is None else task.cancelling()
-        loop = asyncio.get_running_loop()
-        # Later, when the task waits: it may be the one that ends the lease, and leaves the block.
-        self._lease.when_over(lambda: loop.call_soon(self._cancel))
-
-    def _cancel(self) -> None:
-        if self._task is not None:
-            self._is_sent = True
-            self._task.cancel(f"lease {self._lease.name!r} is over")
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        task, self._task = self._task, None
-        if task is None or not self._is_sent:
-            return
-        is_ours = task.uncancel() <= self._cancelling  # nobody else has cancelled it besides
-        if is_ours and isinstance(exc, asyncio.CancelledError):
-            raise self._lease.lost_error() from exc
 
 
 class LeaseKeeper:
@@ -264,7 +223,7 @@ class LeaseKeeper:
         self._blocks[lease] = (math.inf, math.inf)
         lease.when_over(lambda: self._expect_end(lease))
         try:
-            with _CancelWhenOver(lease):
+            with CancelWhenOver(lease):
                 yield lease
             if lease.cause is not None:
                 raise lease.lost_error()
