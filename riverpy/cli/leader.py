@@ -163,8 +163,8 @@ def show(database: DatabaseSettings, *, domain: str, as_json: bool) -> None:
 def resign(database: DatabaseSettings, *, wait: timedelta, domain: str, as_json: bool) -> None:
     """Ask the leader to resign, so that another client leads.
 
-    Exit code 1 if nobody knows the domain or leads it, or if nobody obeyed: a leader that only polls
-    does not hear it.
+    Exit code 1 if nobody knows the domain or leads it, or if nobody obeyed: a leader that only
+    polls does not hear it.
     """
     result = run(_resign, database, domain, wait.total_seconds())
     if as_json:
