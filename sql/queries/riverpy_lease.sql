@@ -75,7 +75,7 @@ select lease.name, false
 from unnest(@name::text[], @epoch::bigint[]) as given (name, epoch)
 join /* schema */ riverpy_lease as lease on lease.name = given.name and lease.epoch = given.epoch
 where lease.holder = @holder::text and lease.expires_at >= clock_timestamp()
-  and not exists (select from free where free.name = lease.name);
+  and lease.name not in (select free.name from free);
 
 
 -- name: lease_release
