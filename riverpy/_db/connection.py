@@ -119,7 +119,6 @@ class Outage:
         """When connections that were lost were not needed any more."""
         self._began_at = 0.0
         self._is_open = False
-        """Whether its begin was told, and not its end."""
         self.count = 0
         """How many outages were told of."""
         self._log: Any = structlog.get_logger("riverpy").bind()
@@ -133,6 +132,11 @@ class Outage:
     def is_told(self) -> bool:
         """Whether there is one now: what fails meanwhile fails for a reason that is known."""
         return bool(self._lost)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its begin was told, and not its end."""
+        return self._is_open
 
     def lost(self, connection: str, error: BaseException) -> None:
         """A connection is lost, or cannot be made."""
@@ -186,7 +190,7 @@ class DedicatedConnection:
         self._connection: Connection | None = None
         self._was_connected = False
         self._outages = 0
-        """How many there were when it was seen to work last."""
+        """How many there were when it was known to be alive last."""
         self._lock = anyio.Lock(fast_acquire=True)  # a statement follows, and yields
         self._backoff = Backoff(RECONNECT_FIRST, RECONNECT_MOST)
         self._obstacle = ""
@@ -208,9 +212,7 @@ class DedicatedConnection:
         Raises:
             ConfigError, DatabaseError, or one of DATABASE_ERRORS.
         """
-        self._connection = await self._connect()
-        self._was_connected = True
-        self._outages = self._outage.count
+        self._keep(await self._connect())
 
     @asynccontextmanager
     async def use(self, purpose: str, bound: float) -> AsyncGenerator[Connection]:
@@ -257,8 +259,20 @@ class DedicatedConnection:
         if connection is not None:
             await close(connection)
 
+    def _keep(self, connection: Connection) -> None:
+        connection.add_termination_listener(lambda _connection: self._ended())
+        self._connection = connection
+        self._was_connected = True
+        self._outages = self._outage.count
+
+    def _ended(self) -> None:
+        """The end of the connection is seen. Between outages it had outlived those that were told
+        of, used or not."""
+        if not self._outage.is_open:
+            self._outages = self._outage.count
+
     def _tell_closed(self, connection: Connection | None) -> None:
-        """It ended while nobody used it, which may be part of an outage that was told of."""
+        """It ended while nobody used it, which may be part of an outage that was told of since."""
         if connection is not None and self._outages == self._outage.count:
             self._outage.lost(self.name, ConnectionError("the server has closed it"))
 
@@ -280,13 +294,12 @@ class DedicatedConnection:
                 await anyio.sleep(self._backoff.next())
             else:
                 break
-        self._connection = connection
+        was_connected = self._was_connected
+        self._keep(connection)
         self._backoff.reset()
         self._obstacle = ""
-        if self._was_connected and self.reconnected is not None:
+        if was_connected and self.reconnected is not None:
             self.reconnected()
-        self._was_connected = True
-        self._outages = self._outage.count
         return connection
 
 

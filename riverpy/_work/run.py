@@ -405,22 +405,27 @@ class Run:
     async def _is_empty(self) -> bool:
         """Whether nothing runs, waits to be stored, or is available.
 
-        On the connection of the claims: while this holds it no claim is in flight, so what is
-        claimed is in the work group, and is seen when that is asked once more after the queues.
+        On the connection of the claims: while this holds it no claim is in flight, so nothing can
+        begin. What began before is asked for then, ahead of the queues: what of it ends later than
+        these are read would be missed by both.
         """
-        if self.work or self._completer.unstored or self._reconciler.in_doubt:
+        if self._is_busy:  # do not keep the claims waiting for this
             return False
         claiming = [producer for producer in self.producers.values() if not producer.paused]
         queues = [producer.queue for producer in claiming]
         skipped = [job_id for producer in claiming for job_id in producer.skipped]
         try:
             async with self._claims.use("looking for jobs", DRAIN_STATEMENT_TIMEOUT) as connection:
-                found = await job_any_available(
+                return not self._is_busy and not await job_any_available(
                     connection, self._config.schema, queues=queues, skipped=skipped
                 )
         except DATABASE_ERRORS:  # unknown is not empty
             return False
-        return not (found or self.work or self._completer.unstored)
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether jobs are here that run, whose end is to be stored, or whose claim is in doubt."""
+        return bool(self.work or self._completer.unstored or self._reconciler.in_doubt)
 
     async def _drain(self) -> None:
         soft = self._config.soft_stop_timeout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from riverpy._db.connection import DedicatedConnection, Outage
 from riverpy.drivers.asyncpg import connect
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from riverpy.drivers.asyncpg import Connection
     from tests._database import Schema
 
@@ -93,6 +96,59 @@ def test_outage_of_a_connection_that_is_wanted_again(monkeypatch: pytest.MonkeyP
         outage.forget("maintenance")
         outage.lost("maintenance", error)
     assert [line["event"] for line in log] == [LOST, RESTORED] * 3 + [LOST] * 2
+
+
+async def test_end_of_an_idle_connection_is_told(schema: Schema) -> None:
+    """What ends, unused since an outage of others, after that is over, is an outage of its own; what
+    ends during the outage of another, or just before it was told, is a part of that."""
+    outage = Outage()
+    connection = DedicatedConnection(
+        "idle", partial(connect, schema.url, application_name="riverpy idle"), outage
+    )
+    error = ConnectionError("the server has gone away")
+    await connection.open()
+    async with _closing(connection):
+        with structlog.testing.capture_logs() as log:
+            outage.lost("other", error)
+            outage.restored("other")
+            await _end(connection, schema)
+            await _use(connection)
+            assert [line["event"] for line in log] == [LOST, RESTORED] * 2
+            outage.lost("other", error)
+            await _end(connection, schema)
+            outage.restored("other")
+            await _use(connection)
+            assert [line["event"] for line in log] == [LOST, RESTORED] * 3
+            await _end(connection, schema)
+            outage.lost("other", error)
+            outage.restored("other")
+            await _use(connection)
+            assert [line["event"] for line in log] == [LOST, RESTORED] * 4
+
+
+@asynccontextmanager
+async def _closing(connection: DedicatedConnection) -> AsyncGenerator[None]:
+    try:
+        yield
+    finally:
+        await connection.close()
+
+
+async def _use(connection: DedicatedConnection) -> None:
+    async with connection.use("asking", 10) as used:
+        await used.fetchval("select 1")
+
+
+async def _end(connection: DedicatedConnection, schema: Schema) -> None:
+    """Have the server end it, and return when that is seen."""
+    await schema.fetchval(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE application_name = 'riverpy idle' AND datname = current_database()"
+    )
+    with anyio.fail_after(10):
+        while connection.is_up:
+            await anyio.sleep(0.005)
+    await anyio.sleep(0)
 
 
 async def _set_at(event: anyio.Event, time: float) -> None:

@@ -183,9 +183,8 @@ class Stage:
             outages: how many each worker must have told of, and of nothing else; None: any number.
             expected: what else they may say at warning.
         """
-        for place in self.places:
-            place.forget()
         with self._keeping_logs():
+            await self._clear()
             async with self._checked(Load(self)) as load:
                 yield load
             for place in self.places:
@@ -198,14 +197,30 @@ class Stage:
         async with load.client, asyncio.TaskGroup() as tasks:
             inserting = tasks.create_task(load.insert())
             await load.flows()
-            yield load
-            load.release()
+            try:
+                yield load
+            finally:
+                load.release()
             await load.recovers()
             inserting.cancel()
-        await load.ends()
+        await self.ends()
         _expect_none(await load.faults())
         _expect_none([place.worker.name for place in self.places if not place.worker.is_running])
+
+    async def _clear(self) -> None:
+        """Wait for what a failed load has left to end, and forget it."""
+        await self.ends()
         await self.execute("clear")
+        for place in self.places:
+            place.forget()
+
+    async def ends(self) -> None:
+        """Return when every job is completed."""
+
+        async def is_done() -> bool:
+            return await self.fetchval("unfinished") == 0
+
+        await until(is_done)
 
     @contextmanager
     def _keeping_logs(self) -> Generator[None]:
@@ -308,14 +323,6 @@ class Load:
         await self.flows()
         await until(self._is_calm)
         return time.monotonic() - began
-
-    async def ends(self) -> None:
-        """Return when every job is completed."""
-
-        async def is_done() -> bool:
-            return await self._stage.fetchval("unfinished") == 0
-
-        await until(is_done)
 
     async def faults(self) -> list[str]:
         """What became of the jobs that must not be."""

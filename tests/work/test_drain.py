@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import riverpy._work.run
 from riverpy import Job, JobSnooze, QueueConfig
@@ -119,6 +119,43 @@ async def test_claim_in_flight(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Non
                 assert not client._run._stop_asked.is_set()
             await proxy.release()
     assert await rig.states() == {"completed": 1}
+
+
+async def test_job_that_ends_while_the_queues_are_read(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LD-16: the queues are read when nothing runs or is to be stored, not before: a job that fails
+    and is stored between their reading and its answer is seen nowhere."""
+    monkeypatch.setattr(riverpy._work.run, "DRAIN_POLL", 0.0)
+    look, busy = riverpy._work.run.job_any_available, []
+    client = rig.client()
+
+    async def looking(*args: Any, **kwargs: Any) -> bool:
+        assert client._run is not None
+        busy.append(client._run._is_busy)
+        return await look(*args, **kwargs)
+
+    monkeypatch.setattr(riverpy._work.run, "job_any_available", looking)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    async with rig.schema.connected() as connection:
+        await connection.execute("BEGIN; LOCK TABLE river_job IN EXCLUSIVE MODE")
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            tasks.create_task(client.run(drain=True))
+            await rig.until(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+                " AND application_name = 'riverpy claims' AND wait_event_type = 'Lock'",
+                1,
+            )  # and the drain waits for its connection
+            await connection.execute(
+                "INSERT INTO river_job (kind, max_attempts, args) VALUES ('task', 2, '{}'); COMMIT"
+            )
+    assert await rig.states() == {"completed": 1}
+    assert busy
+    assert not any(busy)
 
 
 async def test_stop_during_a_drain(rig: Rig) -> None:
