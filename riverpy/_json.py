@@ -19,7 +19,7 @@ What jsonb would refuse is refused here, with the place. How each type is writte
     Enum                its value
     everything else     refused, sets too: they have no order
 
-The decoder reads all of it back into the class that it was written from.
+`riverpy/_json_decoder.py` reads all of it back into the class that it was written from.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ from enum import Enum
 from functools import lru_cache
 from json.encoder import encode_basestring  # C; leaves non-ASCII as it is, like Go
 from types import NoneType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, TypeVar, cast, get_origin
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, get_origin
 from uuid import UUID
 
 import msgspec
-from msgspec import inspect
 
 from riverpy.errors import ArgsError
 
@@ -404,117 +403,6 @@ _ENCODERS: tuple[tuple[type, _Encoder], ...] = (
     (set, _refuse_set),
     (frozenset, _refuse_set),
 )
-
-
-# Decoding
-
-T = TypeVar("T")
-
-
-def decoder(cls: type[T]) -> Callable[[str], T]:
-    """Reads what `encode` wrote back into `cls`, by msgspec's rules but for durations: they are
-    nanoseconds, as in Go, where msgspec reads a number as seconds.
-
-    Raises:
-        TypeError: msgspec cannot decode this type.
-    """
-    decode = msgspec.json.Decoder(cls).decode
-    info = inspect.type_info(cls)
-    if not _holds_duration(info, set()):
-        return decode
-    plain = msgspec.json.Decoder[Any]()
-
-    def decode_durations(text: str) -> T:
-        return msgspec.convert(
-            _with_durations(plain.decode(text), info),
-            cls,
-            builtin_types=(timedelta,),
-            str_keys=True,
-        )
-
-    return decode_durations
-
-
-def _inner_types(info: inspect.Type) -> list[inspect.Type]:
-    match info:
-        case inspect.StructType() | inspect.DataclassType():
-            return [field.type for field in info.fields]
-        case inspect.DictType():
-            return [info.value_type]
-        case inspect.ListType() | inspect.VarTupleType():
-            return [info.item_type]
-        case inspect.TupleType():
-            return list(info.item_types)
-        case inspect.UnionType():
-            return list(info.types)
-        case inspect.Metadata():
-            return [info.type]
-        case _:
-            return []
-
-
-def _holds_duration(info: inspect.Type, seen: set[int]) -> bool:
-    if isinstance(info, inspect.TimeDeltaType):
-        return True
-    if id(info) in seen:
-        return False
-    seen.add(id(info))
-    return any(_holds_duration(inner, seen) for inner in _inner_types(info))
-
-
-def _with_durations(value: Any, info: inspect.Type) -> Any:
-    """`value` with its integers made durations where `info` has one."""
-    match info, value:
-        case inspect.TimeDeltaType(), int():
-            return _duration(value)
-        case inspect.UnionType(), _:
-            chosen = [one for one in info.types if _may_be(one, value)]
-            return _with_durations(value, chosen[0]) if len(chosen) == 1 else value
-        case inspect.Metadata(), _:
-            return _with_durations(value, info.type)
-        case ((inspect.StructType() | inspect.DataclassType()), dict()):
-            types = {field.encode_name: field.type for field in info.fields}
-            return {
-                key: _with_durations(item, types[key]) if key in types else item
-                for key, item in cast("dict[str, Any]", value).items()
-            }
-        case inspect.DictType(), dict():
-            items = cast("dict[str, Any]", value).items()
-            return {key: _with_durations(item, info.value_type) for key, item in items}
-        case ((inspect.ListType() | inspect.VarTupleType()), list()):
-            return [_with_durations(item, info.item_type) for item in cast("list[Any]", value)]
-        case inspect.TupleType(), list():
-            items = cast("list[Any]", value)
-            if len(items) == len(info.item_types):
-                return list(map(_with_durations, items, info.item_types))
-            return items
-        case _:
-            return value
-
-
-def _may_be(info: inspect.Type, value: object) -> bool:
-    """Whether a value as JSON has it can be meant for this member of a union."""
-    match info:
-        case inspect.TimeDeltaType() | inspect.IntType():
-            return isinstance(value, int)
-        case inspect.StructType():
-            tag_field = info.tag_field
-            return isinstance(value, dict) and (
-                tag_field is None or cast("dict[str, Any]", value).get(tag_field) == info.tag
-            )
-        case inspect.DataclassType() | inspect.DictType():
-            return isinstance(value, dict)
-        case inspect.ListType() | inspect.TupleType() | inspect.VarTupleType():
-            return isinstance(value, list)
-        case _:
-            return False
-
-
-def _duration(nanoseconds: int) -> timedelta | int:
-    try:
-        return timedelta(microseconds=nanoseconds // 1000)
-    except OverflowError:
-        return nanoseconds  # msgspec says where it is
 
 
 # JSON that comes as text

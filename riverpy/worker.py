@@ -22,7 +22,7 @@ from typing import (
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from riverpy import _json
+from riverpy._json_decoder import decoder
 from riverpy._names import validate_kind
 from riverpy._plugins import check_middleware
 from riverpy.errors import ConfigError
@@ -330,6 +330,6 @@ def _decoder(args_type: Any) -> Callable[[str], Any]:
         plain = msgspec.json.Decoder(dict[str, Any])
         return lambda text: make(plain.decode(text))
     try:
-        return _json.decoder(cast("type[Any]", args_type))
+        return decoder(cast("type[Any]", args_type))
     except TypeError as error:
         raise ConfigError(f"args of type {args_type!r} cannot be decoded: {error}") from error

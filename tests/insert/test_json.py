@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from riverpy import _json
+from riverpy._json_decoder import decoder
 from riverpy.errors import ArgsError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
@@ -354,7 +355,7 @@ def test_args_come_back_as_they_were() -> None:
     """BI-09: everyday types make the way to a typed worker and back exactly."""
     args = everything()
     args.again = everything()
-    decode = _json.decoder(Everything)
+    decode = decoder(Everything)
     read = decode(_json.encode(args))
     assert read == args
     assert type(read.ratio) is float
