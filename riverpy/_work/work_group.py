@@ -19,7 +19,7 @@ import anyio
 import structlog
 
 from riverpy._lifecycle import StopCause
-from riverpy._log import tells_of_jobs
+from riverpy._log import JobLines, tells_of_jobs
 from riverpy._work.attempt import Attempt
 from riverpy.job import JobColumn
 from riverpy.stuck import StuckJob
@@ -63,6 +63,9 @@ class WorkGroup:
         """A task whose first step is later asks whether it may begin: monotonic seconds."""
         self._log: Any = structlog.get_logger("riverpy").bind()
         self._tells_of_jobs = tells_of_jobs(self._log)
+        self._stuck_lines = JobLines(self._log, "warning")
+        self._unstuck_lines = JobLines(self._log, "info")
+        self._handler_lines = JobLines(self._log, "exception")
 
     def __len__(self) -> int:
         return len(self._attempts)
@@ -228,7 +231,10 @@ class WorkGroup:
         stuck: list[Attempt] = []
         for attempt in self._attempts:
             if attempt.deadline <= now:
-                if attempt.cause is None:
+                if not attempt.started:  # a loop that was held up may look at timers first
+                    limit = attempt.timeout if attempt.cause is None else self._stuck_after
+                    attempt.deadline = now + limit
+                elif attempt.cause is None:
                     self._stop(attempt, StopCause.JOB_TIMEOUT)
                 else:
                     attempt.deadline = math.inf
@@ -243,7 +249,7 @@ class WorkGroup:
         self._stuck[attempt] = True
         job = StuckJob(attempt.id, attempt.kind, attempt.queue, running, len(self._stuck))
         keeps_slot = self._stuck[attempt] = not self._grants_slot(job)
-        self._log.warning(
+        self._stuck_lines.say(
             "job goes on although it was cancelled",
             job_id=job.id,
             kind=job.kind,
@@ -262,7 +268,7 @@ class WorkGroup:
         try:
             return bool(self._stuck_handler.handle_stuck(job))
         except BaseException:  # it must not end the loop
-            self._log.exception("stuck job handler failed", job_id=job.id, kind=job.kind)
+            self._handler_lines.say("stuck job handler failed", job_id=job.id, kind=job.kind)
             return False
 
     def _unstick(self, attempt: Attempt) -> bool:
@@ -270,7 +276,7 @@ class WorkGroup:
         keeps_slot = self._stuck.pop(attempt, None)
         if keeps_slot is None:
             return True
-        self._log.info(
+        self._unstuck_lines.say(
             "stuck job has ended",
             job_id=attempt.id,
             kind=attempt.kind,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -206,7 +207,7 @@ async def test_timeout_reaches_into_scopes(rig: Rig, style: str) -> None:
             case "wait_for":
                 await asyncio.wait_for(child(), FOREVER)
             case _:
-                await asyncio.shield(asyncio.sleep(0.3))
+                await asyncio.shield(asyncio.sleep(FOREVER))
 
     before = asyncio.all_tasks()
     row = await rig.run_one(job_timeout=SHORT)
@@ -250,6 +251,32 @@ async def test_cancelled_in_nested_groups(rig: Rig) -> None:
         events = await rig.take(200)
     assert {event.kind for event in events} == {EventKind.JOB_CANCELLED}
     assert await rig.states() == {"cancelled": 200}
+
+
+async def test_time_limit_before_the_first_step(rig: Rig) -> None:
+    """A job whose loop was held up between its claim and its first step for longer than it may take
+    runs, and has its whole time."""
+
+    @rig.job(timeout=timedelta(hours=1))
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    async with rig.working() as client:
+        run = client._run
+        assert run is not None
+        launch = run.work.launch
+
+        def launch_late(rows: Any, producer: Any, slots: int) -> list[Any]:
+            waiting = launch(rows, producer, slots)
+            for attempt in run.work.attempts:
+                attempt.deadline = 0.0
+            run.work._scan()
+            assert all(attempt.deadline > time.monotonic() for attempt in run.work.attempts)
+            return waiting
+
+        run.work.launch = launch_late  # type: ignore[method-assign]
+        await client.insert(Task())
+        assert (await rig.event()).kind is EventKind.JOB_COMPLETED
 
 
 async def test_cancel_before_the_first_step(rig: Rig) -> None:
