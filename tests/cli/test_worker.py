@@ -16,7 +16,7 @@ import pytest
 
 from riverpy.migrate import migrate_all
 from tests._database import connected
-from tests.cli.worker_process import JOBS, RIVERPY, environment, running_worker
+from tests.cli.worker_process import JOBS, RIVERPY, environment, running_worker, send_each
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -146,11 +146,7 @@ async def test_third_signal_with_a_blocked_loop(schema: Schema, tmp_path: Path, 
     await insert(schema, what)
     async with worker_of(schema, tmp_path, "jobs:patient", "--soft-stop=1h") as worker:
         await worker.until_printed(f"job {what}")
-        # Like signals that wait at the same time become one, and a busy machine may let them wait.
-        for number in (TERM, INT, TERM):
-            worker.send(number)
-            await worker.until_taken(number)
-            await asyncio.sleep(0.1)
+        await worker.send_each(TERM, INT, TERM)
         assert await worker.exit_code() == 128 + TERM
 
 
@@ -246,9 +242,7 @@ async def test_reader_of_stderr_does_not_read(schema: Schema, tmp_path: Path, si
         os.close(writer)
         assert process.stdout
         await process.stdout.readline()
-        for _ in range(signals):
-            process.send_signal(TERM)
-            await asyncio.sleep(0.1)  # like signals that wait at the same time become one
+        await send_each(process, *[TERM] * signals)
         code = await asyncio.wait_for(process.wait(), 30)
     finally:
         if process.returncode is None:

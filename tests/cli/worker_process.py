@@ -243,15 +243,9 @@ class WorkerProcess:
         """Send a signal."""
         self._process.send_signal(number)
 
-    async def until_taken(self, number: signal.Signals) -> None:
-        """Wait until a signal that was sent does not wait in the kernel any more, or the end."""
-        status = Path(f"/proc/{self._process.pid}/status")
-        async with asyncio.timeout(SIGNAL_TIMEOUT):
-            while self._process.returncode is None and status.exists():
-                masks = re.findall(r"^(?:Sig|Shd)Pnd:\s*(\w+)", status.read_text(), re.MULTILINE)
-                if not any(int(mask, 16) >> (number - 1) & 1 for mask in masks):
-                    return
-                await asyncio.sleep(0.01)
+    async def send_each(self, *numbers: signal.Signals) -> None:
+        """Send signals one after the other, so that the process takes each."""
+        await send_each(self._process, *numbers)
 
     def send_to_group(self, number: signal.Signals) -> None:
         """Send a signal to it and its children, as a terminal does."""
@@ -267,6 +261,28 @@ class WorkerProcess:
                 await self._news.wait_for(condition)
         except TimeoutError:
             raise TimeoutError(f"no {what}; {self.printed=} {self.logged=}") from None
+
+
+async def send_each(process: asyncio.subprocess.Process, *numbers: signal.Signals) -> None:
+    """Send signals, each when the one before does not wait in the kernel any more: like signals
+    that wait there at the same time become one."""
+    status = Path(f"/proc/{process.pid}/status")
+
+    def is_taken(number: signal.Signals) -> bool:
+        try:
+            masks = re.findall(r"^(?:Sig|Shd)Pnd:\s*(\w+)", status.read_text(), re.MULTILINE)
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        return not any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+
+    async with asyncio.timeout(SIGNAL_TIMEOUT):
+        for number in numbers:
+            if process.returncode is not None:
+                return
+            with suppress(ProcessLookupError):  # it ends
+                process.send_signal(number)
+            while process.returncode is None and not is_taken(number):
+                await asyncio.sleep(0.01)
 
 
 def environment(**environ: str) -> dict[str, str]:
