@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from riverpy._dsn import PG_VARIABLES
-from riverpy.cli import _connected, main
+from riverpy.cli import _connected, leader, main
 from tests.work.rig import Rig
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     Command = Callable[..., Result]
 
-SHORT = {"elect_interval": timedelta(seconds=0.5), "leader_ttl": timedelta(seconds=5)}
+LONG = {"elect_interval": timedelta(minutes=10), "leader_ttl": timedelta(minutes=25)}
+"""Who resigned sits out for longer than a test takes."""
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ async def test_show(command: Command, schema: Schema) -> None:
     assert await call(command, "show") == (0, {"leader": None, "candidates": []})
     text = (await asyncio.to_thread(command, "show")).stdout
     assert text == "nobody leads\n\nno client of riverpy stands for election\n"
-    await seat(schema, "host:1:abc", 15)
+    await seat(schema, "host:1:abc", 3600)
     await schema.execute(
         "INSERT INTO riverpy_client"
         " (client_id, queues, kinds, candidate, poll_only, version, dead_after, heartbeat_at)"
@@ -76,7 +77,7 @@ async def test_show(command: Command, schema: Schema) -> None:
     assert code == 0
     assert [one["client_id"] for one in shown["candidates"]] == ["one"]
     expires_in = shown["leader"].pop("expires_in")
-    assert 0 < expires_in <= 15
+    assert 0 < expires_in <= 3600
     assert shown["leader"] == {
         "leader_id": "host:1:abc",
         "elected_at": row["elected_at"].isoformat().replace("+00:00", "Z"),
@@ -91,7 +92,7 @@ async def test_show(command: Command, schema: Schema) -> None:
 
 async def test_show_domain(command: Command, schema: Schema) -> None:
     """Of a domain its lease is shown, with the epoch, and its candidates; default's are its own."""
-    await seat(schema, "plain", 15)
+    await seat(schema, "plain", 3600)
     await schema.execute(
         "INSERT INTO riverpy_client"
         " (client_id, queues, kinds, candidate, poll_only, version, dead_after, domain)"
@@ -192,20 +193,21 @@ async def test_resign_hands_over(command: Command, schema: Schema) -> None:
     """The leader resigns and sits out, so that another client leads; both are named."""
     rig = Rig(schema)
     rig.job(_nothing)
-    async with rig.working(id="a", **SHORT):
+    async with rig.working(id="a", **LONG):
         await rig.until("SELECT leader_id FROM river_leader", "a")
-        async with rig.working(id="b", **SHORT):
-            code, result = await call(command, "resign")
+        async with rig.working(id="b", **LONG):
+            code, result = await call(command, "resign", "--wait", "40s")
             assert code == 0
             assert result["resigned"]
             assert (result["before"]["leader_id"], result["after"]["leader_id"]) == ("a", "b")
-            told = await asyncio.to_thread(command, "resign")
-            assert told.stdout == "b led; now a leads\n"
+            async with rig.working(id="c", **LONG):
+                told = await asyncio.to_thread(command, "resign", "--wait", "40s")
+            assert told.stdout == "b led; now c leads\n"
 
 
 async def test_nobody_obeys(command: Command, schema: Schema) -> None:
     """A leader that does not hear the request still leads, and that is said."""
-    await seat(schema, "deaf", 60)
+    await seat(schema, "deaf", 3600)
     result = await asyncio.to_thread(command, "resign", "--wait", "300ms")
     assert result.exit_code == 1
     assert "deaf leads and did not resign within 300ms" in result.stdout
@@ -226,15 +228,29 @@ async def test_nobody_leads(command: Command, schema: Schema, *, is_expired: boo
     assert (await call(command, "resign"))[0] == 1
 
 
-async def test_resigned_and_nobody_yet(command: Command, schema: Schema) -> None:
+async def test_resigned_and_nobody_yet(
+    command: Command, schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With no other candidate the leader sits out an interval: nobody leads yet."""
+    looks: list[object] = []
+    look = leader._read_leader
+
+    async def late(*args: Any) -> object:
+        """All but the first look come when the leader has resigned."""
+        found = await look(*args)
+        while looks and found is not None:
+            await anyio.sleep(0.01)
+            found = await look(*args)
+        looks.append(found)
+        return found
+
+    monkeypatch.setattr(leader, "_read_leader", late)
+    monkeypatch.setattr(leader, "LOOK_INTERVAL", 0)
     rig = Rig(schema)
     rig.job(_nothing)
-    async with rig.working(
-        id="a", elect_interval=timedelta(seconds=60), leader_ttl=timedelta(seconds=150)
-    ):
+    async with rig.working(id="a", **LONG):
         await rig.until("SELECT leader_id FROM river_leader", "a")
-        result = await asyncio.to_thread(command, "resign", "--wait", "1s")
+        result = await asyncio.to_thread(command, "resign", "--wait", "300ms")
         assert (result.exit_code, result.stdout) == (0, "a led and resigned; nobody leads yet\n")
 
 
