@@ -20,19 +20,12 @@ from riverpy._db.lead_leases import LeadLease, SchemaLease
 from riverpy._db.leaders import LeaderTable
 from riverpy._db.leases import TOPIC as LEASE_TOPIC
 from riverpy._maintenance.base import Office
-from riverpy._maintenance.client_reaper import ClientReaper
 from riverpy._maintenance.default_watch import DefaultWatch
-from riverpy._maintenance.execution_cleaner import ExecutionCleaner
-from riverpy._maintenance.job_cleaner import JobCleaner
-from riverpy._maintenance.job_rescuer import JobRescuer
-from riverpy._maintenance.job_scheduler import JobScheduler
 from riverpy._maintenance.leader import MaintenanceLeader
 from riverpy._maintenance.leader_code import LeaderCode
 from riverpy._maintenance.maintainer import Maintainer
 from riverpy._maintenance.mandate import Mandate
-from riverpy._maintenance.periodic_enqueuer import PeriodicEnqueuer
-from riverpy._maintenance.queue_cleaner import QueueCleaner
-from riverpy._maintenance.reindexer import reindexers
+from riverpy._maintenance.roster import domain_services, schema_services
 from riverpy._maintenance.territory import Territory, of_default, of_domain, orphans
 from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE, domain_lease
 
@@ -106,7 +99,7 @@ class Candidacy:
             else LeadLease(reserved, config.schema, domain_lease(config.domain)),
             of_default if is_default else of_domain(config.domain),
             lambda office: [
-                *services(office, heartbeat, periodic_jobs, inserter),
+                *domain_services(office, heartbeat, periodic_jobs, inserter),
                 *(LeaderCode(office, function) for function in functions),
             ],
             changed,
@@ -252,44 +245,3 @@ class _Seat:
     def _connection(self, name: str) -> DedicatedConnection:
         run = self._run
         return DedicatedConnection(name, lambda: run.connect(f"riverpy {name}"), run.outage)
-
-
-def services(
-    office: Office, heartbeat: Heartbeat, periodic_jobs: PeriodicJobs, inserter: Inserter
-) -> list[MaintenanceService]:
-    """The services of a term of the client's domain, in the order in which they start."""
-    own = [*_queue_services(office, heartbeat), PeriodicEnqueuer(office, periodic_jobs, inserter)]
-    if office.config.domain != DEFAULT_DOMAIN:
-        return own
-    return [*own, *_upkeep(office, heartbeat), *reindexers(office)]
-
-
-def schema_services(
-    office: Office, heartbeat: Heartbeat, *, may_reindex: bool
-) -> list[MaintenanceService]:
-    """The services of a term of the schema's lead."""
-    return [
-        *_queue_services(office, heartbeat),
-        *_upkeep(office, heartbeat),
-        *(reindexers(office) if may_reindex else []),
-    ]
-
-
-def _queue_services(office: Office, heartbeat: Heartbeat) -> list[MaintenanceService]:
-    return [
-        JobScheduler(office),
-        JobRescuer(office, _contact(heartbeat)),
-        JobCleaner(office),
-        QueueCleaner(office),
-    ]
-
-
-def _upkeep(office: Office, heartbeat: Heartbeat) -> list[MaintenanceService]:
-    """What keeps our own tables."""
-    contact = _contact(heartbeat)
-    reapers = [] if contact is None else [ClientReaper(office, contact)]
-    return [ExecutionCleaner(office), *reapers]
-
-
-def _contact(heartbeat: Heartbeat) -> Callable[[], float] | None:
-    return None if heartbeat.registered_at is None else heartbeat.contact

@@ -13,7 +13,7 @@ from riverpy._cluster import leader_watch
 from riverpy._cluster.heartbeat import BEATS
 from riverpy._db.connection import close_all
 from riverpy._lifecycle import ServiceGroup, StopScope
-from riverpy._maintenance.candidacy import services
+from riverpy._maintenance.roster import domain_services
 from riverpy._maintenance.territory import UNDIVIDED
 from riverpy._work.producer import CLAIM_TIMEOUT, ECHOES
 from tests._statements import record_statements
@@ -83,7 +83,7 @@ async def rate_of_maintenance(schema: Schema, sent: list[Sent], inserter: Insert
     rate = 0.0
     heartbeat: Any = InContact()
     async with held_office(schema, reindexer_index_names=[]) as held:
-        for service in services(held.office, heartbeat, PeriodicJobs(), inserter):
+        for service in domain_services(held.office, heartbeat, PeriodicJobs(), inserter):
             await service.prepare()
             await service.run_once(StopScope())
             before = len(sent)

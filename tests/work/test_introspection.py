@@ -10,7 +10,7 @@ import pytest
 
 from riverpy import InsertManyParams, Job, JobCancel, PeriodicJob, PeriodicJobs, every
 from riverpy._lifecycle import StopScope
-from riverpy._maintenance.candidacy import services
+from riverpy._maintenance.roster import domain_services
 from riverpy.drivers.asyncpg import close, connect
 from tests.maintenance.office import held_office
 from tests.periodic.enqueuing import enqueuing
@@ -77,7 +77,7 @@ async def test_maintenance(rig: Rig, asked: list[set[int]]) -> None:
         " FROM unnest(array['completed', 'running', 'retryable']) AS given (state)"
     )
     async with held_office(rig.schema, reindexer_index_names=[]) as held:
-        for service in services(held.office, heartbeat, PeriodicJobs(), no_inserter):
+        for service in domain_services(held.office, heartbeat, PeriodicJobs(), no_inserter):
             await service.prepare()
             await service.run_once(StopScope())
     await rig.schema.execute("DELETE FROM river_leader")
