@@ -14,7 +14,7 @@ import math
 import time
 from contextlib import contextmanager
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol, Self, cast
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
@@ -29,6 +29,7 @@ SIGNAL_TIMEOUT = 10.0
 """Seconds that a test waits for a signal before it fails by the signal's name."""
 TURN_GRACE = 20.0
 """Seconds that a service may be later than it said before it counts as stuck."""
+ResultT = TypeVar("ResultT")
 
 
 class StopCause(Enum):
@@ -249,6 +250,36 @@ async def cancelled_once(name: str, call: Callable[[], Awaitable[object]]) -> No
     if task.cancelled():
         raise RuntimeError(f"{name} cancelled itself")
     _expect_result(name, task)
+
+
+async def finish(step: Callable[[], Awaitable[ResultT]]) -> ResultT:
+    """Await a step of ours to its end, which has a bound of its own. A cancellation that comes
+    meanwhile is raised then. A shielded scope alone keeps only those of other scopes away, and jobs
+    are cancelled as tasks, as is whatever `asyncio.timeout` ends.
+
+    Raises:
+        Exception: what it raised, unless this task was cancelled.
+    """
+
+    async def work() -> ResultT:
+        return await step()
+
+    task = asyncio.get_running_loop().create_task(work())
+    cancellation: asyncio.CancelledError | None = None
+    with anyio.CancelScope(shield=True):
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                cancellation = error
+    try:
+        if cancellation is not None:
+            if not task.cancelled():
+                task.exception()  # is asked for: the loop need not tell of it
+            raise cancellation
+        return task.result()
+    finally:
+        cancellation = None  # it holds this frame
 
 
 def _expect_result(name: str, task: asyncio.Task[None]) -> None:

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import anyio
+import anyio.lowlevel
 import msgspec
 import structlog
 
@@ -23,6 +24,7 @@ from riverpy._db.executions import (
 )
 from riverpy._db.fences import within_savepoint
 from riverpy._db.schema import OWN_LINE, migrate_command
+from riverpy._lifecycle import finish
 from riverpy._names import validate_execution_key
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, UndefinedTableError, describe
 from riverpy.errors import ConfigError, SchemaMissingError
@@ -247,9 +249,10 @@ class ExecutionVerbs(ABC):
             return claim
         try:
             with anyio.fail_after(deadline - anyio.current_time(), reason=reason):
+                await anyio.lowlevel.checkpoint_if_cancelled()  # the claim took all of the time
                 value = await fn(claim)
         except BaseException:
-            await self._give_back(claim)
+            await finish(lambda: self._give_back(claim))
             raise
         return await self._complete(claim, value, kept)
 
@@ -286,9 +289,9 @@ class ExecutionVerbs(ABC):
     async def _complete(
         self, claim: Claim, value: ResultT, kept: timedelta | None
     ) -> Execution[ResultT]:
-        """Note the end, again while the database does not answer: what has happened is known here
-        alone."""
-        is_ours = await self._note_end(claim, kept)
+        """Note the end, again while the database does not answer and in spite of a cancellation:
+        what has happened is known here alone."""
+        is_ours = await finish(lambda: self._note_end(claim, kept))
         state = ExecutionState.RAN if is_ours else ExecutionState.OVERTAKEN
         return Execution(state, value, self.id)
 
@@ -297,7 +300,7 @@ class ExecutionVerbs(ABC):
         deadline = anyio.current_time() + STORE_BOUND
         while True:
             try:
-                with anyio.fail_after(deadline - anyio.current_time(), shield=True):
+                with anyio.fail_after(deadline - anyio.current_time()):
                     async with self._transaction(None) as connection:
                         return await exec_complete(
                             connection, self._config.schema, **claim._asdict(), kept=kept
@@ -306,13 +309,12 @@ class ExecutionVerbs(ABC):
                 delay = backoff.next()
                 if anyio.current_time() + delay > deadline:
                     raise
-                with anyio.CancelScope(shield=True):
-                    await anyio.sleep(delay)
+                await anyio.sleep(delay)
 
     async def _give_back(self, claim: Claim) -> None:
         """If it cannot be, the claim expires by itself."""
         try:
-            with anyio.CancelScope(shield=True), anyio.fail_after(GIVE_BACK_BOUND):
+            with anyio.fail_after(GIVE_BACK_BOUND):
                 async with self._transaction(None) as connection:
                     await exec_give_back(connection, self._config.schema, **claim._asdict())
         except DATABASE_ERRORS as error:

@@ -26,11 +26,12 @@ from riverpy import client as client_module
 from riverpy._db.executions import exec_claim
 from riverpy._maintenance.execution_cleaner import INTERVAL, ExecutionCleaner
 from riverpy.migrate import Migrator
+from tests._time import settle
 from tests.kit.proxy import Partition, proxied
 from tests.maintenance.office import held_office
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Awaitable
 
     from tests._database import Schema
 
@@ -274,6 +275,72 @@ async def test_code_is_cancelled_before_its_claim_expires(client: Client) -> Non
         await client.run_at_least_once("mail", mailer.send, expires_after=SHORT)
     mailer.may_end.set()
     assert (await client.run_at_least_once("mail", mailer.send, expires_after=LONG)).ran
+
+
+@pytest.mark.parametrize("call", ["run_at_most_once", "run_at_least_once"])
+async def test_cancelled_when_it_has_happened(client: Client, schema: Schema, call: str) -> None:
+    """What has happened is noted although the caller is cancelled meanwhile, again and again, as a
+    job is at its timeout: as a task, which a shielded scope does not keep away. The cancellation
+    passes then."""
+    mailer = Mailer()
+    mailer.may_end.set()
+
+    async def send(claim: Claim) -> None:
+        await mailer.send(claim)
+        await connection.execute("begin; lock table riverpy_exec in exclusive mode")
+
+    async with schema.connected() as connection:
+        task = asyncio.create_task(getattr(client, call)("mail", send))
+        for _ in range(2):
+            await until_waiting(schema, 1)
+            task.cancel()
+            await settle()
+        await connection.execute("commit")
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert (await client.run_at_least_once("mail", mailer.send)).state == DONE_BEFORE
+    assert len(mailer.sent) == 1
+
+
+async def test_cancelled_while_it_is_given_back(client: Client, schema: Schema) -> None:
+    """So is a claim given back whose code was cancelled."""
+
+    async def fail(_claim: Claim) -> None:
+        await connection.execute("begin; lock table riverpy_exec in exclusive mode")
+        raise LookupError("bounced")
+
+    async with schema.connected() as connection:
+        task = asyncio.create_task(client.run_at_least_once("mail", fail))
+        await until_waiting(schema, 1)
+        task.cancel()
+        await settle()
+        await connection.execute("commit")
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    mailer = Mailer()
+    mailer.may_end.set()
+    assert (await client.run_at_least_once("mail", mailer.send)).state == RAN
+
+
+async def test_claim_that_took_all_of_its_time(client: Client, schema: Schema) -> None:
+    """Code does not begin whose claim is granted when its time is over."""
+    mailer = Mailer()
+    async with schema.connected() as connection:
+        await connection.execute("begin; lock table riverpy_exec in exclusive mode")
+        async with asyncio.TaskGroup() as tasks:
+            call = tasks.create_task(
+                _too_late(client.run_at_least_once("mail", mailer.send, expires_after=SHORT))
+            )
+            await until_waiting(schema, 1)
+            await asyncio.sleep(SHORT.total_seconds())
+            await connection.execute("commit")
+            await call
+    assert mailer.sent == []
+
+
+async def _too_late(call: Awaitable[object]) -> None:
+    with pytest.raises(TimeoutError, match="longer than its claim lasts"):
+        await call
 
 
 async def test_no_connection(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
