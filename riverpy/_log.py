@@ -1,11 +1,17 @@
-"""Log: whether lines about single jobs are wanted."""
+"""Log: whether lines about single jobs are wanted, and how many of them."""
 
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 import structlog
+
+LINES_MAX = 10
+"""Lines of one sentence that are told at their level within `WINDOW`."""
+WINDOW = 60.0
+"""Seconds, from the first of them."""
 
 
 def tells_of_jobs(log: Any) -> bool:
@@ -15,3 +21,35 @@ def tells_of_jobs(log: Any) -> bool:
         return False
     asked = getattr(log, "is_enabled_for", None) or getattr(log, "isEnabledFor", None)
     return asked is None or bool(asked(logging.DEBUG))
+
+
+class JobLines:
+    """One sentence about single jobs that is worth more than a debug line. What befalls one job may
+    befall thousands at once: past LINES_MAX of them in a minute they are lines for debugging, which
+    one line says."""
+
+    __slots__ = ("_count", "_level", "_log", "_until")
+
+    def __init__(self, log: Any, level: str) -> None:
+        """Make it.
+
+        Args:
+            log: where to.
+            level: the method of `log` that tells the first of them.
+        """
+        self._log, self._level = log, level
+        self._until, self._count = 0.0, 0
+
+    def say(self, event: str, **keys: object) -> None:
+        """Tell of a job."""
+        now = time.monotonic()
+        if now >= self._until:
+            self._until, self._count = now + WINDOW, 0
+        self._count += 1
+        if self._count <= LINES_MAX:
+            getattr(self._log, self._level)(event, **keys)
+            return
+        if self._count == LINES_MAX + 1:
+            self._log.warning("more lines like this are at debug, for a minute at most", line=event)
+        if tells_of_jobs(self._log):
+            self._log.debug(event, **keys)

@@ -21,6 +21,7 @@ import structlog
 from riverpy._clock import Backoff
 from riverpy._db import jobs
 from riverpy._lifecycle import TestSignal
+from riverpy._log import JobLines
 from riverpy._work.attempt import Outcome
 from riverpy._work.failure import error_entry
 from riverpy.drivers.asyncpg import (
@@ -110,6 +111,9 @@ class Completer:
         self._closing = False
         self._scope = anyio.CancelScope(shield=True)
         self._log: Any = structlog.get_logger("riverpy").bind()
+        self._refused_lines = JobLines(self._log, "warning")
+        self._held_lines = JobLines(self._log, "warning")
+        self._unstorable_lines = JobLines(self._log, "error")
         self.flushed = TestSignal("Completer.flushed")
 
     @property
@@ -269,7 +273,7 @@ class Completer:
         """Keep results for later that the server refuses for a reason that may pass."""
         if not all(attempt.is_held for attempt in attempts):
             self._is_hold_told = True
-            self._log.warning(
+            self._held_lines.say(
                 "job results are refused and will be tried again",
                 count=len(attempts),
                 job_ids=[attempt.id for attempt in attempts[:20]],
@@ -292,7 +296,7 @@ class Completer:
 
     async def _replace(self, attempt: Attempt, error: Exception) -> None:
         """Store a plain failure in place of a result that the database refuses."""
-        self._log.error(
+        self._unstorable_lines.say(
             "job result cannot be stored",
             job_id=attempt.id,
             kind=attempt.kind,
@@ -376,7 +380,7 @@ class Completer:
                 stored.append(attempt)
             else:
                 self._counters.results_refused += 1
-                self._log.warning(
+                self._refused_lines.say(
                     "job result refused: the attempt is no longer this client's",
                     job_id=attempt.id,
                     kind=attempt.kind,

@@ -13,6 +13,7 @@ import structlog
 from msgspec import UNSET
 
 from riverpy._lifecycle import StopCause
+from riverpy._log import JobLines
 from riverpy._plugins import Plugins, plugins_of
 from riverpy._work.attempt import Outcome
 from riverpy._work.blocking import BlockingRunner
@@ -68,6 +69,8 @@ class Executor:
         self._default_policy = DefaultRetryPolicy()
         self._blocking = BlockingRunner()
         self._log: Any = structlog.get_logger("riverpy").bind()
+        self._handler_lines = JobLines(self._log, "exception")
+        self._unclear_lines = JobLines(self._log, "exception")
         self.plans = {kind: self._plan(workers.get(kind)) for kind in workers}
         plugins = Plugins(config.plugins, config.hooks, config.middleware)
         self._stacks, self._client_stack = self._make_stacks(plugins)
@@ -162,7 +165,7 @@ class Executor:
         try:
             attempt.outcome = self._classify(attempt, error)
         except BaseException:  # even a SystemExit here would end the loop
-            self._log.exception("error could not be classified", job_id=attempt.id)
+            self._unclear_lines.say("error could not be classified", job_id=attempt.id)
         is_failure = attempt.outcome.event is EventKind.JOB_FAILED
         if is_failure and not isinstance(error, GeneratorExit):  # with it the loop may be gone
             await self._tell_handler(attempt, error, attempt.outcome)
@@ -277,7 +280,7 @@ class Executor:
         except asyncio.CancelledError:
             pass  # the attempt is over; its outcome stands
         except BaseException:
-            self._log.exception("error handler failed", job_id=attempt.id, kind=attempt.kind)
+            self._handler_lines.say("error handler failed", job_id=attempt.id, kind=attempt.kind)
         if cancel:
             attempt.outcome = Outcome(
                 event=EventKind.JOB_CANCELLED,

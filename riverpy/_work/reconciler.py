@@ -19,6 +19,7 @@ import structlog
 from riverpy._db import jobs, queues
 from riverpy._db.rescue import Rescue, job_rescue, job_running_of
 from riverpy._lifecycle import TestSignal
+from riverpy._log import JobLines
 from riverpy._maintenance.job_rescuer import in_parts
 from riverpy._work.producer import CLAIM_TIMEOUT
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
@@ -105,6 +106,7 @@ class Reconciler:
         self._has_looked_back = False
         """Whether what an earlier run left is rescued."""
         self._log: Any = structlog.get_logger("riverpy").bind()
+        self._refused_lines = JobLines(self._log, "warning")
         self.ran = TestSignal("Reconciler.ran")
 
     @property
@@ -277,7 +279,7 @@ class Reconciler:
         return claims[-1].stamp.id if len(claims) == PAGE else None
 
     def _say_refused(self, rescue: Rescue, error: Exception) -> None:
-        self._log.warning(
+        self._refused_lines.say(
             "job of an earlier run cannot be rescued",
             job_id=rescue.stamp.id,
             error=describe(error),

@@ -44,7 +44,7 @@ from riverpy._db.schema import (
 )
 from riverpy._db.upkeep import DUE_ACTION
 from riverpy._lifecycle import ServiceGroup, only_error
-from riverpy._log import tells_of_jobs
+from riverpy._log import JobLines, tells_of_jobs
 from riverpy._maintenance.candidacy import Candidacy
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._plugins import Plugins
@@ -124,6 +124,7 @@ class Run:
         self._outage = Outage(client_id)
         self._log: Any = structlog.get_logger("riverpy").bind()
         self._tells_of_jobs = tells_of_jobs(self._log)
+        self._cancelled_lines = JobLines(self._log, "info")
         self._counters = Counters(workers, queues)
         self._connector = connector = Connector(url, config)
         self._claims = DedicatedConnection("claims", connector.claims, self._outage)
@@ -491,7 +492,7 @@ class Run:
             if attempt.outcome is not None and attempt.state_stored == JobState.AVAILABLE:
                 attempt.producer.expect(attempt.outcome.delay or 0.0)
             if attempt.state_stored == JobState.CANCELLED != attempt.target:
-                self._log.info(
+                self._cancelled_lines.say(
                     "job is cancelled, not run again: somebody had asked so while it ran",
                     job_id=attempt.id,
                     kind=attempt.kind,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from riverpy._log import JobLines
 from riverpy._stream import Stream, Streams
 from riverpy.errors import ConfigError
 from riverpy.events import Event, EventKind, JobStatistics
@@ -47,6 +48,7 @@ class Subscriptions(Streams[Subscription]):
     def __init__(self) -> None:
         super().__init__()
         self._log: Any = structlog.get_logger("riverpy").bind()
+        self._dropped_lines = JobLines(self._log, "exception")
 
     def subscribe(self, kinds: Iterable[EventKind | str], size: int) -> Subscription:
         """Make a subscription; entering it opens it.
@@ -80,7 +82,7 @@ class Subscriptions(Streams[Subscription]):
         try:
             event = _job_event(attempt, kind)
         except Exception:  # a row that cannot be told of harms nothing but its event
-            self._log.exception("event could not be made and is dropped", job_id=attempt.id)
+            self._dropped_lines.say("event could not be made and is dropped", job_id=attempt.id)
             return
         for subscription in takers:
             subscription.put(event)

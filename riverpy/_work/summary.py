@@ -1,5 +1,5 @@
-"""Summary: what a run's log says of its jobs: a line a minute while any end or are stuck,
-none while it idles.
+"""Summary: what a run's log says of its jobs: a line a minute while any end, are refused
+or stuck, none while it idles.
 
 That jobs fail is said within moments, then once a minute at most, whatever many kinds do: of each
 of the first ten how often, and one of its errors. The lines of single jobs are for debugging.
@@ -92,7 +92,8 @@ class Summary:
         totals, told = _Totals.of(stats), self._told
         counts = {name: count - told.ends[name] for name, count in totals.ends.items()}
         ended = sum(counts.values()) - counts["discarded"]  # which failed too
-        if not ended and not stats.stuck_jobs:
+        refused = totals.refused - told.refused
+        if not (ended or refused or stats.stuck_jobs):
             return
         self._told = totals
         seconds = totals.at - told.at
@@ -107,6 +108,7 @@ class Summary:
             running=sum(queue.running for queue in stats.queues.values()),
             slots=sum(queue.slots for queue in stats.queues.values()),
             stuck=stats.stuck_jobs,
+            refused=refused,
             backlog=stats.backlog,
             leader=stats.is_leader,
             listener=stats.listener,
@@ -119,6 +121,8 @@ class _Totals(msgspec.Struct, frozen=True):
     at: float
     """Monotonic seconds."""
     ends: dict[str, int]
+    refused: int
+    """Results of attempts that were no longer the client's."""
     waits: Histogram
 
     @classmethod
@@ -136,6 +140,7 @@ class _Totals(msgspec.Struct, frozen=True):
                 "cancelled": sum(kind.cancelled for kind in kinds),
                 "interrupted": sum(kind.interrupted for kind in kinds),
             },
+            stats.results_refused,
             reduce(Histogram.merged, waits) if waits else Histogram((), (0,), 0.0),
         )
 

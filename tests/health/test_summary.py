@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from riverpy import ClientStats, EventKind, JobState, QueueStats
+from riverpy import _log as log_module
 from riverpy._lifecycle import StopScope
+from riverpy._log import LINES_MAX, WINDOW, JobLines
 from riverpy._work import summary as summary_module
 from riverpy._work.counters import FAILING_MAX, Counters
 from riverpy._work.summary import Summary
@@ -64,7 +66,11 @@ class Told:
             waits=counters.waits.histogram(),
         )
         return ClientStats(
-            client_id="c", kinds=kinds, queues={"default": queue}, stuck_jobs=self.stuck
+            client_id="c",
+            kinds=kinds,
+            queues={"default": queue},
+            stuck_jobs=self.stuck,
+            results_refused=self.counters.results_refused,
         )
 
     def lines(self) -> list[Any]:
@@ -141,3 +147,32 @@ async def test_first_failure_is_told_at_once(monkeypatch: pytest.MonkeyPatch) ->
         running.cancel()
         await asyncio.wait([running])
     assert [line["event"] for line in log] == ["jobs fail"]
+
+
+def test_lines_about_jobs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OP-07: a thousand jobs to which one thing happens are ten lines and one that says so, in a
+    minute; then they are told of again."""
+    now = 5.0
+    monkeypatch.setattr(log_module, "time", SimpleNamespace(monotonic=lambda: now))
+    with structlog.testing.capture_logs() as log:
+        lines = JobLines(structlog.get_logger("riverpy"), "error")
+        for job_id in range(1000):
+            lines.say("it happened", job_id=job_id)
+        told = [entry for entry in log if entry["log_level"] != "debug"]
+        assert [entry.get("job_id") for entry in told] == [*range(LINES_MAX), None]
+        assert {entry["log_level"] for entry in told[:LINES_MAX]} == {"error"}
+        assert told[-1]["line"] == "it happened"
+        assert len(log) == 1001  # the others are at debug
+        now += WINDOW
+        log.clear()
+        lines.say("it happened", job_id=1)
+        assert [entry["log_level"] for entry in log] == ["error"]
+
+
+def test_refused_results_are_told_while_nothing_ends() -> None:
+    """Refused results are in the line of the minute, once, and make it come where no job ends."""
+    told = Told([])
+    told.counters.results_refused = 3
+    (line,) = told.lines()
+    assert (line["event"], line["refused"], line["completed"]) == ("jobs worked", 3, 0)
+    assert told.lines() == []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from riverpy import EventKind, Job, StuckJob
+from riverpy import EventKind, InsertManyParams, Job, StuckJob
 from tests.work.rig import Task
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 STUCK = "job goes on although it was cancelled"
 ENDED = "stuck job has ended"
+MORE = "more lines like this are at debug, for a minute at most"
 PATIENCE = 30.0
 SOON = timedelta(milliseconds=50)
 
@@ -149,6 +150,24 @@ async def test_handler_that_grants_nothing(
         await rig.take(2)
     failures = [entry for entry in log if entry["event"] == "stuck job handler failed"]
     assert len(failures) == (answer is not False)
+
+
+async def test_many_stuck_jobs(rig: Rig, log: list[dict[str, Any]]) -> None:
+    """OP-07: of many stuck jobs the log names ten, and says that there are more; their number is in
+    the stats."""
+    jobs = Stubborn(rig)
+    async with rig.working(slots=15, job_stuck_threshold=SOON) as client:
+        await client.insert_many([InsertManyParams(Task(n=1))] * 15)
+        async with asyncio.timeout(PATIENCE):
+            while client.stats().stuck_jobs < 15:
+                await asyncio.sleep(0.005)
+        jobs.release.set()
+        await rig.take(15)
+    for event in (STUCK, ENDED):
+        levels = [one["log_level"] for one in log if one["event"] == event]
+        assert levels[10:] == ["debug"] * 5
+        assert "debug" not in levels[:10]
+    assert [one["line"] for one in log if one["event"] == MORE] == [STUCK, ENDED]
 
 
 async def test_job_that_ends_in_time(rig: Rig, log: list[dict[str, Any]]) -> None:
