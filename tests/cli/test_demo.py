@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from riverpy.events import Event
     from tests._database import Schema
 
+HELD = """
+SELECT FROM pg_locks JOIN pg_database AS d ON d.oid = database
+WHERE locktype = 'advisory' AND datname = current_database()
+"""
 SPECIALS = 9
 """Jobs beside those for files, if there is no limit."""
 
@@ -160,8 +164,10 @@ async def test_at_once(files: Path, fresh_database_url: str) -> None:
     runs = await asyncio.gather(*(asyncio.to_thread(demo, *args) for _ in range(3)))
     assert [run.returncode for run in runs] == [0, 0, 0]
     assert len({schema_of(run.stderr) for run in runs}) == 3
-    last = await asyncio.to_thread(demo, *args)
     async with connected(fresh_database_url) as connection:
+        while await connection.fetch(HELD):  # by sessions whose programs have ended
+            await asyncio.sleep(0.01)
+        last = await asyncio.to_thread(demo, *args)
         rows = await connection.fetch("SELECT nspname FROM pg_namespace WHERE nspname ~ 'demo'")
     assert [row[0] for row in rows] == [schema_of(last.stderr)]
 
@@ -248,9 +254,10 @@ async def test_interrupt(database_url: str, number: signal.Signals) -> None:
     assert process.stderr
     schema = schema_of((await process.stderr.readline()).decode())
     async with connected(database_url, search_path=schema) as connection:
-        while not await connection.fetchval("SELECT EXISTS (SELECT FROM river_job)"):
-            await asyncio.sleep(0.005)
-        process.send_signal(number)
+        async with connection.transaction():
+            while not await connection.fetch("SELECT FROM river_job FOR UPDATE"):
+                await asyncio.sleep(0.005)
+            process.send_signal(number)  # before it ends: a job that is held cannot be worked
         stdout, stderr = await process.communicate()
         states = await connection.fetch("SELECT DISTINCT state FROM river_job")
     assert process.returncode == 130
