@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import fcntl
 import json
 import os
@@ -168,6 +169,7 @@ class Terminal:
         self._ours, self.theirs = pty.openpty()
         os.set_blocking(self._ours, False)
         self.before = termios.tcgetattr(self.theirs)
+        self._decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end in a character
         self.text = ""
 
     def resize(self, width: int, height: int) -> None:
@@ -180,7 +182,7 @@ class Terminal:
         with anyio.fail_after(PATIENCE, reason=f"no {pattern!r} in {self.text!r}"):
             while not re.search(pattern, seen, re.DOTALL):
                 try:
-                    seen += os.read(self._ours, 65536).decode()
+                    seen += self._decoder.decode(os.read(self._ours, 65536))
                 except BlockingIOError:  # no thread: one that reads could not be given up
                     await asyncio.sleep(0.01)
         self.text += seen
@@ -206,7 +208,8 @@ async def test_terminal(schema: Schema) -> None:
         terminal.resize(40, 8)
         process.send_signal(signal.SIGWINCH)
         small = await terminal.until(r"… \d+ more lines.*" + "\x1b\\[J")
-        painted = re.sub("\x1b\\[[0-9;]*[A-Za-z]", "", small.rpartition("\x1b[H")[2])
+        frame = re.findall("\x1b\\[H(.*?)\x1b\\[J", small, re.DOTALL)[-1]
+        painted = re.sub("\x1b\\[[0-9;]*[A-Za-z]", "", frame)
         assert max(map(len, painted.splitlines())) <= 40
         assert terminal.before == termios.tcgetattr(terminal.theirs)
         process.send_signal(signal.SIGINT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -89,7 +90,7 @@ async def test_queues(schema: Schema, looker: Looker) -> None:
     await insert(schema, "default", "scheduled", "scheduled_at", "now() + interval '1 h'")
     await insert(schema, "other", "retryable", "scheduled_at", "now() + interval '1 h'")
     for state in ("retryable", "scheduled"):
-        for age in (3, 20):
+        for age in (0, 20):
             await insert(schema, "late", state, "scheduled_at", f"now() - interval '{age} s'")
     await insert(schema, "waits", "pending", "scheduled_at", "now()")
     look = await looker.look()
@@ -111,19 +112,20 @@ async def test_queues(schema: Schema, looker: Looker) -> None:
     }  # fmt: skip
 
 
-async def test_rates(schema: Schema, looker: Looker) -> None:
+async def test_rates(schema: Schema, looker: Looker, monkeypatch: pytest.MonkeyPatch) -> None:
     """What started, was completed and failed in the last seconds, by the rows; nothing older."""
+    monkeypatch.setattr(_top_look, "WINDOW", timedelta(seconds=100))
     error = "array[json_build_object('at', to_char(now() - interval '{} s', '{}'))::jsonb]"
     rfc3339 = 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'
-    recent, old = error.format(2, rfc3339), error.format(30, rfc3339)
+    recent, old = error.format(2, rfc3339), error.format(300, rfc3339)
     await schema.execute("SET timezone = 'UTC'")
-    for age in (1, 1, 60):
+    for age in (1, 1, 600):
         await insert(
             schema, "q", "completed", "attempt, scheduled_at, attempted_at, finalized_at", "1",
             f"now() - interval '{age + 2} s'", f"now() - interval '{age} s'",
             f"now() - interval '{age} s'",
         )  # fmt: skip
-    for age, errors in ((2, recent), (30, old)):
+    for age, errors in ((2, recent), (300, old)):
         at = f"now() - interval '{age} s'"
         await insert(schema, "q", "discarded", "attempted_at, finalized_at, errors", at, at, errors)
         await insert(schema, "q", "retryable", "attempt, attempted_at, errors", "1", at, errors)
@@ -131,9 +133,9 @@ async def test_rates(schema: Schema, looker: Looker) -> None:
     await insert(schema, "q", "running", "attempt, attempted_at", "1", "now()")
     await insert(schema, "q", "running", "attempt, attempted_at", "1", "now() - interval '1 h'")
     queue = queue_of(look := await looker.look(), "q")
-    assert look.rates_over == 10
+    assert look.rates_over == 100
     # Two that were completed, one that was discarded, one that runs and two that failed before.
-    assert (queue.started_per_s, queue.completed_per_s, queue.failed_per_s) == (0.6, 0.2, 0.3)
+    assert (queue.started_per_s, queue.completed_per_s, queue.failed_per_s) == (0.06, 0.02, 0.03)
     assert queue.wait_p95 is not None
     assert 1 < queue.wait_p95 <= 2
 
@@ -141,6 +143,7 @@ async def test_rates(schema: Schema, looker: Looker) -> None:
 async def test_caps(schema: Schema, looker: Looker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers stop at the cap; rates are then of the seconds of the jobs that were counted."""
     monkeypatch.setattr(_top_look, "CAP", 20)
+    monkeypatch.setattr(_top_look, "WINDOW", timedelta(seconds=100))
     await schema.execute(
         "INSERT INTO river_job"
         " (kind, args, max_attempts, queue, state, finalized_at, attempted_at)"
@@ -155,7 +158,7 @@ async def test_caps(schema: Schema, looker: Looker, monkeypatch: pytest.MonkeyPa
     assert look.cap == 20
     assert queue_of(look, "q").available == 20
     assert look.totals["completed"] == 20
-    assert look.rates_over < 10
+    assert look.rates_over < 100
     assert 0 < queue_of(look, "q").completed_per_s <= 10.01
     monkeypatch.setattr(_top_look, "QUEUES_CAP", 10)
     look = await looker.look()
@@ -226,7 +229,7 @@ async def test_slots_of_a_client(schema: Schema, looker: Looker) -> None:
 async def test_leader(schema: Schema, looker: Looker) -> None:
     """Who leads, whether it is a client of riverpy's, and whether the lease has expired."""
     assert (await looker.look()).leader is None
-    await seat(schema, "alive", 15)
+    await seat(schema, "alive", 3600)
     look = await looker.look()
     assert look.leader is not None
     assert (look.leader.leader_id, look.leader.foreign) == ("alive", True)
@@ -234,7 +237,7 @@ async def test_leader(schema: Schema, looker: Looker) -> None:
     look = await looker.look()
     assert look.leader is not None
     assert not look.leader.foreign
-    assert 0 < look.leader.expires_in <= 15
+    assert 0 < look.leader.expires_in <= 3600
     await schema.execute("UPDATE river_leader SET expires_at = now() - interval '1 s'")
     look = await looker.look()
     assert look.leader is not None
@@ -283,7 +286,7 @@ async def test_domains(schema: Schema, looker: Looker) -> None:
 async def test_line_main_alone(schema: Schema, looker: Looker) -> None:
     """Without riverpy's own tables the rest is shown, and what is not known is said not to be."""
     await insert(schema, "q", "running", "attempted_by", "array['go']")
-    await seat(schema, "go", 15)
+    await seat(schema, "go", 3600)
     await schema.execute("UPDATE river_migration SET line = 'hidden' WHERE line = 'riverpy'")
     try:
         look = await looker.look()
