@@ -115,9 +115,8 @@ class Producer:
         """Whether there is a reason to claim again at once."""
         self._is_in_step = True
         """Whether others may have looked when this one last did."""
-        self._unmatched: set[int] | None = None
-        """The jobs that were cancelled while a claim is in flight and do not run here; None: none
-        is."""
+        self._cancelled: set[int] | None = None
+        """The jobs that were cancelled while a claim is in flight; None: none is."""
         self._echoes: list[float] = []
         self._due: list[float] = []
         self._log: Any = structlog.get_logger("riverpy").bind(queue=queue)
@@ -158,10 +157,10 @@ class Producer:
         self.wake()
 
     def cancel(self, job_id: int) -> None:
-        """Somebody cancelled a job of this queue that does not run here. The answer that brings it
-        may be on its way."""
-        if self._unmatched is not None:
-            self._unmatched.add(job_id)
+        """Somebody cancelled a job of this queue. The answer that brings it may be on its way, even
+        if an attempt at it runs here: one that was given up, and goes on."""
+        if self._cancelled is not None:
+            self._cancelled.add(job_id)
 
     def expect(self, delay: float) -> None:
         """A job of ours is due again after `delay` seconds: nobody will notify, and the poll may be
@@ -290,14 +289,14 @@ class Producer:
                     return False
                 sent = time.monotonic()
                 after = BEGINNING if self._refusals.is_stepping else self._front.start(sent)
-                self._unmatched = set()
+                self._cancelled = set()
                 try:
                     rows = await self._take(connection, limit, after)
                     if rows is None:
                         return False
-                    self._launch(rows, self._unmatched)
+                    self._launch(rows, self._cancelled)
                 finally:
-                    self._unmatched = None
+                    self._cancelled = None
         self._refusals.claimed(len(rows), limit)
         is_full = len(rows) == limit
         now = self._claimed_at = time.monotonic()

@@ -96,6 +96,8 @@ class Reconciler:
         self._abandoned = abandoned
         self._quiet = quiet
         self._producers: Mapping[str, Producer] = {}
+        self._heard: set[str] = set()
+        """The queues whose pause or resume was heard of since the last question for pauses."""
         self._wake = asyncio.Event()
         self._sweep_at = 0.0
         self._settled_at = 0.0
@@ -181,30 +183,45 @@ class Reconciler:
             return False
         return True
 
-    async def _touch_queues(self, bound: float) -> None:
-        async with self._reserved.use("renewing queues", bound) as connection:
-            paused = await queues.queue_touch(connection, self._schema, list(self._producers))
+    def heard_pause(self, queue: str, *, paused: bool) -> None:
+        """Somebody paused or resumed a queue, or with `*` all."""
         for name, producer in self._producers.items():
-            producer.set_paused(paused.get(name, False))
+            if queue in {name, "*"}:
+                self._heard.add(name)
+                producer.set_paused(paused)
+
+    async def _touch_queues(self, bound: float) -> None:
+        self._heard.clear()
+        async with self._reserved.use("renewing queues", bound) as connection:
+            rows = await queues.queue_touch(connection, self._schema, list(self._producers))
+        self._adopt_pauses({name for name, paused in rows.items() if paused})
 
     async def _read_pauses(self) -> None:
         if time.monotonic() >= self._touch_at:
             await self._touch_queues(RESERVED_TIMEOUT)
             self._touch_at = time.monotonic() + TOUCH_INTERVAL
             return
+        self._heard.clear()
         async with self._reserved.use("reading pauses", RESERVED_TIMEOUT) as connection:
             paused = await queues.queue_paused(connection, self._schema, list(self._producers))
+        self._adopt_pauses(paused)
+
+    def _adopt_pauses(self, paused: set[str]) -> None:
+        """Believe an answer, but for what was heard since the question: it may be older than that,
+        which came over another connection."""
         for name, producer in self._producers.items():
-            producer.set_paused(name in paused)
+            if name not in self._heard:
+                producer.set_paused(name in paused)
 
     async def _read_cancels(self) -> None:
-        ids = [attempt.id for attempt in self._work.attempts]
-        if not ids:
+        asked = list(self._work.attempts)
+        if not asked:
             return
+        ids = [attempt.id for attempt in asked]
         async with self._reserved.use("reading cancels", RESERVED_TIMEOUT) as connection:
-            marked = await jobs.job_cancel_marks(connection, self._schema, ids)
-        for job_id in marked:
-            self._work.cancel(job_id)
+            marked = set(await jobs.job_cancel_marks(connection, self._schema, ids))
+        # Not by their jobs: one may have been cancelled, retried and claimed anew meanwhile.
+        self._work.cancel_attempts(attempt for attempt in asked if attempt.id in marked)
 
     async def put_back_last_claims(self) -> None:
         """Put back what a claim took whose answer was lost shortly before the end of the run: for

@@ -551,13 +551,11 @@ class Run:
             return
         match message.action:
             case "cancel" if message.job_id:
-                is_found = self.work.cancel(message.job_id, message.queue)
-                if not is_found and message.queue in self.producers:
+                self.work.cancel(message.job_id, message.queue)
+                if message.queue in self.producers:
                     self.producers[message.queue].cancel(message.job_id)
             case "pause" | "resume":
-                for name, producer in self.producers.items():
-                    if message.queue in {name, "*"}:
-                        producer.set_paused(message.action == "pause")
+                self._reconciler.heard_pause(message.queue, paused=message.action == "pause")
             case _:  # metadata_changed and what is not known yet
                 pass
 

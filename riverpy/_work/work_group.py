@@ -25,7 +25,7 @@ from riverpy.job import JobColumn
 from riverpy.stuck import StuckJob
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from riverpy._db.jobs import Stamp
     from riverpy._work.executor import Executor
@@ -143,14 +143,17 @@ class WorkGroup:
         if not self._attempts:
             self._idle.set()
 
-    def cancel(self, job_id: int, queue: str | None = None) -> bool:
-        """Cancel the attempt at this job, for somebody asked so. Returns whether one runs here."""
-        found = False
-        for attempt in list(self._attempts):
-            if attempt.id == job_id and (queue is None or attempt.queue == queue):
+    def cancel(self, job_id: int, queue: str) -> None:
+        """Cancel what runs here of this job, for somebody asked so."""
+        self.cancel_attempts(
+            [one for one in self._attempts if one.id == job_id and one.queue == queue]
+        )
+
+    def cancel_attempts(self, attempts: Iterable[Attempt]) -> None:
+        """Cancel those of the attempts that still run, for somebody asked so."""
+        for attempt in attempts:
+            if attempt in self._attempts:
                 self._stop(attempt, StopCause.JOB_CANCELLED)
-                found = True
-        return found
 
     def stop_all(self, cause: StopCause) -> None:
         """Cancel every attempt."""

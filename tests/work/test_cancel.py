@@ -68,7 +68,7 @@ async def test_before_the_answer_to_the_claim(
             for row in (rows := await take(*args)):
                 await client.job_cancel(row[0])
                 with anyio.fail_after(PATIENCE):
-                    while not producer._unmatched:
+                    while not producer._cancelled:
                         await asyncio.sleep(0.001)
             return rows
 

@@ -247,7 +247,7 @@ async def test_cancelled_in_nested_groups(rig: Rig) -> None:
         assert client._run is not None
         let_fail.set()
         for job_id in ids:
-            client._run.work.cancel(job_id)
+            client._run.work.cancel(job_id, "default")
         events = await rig.take(200)
     assert {event.kind for event in events} == {EventKind.JOB_CANCELLED}
     assert await rig.states() == {"cancelled": 200}
@@ -298,7 +298,7 @@ async def test_cancel_before_the_first_step(rig: Rig) -> None:
         def launch_and_cancel(rows: Any, producer: Any, slots: int) -> list[Any]:
             waiting = launch(rows, producer, slots)
             for attempt in run.work.attempts:
-                run.work.cancel(attempt.id)
+                run.work.cancel(attempt.id, attempt.queue)
             return waiting
 
         run.work.launch = launch_and_cancel  # type: ignore[method-assign]

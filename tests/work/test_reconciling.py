@@ -1,0 +1,142 @@
+"""What is heard, or ends, while the answer to a question of the reconciler is on its way."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from riverpy import EventKind, Job, QueueConfig
+from riverpy._db import jobs, queues
+from riverpy._work.reconciler import Reconciler
+from tests.work.rig import PATIENCE, Task
+
+if TYPE_CHECKING:
+    from tests.work.rig import Rig
+
+
+async def _until(condition: Any) -> None:
+    with anyio.fail_after(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("is_pause", [True, False])
+@pytest.mark.parametrize(
+    ("question", "ask"),
+    [
+        ("queue_paused", Reconciler._read_pauses),
+        ("queue_touch", lambda reconciler: reconciler._touch_queues(2.0)),
+    ],
+)
+async def test_pause_heard_before_an_older_answer(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, question: str, ask: Any, is_pause: bool
+) -> None:
+    """OP-09: a pause or a resume that is heard while an answer of before is on its way stands; the
+    answer says something of the other queues still."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    both = {name: QueueConfig(max_workers=1) for name in ("default", "other")}
+    async with rig.working(queues=both) as client:
+        assert client._run is not None
+        run = client._run
+        heard, unheard = run.producers["default"], run.producers["other"]
+        change = client.queue_pause if is_pause else client.queue_resume
+        if not is_pause:
+            await client.queue_pause("default")
+            await _until(lambda: heard.paused)
+        asked = getattr(queues, question)
+
+        async def answered_late(*args: Any) -> Any:
+            answer = await asked(*args)
+            await change("default")
+            await _until(lambda: heard.paused is is_pause)
+            return answer
+
+        await rig.schema.execute("UPDATE river_queue SET paused_at = now() WHERE name = 'other'")
+        with monkeypatch.context() as patch:
+            patch.setattr(queues, question, answered_late)
+            await ask(run._reconciler)
+        assert heard.paused is is_pause
+        assert unheard.paused
+
+
+async def test_retried_before_an_older_answer(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that is cancelled, retried by hand and claimed anew while the answer is on its way that
+    tells of its cancel is not cancelled by it."""
+    attempts: list[int] = []
+    ends = asyncio.Event()
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        attempts.append(job.attempt)
+        await ends.wait()
+
+    async with rig.working() as client:
+        assert client._run is not None
+
+        async def answered_late(*args: Any) -> Any:
+            await client.job_cancel(inserted.job.id)
+            answer = [inserted.job.id]  # as it is between the mark and the end of the attempt
+            assert (await rig.event()).kind is EventKind.JOB_CANCELLED
+            await client.job_retry(inserted.job.id)
+            client._run.producers["default"].wake()  # type: ignore[union-attr]
+            await _until(lambda: attempts == [1, 2])
+            return answer
+
+        inserted = await client.insert(Task())
+        await _until(lambda: attempts == [1])
+        with monkeypatch.context() as patch:
+            patch.setattr(jobs, "job_cancel_marks", answered_late)
+            await client._run._reconciler._read_cancels()
+        ends.set()
+        assert (await rig.event()).kind is EventKind.JOB_COMPLETED
+
+
+async def test_cancel_beside_an_attempt_that_goes_on(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SC-10: a cancel that is heard between a claim and its answer reaches what that brings, also
+    while an earlier attempt at the job, which others have rescued, goes on here."""
+
+    async def never(_: Reconciler) -> None:
+        pass
+
+    monkeypatch.setattr(Reconciler, "_read_cancels", never)
+    attempts: list[int] = []
+    ends = asyncio.Event()
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        attempts.append(job.attempt)
+        while not ends.is_set():
+            try:
+                await ends.wait()
+            except asyncio.CancelledError:
+                if job.attempt > 1:
+                    raise
+
+    async with rig.working() as client:
+        producer: Any = client._run.producers["default"]  # type: ignore[union-attr]
+        inserted = await client.insert(Task())
+        await _until(lambda: attempts == [1])
+        take = producer._take_now
+
+        async def answered_late(*args: Any) -> Any:
+            if rows := await take(*args):
+                await client.job_cancel(inserted.job.id)
+                earlier = next(iter(client._run.work.attempts))  # type: ignore[union-attr]
+                await _until(lambda: earlier.cause is not None)
+            return rows
+
+        producer._take_now = answered_late
+        await rig.schema.execute("UPDATE river_job SET state = 'available'")  # as a rescue does
+        producer.wake()
+        assert (await rig.event()).kind is EventKind.JOB_CANCELLED
+        ends.set()
+    assert (await rig.row(inserted.job.id))["state"] == "cancelled"
