@@ -25,9 +25,8 @@ CLAIMS = "riverpy claims"
 
 @pytest.fixture(autouse=True)
 def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A claim may take half a second instead of ten."""
-    for module in (riverpy._work.producer, riverpy._work.reconciler):
-        monkeypatch.setattr(module, "CLAIM_TIMEOUT", 0.5)
+    """A claim is looked for half a second after it may have been lost, instead of ten."""
+    monkeypatch.setattr(riverpy._work.reconciler, "CLAIM_TIMEOUT", 0.5)
     monkeypatch.setattr(riverpy._work.reconciler, "SWEEP_MARGIN", 0.05)
 
 
@@ -42,10 +41,14 @@ async def hold_claims(client: Client, proxy: Proxy) -> None:
 
 
 @pytest.mark.parametrize("how", ["cut", "frozen"])
-async def test_answer_of_a_claim_is_lost(rig: Rig, log: list[dict[str, Any]], how: str) -> None:
+async def test_answer_of_a_claim_is_lost(
+    rig: Rig, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     """NR-17: the connection dies, or freezes, between a claim and its answer: the rows go back
     without a lost attempt, and are worked by this very client."""
     ran: list[int] = []
+    if how == "frozen":
+        monkeypatch.setattr(riverpy._work.producer, "CLAIM_TIMEOUT", 0.5)
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -70,13 +73,15 @@ async def test_answer_of_a_claim_is_lost(rig: Rig, log: list[dict[str, Any]], ho
     }
     assert sorted(ran) == [1, 2, 3, 4, 5, 6, 7]
     counts = [entry["count"] for entry in log if entry["event"].startswith("put back jobs")]
-    assert sum(counts) == 6
+    assert sum(counts) >= 6  # a busy machine may lose other claims, where they are given up so soon
+    assert sum(counts) == 6 or how == "frozen"
 
 
 async def test_answer_is_lost_at_the_end(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim whose answer is lost just before a stop leaves no row behind: they go back before
     the run ends, long before they would be old enough to be looked for."""
     monkeypatch.setattr(riverpy._work.reconciler, "CLAIM_TIMEOUT", 600.0)
+    monkeypatch.setattr(riverpy._work.reconciler, "LAST_SWEEP_TIMEOUT", 10.0)
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -178,6 +183,7 @@ async def test_every_connection_is_cut_again_and_again(
     """Whatever is cut while jobs are claimed, run and stored: no job is lost, none runs twice at
     once, and each is stored once. Claims that are lost late, too young for the first look, do not
     wait for the next regular one."""
+    monkeypatch.setattr(riverpy._work.producer, "CLAIM_TIMEOUT", 0.5)
     monkeypatch.setattr(riverpy._work.reconciler, "CLAIM_TIMEOUT", 1.0)
     now: set[int] = set()
     twice: list[int] = []
