@@ -13,6 +13,7 @@ import msgspec
 
 import riverpy
 from riverpy import Client, Config, EventKind, Job, QueueConfig, Workers
+from riverpy._work import executor
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from riverpy import Event, JobRow, StopReport, Subscription
     from tests._database import Schema
 
-PATIENCE = 15.0
+PATIENCE = 30.0
 """Seconds after which a test that waits for something fails."""
 ALL_KINDS = tuple(EventKind)
 FAR = timedelta(minutes=10)
@@ -40,7 +41,7 @@ class InMoments:
     """A retry policy: soon enough to be available, too late to run again in a test."""
 
     def next_retry(self, job: JobRow, /) -> timedelta:
-        return timedelta(seconds=4.9)
+        return executor.SOON - timedelta(milliseconds=100)
 
 
 class Rig:
@@ -51,6 +52,8 @@ class Rig:
         self.url = schema.url
         self.workers = Workers()
         self.events: Subscription | None = None
+        self.release = anyio.Event()
+        """What jobs of the test may wait for."""
         self.report: StopReport | None = None
         """Of the last run that `working` ended."""
 
@@ -82,7 +85,7 @@ class Rig:
             "schema": self.schema.name,
             "fetch_poll_interval": FAR,
             "soft_stop_timeout": timedelta(seconds=10),
-            "hard_stop_timeout": timedelta(seconds=2),
+            "hard_stop_timeout": timedelta(seconds=10),
             "skip_unknown_job_check": True,
             "retry_policy": InMoments(),
         } | settings
