@@ -15,7 +15,7 @@ import riverpy._work.producer
 from riverpy import Event, EventKind, Job, JobCancel, JobSnooze
 from riverpy._db import jobs
 from tests.kit.proxy import proxied
-from tests.work.rig import Task, errors_of, metadata_of
+from tests.work.rig import PATIENCE, Task, errors_of, metadata_of
 
 if TYPE_CHECKING:
     from tests.work.rig import Rig
@@ -439,7 +439,7 @@ async def test_half_open_connection(rig: Rig, gate: Gate, monkeypatch: pytest.Mo
         await gate.started.get()
         proxy.hold(RESULTS)
         gate.open.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await proxy.held.wait()
             while client._run._completer._connection._connection is not None:  # type: ignore[union-attr]
                 await asyncio.sleep(0.01)
@@ -470,7 +470,7 @@ async def test_read_only_spell(rig: Rig, gate: Gate) -> None:
 
             results._connect = counted
             gate.open.set()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 for _ in range(2):
                     await tries.acquire()
             assert await rig.states() == {"running": 3}
@@ -608,7 +608,7 @@ async def test_backlog_holds_claims(rig: Rig, monkeypatch: pytest.MonkeyPatch) -
     await rig.insert_rows(100)
     async with rig.working(slots=5) as client:
         completer = client._run._completer  # type: ignore[union-attr]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while len(completer._backlog) <= 10:
                 await asyncio.sleep(0)
         for _ in range(20):

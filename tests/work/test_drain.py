@@ -6,14 +6,14 @@ import asyncio
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 import riverpy._work.run
 from riverpy import Job, JobSnooze, QueueConfig
 from tests.kit.proxy import proxied
 from tests.work.rig import PATIENCE, Task
 
 if TYPE_CHECKING:
-    import pytest
-
     from tests.work.rig import Rig
 
 
@@ -65,6 +65,7 @@ async def test_available_and_far_from_due(rig: Rig) -> None:
     assert await rig.states() == {"available": 2, "completed": 1}
 
 
+@pytest.mark.timeout(180)
 async def test_pending_retry(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """LD-16: a job that fails once and is due again at once: a drain returns only when it is
     completed, 50 times."""

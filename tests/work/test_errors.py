@@ -193,6 +193,7 @@ async def test_recursion(rig: Rig) -> None:
     assert 0 < len(entry["trace"]) <= 32 * 1024
 
 
+@pytest.mark.timeout(120)
 async def test_megabytes_of_text(rig: Rig) -> None:
     """PF-08: of a 20 MB message 16 Ki characters are stored, with a mark; the trace keeps its
     frames; 25 attempts make a row of less than 2 MB."""

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 import riverpy._work.producer
-from riverpy import InsertOpts, Job, QueueConfig
+from riverpy import InsertManyParams, InsertOpts, Job, QueueConfig
 from tests.work.rig import FAR, PATIENCE, Task
 
 if TYPE_CHECKING:
@@ -129,9 +129,10 @@ async def test_job_that_becomes_due_while_everybody_sleeps(rig: Rig) -> None:
     async with rig.working() as client, rig.client(queues={}) as other:
         await rig.until("SELECT leader_id FROM river_leader", client.id)
         now = await rig.schema.fetchval("SELECT now()")
-        for n, seconds in ((2, 1.2), (1, 0.6)):
-            at = now + timedelta(seconds=seconds)
-            await other.insert(Task(n), InsertOpts(scheduled_at=at))
+        times = {2: now + timedelta(seconds=1.2), 1: now + timedelta(seconds=0.6)}
+        await other.insert_many(
+            [InsertManyParams(Task(n), InsertOpts(scheduled_at=at)) for n, at in times.items()]
+        )  # together, for both may be due by then
         await rig.take(2)
     assert started == [1, 2]
     rows = await rig.schema.fetch("SELECT attempted_at >= scheduled_at AS due FROM river_job")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,15 +14,20 @@ from riverpy import Job
 from tests.work.rig import Task
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from tests.work.rig import Rig
 
 JOBS = 30
 
 
-def shorten_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nobody wait long for a connection of the pool."""
-    for module in (riverpy._insert, riverpy.client):
-        monkeypatch.setattr(module, "ACQUIRE_TIMEOUT", 0.5)
+@contextmanager
+def short_waiting() -> Generator[None]:
+    """Nobody waits long for a connection of the pool."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for module in (riverpy._insert, riverpy.client):
+            monkeypatch.setattr(module, "ACQUIRE_TIMEOUT", 0.5)
+        yield
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -49,11 +55,10 @@ async def test_jobs_share_few_connections(rig: Rig, size: int) -> None:
     assert await rig.states() == {"completed": 3 * JOBS}
 
 
-async def test_pool_that_user_code_has_filled(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pool_that_user_code_has_filled(rig: Rig) -> None:
     """PB-09: while somebody keeps every connection of the pool, jobs are worked, cancelled and
     stored all the same; an insert gives up in time and says what to do, and works again as soon as
     there is a connection."""
-    shorten_waiting(monkeypatch)
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -64,9 +69,10 @@ async def test_pool_that_user_code_has_filled(rig: Rig, monkeypatch: pytest.Monk
             await rig.insert_rows(JOBS)
             await notify(rig)
             await rig.take(JOBS)
-            for call in (client.insert(Task()), client.job_get(1)):
-                with pytest.raises(TimeoutError, match=r"Config\(pool_size=…\)"):
-                    await call
+            with short_waiting():
+                for call in (client.insert(Task()), client.job_get(1)):
+                    with pytest.raises(TimeoutError, match=r"Config\(pool_size=…\)"):
+                        await call
         await client.insert(Task())
         await rig.event()
     assert await rig.states() == {"completed": JOBS + 1}

@@ -15,7 +15,7 @@ import riverpy
 from riverpy import Job, QueueConfig, Workers
 from riverpy._work.reconciler import Reconciler
 from tests.kit.proxy import proxied
-from tests.work.rig import Task
+from tests.work.rig import PATIENCE, Task
 
 if TYPE_CHECKING:
     from tests.kit.proxy import Proxy
@@ -52,7 +52,7 @@ async def stop_when_held(rig: Rig, proxy: Proxy, name: str, step: int, how: str)
         up.set()
 
     before = asyncio.all_tasks()
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(start, tasks)
             held, started = (

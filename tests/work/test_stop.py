@@ -17,7 +17,7 @@ from riverpy import EventKind, Job
 from riverpy._work.completer import Completer
 from riverpy._work.producer import Producer
 from riverpy._work.reconciler import Reconciler
-from tests.work.rig import Task, metadata_of
+from tests.work.rig import PATIENCE, Task, metadata_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -172,6 +172,7 @@ async def test_claim_in_flight_at_a_stop(rig: Rig, monkeypatch: pytest.MonkeyPat
         pass
 
     monkeypatch.setattr(riverpy._work.producer, "job_claim", slow)
+    monkeypatch.setattr(riverpy._work.producer, "CLAIM_TIMEOUT_STOPPING", PATIENCE)
     await rig.insert_rows(3)
     async with rig.working() as client:
         await claiming.wait()
@@ -254,7 +255,7 @@ async def test_job_that_ignores_cancellation(rig: Rig, log: list[dict[str, Any]]
         (stamp,) = client.running_stamps()
         await client.insert(Task(n=1))
         await rig.event()
-        with anyio.fail_after(5):
+        with anyio.fail_after(PATIENCE):
             client.stop()
             while client.is_running:
                 await asyncio.sleep(0.01)
@@ -291,7 +292,7 @@ async def test_blocked_thread(rig: Rig) -> None:
     assert len(rig.report.abandoned) == 1
     before = asyncio.all_tasks()
     let_go.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while any("Executor.work" in repr(task) for task in asyncio.all_tasks() & before):
             await asyncio.sleep(0.001)
 
@@ -396,7 +397,7 @@ async def test_fault_of_ours(
     if service is Completer:
         jobs.release.set()
     with pytest.raises(ZeroDivisionError, match="a fault of ours"):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await rig.client().run()
     states = await rig.states()
     assert set(states) <= {"available", "running"} if service is Completer else {"available"}
@@ -464,18 +465,14 @@ async def test_connections_are_closed(rig: Rig, jobs: Jobs) -> None:
     async with rig.working() as client:
         await client.insert(Task())
         await rig.event()
-        names = await rig.schema.fetch(
-            "SELECT DISTINCT application_name AS name FROM pg_stat_activity"
-            " WHERE datname = current_database() AND application_name ~ '^riverpy' ORDER BY 1"
+        names = "riverpy,riverpy claims,riverpy listener,riverpy reserved,riverpy results"
+        await rig.until(
+            "SELECT string_agg(DISTINCT application_name, ',' ORDER BY application_name)"
+            " FROM pg_stat_activity WHERE datname = current_database()"
+            " AND application_name ~ '^riverpy'"
+            " AND application_name !~ '^riverpy (maintenance|cleaning|reindex)$'",
+            names,
         )
-        maintenance = {f"riverpy {name}" for name in ("maintenance", "cleaning", "reindex")}
-        assert [row["name"] for row in names if row["name"] not in maintenance] == [
-            "riverpy",
-            "riverpy claims",
-            "riverpy listener",
-            "riverpy reserved",
-            "riverpy results",
-        ]
     await rig.until(
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
         " AND application_name ~ '^riverpy'",

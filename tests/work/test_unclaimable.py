@@ -18,7 +18,7 @@ from tests._database import (
     new_database_name,
     with_database,
 )
-from tests.work.rig import Rig, Task
+from tests.work.rig import PATIENCE, Rig, Task
 
 LEFT_ALONE = "job cannot be claimed and is left alone; it is tried again now and then"
 SOON = timedelta(milliseconds=20)
@@ -143,7 +143,7 @@ async def test_every_row_is_refused(
     await rig.insert_rows(50)
     await refuse(rig, "true")
     async with rig.working():
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while not said(log, FAILING):
                 await asyncio.sleep(0.005)
         await allow(rig)
@@ -163,7 +163,7 @@ async def test_claims_that_are_not_permitted(rig: Rig, log: list[dict[str, Any]]
         await rig.schema.execute("ALTER TABLE river_job RENAME TO elsewhere")
         assert client._run is not None
         client._run.producers["default"].wake()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while not said(log, FAILING):
                 await asyncio.sleep(0.005)
         await rig.schema.execute("ALTER TABLE elsewhere RENAME TO river_job")
