@@ -3,40 +3,35 @@ SQL."""
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from enum import StrEnum
 from time import monotonic
-from typing import TYPE_CHECKING, Literal, cast
-
-import anyio
+from typing import TYPE_CHECKING, cast
 
 from riverpy._db.schema import (
     LINES_VERSION,
     MAIN_LINE,
-    READ_TIMEOUT,
     Migration,
     SchemaState,
     lines,
     migrations,
     read_schema_state,
 )
+from riverpy._migrate_step import Direction, StepRunner, bounded_transaction, record_text
 from riverpy._names import validate_schema
-from riverpy._sql import blocks, query, splice_schema
+from riverpy._sql import splice_schema
 from riverpy.drivers.asyncpg import (
     CONNECT_TIMEOUT,
-    DATABASE_ERRORS,
     close,
     connect,
-    describe,
     is_pool,
     is_transaction,
 )
 from riverpy.errors import ConfigError, MigrationError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Sequence
     from datetime import datetime
 
     from riverpy.drivers.asyncpg import Pool, Transaction
@@ -53,12 +48,6 @@ __all__ = [
 
 LOCK_TIMEOUT_DEFAULT = timedelta(seconds=4)
 STATEMENT_TIMEOUT_DEFAULT = timedelta(minutes=1)
-ROLLBACK_TIMEOUT = 5.0
-"""Seconds that undoing a failed or cancelled step may take."""
-
-IDLE_TIMEOUT = timedelta(seconds=10)
-"""How long the server keeps a step's locks for a migrator of which it hears nothing more."""
-
 _SQL_HEADER = """\
 -- These migrations must not be wrapped in one transaction: version 4 of line main adds a value to
 -- an enum, and PostgreSQL lets nobody use it before the commit. Commit after each version.
@@ -66,16 +55,6 @@ _SQL_HEADER = """\
 
 _LIMIT_MAX = timedelta(days=24)
 """What PostgreSQL can count in milliseconds, less a little."""
-
-_LOCK_NOT_AVAILABLE = "55P03"
-_QUERY_CANCELED = "57014"
-
-
-class Direction(StrEnum):
-    """Which way a migration goes."""
-
-    UP = "up"
-    DOWN = "down"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +154,11 @@ class Migrator:
         self._schema = schema
         self._line = line
         self._migrations = migrations(line)
-        self._lock_timeout = _checked_limit("lock_timeout", lock_timeout)
-        self._statement_timeout = _checked_limit("statement_timeout", statement_timeout)
+        self._steps = StepRunner(
+            line,
+            lock_timeout=_checked_limit("lock_timeout", lock_timeout),
+            statement_timeout=_checked_limit("statement_timeout", statement_timeout),
+        )
 
     async def up(
         self, *, target: int | None = None, max_steps: int | None = None, dry_run: bool = False
@@ -301,7 +283,7 @@ class Migrator:
             body = migration.up if up else migration.down
             texts.append(
                 f"-- Line {line}, version {version:03} ({migration.name}), {direction}\n"
-                + splice_schema(body + _record_text(line, version, direction), schema)
+                + splice_schema(body + record_text(line, version, direction), schema)
             )
         return "\n".join(texts)
 
@@ -329,7 +311,7 @@ class Migrator:
                 body = migration.up if direction is Direction.UP else migration.down
                 sql = splice_schema(body, state.schema)
                 started = monotonic()
-                if not dry_run and not await self._step(
+                if not dry_run and not await self._steps.run(
                     connection, state.schema, direction, migration, sql
                 ):
                     continue
@@ -409,73 +391,8 @@ class Migrator:
             yield cast("Transaction", database)
 
     async def _read(self, connection: Transaction) -> SchemaState:
-        async with _transaction(connection):
+        async with bounded_transaction(connection):
             return await read_schema_state(connection, self._schema)
-
-    async def _step(
-        self,
-        connection: Transaction,
-        schema: str,
-        direction: Direction,
-        migration: Migration,
-        sql: str,
-    ) -> bool:
-        """Run one migration and record it. False if another migrator has done so meanwhile."""
-        up = direction is Direction.UP
-        what = f"version {migration.version} of line {self._line!r} in schema {schema!r}"
-        with _translated(f"migrating {direction} {what}"):
-            # Each statement has to see what was committed while it waited for its turn.
-            async with _transaction(connection, isolation="read_committed"):
-                with _translated(f"waiting for another migrator before {what}"):
-                    await self._take_turn(connection, schema)
-                applied = (await read_schema_state(connection, schema)).versions(self._line)
-                if (migration.version in applied) is up:
-                    return False
-                self._check_order(migration.version, applied, direction)
-                await self._limit(connection, self._lock_timeout)
-                # The server limits each statement of the text; this is for a server that is gone.
-                with anyio.fail_after(
-                    self._statement_timeout.total_seconds() * sql.count(";") + READ_TIMEOUT
-                ):
-                    await connection.execute(sql)
-                    await self._record(connection, schema, direction, migration.version)
-        return True
-
-    async def _take_turn(self, connection: Transaction, schema: str) -> None:
-        # No worker waits behind this lock, so the wait may be as long as another's step takes.
-        await self._limit(connection, self._statement_timeout)
-        with anyio.fail_after(self._statement_timeout.total_seconds() + READ_TIMEOUT):
-            await _execute(connection, schema, "migration_lock", {"schema": schema})
-
-    async def _limit(self, connection: Transaction, lock_timeout: timedelta) -> None:
-        limits = {
-            "lock_timeout": lock_timeout,
-            "statement_timeout": self._statement_timeout,
-            "idle_timeout": IDLE_TIMEOUT,
-        }
-        values = {name: str(limit // timedelta(milliseconds=1)) for name, limit in limits.items()}
-        with anyio.fail_after(READ_TIMEOUT):
-            await _execute(connection, None, "migration_limits", values)
-
-    def _check_order(self, version: int, applied: set[int], direction: Direction) -> None:
-        """Another migrator may have gone the other way since the plan was made."""
-        up = direction is Direction.UP
-        in_order = version == 1 or version - 1 in applied if up else max(applied) == version
-        if not in_order:
-            raise MigrationError(
-                f"line {self._line!r} was migrated the other way by somebody else: its versions "
-                f"are now {', '.join(map(str, sorted(applied))) or 'none'}. Nothing more was done"
-            )
-
-    async def _record(
-        self, connection: Transaction, schema: str, direction: Direction, version: int
-    ) -> None:
-        if block := _record_block(self._line, version, direction):
-            values: dict[str, object] = {"line": self._line, "version": version}
-            statement = query("river_migration", block, schema)
-            await connection.execute(
-                statement.text, *(values[name] for name in statement.parameters)
-            )
 
 
 async def migrate_all(
@@ -516,72 +433,6 @@ def _check_known(line: str, version: int | None) -> None:
         raise MigrationError(
             f"line {line!r} has no version {version}: riverpy knows 1 to {max(known)}"
         )
-
-
-def _record_block(line: str, version: int, direction: Direction) -> str | None:
-    """What records the step in the form that the table has by then. None: the table is gone."""
-    up = direction is Direction.UP
-    verb = "migration_insert" if up else "migration_delete"
-    if line != MAIN_LINE or version > LINES_VERSION or (up and version == LINES_VERSION):
-        return verb
-    return f"{verb}_without_line" if up or version > 1 else None
-
-
-def _record_text(line: str, version: int, direction: Direction) -> str:
-    block = _record_block(line, version, direction)
-    if block is None:
-        return ""
-    text = blocks("river_migration")[block]
-    return "\n" + text.replace("@line", f"'{line}'").replace("@version", str(version)) + ";\n"
-
-
-async def _execute(
-    connection: Transaction, schema: str | None, block: str, values: Mapping[str, object]
-) -> None:
-    statement = query("river_migration", block, schema)
-    await connection.execute(statement.text, *statement.arguments(dict(values)))
-
-
-@asynccontextmanager
-async def _transaction(
-    connection: Transaction, *, isolation: Literal["read_committed"] | None = None
-) -> AsyncGenerator[None]:
-    """A transaction that is rolled back, also by a cancelled task, before an error goes on."""
-    transaction = connection.transaction(isolation=isolation)
-    with anyio.fail_after(READ_TIMEOUT):
-        await transaction.start()
-    try:
-        yield
-    except BaseException:
-        with anyio.move_on_after(ROLLBACK_TIMEOUT, shield=True) as scope:
-            with suppress(*DATABASE_ERRORS):
-                await transaction.rollback()
-        if scope.cancelled_caught:
-            connection.terminate()
-        raise
-    with anyio.fail_after(READ_TIMEOUT):
-        await transaction.commit()
-
-
-@contextmanager
-def _translated(doing: str) -> Generator[None]:
-    """Turn what the database raises into MigrationError, with what can be done about it."""
-    try:
-        yield
-    except DATABASE_ERRORS as error:
-        sqlstate = getattr(error, "sqlstate", None)
-        if sqlstate == _LOCK_NOT_AVAILABLE:
-            advice = (
-                "try again when the transaction that holds the table has ended, "
-                "or give a longer lock timeout"
-            )
-        elif sqlstate == _QUERY_CANCELED:
-            advice = "try again later, or give a longer statement timeout"
-        else:
-            advice = "when that is put right, run it again: it goes on where it stopped"
-        raise MigrationError(
-            f"{doing} failed, and nothing of that version was kept: {describe(error)}; {advice}"
-        ) from error
 
 
 def _invalid_index_message(state: SchemaState, index: str) -> str:
