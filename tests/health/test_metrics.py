@@ -155,9 +155,9 @@ async def test_series_are_bounded(rig: Rig) -> None:
                 )
                 for n in range(jobs)
             ]
-            await client.insert_many(params)
             await rig.insert_rows(5, kind="one unknown")
             await rig.insert_rows(5, kind="another")
+            await client.insert_many(params)  # which tells the workers
             await rig.until(
                 "SELECT count(*) FROM river_job"
                 " WHERE finalized_at IS NOT NULL OR cardinality(errors) = 1",
