@@ -17,10 +17,6 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)
 SETTINGS = LoadSettings(slots=50, dead_after=24.0)
 POOL_SIZE = 10
 """Of a client, by default."""
-STALLED = (
-    "this process did not run for a while: a job holds the event loop, or the process or the "
-    "machine was suspended"
-)
 LOCK_RUNNING = "SELECT id FROM river_job WHERE state = 'running' FOR UPDATE"
 LOCK_AVAILABLE = "SELECT id FROM river_job WHERE state = 'available' FOR UPDATE"
 
@@ -70,7 +66,7 @@ async def test_frozen_worker(stage: Stage) -> None:
     """A worker process is stopped and goes on: the other one works meanwhile, and each job runs
     once."""
     frozen, _ = stage.places
-    async with stage.load(outages=0, expected=[STALLED]) as load:
+    async with stage.load(outages=0) as load:
         frozen.worker.freeze()
         await load.flows()
         frozen.worker.thaw()
