@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import structlog
 import uvloop
+from hypothesis import HealthCheck, settings
 
 from riverpy.embedded import EmbeddedPostgres
 from tests._database import (
@@ -39,6 +40,10 @@ URL_VARIABLE = "RIVERPY_TEST_DATABASE_URL"
 LOOP_VARIABLE = "RIVERPY_TEST_LOOP"
 POOLER_VARIABLE = "RIVERPY_TEST_POOLER"
 pytest_plugins = ["tests._limits", "tests._scheduling"]
+
+# How long an example takes tells of the machine.
+settings.register_profile("riverpy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("riverpy")
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

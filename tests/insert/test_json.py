@@ -15,7 +15,7 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from riverpy import _json
@@ -193,7 +193,6 @@ def test_depth_up_to_the_limit_is_written() -> None:
         _json.normalize(f"[{_json.encode(value)}]")
 
 
-@settings(deadline=None)
 @given(VALUES)
 def test_decodes_to_the_same_value(value: object) -> None:
     """What the encoder writes decodes to the same value; a whole float is read as an int."""
@@ -210,7 +209,6 @@ def test_decodes_to_the_same_value(value: object) -> None:
     assert same(json.loads(_json.encode(value)), value)
 
 
-@settings(deadline=None)
 @given(VALUES)
 def test_equal_values_give_equal_text(value: object) -> None:
     """UQ-08: the order in which a dict was filled does not count."""
@@ -224,7 +222,6 @@ def test_equal_values_give_equal_text(value: object) -> None:
     assert _json.encode(rebuilt(value)) == _json.encode(value)
 
 
-@settings(deadline=None)
 @given(VALUES)
 def test_normalizing_keeps_what_was_written(value: object) -> None:
     """Raw text that is in Go's form already stays as it is, whatever spaces stand around it."""
@@ -234,7 +231,6 @@ def test_normalizing_keeps_what_was_written(value: object) -> None:
     assert json.loads(_json.normalize(spaced)) == json.loads(spaced)
 
 
-@settings(deadline=None)
 @given(st.text())
 def test_strings_are_written_or_refused(text: str) -> None:
     """A text with NUL or a lone surrogate is refused, any other comes back."""
