@@ -5,11 +5,17 @@ from __future__ import annotations
 from functools import wraps
 from typing import TYPE_CHECKING, TypeVar
 
-import click
 import msgspec
 
 from riverpy.cli._run import debug_option
-from riverpy.cli._settings import DATABASE_URL, SCHEMA, SettingsError, Sources, Value, flag_value
+from riverpy.cli._settings import (
+    DATABASE_URL,
+    SCHEMA,
+    SettingsError,
+    Sources,
+    Value,
+    setting_option,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,16 +68,14 @@ def database_options(command: Callable[..., ResultT]) -> Callable[..., ResultT]:
 
     for option in (
         debug_option,
-        click.option(
-            "--schema",
+        setting_option(
+            SCHEMA,
             metavar="NAME",
-            callback=flag_value(SCHEMA),
             help="Schema of River's tables. Default: by search path.",
         ),
-        click.option(
-            "--database-url",
+        setting_option(
+            DATABASE_URL,
             metavar="URL",
-            callback=flag_value(DATABASE_URL),
             help="Where the database is, as postgres://user@host/name. Default: "
             "RIVERPY_DATABASE_URL, DATABASE_URL, PGHOST and its like, or the file.",
         ),

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 T = TypeVar("T")
+F = TypeVar("F", bound="Callable[..., Any]")
 
 OTHER_VARIABLES = (
     "RIVERPY_DEBUG",
@@ -65,9 +66,14 @@ class Setting(Generic[T]):
     """What holds if nobody says otherwise, in words."""
 
     @property
+    def parameter(self) -> str:
+        """What its flag is called as an argument of a command."""
+        return self.name.replace("-", "_")
+
+    @property
     def variable(self) -> str:
         """The environment variable."""
-        return "RIVERPY_" + self.name.upper().replace("-", "_")
+        return "RIVERPY_" + self.parameter.upper()
 
 
 class Value(msgspec.Struct, Generic[T], frozen=True):
@@ -244,29 +250,38 @@ class Sources:
         return _checked(source, setting.parse, value)
 
 
-def flag_value(setting: Setting[T]) -> Callable[[click.Context, click.Parameter, Any], T | None]:
-    """The callback of a click option that gives this setting."""
+def setting_option(setting: Setting[Any], *, metavar: str, help: str) -> Callable[[F], F]:  # noqa: A002 (click's name)
+    """The click option that gives this setting, under its name."""
 
-    def callback(ctx: click.Context, param: click.Parameter, value: str | None) -> T | None:
+    def callback(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
         try:
             return None if value is None else setting.parse(value)
         except ValueError as error:
             raise click.BadParameter(mask_url(str(error)), ctx, param) from None
 
-    return callback
+    return click.option(f"--{setting.name}", metavar=metavar, callback=callback, help=help)
 
 
-def print_config(values: Iterable[tuple[Setting[Any], Value[Any]]]) -> None:
-    """A table of settings on stdout: name, value with its password masked, source."""
-    rows = [
-        (
-            setting.name,
-            setting.default if value.value is msgspec.UNSET else setting.show(value.value),
-            value.source,
-        )
-        for setting, value in values
-    ]
-    print_table(("SETTING", "VALUE", "SOURCE"), rows)
+class Settings:
+    """The values of settings, each by its setting and with its source."""
+
+    def __init__(self, values: Iterable[tuple[Setting[Any], Value[Any]]]) -> None:
+        self._values = {setting.name: (setting, value) for setting, value in values}
+
+    def __getitem__(self, setting: Setting[T]) -> Value[T]:
+        return self._values[setting.name][1]
+
+    def print(self) -> None:
+        """A table on stdout: name, value with its password masked, source."""
+        rows = [
+            (
+                setting.name,
+                setting.default if value.value is msgspec.UNSET else setting.show(value.value),
+                value.source,
+            )
+            for setting, value in self._values.values()
+        ]
+        print_table(("SETTING", "VALUE", "SOURCE"), rows)
 
 
 def _checked(source: str, parse: Callable[[Any], T], value: object) -> T:

@@ -23,7 +23,7 @@ from riverpy.cli._embedded import embedded_server
 from riverpy.cli._options import database_options
 from riverpy.cli._output import print_note
 from riverpy.cli._run import CommandError, run
-from riverpy.cli._settings import Sources, flag_value
+from riverpy.cli._settings import Sources, setting_option
 from riverpy.config import HARD_STOP_TIMEOUT_DEFAULT
 from riverpy.migrate import migrate_all
 
@@ -56,10 +56,9 @@ Options after -- are those of `riverpy worker`.
 @click.option(
     "--health", metavar="HOST:PORT", help="Where the worker serves its health, as for `worker`."
 )
-@click.option(
-    "--soft-stop",
+@setting_option(
+    _settings.SOFT_STOP,
     metavar="DURATION",
-    callback=flag_value(_settings.SOFT_STOP),
     help="How long running jobs may go on after a stop or change. Default 5s.",
 )
 @click.option(

@@ -40,7 +40,7 @@ from riverpy.cli._run import (
     run_to_end,
     show_error,
 )
-from riverpy.cli._settings import SettingsError, Sources, Value, flag_value, print_config
+from riverpy.cli._settings import Settings, SettingsError, Sources, setting_option
 from riverpy.cli._signals import (
     StoppedBeforeStart,
     StopPlan,
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from riverpy._db.jobs import Stamp
-    from riverpy._health.address import Address
     from riverpy._work.stop_report import StopReport
     from riverpy.cli._log_stream import LogStream
     from riverpy.cli._options import DatabaseSettings
@@ -86,31 +85,6 @@ SIGTERM or SIGINT stops claiming and lets running jobs end; after --soft-stop, o
 signal, they are cancelled. A third signal ends the process at once with 128 + its number.
 What user code leaves behind, as threads that do not end, holds the process for 3 s at most.
 """
-
-
-class WorkerSettings(msgspec.Struct, frozen=True):
-    """The settings of one worker process, each with its source."""
-
-    database_url: Value[str]
-    schema: Value[str]
-    queues: Value[dict[str, int]]
-    poll_only: Value[bool]
-    candidate: Value[bool]
-    leader_domain: Value[str]
-    soft_stop: Value[timedelta]
-    dead_after: Value[timedelta]
-    name: Value[str]
-    health: Value[Address]
-    log: Value[str]
-    log_level: Value[str]
-
-    def print(self) -> None:
-        """Show each with its source."""
-        settings = {setting.name: setting for setting in _settings.SETTINGS}
-        print_config(
-            (settings[field.replace("_", "-")], getattr(self, field))
-            for field in self.__struct_fields__
-        )
 
 
 def _parse_queues(
@@ -141,36 +115,31 @@ def _parse_queues(
     default=None,
     help="Whether to stand for election. Default: the client's, else yes.",
 )
-@click.option(
-    "--leader-domain",
+@setting_option(
+    _settings.LEADER_DOMAIN,
     metavar="NAME",
-    callback=flag_value(_settings.LEADER_DOMAIN),
     help="Claim the queues for this leader domain, which has a leader of its own. Default: the"
     " client's, else `default`.",
 )
-@click.option(
-    "--soft-stop",
+@setting_option(
+    _settings.SOFT_STOP,
     metavar="DURATION",
-    callback=flag_value(_settings.SOFT_STOP),
     help="How long running jobs may go on after a stop. Default: the client's, else 30s.",
 )
-@click.option(
-    "--dead-after",
+@setting_option(
+    _settings.DEAD_AFTER,
     metavar="DURATION",
-    callback=flag_value(_settings.DEAD_AFTER),
     help="How long this worker may give no sign of life until its running jobs are given to others."
     " Default: the client's, else 1m.",
 )
-@click.option(
-    "--name",
+@setting_option(
+    _settings.NAME,
     metavar="NAME",
-    callback=flag_value(_settings.NAME),
     help="First part of the id that is written into claimed rows. Default: the host's name.",
 )
-@click.option(
-    "--health",
+@setting_option(
+    _settings.HEALTH,
     metavar="[HOST]:PORT",
-    callback=flag_value(_settings.HEALTH),
     help="Serve /livez, /readyz, /metrics and /events there; without a host for this machine only."
     " Default: not.",
 )
@@ -192,16 +161,7 @@ def worker(
     database: DatabaseSettings,
     drain: bool,
     print_config: bool,
-    queues: dict[str, int] | None,
-    poll_only: bool | None,
-    candidate: bool | None,
-    leader_domain: str | None,
-    soft_stop: timedelta | None,
-    dead_after: timedelta | None,
-    name: str | None,
-    health: Address | None,
-    log: str | None,
-    log_level: str | None,
+    **flags: object,
 ) -> None:
     """Work jobs until told to stop.
 
@@ -210,25 +170,17 @@ def worker(
     The current directory is on Python's path.
     """
     sources = Sources()
-    settings = WorkerSettings(
-        database_url=database.url_value,
-        schema=database.schema_value,
-        queues=sources.value(_settings.QUEUES, queues),
-        poll_only=sources.value(_settings.POLL_ONLY, poll_only),
-        candidate=sources.value(_settings.CANDIDATE, candidate),
-        leader_domain=sources.value(_settings.LEADER_DOMAIN, leader_domain),
-        soft_stop=sources.value(_settings.SOFT_STOP, soft_stop),
-        dead_after=sources.value(_settings.DEAD_AFTER, dead_after),
-        name=sources.value(_settings.NAME, name),
-        health=sources.value(_settings.HEALTH, health),
-        log=sources.value(_settings.LOG, log),
-        log_level=sources.value(_settings.LOG_LEVEL, log_level),
+    given = {_settings.DATABASE_URL: database.url_value, _settings.SCHEMA: database.schema_value}
+    settings = Settings(
+        (setting, given.get(setting) or sources.value(setting, flags[setting.parameter]))
+        for setting in _settings.SETTINGS
     )
     if print_config:
         settings.print()
         return
     stream = configure_logging(
-        settings.log.or_none() or "console", settings.log_level.or_none() or "info"
+        settings[_settings.LOG].or_none() or "console",
+        settings[_settings.LOG_LEVEL].or_none() or "info",
     )
     with stopping_before_start():
         try:
@@ -242,7 +194,7 @@ def worker(
 class _WorkerProcess:
     """The life of the process, from the loaded target to the exit code."""
 
-    def __init__(self, settings: WorkerSettings, stream: LogStream, *, drain: bool) -> None:
+    def __init__(self, settings: Settings, stream: LogStream, *, drain: bool) -> None:
         self._settings = settings
         self._stream = stream
         self._is_draining = drain
@@ -251,7 +203,7 @@ class _WorkerProcess:
         self._starting: anyio.CancelScope | None = None
         self._is_start_stopped = False
         self._abandoned: tuple[Stamp, ...] = ()
-        address = settings.health.or_none()
+        address = settings[_settings.HEALTH].or_none()
         self._health = None if address is None else WorkerHealth(address)
         self._systemd = Systemd(os.environ)
         self._client: Client | None = None
@@ -341,22 +293,22 @@ class _WorkerProcess:
 
     def _configure(self, client: Client) -> None:
         settings = self._settings
-        if settings.database_url.value is UNSET and client.database_url is None:
+        if settings[_settings.DATABASE_URL].value is UNSET and client.database_url is None:
             raise SettingsError(
                 "no database is given: use --database-url, RIVERPY_DATABASE_URL, DATABASE_URL, "
                 "PGHOST and its like, database-url in [tool.riverpy] of pyproject.toml, or "
                 'Client("postgres://…")'
             )
-        slots = settings.queues.value
+        slots = settings[_settings.QUEUES].value
         client.configure(
-            database=settings.database_url.value,
-            schema=settings.schema.value,
-            name=settings.name.value,
-            poll_only=settings.poll_only.value,
-            candidate=settings.candidate.value,
-            leader_domain=settings.leader_domain.value,
-            soft_stop_timeout=settings.soft_stop.value,
-            dead_after=settings.dead_after.value,
+            database=settings[_settings.DATABASE_URL].value,
+            schema=settings[_settings.SCHEMA].value,
+            name=settings[_settings.NAME].value,
+            poll_only=settings[_settings.POLL_ONLY].value,
+            candidate=settings[_settings.CANDIDATE].value,
+            leader_domain=settings[_settings.LEADER_DOMAIN].value,
+            soft_stop_timeout=settings[_settings.SOFT_STOP].value,
+            dead_after=settings[_settings.DEAD_AFTER].value,
             queues=slots
             if slots is UNSET
             else {

@@ -23,10 +23,10 @@ from riverpy.cli._settings import (
     SCHEMA,
     SOFT_STOP,
     Setting,
+    Settings,
     SettingsError,
     Sources,
     Value,
-    print_config,
 )
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def test_wrong_variable_names_its_source(tmp_path: Path) -> None:
 
 def test_print_config(capsys: pytest.CaptureFixture[str]) -> None:
     """--print-config shows each value with its source, the password masked, defaults in words."""
-    print_config(
+    Settings(
         [
             (DATABASE_URL, Value(URL, "DATABASE_URL")),
             (QUEUES, Value({"default": 50, "mail": 5}, "--queues")),
@@ -208,7 +208,7 @@ def test_print_config(capsys: pytest.CaptureFixture[str]) -> None:
             (POLL_ONLY, Value(value=False, source="riverpy.toml")),
             (NAME, Value(msgspec.UNSET, "default")),
         ]
-    )
+    ).print()
     lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines[:5]] == [
         ["SETTING", "VALUE", "SOURCE"],
