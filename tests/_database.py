@@ -99,6 +99,8 @@ class Schema:
     def __init__(self, url: str, name: str, connection: asyncpg.Connection[Any]) -> None:
         self.url = url
         self.name = name
+        self.is_spoilt = False
+        """Whether a test has failed in it, whose triggers, constraints and limits may be left."""
         self._connection = connection
 
     @asynccontextmanager
@@ -137,8 +139,10 @@ class SchemaPool:
         """An empty River schema, that nobody else uses until the end of the block."""
         name = self._free.pop() if self._free else await self._create()
         async with connected(self._url, search_path=name) as connection:
-            yield Schema(self._url, name, connection)
-        await self._give_back(name)
+            schema = Schema(self._url, name, connection)
+            yield schema
+        if not schema.is_spoilt:
+            await self._give_back(name)
 
     async def _create(self) -> str:
         name = f"t_{secrets.token_hex(4)}"

@@ -40,6 +40,7 @@ URL_VARIABLE = "RIVERPY_TEST_DATABASE_URL"
 LOOP_VARIABLE = "RIVERPY_TEST_LOOP"
 POOLER_VARIABLE = "RIVERPY_TEST_POOLER"
 pytest_plugins = ["tests._limits", "tests._scheduling"]
+_HAS_FAILED = pytest.StashKey[bool]()
 
 # How long an example takes tells of the machine.
 settings.register_profile("riverpy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -105,11 +106,22 @@ def schema_pool(database_url: str) -> SchemaPool:
     return SchemaPool(database_url)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Keep in mind that a test has failed."""
+    report = yield
+    item.stash[_HAS_FAILED] = report.failed
+    return report
+
+
 @pytest.fixture
-async def schema(schema_pool: SchemaPool) -> AsyncGenerator[Schema]:
+async def schema(schema_pool: SchemaPool, request: pytest.FixtureRequest) -> AsyncGenerator[Schema]:
     """An empty River schema for this test alone, at the newest version."""
     async with schema_pool.schema() as schema:
         yield schema
+        schema.is_spoilt = request.node.stash.get(_HAS_FAILED, False)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -44,7 +45,8 @@ async def test_schema_is_empty(schema: Schema, turn: int) -> None:
 
 
 async def test_schemas_are_used_again(schema_pool: SchemaPool) -> None:
-    """A schema that was given back is handed out again, but one that was damaged is not."""
+    """A schema that was given back is handed out again, but one that was damaged is not, nor one in
+    which a test has failed."""
     async with schema_pool.schema() as first:
         pass
     async with schema_pool.schema() as second:
@@ -52,6 +54,9 @@ async def test_schemas_are_used_again(schema_pool: SchemaPool) -> None:
         await second.execute("DROP TABLE river_queue")
     async with schema_pool.schema() as third:
         assert third.name != first.name
+        third.is_spoilt = True
+    async with schema_pool.schema() as fourth:
+        assert fourth.name != third.name
 
 
 async def test_schema_with_locked_tables_is_given_up(schema_pool: SchemaPool) -> None:
@@ -66,7 +71,7 @@ async def test_schema_with_locked_tables_is_given_up(schema_pool: SchemaPool) ->
 
 async def test_orphans_are_dropped(server_url: str, database_url: str) -> None:
     """Databases of dead test runs are dropped, those of living ones are kept."""
-    orphan = f"{PREFIX}_999999999_0a"
+    orphan = f"{PREFIX}_999999999_{secrets.token_hex(4)}"
     await create_database(server_url, orphan)
     await drop_orphans(server_url)
     async with connected(server_url) as connection:
