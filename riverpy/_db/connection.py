@@ -16,6 +16,7 @@ from riverpy._sql import query
 from riverpy.drivers.asyncpg import (
     CONNECT_TIMEOUT,
     DATABASE_ERRORS,
+    InterfaceError,
     PostgresError,
     close,
     connect,
@@ -188,7 +189,7 @@ class DedicatedConnection:
         self._connect = connect
         self._outage = outage
         self._connection: Connection | None = None
-        self._was_connected = False
+        self._was_connected = self._is_closed = False
         self._outages = 0
         """How many there were when it was known to be alive last."""
         self._lock = anyio.Lock(fast_acquire=True)  # a statement follows, and yields
@@ -233,6 +234,7 @@ class DedicatedConnection:
                 async with self._lock:
                     if scope.deadline - anyio.current_time() < bound / 2:
                         raise TimeoutError(f"{purpose} waited for another statement for too long")
+                    self._expect_open()
                     connection = self._connection
                     if connection is None or connection.is_closed():
                         self._tell_closed(connection)
@@ -246,18 +248,24 @@ class DedicatedConnection:
                     self._outages = self._outage.count
                     self._outage.restored(self.name)
         except DATABASE_ERRORS as error:
-            if self._connection is None:
+            if self._connection is None and not self._is_closed:
                 self._outage.lost(self.name, error)
                 if self._obstacle and isinstance(error, TimeoutError):
                     raise TimeoutError(f"{error}: {self._obstacle}") from error
             raise
 
     async def close(self) -> None:
-        """Say goodbye within the driver's limit, or cut."""
+        """Say goodbye within the driver's limit, or cut. It is not made again: a use that goes on
+        fails."""
+        self._is_closed = True
         self._outage.forget(self.name)
         connection, self._connection = self._connection, None
         if connection is not None:
             await close(connection)
+
+    def _expect_open(self) -> None:
+        if self._is_closed:
+            raise InterfaceError(f"the connection {self.name!r} was closed")
 
     def _keep(self, connection: Connection) -> None:
         connection.add_termination_listener(lambda _connection: self._ended())
@@ -288,7 +296,9 @@ class DedicatedConnection:
                     connection = await self._connect()
                     with cut_on_error(connection):
                         await expect_writable(connection)
+                        self._expect_open()
             except (*DATABASE_ERRORS, ConfigError) as error:  # it worked before: not for ever
+                self._expect_open()
                 self._outage.lost(self.name, error)
                 self._obstacle = describe(error)
                 await anyio.sleep(self._backoff.next())

@@ -32,7 +32,7 @@ from riverpy._cluster.trust import (
 from riverpy._db.leases import LeaseLockedError
 from riverpy._lease.block import CancelWhenOver
 from riverpy._lease.lease import ASK_MOST, Lease
-from riverpy._lifecycle import StopCause, TestSignal
+from riverpy._lifecycle import StopCause, TestSignal, finish
 from riverpy._names import USER_PREFIX
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 from riverpy.errors import ClientStateError, ConfigError, TransactionError
@@ -79,6 +79,10 @@ class _Question:
         self.bid: LeaseBid | None = None
         self.error: Exception | None = None
 
+    def hurry(self) -> None:
+        """Nobody waits for the answer any more, or not for long."""
+        self.scope.deadline = anyio.current_time() + BID_AFTER_CANCEL
+
 
 class LeaseKeeper:
     """The leases of one process in one store. Used in one event loop, as `async with keeper:`."""
@@ -111,12 +115,13 @@ class LeaseKeeper:
         self._sits_out: dict[str, float] = {}
         """Until when a name is not bid for, by boottime: somebody asked for the lease."""
         self._bidding = 0
+        self._questions: set[_Question] = set()
         self._failing: set[str] = set()
         """Names whose last bid had no answer: said when there is a first one, and again only after
         all of them had an answer."""
         self._changed = asyncio.Event()
-        """Set, and replaced, whenever a lease is kept or kept no more, or nobody stands by for one
-        any more."""
+        """Set, and replaced, whenever a lease is kept or kept no more, nobody stands by for one any
+        more, or a bid has its answer."""
         self._blocks: dict[Lease, tuple[float, float]] = {}
         """What runs in `hold`: when its lease was over, and when to tell that it goes on."""
         self._due = 0.0
@@ -159,22 +164,26 @@ class LeaseKeeper:
         self._wake_all()
         for lease in self.kept:
             lease.end("the keeper of leases is closed", cause=StopCause.CLIENT_STOP)
-        with anyio.CancelScope(shield=True):
-            with anyio.move_on_after(CLOSE_MOST):
-                while self._kept or self._standing:
-                    await self._changed.wait()
-            for lease in self.kept:
-                self._log.error(
-                    "what is done under a lease did not end: it is not released but lapses",
-                    lease=lease.name,
-                    epoch=lease.epoch,
-                )
-                lease.may_be_held = False  # the store is closed: nobody gives it back any more
-            self._kept.clear()
-            self._change()
-            if self._task is not None:
-                await asyncio.wait([self._task], timeout=CLOSE_MOST)
-            await self._store.close()
+        for question in self._questions:
+            question.hurry()
+        await finish(self._close)
+
+    async def _close(self) -> None:
+        with anyio.move_on_after(CLOSE_MOST):
+            while self._kept or self._standing or self._questions:
+                await self._changed.wait()
+        for lease in self.kept:
+            self._log.error(
+                "what is done under a lease did not end: it is not released but lapses",
+                lease=lease.name,
+                epoch=lease.epoch,
+            )
+            lease.may_be_held = False  # the store is closed: nobody gives it back any more
+        self._kept.clear()
+        if self._task is not None:
+            self._task.cancel()  # it may be in the middle of a renewal
+            await asyncio.wait([self._task], timeout=CLOSE_MOST)
+        await self._store.close()
 
     # -- what others tell it
 
@@ -281,17 +290,15 @@ class LeaseKeeper:
         interval = timedelta(seconds=self._timing.interval)
         backoff = Backoff(interval / 5, interval)
         while True:
-            if self._is_closed:
-                raise ClientStateError(
-                    "the keeper of leases is closed: stand by for a lease while its client or "
-                    "manager is open"
-                )
+            self._expect_open()
             wake.clear()
             pause = self._pause(name)
             if pause <= 0:
                 try:
                     lease, pause = await self._bid_in_turn(name)
                 except DATABASE_ERRORS as error:
+                    if self._is_closed:
+                        continue
                     if self._store.is_gone:
                         raise ClientStateError(
                             "the pool or connection that was given for the leases is closed: keep "
@@ -316,6 +323,13 @@ class LeaseKeeper:
                 raise TimeoutError(f"lease {name!r} was not free in the time to wait for it")
             if await self._timer.wait(wake, min(pause, left)):
                 await self._timer.sleep(random.uniform(0, WAKE_JITTER))  # noqa: S311 (no secret)
+
+    def _expect_open(self) -> None:
+        if self._is_closed:
+            raise ClientStateError(
+                "the keeper of leases is closed: stand by for a lease while its client or manager "
+                "is open"
+            )
 
     def _pause(self, name: str) -> float:
         """Seconds until a name may be bid for here."""
@@ -342,16 +356,19 @@ class LeaseKeeper:
         which to bid again. What is won after the caller was cancelled is given back.
 
         Raises:
+            ClientStateError: the keeper is closed.
             Exception: one of DATABASE_ERRORS; it is not known who has the lease.
         """
+        self._expect_open()
         asked_at, question = self._timer.boottime(), _Question()
+        self._questions.add(question)
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._ask, name, question)
                 try:
                     await question.answered.wait()
                 finally:
-                    question.scope.deadline = anyio.current_time() + BID_AFTER_CANCEL
+                    question.hurry()
         except BaseException:
             if (lease := self._won(name, question, asked_at)) is not None:
                 await self.release(lease)
@@ -373,6 +390,10 @@ class LeaseKeeper:
                 )
             except Exception as error:  # its asker raises it
                 question.error = error
+        if question.scope.cancelled_caught:
+            question.error = TimeoutError("the keeper of leases was closed before the answer came")
+        self._questions.discard(question)
+        self._change()
         question.answered.set()
 
     def _won(self, name: str, question: _Question, asked_at: float) -> Lease | None:
@@ -427,8 +448,7 @@ class LeaseKeeper:
         lease.end("it was released", cause=StopCause.CLIENT_STOP)
         is_freed = False
         try:
-            with anyio.CancelScope(shield=True):
-                is_freed = lease.may_be_held and await self._give_back(lease)
+            is_freed = lease.may_be_held and await finish(lambda: self._give_back(lease))
         finally:
             if self._kept.get(lease.name) is lease:
                 del self._kept[lease.name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from riverpy._db.connection import (
@@ -147,25 +148,11 @@ class LeaseTable:
         self._owned: list[DedicatedConnection] = []
         self._url: str | None = None
         self._given: Pool | Transaction | None = None
+        self._holder, self._pooled = holder, pooler
         self._renewals: _Connections
         self._bids: _Connections
         if isinstance(database, str):
             self._url = database
-            outage = Outage(holder=holder, meanwhile=MEANWHILE)
-
-            def owned(name: str) -> DedicatedConnection:
-                async def connect() -> Connection:
-                    return await connect_limited(
-                        database, f"riverpy {name}", limit=STATEMENT_LIMIT, pooled=pooler
-                    )
-
-                connection = DedicatedConnection(name, connect, outage)
-                self._owned.append(connection)
-                return connection
-
-            # A bid may wait for a transaction of the last holder's, and a release for whoever has
-            # locked the row. Renewals wait for nobody.
-            self._renewals, self._bids = owned("leases"), owned("lease bids")
         elif is_pool(database):
             self._given = database
             self._renewals = self._bids = SharedPool(database)
@@ -185,8 +172,8 @@ class LeaseTable:
             SchemaMissingError: line `riverpy` is not migrated; the text has the command.
             ConfigError, DatabaseError, or one of DATABASE_ERRORS: the database cannot be used.
         """
-        for connection in self._owned[:1]:
-            await connection.open()
+        if self._url is not None:
+            await self._connect(self._url)
         async with self._renewals.use("looking for the table of leases", OPEN_LIMIT) as connection:
             state = await read_schema_state(connection, self._schema)
         if LEASES_VERSION in state.missing(OWN_LINE):
@@ -196,6 +183,26 @@ class LeaseTable:
             raise SchemaMissingError(
                 f"schema {state.schema!r} has no table of leases: run `{command}`"
             )
+
+    async def _connect(self, url: str) -> None:
+        """Make the connections; the second one when it is used first.
+
+        A bid may wait for a transaction of the last holder's, and a release for whoever has locked
+        the row. Renewals wait for nobody.
+        """
+        outage = Outage(holder=self._holder, meanwhile=MEANWHILE)
+
+        async def connect(name: str) -> Connection:
+            return await connect_limited(
+                url, f"riverpy {name}", limit=STATEMENT_LIMIT, pooled=self._pooled
+            )
+
+        renewals, bids = self._owned = [
+            DedicatedConnection(name, partial(connect, name), outage)
+            for name in ("leases", "lease bids")
+        ]
+        self._renewals, self._bids = renewals, bids
+        await renewals.open()
 
     @property
     def is_gone(self) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from riverpy._lifecycle import finish
 from riverpy.stats import LeaseStats
 
 if TYPE_CHECKING:
@@ -39,11 +40,13 @@ class ClientLeases:
     async def close(self) -> None:
         """End every lease. A keeper that somebody opens just now is waited for, which has a bound,
         and closed too."""
-        with anyio.CancelScope(shield=True):
-            async with self._opening:
-                keeper, self._keeper = self._keeper, None
-                if keeper is not None:
-                    await keeper.close()
+        await finish(self._close)
+
+    async def _close(self) -> None:
+        async with self._opening:
+            keeper, self._keeper = self._keeper, None
+            if keeper is not None:
+                await keeper.close()
 
     def heard(self, payload: str) -> None:
         """A notification on the topic of leases."""

@@ -12,7 +12,8 @@ import structlog
 
 import riverpy._db.connection as connection_module
 from riverpy._db.connection import DedicatedConnection, Outage
-from riverpy.drivers.asyncpg import connect
+from riverpy.drivers.asyncpg import InterfaceError, connect
+from tests._time import settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -99,8 +100,8 @@ def test_outage_of_a_connection_that_is_wanted_again(monkeypatch: pytest.MonkeyP
 
 
 async def test_end_of_an_idle_connection_is_told(schema: Schema) -> None:
-    """What ends, unused since an outage of others, after that is over, is an outage of its own; what
-    ends during the outage of another, or just before it was told, is a part of that."""
+    """What ends, unused since an outage of others, after that is over, is an outage of its own;
+    what ends during the outage of another, or just before it was told, is a part of that."""
     outage = Outage()
     connection = DedicatedConnection(
         "idle", partial(connect, schema.url, application_name="riverpy idle"), outage
@@ -124,6 +125,33 @@ async def test_end_of_an_idle_connection_is_told(schema: Schema) -> None:
             outage.restored("other")
             await _use(connection)
             assert [line["event"] for line in log] == [LOST, RESTORED] * 4
+
+
+async def test_close_while_it_is_made_again(schema: Schema) -> None:
+    """A connection that is closed while a use makes it again is not left open, and its end is no
+    outage; nor is that of a use of one that was closed."""
+    may_connect = anyio.Event()
+    made: list[Connection] = []
+
+    async def make() -> Connection:
+        await may_connect.wait()
+        made.append(await connect(schema.url))
+        return made[-1]
+
+    async def use() -> None:
+        with pytest.raises(InterfaceError, match="was closed"):
+            await _use(connection)
+
+    connection = DedicatedConnection("reserved", make, Outage())
+    with structlog.testing.capture_logs() as log:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(use)
+            await settle()
+            await connection.close()
+            may_connect.set()
+        await use()
+    assert [one.is_closed() for one in made] == [True]
+    assert log == []
 
 
 @asynccontextmanager

@@ -819,6 +819,52 @@ async def test_close_during_a_bid(store: Store, timer: VirtualTimer) -> None:
     assert keeper.kept == []
 
 
+async def test_close_during_a_bid_that_is_not_answered(
+    store: Store, timer: VirtualTimer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store is closed when every bid has ended, also those that nobody stands by with: they are
+    given up soon, and raise."""
+    monkeypatch.setattr("riverpy._lease.keeper.BID_AFTER_CANCEL", 0.01)
+    keeper = _keeper(store)
+    ended: list[str] = []
+
+    async def bid() -> None:
+        with pytest.raises(TimeoutError, match="closed before the answer came"):
+            await keeper.bid("y")
+        assert not store.is_closed
+        ended.append("y")
+
+    block = Block(keeper)
+    async with anyio.create_task_group() as tasks, keeper:
+        store.faults.extend((3.0, 3.0))
+        tasks.start_soon(bid)
+        tasks.start_soon(block.run)
+        await settle()
+        await keeper.close()
+        assert ended == ["y"]
+        with pytest.raises(ClientStateError):
+            await keeper.bid("z")
+    assert isinstance(block.error, ClientStateError)
+
+
+async def test_close_during_a_renewal(store: Store, timer: VirtualTimer, log: list[Any]) -> None:
+    """A renewal that is under way ends with the keeper, and nothing is said of it."""
+    keeper = _keeper(store)
+    block = Block(keeper)
+    async with anyio.create_task_group() as tasks, keeper:
+        tasks.start_soon(block.run)
+        await timer.advance(1)
+        store.faults.append(4.0)
+        await timer.advance(5)
+        assert store.asked("renew")
+        task = keeper._task
+        assert task is not None
+        await keeper.close()
+        assert task.done()
+    await timer.advance(10)
+    assert NOT_RENEWED not in [line["event"] for line in log]
+
+
 async def test_close_with_a_block_that_goes_on(
     store: Store, timer: VirtualTimer, log: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

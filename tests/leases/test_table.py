@@ -34,6 +34,7 @@ from riverpy._db.leases import LeaseLockedError
 from riverpy._lease.lease import process_holder
 from riverpy.migrate import Migrator
 from tests._database import connected
+from tests._time import settle
 from tests.leases.backends import ADD_EFFECT, TTL
 
 if TYPE_CHECKING:
@@ -404,6 +405,43 @@ async def _until_answered(leases: LeaseManager, lease: Lease) -> bool:
             return await leases.renew(lease)
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
             assert lease.is_held
+
+
+async def test_cancelled_release(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease is released although its holder is cancelled meanwhile, again and again, as a job is
+    that is stopped: as a task, which a shielded scope does not keep away."""
+    monkeypatch.setattr("riverpy._db.leases.RELEASE_LOCK_LIMIT", timedelta(seconds=20))
+    monkeypatch.setattr("riverpy._lease.keeper.RELEASE_MOST", 20.0)
+    held, may_end = asyncio.Event(), asyncio.Event()
+
+    async def hold() -> None:
+        async with leases.hold("x"):
+            held.set()
+            await may_end.wait()
+
+    async with LeaseManager(schema.url, schema=schema.name) as leases:
+        task = asyncio.create_task(hold())
+        await held.wait()
+        async with schema.connected() as connection, connection.transaction():
+            await connection.execute("SELECT FROM riverpy_lease FOR UPDATE")
+            may_end.set()
+            for _ in range(2):
+                await _until_waiting(schema)
+                task.cancel()
+                await settle()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await schema.fetchval("SELECT expires_at = '-infinity' FROM riverpy_lease")
+
+
+async def _until_waiting(schema: Schema) -> None:
+    """Return when a bid, or a release, waits for a row."""
+    with anyio.fail_after(30):
+        while not await schema.fetchval(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND application_name = 'riverpy lease bids' AND wait_event_type = 'Lock'"
+        ):
+            await anyio.sleep(0.01)
 
 
 async def test_exhausted_pool(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
