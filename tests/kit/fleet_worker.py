@@ -194,8 +194,8 @@ async def _exhaust_pool(client: riverpy.Client) -> None:
 
 settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=WorkerSettings)
 recorder = Recorder(settings.history_url, settings.name)
-usual_services = candidacy.services
-candidacy.services = _with_term_writer
+usual_services = candidacy.domain_services
+candidacy.domain_services = _with_term_writer
 base.STAGGER = min(base.STAGGER, settings.leader_ttl / 15)  # a short term shall do something
 stepping_clock = SteppingClock()
 workers = riverpy.Workers()

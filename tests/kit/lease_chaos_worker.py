@@ -56,7 +56,7 @@ DATABASE_URL = sys.argv[sys.argv.index("--database-url") + 1]
 notes = os.open(settings.notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 numbers = count(1)
 workers = riverpy.Workers()
-usual_services = candidacy.services
+usual_services = candidacy.domain_services
 base.STAGGER = min(base.STAGGER, settings.leader_ttl / 15)  # a short term shall do something
 
 
@@ -212,7 +212,7 @@ async def hold_all(late: TaskGroup) -> None:
             await anyio.sleep(RETRY)
 
 
-candidacy.services = with_lead_writer
+candidacy.domain_services = with_lead_writer
 
 
 def make_client(late: TaskGroup) -> riverpy.Client:
