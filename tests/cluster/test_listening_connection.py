@@ -113,6 +113,8 @@ async def test_pool_that_renews_its_connections(schema: Schema) -> None:
         Client(pool, config=Config(schema=schema.name)) as inserting,
         rig.working(),
     ):
+        # That of an earlier test may still be on its way out.
+        await rig.until(f"SELECT count(*) FROM pg_stat_activity WHERE {LISTENERS}", 1)
         listener = await schema.fetchval(pid)
         for _ in range(10):
             backends.add(await pool.fetchval("SELECT pg_backend_pid()"))

@@ -76,6 +76,7 @@ async def test_half_open_listener_is_replaced_once(
         with anyio.fail_after(PATIENCE):
             while run._is_notified():
                 await asyncio.sleep(0.005)
+            monkeypatch.setattr(notifier, "PROBE_TIMEOUT", PATIENCE)  # the new one is well
             await proxy.release()
             while not opened or probed.count(opened[0]) < 3:
                 await asyncio.sleep(0.005)
