@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 LONG = {"elect_interval": timedelta(minutes=1), "leader_ttl": timedelta(minutes=5)}
 """Nobody lives to see a lease of these expire, nor the next bid of a follower."""
-SHORT = {"elect_interval": timedelta(seconds=0.5), "leader_ttl": timedelta(seconds=3)}
+QUICK = {"elect_interval": timedelta(seconds=0.5), "leader_ttl": timedelta(seconds=30)}
+"""Renewed, and bid for, soon; it outlives a machine that stalls for seconds."""
 
 
 class Member:
@@ -50,7 +51,7 @@ async def member(
 ) -> AsyncGenerator[Member]:
     """A client of a domain that works these queues, which nobody pauses to think of: it polls
     hardly ever."""
-    settings = {**SHORT, "id": client_id, "leader_domain": domain} | settings
+    settings = {**QUICK, "id": client_id, "leader_domain": domain} | settings
     names = queues or (domain or "default",)
     client = rig.client(queues={name: QueueConfig(max_workers=2) for name in names}, **settings)
     for job in periodic_jobs:

@@ -35,6 +35,8 @@ FOREIGN = (
     "INSERT INTO river_leader (name, leader_id, elected_at, expires_at)"
     " VALUES ('default', 'go', now(), now() + interval '1 hour')"
 )
+BOUND = 20.0
+"""Seconds for a statement: more than a machine stalls."""
 SCHEMA_HOLDER = "SELECT holder FROM riverpy_lease WHERE name = '@schema' AND expires_at >= now()"
 
 
@@ -219,7 +221,7 @@ class Holder:
         return await connect_maintenance(self.url, self.name, pooled=False)
 
     async def elect(self) -> Mandate | None:
-        bid = await self.lease.elect(self.name, timedelta(seconds=30), 5.0)
+        bid = await self.lease.elect(self.name, timedelta(seconds=30), BOUND)
         if bid is None or not bid.elected:
             return None
         self.term = Term(self.name, bid.elected_at, bid.epoch)
@@ -239,12 +241,12 @@ async def test_old_leader_cannot_write(schema: Schema) -> None:
         async with old.transaction(a.maintenance, "writing") as connection:
             await connection.execute(f'UPDATE "{schema.name}".river_job SET priority = 1')
             assert await c.elect() is None  # it does not wait
-            assert await a.lease.renew(a.term, timedelta(seconds=30), 5.0)
+            assert await a.lease.renew(a.term, timedelta(seconds=30), BOUND)
             await schema.execute("UPDATE riverpy_lease SET expires_at = now() - interval '1 s'")
             taking = asyncio.ensure_future(b.elect())
             waiting = (
                 "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'b'"
-                " AND wait_event_type = 'Lock'"
+                " AND datname = current_database() AND wait_event_type = 'Lock'"
             )
             while not await schema.fetchval(waiting):
                 await asyncio.sleep(0.01)
@@ -255,8 +257,8 @@ async def test_old_leader_cannot_write(schema: Schema) -> None:
             async with old.transaction(a.maintenance, "writing"):
                 pytest.fail("the transaction began")
         assert a.refused == [a.term]
-        assert not await a.lease.renew(a.term, timedelta(seconds=30), 5.0)
-        assert not await a.lease.resign(a.term, 5.0)
+        assert not await a.lease.renew(a.term, timedelta(seconds=30), BOUND)
+        assert not await a.lease.resign(a.term, BOUND)
         async with new.transaction(b.maintenance, "writing") as connection:
             await connection.execute(f'UPDATE "{schema.name}".river_job SET priority = 1')
     finally:
@@ -276,7 +278,7 @@ async def test_bid_for_the_schema_keeps_no_renewal_waiting(schema: Schema) -> No
         async with old.transaction(a.maintenance, "writing"):
             await schema.execute("UPDATE riverpy_lease SET expires_at = now() - interval '1 s'")
             assert await bidder.elect("b", timedelta(seconds=30), 4.0) is None
-        bid = await bidder.elect("b", timedelta(seconds=30), 5.0)
+        bid = await bidder.elect("b", timedelta(seconds=30), BOUND)
         assert bid is not None
         assert bid.elected
     finally:
