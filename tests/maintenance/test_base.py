@@ -260,6 +260,7 @@ async def test_end_of_a_pass_in_flight(
     busy = (
         "SELECT count(*) FROM pg_stat_activity"
         " WHERE application_name = 'office ' || $1 AND state <> 'idle'"
+        " AND datname = current_database()"
     )
     while await schema.fetchval(busy, held.leader_id):  # a closed session takes a moment to go
         await asyncio.sleep(0.01)

@@ -321,7 +321,7 @@ async def test_stop_within_a_batch(held: HeldOffice, schema: Schema) -> None:
     )
     active = (
         "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'office leader'"
-        " AND state <> 'idle' AND query ~ 'delete from'"
+        " AND datname = current_database() AND state <> 'idle' AND query ~ 'delete from'"
     )
     try:
         with anyio.fail_after(20):

@@ -73,7 +73,7 @@ def mandate_of(held: HeldOffice, ttl: float) -> Mandate:
     ("ttl", "options", "limits"),
     [
         (30.0, {}, ("5s", "1s", "5s")),
-        (3.0, {}, ("3s", "600ms", "3s")),
+        (4.5, {}, ("4500ms", "900ms", "4500ms")),
         (30.0, {"statement_timeout": "2s", "lock_timeout": "50ms"}, ("2s", "50ms", "5s")),
         (30.0, {"statement_timeout": "1h", "lock_timeout": "1min"}, ("5s", "1s", "5s")),
     ],
@@ -133,7 +133,7 @@ async def test_locked_row_of_the_leader(held: HeldOffice, schema: Schema) -> Non
     """A wait for the leader's row is told from one for what is to be written; without a limit of
     the session's own it ends, too. Then the connection goes on to serve."""
     plain = await plain_connection(held, {})
-    mandate = mandate_of(held, 3.0)
+    mandate = mandate_of(held, 30.0)
     try:
         async with schema.connected() as blocker, blocker.transaction():
             await blocker.execute(f"SELECT FROM {schema.name}.river_leader FOR UPDATE")
