@@ -460,7 +460,8 @@ async def test_frozen_backend(schema: Schema, monkeypatch: pytest.MonkeyPatch, s
             return Tick()
 
         async with enqueuing(schema, PeriodicJob(MINUTELY, construct, id="ticks")) as one:
-            one.held.office.mandate._limit = timedelta(seconds=0.3)
+            mandate = one.held.office.mandate
+            limit, mandate._limit = mandate._limit, SECOND
             insert_rows = one.enqueuer._inserter.insert_rows
 
             async def insert(rows: list[InsertRow], *, tx: Transaction | None) -> object:
@@ -473,7 +474,7 @@ async def test_frozen_backend(schema: Schema, monkeypatch: pytest.MonkeyPatch, s
             with pytest.raises(TimeoutError, match="inserting periodic jobs"):
                 await one.run()
             assert proxy.held.is_set()
-            stage = "over"
+            stage, mandate._limit = "over", limit
             await proxy.release()
             with anyio.fail_after(20):
                 while not await one.slots("ticks"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from riverpy.errors import ConfigError
@@ -68,7 +68,7 @@ def test_clock_changes(zone: str, expression: str, start: str, expected: str) ->
     assert ", ".join(shown) == expected
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     zone=st.sampled_from([NEW_YORK, BERLIN, LORD_HOWE, "Africa/Casablanca", "Asia/Kathmandu"]),
     minute=st.sampled_from(["*", "*/7", "*/30"]),
