@@ -241,7 +241,7 @@ async def test_python_leads_jobs_of_go(rig: Rig, go: RiverGo) -> None:
         raise NotImplementedError("worked in Go")
 
     def request(kind: str) -> dict[str, Any]:
-        return {"kind": kind, "args": {"ms": 600_000}, "opts": {"queue": "go"}}
+        return {"kind": kind, "args": {"ms": 600_000}, "opts": {"queue": "nobody"}}
 
     with logged() as log:
         async with rig.working(
@@ -255,6 +255,8 @@ async def test_python_leads_jobs_of_go(rig: Rig, go: RiverGo) -> None:
                 requests = [request("sleep"), request("rig_sleep"), request("rig_sleep")]
                 rows = await go.run("insert", requests=requests)
                 known, *unknown = [row["id"] for row in rows]
+                # The worker takes them at once, so that they are stuck at once.
+                await rig.schema.execute("UPDATE river_job SET queue = 'go'")
                 await rig.until_state("running", 3)
                 worker.kill()
                 await worker.wait()

@@ -50,7 +50,7 @@ client = riverpy.Client(
     queues={"python": riverpy.QueueConfig(max_workers=2)},
     config=riverpy.Config(
         elect_interval=timedelta(milliseconds=500),
-        leader_ttl=timedelta(seconds=2),
+        leader_ttl=timedelta(seconds=4),
     ),
 )
 """
