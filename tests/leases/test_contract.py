@@ -210,9 +210,10 @@ async def test_fenced_transaction_is_bounded(backend: Backend) -> None:
         async def take_over() -> None:
             taken.append(await _taken_over(b))
 
-        lease = await _granted(a)
-        with pytest.raises((*DATABASE_ERRORS, LeaseLostError)):  # of the server, or the memory
-            await _write(backend, lease, "late", before_the_end=take_over)
+        while not taken:  # a machine that stalls loses the lease before the fence
+            lease = await _taken_over(a)
+            with pytest.raises((*DATABASE_ERRORS, LeaseLostError)):  # of the server, or the memory
+                await _write(backend, lease, "late", before_the_end=take_over)
         assert [other.epoch > lease.epoch for other in taken] == [True]
         assert await backend.effects() == []
 
@@ -223,8 +224,7 @@ async def test_renewal_passes_fenced_transaction(backend: Backend) -> None:
         lease = await _granted(a)
         async with backend.transaction() as writer:
             await lease.fence(writer.connection)
-            with anyio.fail_after(4):
-                assert await a.renew(lease)
+            assert await a.renew(lease)  # one that waited would fail
             await lease.fence(writer.connection)
             await writer.write("once")
         assert await backend.effects() == ["once"]
