@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from riverpy._work.run import Run
     from tests._database import Schema
 
+pytestmark = pytest.mark.timeout(300)
 CYCLES = 150
-PER_CYCLE = 10.0
+PER_CYCLE = 30.0
 """Seconds after which a cycle hangs."""
 
 
