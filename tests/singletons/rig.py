@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,8 @@ class Task:
         self.leases: list[Lease] = []
         self.began: asyncio.Queue[Lease] = asyncio.Queue()
         self.ended: asyncio.Queue[Lease] = asyncio.Queue()
+        self.ended_at = 0.0
+        """When it ended last, by the monotonic clock."""
         self.may_end = anyio.Event()
         self.error: Exception | None = None
         self.is_deaf = False
@@ -72,6 +75,7 @@ class Task:
             if self.error is not None:
                 raise self.error
         finally:
+            self.ended_at = time.monotonic()
             self.ended.put_nowait(lease)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from riverpy import (
     LeaseLostError,
     SchemaMissingError,
 )
+from riverpy._lease import keeper as keeper_module
 from riverpy._work import singleton_runner
 from riverpy.migrate import Migrator
 from tests._statements import record_statements
@@ -89,11 +91,12 @@ async def test_cancelled_at_the_deadline(schema: Schema) -> None:
             await rival.execute("lock table riverpy_lease in access exclusive mode")
             await soon(task.ended)
             assert not lease.is_held
+            since = time.monotonic() - task.ended_at
             left = await rival.fetchval(
                 "select extract(epoch from expires_at - clock_timestamp())::float8"
                 " from riverpy_lease"
             )
-            assert left > 0
+            assert left + since > 0
         again = await soon(task.began)
         assert again.epoch > lease.epoch
     assert client.stats().singletons["s"].losses == 1
@@ -109,13 +112,11 @@ async def test_one_statement_renews_all(schema: Schema, monkeypatch: pytest.Monk
     async with running(client):
         for task in tasks:
             await soon(task.began)
-        await settle()
         before, start = client.stats().leases.renewals, len(sent)
         await until(lambda: client.stats().leases.renewals >= before + 4)
         renewals = client.stats().leases.renewals - before
-        await settle()  # a statement is told of a little later
         ours = [one for one in sent[start:] if "riverpy_lease" in one.text and "update" in one.text]
-        assert len(ours) == renewals
+        assert abs(len(ours) - renewals) <= 1  # one may be under way, at the start or the end
         assert client.stats().leases.held == 25
         names = {one.connection for one in ours}
         assert len(names) == 1
@@ -140,7 +141,7 @@ async def test_release_is_heard(schema: Schema) -> None:
             await soon(tasks[1].began)
 
 
-async def test_names_spread(schema: Schema) -> None:
+async def test_names_spread(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """S4: a process that holds more bids later, so that the names of one that stops spread over
     those that stand by."""
     hour = timedelta(hours=1)
@@ -162,6 +163,9 @@ async def test_names_spread(schema: Schema) -> None:
                 for keeper in keepers:
                     for _ in range(12):
                         await keeper.denied.wait()
+                # As long as one may hear later than others that a lease is free.
+                monkeypatch.setattr(keeper_module, "BID_DELAY", 0.25)
+                monkeypatch.setattr(keeper_module, "BID_DELAY_MOST", 2.0)
                 clients[0].stop()
                 counts: list[int] = []
 
@@ -434,10 +438,10 @@ async def test_generator_exit(schema: Schema, log: list[Any], fn: Any) -> None:
     assert "singleton 's' raised GeneratorExit" in error
 
 
-async def test_stats(schema: Schema) -> None:
+async def test_stats(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """S8: the stats tell what is held, under which epoch, how long it was waited for, and of
     renewals, also of those that were missed."""
-    task, client = Task(), make_client(schema, "a", ttl=TTL)
+    task, client = Task(), make_client(schema, "a")
     client.singleton("s", task)
     async with running(client):
         lease = await soon(task.began)
@@ -446,6 +450,7 @@ async def test_stats(schema: Schema) -> None:
         assert (stats.singletons["s"].waited or 0) > 0
         await until(lambda: client.stats().leases.renewals >= 2)
         assert client.stats().leases.renewal_seconds > 0
+        monkeypatch.setattr(keeper_module, "ASK_MOST", 0.1)
         async with schema.connected() as rival, rival.transaction():
             await rival.execute("lock table riverpy_lease in access exclusive mode")
             await until(lambda: client.stats().leases.renewal_failures > 0)
