@@ -346,9 +346,9 @@ async def _too_late(call: Awaitable[object]) -> None:
 async def test_no_connection(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a connection to be had nothing is known of the key: each call raises TimeoutError,
     and none says that another is at it."""
-    monkeypatch.setattr(client_module, "ACQUIRE_TIMEOUT", 0.05)
     config = Config(schema=schema.name, pool_size=1)
     async with Client(schema.url, config=config) as client, client._transaction(None):
+        monkeypatch.setattr(client_module, "ACQUIRE_TIMEOUT", 0.05)
         for call in (client.run_once, client.run_at_most_once, client.run_at_least_once):
             with pytest.raises(TimeoutError, match="pool"):
                 await call("k", Mailer().send)
@@ -358,7 +358,7 @@ async def test_no_connection(schema: Schema, monkeypatch: pytest.MonkeyPatch) ->
 async def test_answer_to_a_claim_is_lost(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim whose commit is not answered is an error, and its function does not run; since it may
     be stored, what happens at most once is unknown then."""
-    monkeypatch.setattr(client_module, "STATEMENT_TIMEOUT", 2.0)
+    mailer = Mailer()
     async with proxied(schema.url) as proxy:
 
         async def claim_and_lose(connection: Any, *args: Any, **values: Any) -> int | None:
@@ -366,14 +366,15 @@ async def test_answer_to_a_claim_is_lost(schema: Schema, monkeypatch: pytest.Mon
             proxy.partition = Partition.ANSWERS_LOST
             return epoch
 
-        config, mailer = Config(schema=schema.name), Mailer()
-        async with Client(proxy.url, config=config) as client:
-            with monkeypatch.context() as patch:
-                patch.setattr(executions, "exec_claim", claim_and_lose)
+        with monkeypatch.context() as patch:
+            patch.setattr(client_module, "STATEMENT_TIMEOUT", 4.0)
+            patch.setattr(executions, "exec_claim", claim_and_lose)
+            async with Client(proxy.url, config=Config(schema=schema.name)) as client:
                 with pytest.raises(TimeoutError, match="the call took longer"):
                     await client.run_at_most_once("k", mailer.send)
-            await proxy.heal()
-            assert (await client.run_at_most_once("k", mailer.send)).state == UNKNOWN
+                await proxy.heal()
+    async with opened(schema, "two") as other:
+        assert (await other.run_at_most_once("k", mailer.send)).state == UNKNOWN
     assert mailer.sent == []
 
 
