@@ -21,14 +21,16 @@ if TYPE_CHECKING:
 
 BLOCKED = "the event loop is blocked: nothing else runs in this process"
 WAS_BLOCKED = "the event loop was blocked"
+LATE = 0.4
 PATIENCE = 30.0
 
 
 @pytest.fixture(autouse=True)
 def quick_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever blocks the loop is told of soon."""
+    """Whoever blocks the loop is told of soon; but a thread that is this late, on a busy machine,
+    takes the process for one that stood still."""
     monkeypatch.setattr(loop_watch, "TURN", 0.05)
-    monkeypatch.setattr(loop_watch, "LATE", 0.1)
+    monkeypatch.setattr(loop_watch, "LATE", LATE)
 
 
 def block_until_told(log: list[dict[str, Any]]) -> None:
@@ -79,8 +81,8 @@ async def test_who_blocks_the_loop(rig: Rig, log: list[dict[str, Any]], where: s
         assert (after["kind"], after["job_id"]) == ("task", first.job.id)
     assert re.search(r"test_blocked_loop\.py:\d+ block_until_told < .*\.py:\d+ .*", entry["at"])
     assert "executor.py" not in entry["at"]
-    assert entry["seconds"] > 0.1
-    assert after["seconds"] > 0.1
+    assert entry["seconds"] > LATE
+    assert after["seconds"] > LATE
     assert entry["log_level"] == after["log_level"] == "warning"
 
 
