@@ -110,7 +110,7 @@ class UnknownJobKindError(InsertError):
 
 class TransactionError(RiverError):
     """The transaction given as `tx` is aborted, or its connection is closed: nothing was
-    inserted."""
+    inserted. Or a fence, or what leases do, may not stand in the transaction, or without one."""
 
 
 class UniqueConflictError(RiverError):

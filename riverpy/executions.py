@@ -22,7 +22,6 @@ from riverpy._db.executions import (
     exec_give_back,
     exec_insert,
 )
-from riverpy._db.fences import within_savepoint
 from riverpy._db.schema import OWN_LINE, migrate_command
 from riverpy._lifecycle import finish
 from riverpy._names import validate_execution_key
@@ -157,13 +156,15 @@ class ExecutionVerbs(ABC):
         """
         _check(key, kept=kept, wait=wait)
         try:
-            async with self._transaction(tx) as connection, connection.transaction():
+            async with (
+                self._transaction(tx) as connection,
+                nullcontext() if tx is None else connection.transaction(),
+            ):
                 epoch = await self._note(connection, key, kept, wait.total_seconds())
                 if epoch is None:
                     row = await exec_get(connection, self._config.schema, key=key)
                     return _answer(row)
-                with within_savepoint(connection) if tx is not None else nullcontext():
-                    value = await fn(connection)
+                value = await fn(connection)
         except _BusyError:
             return Execution(ExecutionState.IN_PROGRESS)
         return Execution(ExecutionState.RAN, value, self.id)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import anyio
@@ -13,33 +11,17 @@ from riverpy.drivers.asyncpg import is_in_transaction, is_transaction
 from riverpy.errors import TransactionError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from riverpy.drivers.asyncpg import Transaction
 
 ASK_MOST = 5.0
 """Seconds that a question about a transaction may take."""
-_in_savepoint: ContextVar[tuple[object, ...]] = ContextVar("riverpy_in_savepoint", default=())
-"""Connections on which code of the user's runs in a savepoint of ours."""
-
-
-@contextmanager
-def within_savepoint(connection: Transaction) -> Generator[None]:
-    """Code of the user's runs in a savepoint, which may be rolled back without the transaction:
-    the lock of a fence would go with it."""
-    token = _in_savepoint.set((*_in_savepoint.get(), connection))
-    try:
-        yield
-    finally:
-        _in_savepoint.reset(token)
 
 
 def expect_fenceable(connection: object) -> Transaction:
     """The connection, if a fence may stand there.
 
     Raises:
-        TransactionError: that is no connection of asyncpg, it is in no transaction, or in a
-            savepoint of ours.
+        TransactionError: that is no connection of asyncpg, or it is in no transaction.
     """
     if not is_transaction(connection):
         raise TransactionError(
@@ -51,22 +33,39 @@ def expect_fenceable(connection: object) -> Transaction:
             "a fence outside a transaction guards nothing: call it inside `async with "
             "connection.transaction():`, before the first write"
         )
-    if any(connection is other for other in _in_savepoint.get()):
-        raise TransactionError(
-            "run_once(tx=…) runs its function in a savepoint, and a fence there ends if that is "
-            "rolled back: call the fence in the outermost transaction, before run_once"
-        )
     return connection
 
 
-async def elsewhere_error(connection: Transaction, lease: str) -> TransactionError:
-    """What to raise if a lease is held, and the transaction's database does not know of it."""
+def savepoint_error() -> TransactionError:
+    """What to raise if a fence was called in a savepoint."""
+    return TransactionError(
+        "a fence in a savepoint ends if that is rolled back, and the transaction would go on "
+        "without it: call it in the outermost transaction, before any `connection.transaction()` "
+        "inside of that, for asyncpg leaves it open when it fails, and before run_once(tx=…), "
+        "which runs its function in one"
+    )
+
+
+async def expect_outermost(connection: Transaction) -> None:
+    """After a fence of River's table of leaders: see that it was not called in a savepoint.
+
+    Raises:
+        TransactionError: one is open in which the fence, or something else, has locked a row.
+        Exception: one of DATABASE_ERRORS.
+    """
+    with anyio.fail_after(ASK_MOST, reason="asking for the savepoints of a transaction took long"):
+        if await connection.fetchval(query("session", "session_in_savepoint", None).text):
+            raise savepoint_error()
+
+
+async def elsewhere_error(connection: Transaction, what: str) -> TransactionError:
+    """What to raise if a lease or lead is held that the transaction's database does not know."""
     with anyio.fail_after(ASK_MOST, reason="asking for the database of a transaction took long"):
         place = await connection.fetchval(query("session", "session_database", None).text)
     return TransactionError(
-        f"the table of leases that this transaction sees, in {place}, does not have the term of "
-        f"lease {lease!r}, which is held: a fence takes a connection to the database and schema of "
-        "its manager or client, and no snapshot from before the term"
+        f"the table that this transaction sees, in {place}, does not have the term of {what}, "
+        "which is held: a fence takes a connection to the database and schema of its manager or "
+        "client, and no snapshot from before the term"
     )
 
 

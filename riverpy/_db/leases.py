@@ -6,6 +6,7 @@ import re
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
+from riverpy._db.fences import savepoint_error
 from riverpy._sql import query
 
 if TYPE_CHECKING:
@@ -117,10 +118,19 @@ async def lease_fence(
 ) -> bool:
     """Tie the transaction that is open on `connection` to a term. The server ends it after `bound`,
     and a wait for a lock in it, the fence's own too, after `lock_bound`. False: the term is
-    over."""
+    over.
+
+    Raises:
+        TransactionError: a savepoint is open, which would take the fence with it.
+    """
     statement = query(_FILE, "lease_fence", schema)
     values = _fence_values(name, epoch, bound, lock_bound)
-    return await connection.fetchrow(statement.text, *statement.arguments(values)) is not None
+    row = await connection.fetchrow(statement.text, *statement.arguments(values))
+    if row is None:
+        return False
+    if not row[0]:
+        raise savepoint_error()
+    return True
 
 
 def lease_fence_text(

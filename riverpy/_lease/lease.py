@@ -125,8 +125,8 @@ class Lease:
         at all, for the lease passes to nobody before its end.
 
         Call it before the transaction writes, and in the outermost one: a savepoint that is rolled
-        back undoes it. The server ends a transaction that goes on for longer than the lease's ttl;
-        before PostgreSQL 17 one of which a statement, or a pause, does. A transaction of any
+        back would undo it. The server ends a transaction that goes on for longer than the lease's
+        ttl; before PostgreSQL 17 one of which a statement, or a pause, does. A transaction of any
         isolation may be fenced; renewals go on meanwhile.
 
         Args:
@@ -135,7 +135,7 @@ class Lease:
         Raises:
             LeaseLostError: the lease is over: roll back.
             TransactionError: no transaction is open there, or it leads to another database or
-                schema; or it is called in the function of `run_once(tx=…)`.
+                schema; or a savepoint is open, as in the function of `run_once(tx=…)`.
             TimeoutError: no answer in the time for which the lease may be acted under.
             asyncpg.PostgresError: the transaction has failed.
         """
@@ -164,9 +164,10 @@ class Lease:
     @property
     def fence_statement(self) -> str:
         """The fence as one statement, for a driver that works in threads. Execute it in the
-        outermost transaction, before that writes, and without parameters; roll back if it returns
-        no row. A savepoint that is rolled back undoes it. Where the transaction is repeatable read
-        or serializable, a term that is over passes until another begins, which then waits.
+        outermost transaction, before that writes, and without parameters; roll back unless it
+        returns true. No row: the lease is over; false: a savepoint is open, which would undo the
+        fence. Where the transaction is repeatable read or serializable, a term that is over passes
+        until another begins, which then waits.
 
         Raises:
             LeaseLostError: the lease is over, or in doubt.

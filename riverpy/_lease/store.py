@@ -279,7 +279,7 @@ class LeaseTable:
 
     async def elsewhere_error(self, transaction: object, name: str) -> TransactionError:
         """What to raise if a term is held that a fence there does not find."""
-        return await elsewhere_error(expect_fenceable(transaction), name)
+        return await elsewhere_error(expect_fenceable(transaction), f"lease {name!r}")
 
     def fence_statement(self, name: str, epoch: int, *, bound: timedelta) -> str:
         """The same as a statement without parameters."""

@@ -6,7 +6,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from riverpy._db.fences import expect_fenceable, expect_read_committed
+from riverpy._db.fences import (
+    elsewhere_error,
+    expect_fenceable,
+    expect_outermost,
+    expect_read_committed,
+)
 from riverpy._lifecycle import cancelled_once
 from riverpy._maintenance.base import MaintenanceService
 
@@ -41,23 +46,31 @@ class LeaderTerm:
     async def fence(self, connection: Transaction) -> None:
         """Tie the transaction that is open on `connection` to this term: it commits under it or not
         at all. Call it before the transaction writes, and in the outermost one: a savepoint that is
-        rolled back undoes it. The server ends a transaction that goes on for longer than 5 seconds,
-        or than `Config.leader_ttl`.
+        rolled back would undo it. The server ends a transaction that goes on for longer than 5
+        seconds, or than `Config.leader_ttl`.
 
         Args:
             connection: asyncpg's, in a transaction; without a domain one that is read committed.
 
         Raises:
             FencedOutError: the term is over: roll back.
-            TransactionError: no transaction is open there, or one of another isolation; or it is
-                called in the function of `run_once(tx=…)`.
+            TransactionError: no transaction is open there, or one of another isolation, or it leads
+                to another database or schema; or a savepoint is open, as in the function of
+                `run_once(tx=…)`.
             Exception: one of DATABASE_ERRORS.
         """
         expect_fenceable(connection)
-        self._mandate.expect_trusted()
-        if self._mandate.term.epoch == 0:  # the row is River's
+        mandate = self._mandate
+        mandate.expect_trusted()
+        is_rivers = mandate.term.epoch == 0  # the row
+        if is_rivers:
             await expect_read_committed(connection)
-        await self._mandate.fence(connection)
+        if not await mandate.passes(connection):
+            if await mandate.is_held_by_the_server():
+                raise await elsewhere_error(connection, "this lead")
+            raise mandate.fenced_out_error()
+        if is_rivers:
+            await expect_outermost(connection)
 
 
 class LeaderCode(MaintenanceService):

@@ -29,6 +29,8 @@ TRANSACTION_LIMIT = timedelta(seconds=5)
 """What one fenced transaction may take: a dead holder delays a takeover by no more than that."""
 LOCK_SHARE = 1 / 5
 """Of that, how long a statement may wait for a row that somebody has locked."""
+ASK_MOST = 5.0
+"""Seconds that a question whether the term goes on may take."""
 ROLLBACK_LIMIT = 0.5
 """Seconds that a stopped or failed transaction may take to be rolled back; then its connection is
 cut."""
@@ -103,18 +105,33 @@ class Mandate:
             ) from error
 
     async def fence(self, connection: Transaction) -> None:
-        """Tie the transaction that is open on `connection` to the term.
+        """Tie the transaction that is open on `connection`, a leader's own, to the term.
 
         Raises:
             FencedOutError: the term is over.
             Exception: one of DATABASE_ERRORS.
         """
-        is_held = await self._store.fence(
+        if not await self.passes(connection):
+            raise self.fenced_out_error()
+
+    async def passes(self, connection: Transaction) -> bool:
+        """The same for any connection. False: the term is over, or not known in that database."""
+        return await self._store.fence(
             connection, self.term, bound=self._limit, lock_bound=self._limit * LOCK_SHARE
         )
-        if not is_held:
-            self._fenced_out(self.term)
-            raise FencedOutError("another process leads, or may lead")
+
+    async def is_held_by_the_server(self) -> bool:
+        """Whether the lead's own row says that the term goes on. False: also if that is unknown."""
+        ttl = self._trust.timing.ttl_delta
+        try:
+            return await self._store.renew(self.term, ttl, ASK_MOST)
+        except DATABASE_ERRORS:  # a row that is locked, too
+            return False
+
+    def fenced_out_error(self) -> FencedOutError:
+        """End the term, and say what to raise."""
+        self._fenced_out(self.term)
+        return FencedOutError("another process leads, or may lead")
 
 
 def _is_wait(error: BaseException) -> bool:

@@ -106,37 +106,56 @@ from released;
 -- expiry may be an old one, and the epoch alone decides: none can be given while the lock is held. The limits are the
 -- transaction's own, for a pooler passes none of a session on; they are set before the row is locked, and a shorter one
 -- of the session stays. No row: the term is over.
+--
+-- False: the lock is that of a savepoint, and would go with it. The row tells who has locked it; where others have too,
+-- or it was renewed just now, the locks of the session tell: a savepoint under which something is locked has an id.
+with held as materialized (
+  select
+    name,
+    set_config(
+      'statement_timeout',
+      least(
+        nullif(extract(epoch from current_setting('statement_timeout')::interval) * 1000, 0), @milliseconds::bigint
+      )::bigint::text,
+      true
+    ),
+    set_config(
+      'lock_timeout',
+      least(
+        nullif(extract(epoch from current_setting('lock_timeout')::interval) * 1000, 0), @lock_milliseconds::bigint
+      )::bigint::text,
+      true
+    ),
+    set_config(
+      'idle_in_transaction_session_timeout',
+      least(
+        nullif(extract(epoch from current_setting('idle_in_transaction_session_timeout')::interval) * 1000, 0),
+        @milliseconds::bigint
+      )::bigint::text,
+      true
+    ),
+    case
+      when current_setting('server_version_num')::int >= 170000
+      then set_config('transaction_timeout', (@milliseconds::bigint)::text, true)
+    end
+  from /* schema */ riverpy_lease
+  where name = @name::text and epoch = @epoch::bigint
+    and (expires_at >= clock_timestamp() or current_setting('transaction_isolation') <> 'read committed')
+  for key share
+)
 select
-  set_config(
-    'statement_timeout',
-    least(
-      nullif(extract(epoch from current_setting('statement_timeout')::interval) * 1000, 0), @milliseconds::bigint
-    )::bigint::text,
-    true
-  ),
-  set_config(
-    'lock_timeout',
-    least(
-      nullif(extract(epoch from current_setting('lock_timeout')::interval) * 1000, 0), @lock_milliseconds::bigint
-    )::bigint::text,
-    true
-  ),
-  set_config(
-    'idle_in_transaction_session_timeout',
-    least(
-      nullif(extract(epoch from current_setting('idle_in_transaction_session_timeout')::interval) * 1000, 0),
-      @milliseconds::bigint
-    )::bigint::text,
-    true
-  ),
   case
-    when current_setting('server_version_num')::int >= 170000
-    then set_config('transaction_timeout', (@milliseconds::bigint)::text, true)
-  end
-from /* schema */ riverpy_lease
-where name = @name::text and epoch = @epoch::bigint
-  and (expires_at >= clock_timestamp() or current_setting('transaction_isolation') <> 'read committed')
-for key share;
+    when (
+      select lease.xmax from /* schema */ riverpy_lease as lease where lease.name = held.name
+    ) = pg_current_xact_id()::xid
+    then true
+    else not exists (
+      select from pg_locks
+      where locktype = 'transactionid' and pid = pg_backend_pid() and mode = 'ExclusiveLock'
+        and transactionid <> pg_current_xact_id()::xid
+    )
+  end as is_outermost
+from held;
 
 
 -- name: lease_list

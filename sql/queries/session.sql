@@ -17,6 +17,15 @@ select current_setting('transaction_read_only')::bool;
 select current_database() || coalesce('.' || current_schema(), '');
 
 
+-- name: session_in_savepoint
+-- Whether a savepoint is open in which a row was written or locked: such a one has an id beside the transaction's.
+select exists (
+  select from pg_locks
+  where locktype = 'transactionid' and pid = pg_backend_pid() and mode = 'ExclusiveLock'
+    and transactionid <> pg_current_xact_id()::xid
+);
+
+
 -- name: session_isolation
 -- Of the transaction that is open.
 select current_setting('transaction_isolation');

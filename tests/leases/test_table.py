@@ -153,6 +153,63 @@ async def test_fence_that_finds_no_term(
     assert await leases.renew(lease)
 
 
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+@pytest.mark.parametrize("meanwhile", ["nothing", "renewed", "shared"])
+async def test_fence_in_a_savepoint(
+    schema: Schema, leases: LeaseManager, isolation: Any, meanwhile: str
+) -> None:
+    """A fence in a savepoint, which would be undone with it, is refused, whoever else has locked
+    the row or changed it; the lease stays. In the transaction around it the fence stands, also
+    after savepoints that have ended."""
+    lease = await _granted(leases)
+    async with schema.connected() as other, schema.connected() as connection:
+        beside = other.transaction()
+        await beside.start()
+        if meanwhile == "shared":
+            await lease.fence(other)
+        async with connection.transaction(isolation=isolation):
+            await connection.fetchval("SELECT count(*) FROM riverpy_lease")
+            if meanwhile == "renewed":
+                assert await leases.renew(lease)
+            await connection.execute("SAVEPOINT own")
+            with pytest.raises(TransactionError, match=r"in a savepoint.*outermost transaction"):
+                await lease.fence(connection)
+            assert await connection.fetchval(lease.fence_statement) is False
+            await connection.execute("ROLLBACK TO own; RELEASE own")
+            async with connection.transaction():
+                await connection.execute(ADD_EFFECT, "in a savepoint")
+            await lease.fence(connection)
+            assert await connection.fetchval(lease.fence_statement) is True
+            if meanwhile != "shared":
+                async with connection.transaction():
+                    await lease.fence(connection)  # the one around it stands
+            await schema.execute("UPDATE riverpy_lease SET expires_at = now() - interval '1 s'")
+            await beside.rollback()
+            assert await leases.try_acquire("x") is None
+            await connection.execute(ADD_EFFECT, "fenced")
+        assert lease.is_held
+        assert await leases.try_acquire("x") is not None
+
+
+async def test_fence_after_a_failure_in_a_savepoint(schema: Schema, leases: LeaseManager) -> None:
+    """A transaction of asyncpg's inside of another leaves its savepoint open when it fails: after
+    that a first fence is refused, one from before stands."""
+    lease = await _granted(leases)
+    async with schema.connected() as connection:
+        for is_first in (True, False):
+            async with connection.transaction():
+                if is_first:
+                    await lease.fence(connection)
+                with pytest.raises(asyncpg.DivisionByZeroError):
+                    async with connection.transaction():
+                        await connection.execute("SELECT 1 / 0")
+                if is_first:
+                    await lease.fence(connection)
+                else:
+                    with pytest.raises(TransactionError, match="asyncpg leaves it open"):
+                        await lease.fence(connection)
+
+
 async def test_serialization_failure_under_the_lease(schema: Schema, leases: LeaseManager) -> None:
     """A transaction that fails for its snapshot while the lease is held fails as any other, and may
     be tried again: the lease stays."""

@@ -20,6 +20,7 @@ from riverpy import (
     TransactionError,
 )
 from riverpy._maintenance import base
+from tests._database import connected
 from tests.singletons.rig import TTL, Task, running, soon, until
 
 if TYPE_CHECKING:
@@ -124,6 +125,39 @@ async def test_fence_by_an_old_snapshot(schema: Schema, isolation: Any) -> None:
             assert term.is_held
             async with connection.transaction(isolation="read_committed"):
                 await term.fence(connection)
+
+
+@pytest.mark.parametrize("domain", [None, "billing"])
+async def test_fence_in_another_database(
+    schema: Schema, fresh_database_url: str, domain: str | None
+) -> None:
+    """A fence in another database is refused with its name, and the client leads on; one in its own
+    that finds another's term ends the lead."""
+    function, client = Function(), make_client(schema, "a", domain)
+    client.leader_only("census", function)
+    table, columns = "river_leader", "name text, leader_id text, elected_at timestamptz"
+    if domain is not None:
+        table, columns = "riverpy_lease", "name text, epoch bigint"
+    async with connected(fresh_database_url) as other, running(client):
+        await other.execute(
+            f'create schema "{schema.name}"'
+            f" create table {table} ({columns}, expires_at timestamptz)"
+        )
+        term = await soon(function.began)
+        async with other.transaction():
+            place = await other.fetchval("select current_database()")
+            with pytest.raises(TransactionError, match=f"sees, in {place}.*which is held"):
+                await term.fence(other)
+        assert term.is_held
+        async with schema.connected() as connection:
+            async with connection.transaction():
+                await term.fence(connection)
+            change = "leader_id = 'rival'" if domain is None else "epoch = epoch + 1"
+            await schema.execute(f"update {table} set {change}")
+            async with connection.transaction():
+                with pytest.raises(FencedOutError):
+                    await term.fence(connection)
+        await soon(function.ended)
 
 
 async def test_clean_up(schema: Schema) -> None:

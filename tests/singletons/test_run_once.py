@@ -463,7 +463,7 @@ async def test_retention(client: Client, schema: Schema) -> None:
 async def test_fence_in_a_savepoint(schema: Schema, client: Client, kind: str) -> None:
     """A fence in the function of a call in the caller's transaction is refused: with the savepoint
     it would be undone, and the transaction go on without it. Before the call, and in a transaction
-    of the client's own, it stands."""
+    of the client's own, it stands. So it is in a savepoint of the caller's."""
     async with AsyncExitStack() as stack:
         term: Any
         if kind == "lease":
@@ -475,6 +475,11 @@ async def test_fence_in_a_savepoint(schema: Schema, client: Client, kind: str) -
         async with connection.transaction():
             with pytest.raises(TransactionError, match="before run_once"):
                 await client.run_once("a", term.fence, tx=connection)
+        async with connection.transaction():
+            await connection.execute("savepoint own")
+            with pytest.raises(TransactionError, match=r"before any `connection\.transaction"):
+                await term.fence(connection)
+            await connection.execute("rollback to own; release own")
             await term.fence(connection)
             assert (await client.run_once("a", writing(schema), tx=connection)).ran
             await term.fence(connection)
