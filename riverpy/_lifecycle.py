@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup, TaskStatus
 
-SIGNAL_TIMEOUT = 10.0
+SIGNAL_TIMEOUT = 30.0
 """Seconds that a test waits for a signal before it fails by the signal's name."""
 TURN_GRACE = 20.0
 """Seconds that a service may be later than it said before it counts as stuck."""
@@ -328,7 +328,7 @@ class TestSignal:
         """Wait until it has happened once more than it was waited for.
 
         Raises:
-            TimeoutError: it did not happen within 10 s; the text has the signal's name.
+            TimeoutError: it did not happen within 30 s; the text has the signal's name.
         """
         if self._events is None:
             raise RuntimeError(f"signal {self._name!r} was not initialised by the test")

@@ -188,10 +188,15 @@ class LeaseStage:
         return later()[0]
 
     async def present_holding(self, limit: float) -> Holding:
-        """The latest term, once it goes on."""
+        """The latest term, once its holder acts in it."""
 
         def present() -> list[Holding]:
-            return [one for one in self.holdings()[-1:] if not self.of_term(one, "end")]
+            return [
+                one
+                for one in self.holdings()[-1:]
+                if any(act.is_held for act in self.of_term(one, "act"))
+                and not self.of_term(one, "end")
+            ]
 
         await self.until(present, limit)
         return present()[0]
