@@ -168,7 +168,8 @@ async def test_each_event_once(processes: Processes, capsys: Any) -> None:
         if not any(row["events"] for row in lag) and now["done"] == now["events"]:
             break
         await anyio.sleep(POLL)
-    assert await findings(schema, processes.mail, FAULTS) == []
+    losses = processes.log.read_text().count("has lost its lease")  # where the machine stalls, too
+    assert await findings(schema, processes.mail, FAULTS + losses) == []
     assert {row["name"] for row in lag} == set(PROJECTIONS)
     with capsys.disabled():
         if FAULTS > 4:
