@@ -99,13 +99,6 @@ async def oid(schema: Schema, index: str) -> int:
     return found
 
 
-async def sessions(schema: Schema) -> int:
-    """How many sessions reindexers have."""
-    count = await schema.fetchval(_SESSIONS, SESSION)
-    assert isinstance(count, int)
-    return count
-
-
 async def until_no_session(schema: Schema) -> None:
     """Wait until the server has ended the sessions of reindexers."""
     await until(schema, _SESSIONS, 0, SESSION)

@@ -39,7 +39,6 @@ from tests.maintenance.reindexing import (
     mend,
     oid,
     reader,
-    sessions,
     slow_index,
     snapshot,
     until,
@@ -168,7 +167,7 @@ async def test_rebuilds(schema: Schema, log: Log) -> None:
     (entry, _) = (entry for entry in log if entry["event"] == "index rebuilt")
     assert entry["bytes_before"] == entry["bytes_after"] == 8192
     assert await artifacts(schema) == []
-    assert await sessions(schema) == 0
+    await until_no_session(schema)
 
 
 async def test_default_indexes(schema: Schema, log: Log) -> None:
