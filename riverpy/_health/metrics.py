@@ -6,94 +6,91 @@ tag, args, attempt or error makes a series, and a kind has at most 20.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from datetime import timedelta
 
-    from riverpy.stats import ClientStats, Histogram, KindStats, QueueStats
+    from riverpy.stats import ClientStats, Histogram, KindStats, LeaseStats, QueueStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+_OUTCOMES = ("completed", "failed", "snoozed", "cancelled", "interrupted")
 
 
-class _Page:
-    """Lines of metrics. A family is opened once, then its samples follow."""
+class _Family:
+    """Samples of one name."""
 
-    def __init__(self) -> None:
-        self._lines: list[str] = []
-        self._name = ""
-
-    def family(self, name: str, kind: str, text: str) -> None:
-        """Open a family of this type: counter, gauge or histogram."""
+    def __init__(self, name: str, kind: str, text: str) -> None:
+        """Of this type: counter, gauge or histogram."""
         self._name = f"riverpy_{name}"
-        self._lines += [f"# HELP {self._name} {text}", f"# TYPE {self._name} {kind}"]
+        self.head = f"# HELP {self._name} {text}\n# TYPE {self._name} {kind}\n"
+        """Comes before its samples."""
 
-    def sample(self, value: float | None, suffix: str = "", **labels: str) -> None:
-        """A sample of the family; None is left out."""
+    def sample(self, value: float | None, **labels: str) -> str:
+        """A sample; None is left out."""
         if value is None:
-            return
-        shown = ",".join(f'{name}="{text.translate(_ESCAPES)}"' for name, text in labels.items())
-        braces = f"{{{shown}}}" if shown else ""
-        self._lines.append(f"{self._name}{suffix}{braces} {_number(value)}")
+            return ""
+        braces = f"{{{_labels(labels)}}}" if labels else ""
+        return f"{self._name}{braces} {_number(value)}\n"
 
-    def one(self, name: str, kind: str, text: str, value: float | None) -> None:
-        """A family of one sample without labels."""
-        self.family(name, kind, text)
-        self.sample(value)
-
-    def histogram(self, values: Histogram, **labels: str) -> None:
+    def histogram(self, values: Histogram, **labels: str) -> str:
         """The samples of a histogram."""
-        total = 0
-        for bound, count in zip(values.bounds, values.counts, strict=False):
+        name, shown = self._name, _labels(labels)
+        bucket = f'{name}_bucket{{{shown}{"," if shown else ""}le="'
+        total, lines = 0, list[str]()
+        for bound, count in zip(_bounds(values.bounds), values.counts, strict=False):
             total += count
-            self.sample(total, "_bucket", **labels, le=_number(bound))
-        self.sample(values.count, "_bucket", **labels, le="+Inf")
-        self.sample(values.sum, "_sum", **labels)
-        self.sample(values.count, "_count", **labels)
-
-    def text(self) -> str:
-        """The whole page."""
-        return "".join(f"{line}\n" for line in self._lines)
+            lines.append(f'{bucket}{bound}"}} {total}\n')
+        braces = f"{{{shown}}}" if shown else ""
+        lines.append(
+            f'{bucket}+Inf"}} {values.count}\n'
+            f"{name}_sum{braces} {_number(values.sum)}\n"
+            f"{name}_count{braces} {values.count}\n"
+        )
+        return "".join(lines)
 
 
 def render(
     stats: ClientStats, *, process_started_at: float, lags: Mapping[str, timedelta] | None
-) -> str:
-    """The page of one client.
+) -> Iterator[str]:
+    """The page of one client, in pieces of some lines each: of many kinds and queues the whole
+    would hold the event loop for long.
 
     Args:
         stats: its stats.
         process_started_at: seconds since 1970.
         lags: how long the oldest due job of each queue has waited; None: it is not known.
     """
-    page = _Page()
-    _process(page, stats, process_started_at)
-    _database(page, stats)
-    _queues(page, stats.queues.items(), lags)
-    _kinds(page, stats.kinds.items())
-    _leases(page, stats)
-    return page.text()
+    yield from _process(stats, process_started_at)
+    yield from _database(stats)
+    yield from _queues(stats.queues.items(), lags)
+    yield from _kinds(stats.kinds.items())
+    yield from _leases(stats.leases)
+    yield from _singletons(stats)
 
 
-def _process(page: _Page, stats: ClientStats, started_at: float) -> None:
-    page.family("info", "gauge", "What runs.")
-    page.sample(1, version=version("riverpy"))
-    page.one(
+def _process(stats: ClientStats, started_at: float) -> Iterator[str]:
+    info = _Family("info", "gauge", "What runs.")
+    yield info.head + info.sample(1, version=version("riverpy"))
+    yield _one(
         "process_start_time_seconds", "gauge", "When the process began, since 1970.", started_at
     )
-    page.family("state", "gauge", "1 for the state in which the worker is.")
-    for state in ("starting", "working", "stopping", "stopped"):
-        page.sample(stats.state == state, state=state)
-    page.family("leader", "gauge", "1 while the worker leads its domain.")
-    page.sample(stats.is_leader, domain=stats.domain)
-    page.family("event_loop_lag_seconds", "histogram", "How late the event loop turned.")
-    page.histogram(stats.loop_lag)
-    page.one("stuck_services", "gauge", "Services that do not turn any more.", len(stats.stuck))
-    page.one("stuck_jobs", "gauge", "Jobs that go on although cancelled.", stats.stuck_jobs)
-    page.one(
+    state = _Family("state", "gauge", "1 for the state in which the worker is.")
+    yield state.head
+    for name in ("starting", "working", "stopping", "stopped"):
+        yield state.sample(stats.state == name, state=name)
+    leader = _Family("leader", "gauge", "1 while the worker leads its domain.")
+    yield leader.head + leader.sample(stats.is_leader, domain=stats.domain)
+    lag = _Family("event_loop_lag_seconds", "histogram", "How late the event loop turned.")
+    yield lag.head + lag.histogram(stats.loop_lag)
+    yield _one("stuck_services", "gauge", "Services that do not turn any more.", len(stats.stuck))
+    yield _one("stuck_jobs", "gauge", "Jobs that go on although cancelled.", stats.stuck_jobs)
+    yield _one(
         "events_dropped_total",
         "counter",
         "Events that subscribers were too slow for.",
@@ -101,24 +98,26 @@ def _process(page: _Page, stats: ClientStats, started_at: float) -> None:
     )
 
 
-def _database(page: _Page, stats: ClientStats) -> None:
-    page.family("connection_up", "gauge", "1 while the connection for this purpose is up.")
+def _database(stats: ClientStats) -> Iterator[str]:
+    connection = _Family("connection_up", "gauge", "1 while the connection for this purpose is up.")
+    yield connection.head
     for purpose, is_up in stats.connections.items():
-        page.sample(is_up, purpose=purpose)
-    page.one("outages_total", "counter", "How often the database was lost.", stats.outages)
+        yield connection.sample(is_up, purpose=purpose)
+    yield _one("outages_total", "counter", "How often the database was lost.", stats.outages)
     is_proven = None if stats.listener == "off" else stats.listener == "proven"
-    page.one("listener_proven", "gauge", "1 while notifications arrive.", is_proven)
-    page.one(
+    yield _one("listener_proven", "gauge", "1 while notifications arrive.", is_proven)
+    yield _one(
         "heartbeat_age_seconds",
         "gauge",
         "Time since the last sign of life in the database.",
         stats.heartbeat_age,
     )
-    page.family("lease_renewals_total", "counter", "Renewals of the lead, by result.")
-    page.sample(stats.lease_renewals, result="renewed")
-    page.sample(stats.lease_renewal_failures, result="failed")
-    page.one("results_waiting", "gauge", "Ends of jobs that wait to be stored.", stats.backlog)
-    page.one(
+    renewals = _Family("lease_renewals_total", "counter", "Renewals of the lead, by result.")
+    yield renewals.head
+    yield renewals.sample(stats.lease_renewals, result="renewed")
+    yield renewals.sample(stats.lease_renewal_failures, result="failed")
+    yield _one("results_waiting", "gauge", "Ends of jobs that wait to be stored.", stats.backlog)
+    yield _one(
         "results_refused_total",
         "counter",
         "Results of attempts that were no longer the worker's.",
@@ -127,88 +126,110 @@ def _database(page: _Page, stats: ClientStats) -> None:
 
 
 def _queues(
-    page: _Page,
-    queues: Iterable[tuple[str, QueueStats]],
-    lags: Mapping[str, timedelta] | None,
-) -> None:
-    queues = list(queues)
-    page.family("queue_paused", "gauge", "1 while the queue is paused.")
-    for queue, stats in queues:
-        page.sample(stats.paused, queue=queue)
-    page.family("queue_slots", "gauge", "Jobs that may run at once.")
-    for queue, stats in queues:
-        page.sample(stats.slots, queue=queue)
-    page.family("queue_running", "gauge", "Slots that are taken.")
-    for queue, stats in queues:
-        page.sample(stats.running, queue=queue)
-    page.family("queue_claim_age_seconds", "gauge", "Time since the last claim that succeeded.")
-    for queue, stats in queues:
-        page.sample(stats.claim_age, queue=queue)
-    page.family("queue_lag_seconds", "gauge", "How long the oldest due job has waited.")
-    for queue, lag in (lags or {}).items():
-        page.sample(lag.total_seconds(), queue=queue)
-    page.family("claim_failures_total", "counter", "Claims that failed.")
-    for queue, stats in queues:
-        page.sample(stats.claim_failures, queue=queue)
-    page.family("claim_seconds", "histogram", "How long claims took.")
-    for queue, stats in queues:
-        page.histogram(stats.claims, queue=queue)
-    page.family("claim_jobs", "histogram", "Jobs that a claim brought.")
-    for queue, stats in queues:
-        page.histogram(stats.batches, queue=queue)
-    page.family("wait_seconds", "histogram", "From due, or inserted, to the start of the attempt.")
-    for queue, stats in queues:
-        page.histogram(stats.waits, queue=queue)
+    queues: Collection[tuple[str, QueueStats]], lags: Mapping[str, timedelta] | None
+) -> Iterator[str]:
+    lag = _Family("queue_lag_seconds", "gauge", "How long the oldest due job has waited.")
+    yield lag.head
+    for queue, waited in (lags or {}).items():
+        yield lag.sample(waited.total_seconds(), queue=queue)
+    for name, kind, text, value in (
+        ("queue_paused", "gauge", "1 while the queue is paused.", "paused"),
+        ("queue_slots", "gauge", "Jobs that may run at once.", "slots"),
+        ("queue_running", "gauge", "Slots that are taken.", "running"),
+        (
+            "queue_claim_age_seconds",
+            "gauge",
+            "Time since the last claim that succeeded.",
+            "claim_age",
+        ),
+        ("claim_failures_total", "counter", "Claims that failed.", "claim_failures"),
+    ):
+        yield from _samples(_Family(name, kind, text), attrgetter(value), "queue", queues)
+    for name, text, value in (
+        ("claim_seconds", "How long claims took.", "claims"),
+        ("claim_jobs", "Jobs that a claim brought.", "batches"),
+        ("wait_seconds", "From due, or inserted, to the start of the attempt.", "waits"),
+    ):
+        family = _Family(name, "histogram", text)
+        yield from _histograms(family, attrgetter(value), "queue", queues)
 
 
-def _kinds(page: _Page, kinds: Iterable[tuple[str, KindStats]]) -> None:
-    kinds = list(kinds)
-    page.family("attempts_total", "counter", "Attempts whose end was stored, by outcome.")
+def _kinds(kinds: Collection[tuple[str, KindStats]]) -> Iterator[str]:
+    attempts = _Family("attempts_total", "counter", "Attempts whose end was stored, by outcome.")
+    yield attempts.head
     for kind, stats in kinds:
-        page.sample(stats.completed, kind=kind, outcome="completed")
-        page.sample(stats.failed, kind=kind, outcome="failed")
-        page.sample(stats.snoozed, kind=kind, outcome="snoozed")
-        page.sample(stats.cancelled, kind=kind, outcome="cancelled")
-        page.sample(stats.interrupted, kind=kind, outcome="interrupted")
-    page.family("jobs_discarded_total", "counter", "Jobs whose last attempt failed.")
-    for kind, stats in kinds:
-        page.sample(stats.discarded, kind=kind)
-    page.family("run_seconds", "histogram", "How long attempts ran.")
-    for kind, stats in kinds:
-        page.histogram(stats.runs, kind=kind)
+        for outcome in _OUTCOMES:
+            yield attempts.sample(getattr(stats, outcome), kind=kind, outcome=outcome)
+    discarded = _Family("jobs_discarded_total", "counter", "Jobs whose last attempt failed.")
+    yield from _samples(discarded, attrgetter("discarded"), "kind", kinds)
+    runs = _Family("run_seconds", "histogram", "How long attempts ran.")
+    yield from _histograms(runs, attrgetter("runs"), "kind", kinds)
 
 
-def _leases(page: _Page, stats: ClientStats) -> None:
-    leases = stats.leases
-    page.one("leases_held", "gauge", "Leases of user code that are held.", leases.held)
-    page.family("leases_renewals_total", "counter", "Renewals of these leases, by result.")
-    page.sample(leases.renewals, result="renewed")
-    page.sample(leases.renewal_failures, result="failed")
-    page.one(
+def _leases(leases: LeaseStats) -> Iterator[str]:
+    yield _one("leases_held", "gauge", "Leases of user code that are held.", leases.held)
+    renewals = _Family("leases_renewals_total", "counter", "Renewals of these leases, by result.")
+    yield renewals.head
+    yield renewals.sample(leases.renewals, result="renewed")
+    yield renewals.sample(leases.renewal_failures, result="failed")
+    yield _one(
         "leases_renewal_seconds",
         "gauge",
         "How long their last renewal took.",
         leases.renewal_seconds,
     )
-    singletons = stats.singletons.items()
-    page.family("singleton_running", "gauge", "1 while the singleton runs here.")
-    for name, one in singletons:
-        page.sample(one.running, singleton=name)
-    page.family("singleton_epoch", "gauge", "The epoch under which it runs here.")
-    for name, one in singletons:
-        page.sample(one.epoch, singleton=name)
-    page.family("singleton_terms_total", "counter", "How often it began here.")
-    for name, one in singletons:
-        page.sample(one.terms, singleton=name)
-    page.family("singleton_failures_total", "counter", "How often it failed here.")
-    for name, one in singletons:
-        page.sample(one.failures, singleton=name)
-    page.family("singleton_losses_total", "counter", "How often its lease was lost here.")
-    for name, one in singletons:
-        page.sample(one.losses, singleton=name)
-    page.family("singleton_wait_seconds", "gauge", "How long it stood by before it began last.")
-    for name, one in singletons:
-        page.sample(one.waited, singleton=name)
+
+
+def _singletons(stats: ClientStats) -> Iterator[str]:
+    for name, kind, text, value in (
+        ("running", "gauge", "1 while the singleton runs here.", "running"),
+        ("epoch", "gauge", "The epoch under which it runs here.", "epoch"),
+        ("terms_total", "counter", "How often it began here.", "terms"),
+        ("failures_total", "counter", "How often it failed here.", "failures"),
+        ("losses_total", "counter", "How often its lease was lost here.", "losses"),
+        ("wait_seconds", "gauge", "How long it stood by before it began last.", "waited"),
+    ):
+        family = _Family(f"singleton_{name}", kind, text)
+        yield from _samples(family, attrgetter(value), "singleton", stats.singletons.items())
+
+
+def _one(name: str, kind: str, text: str, value: float | None) -> str:
+    """A family of one sample without labels."""
+    family = _Family(name, kind, text)
+    return family.head + family.sample(value)
+
+
+def _samples(
+    family: _Family,
+    value: Callable[[Any], float | None],
+    label: str,
+    items: Collection[tuple[str, Any]],
+) -> Iterator[str]:
+    """One sample of each of the named items."""
+    yield family.head
+    for name, stats in items:
+        yield family.sample(value(stats), **{label: name})
+
+
+def _histograms(
+    family: _Family,
+    values: Callable[[Any], Histogram],
+    label: str,
+    items: Collection[tuple[str, Any]],
+) -> Iterator[str]:
+    """One histogram of each of the named items."""
+    yield family.head
+    for name, stats in items:
+        yield family.histogram(values(stats), **{label: name})
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return ",".join(f'{name}="{text.translate(_ESCAPES)}"' for name, text in labels.items())
+
+
+@lru_cache(maxsize=16)
+def _bounds(bounds: tuple[float, ...]) -> tuple[str, ...]:
+    return tuple(map(_number, bounds))
 
 
 def _number(value: float) -> str:

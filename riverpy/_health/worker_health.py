@@ -21,7 +21,7 @@ from riverpy.errors import RiverError
 from riverpy.stats import ClientStats
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Iterator, Mapping
     from contextlib import AbstractAsyncContextManager
     from datetime import timedelta
 
@@ -35,6 +35,8 @@ LAG_KEPT = 10.0
 often, the database is asked this often."""
 LAG_TIMEOUT = 1.0
 """Seconds that such a look may take."""
+STRETCH = 0.002
+"""Seconds for which a page may be written without a turn of the event loop."""
 STREAMS_MAX = 8
 """Followers of events at a time."""
 JSON = "application/json"
@@ -96,12 +98,12 @@ class WorkerHealth:
 
     async def _metrics(self, request: Request) -> Response:
         lags = await self._read_lags()
-        page = render(
+        pieces = render(
             self._stats() or ClientStats(client_id="", state="starting"),
             process_started_at=self._started_at,
             lags=lags,
         )
-        return Response(HTTPStatus.OK, CONTENT_TYPE, page.encode())
+        return Response(HTTPStatus.OK, CONTENT_TYPE, await _joined(pieces))
 
     async def _read_lags(self) -> Mapping[str, timedelta] | None:
         """How long due jobs wait; None where the database does not say."""
@@ -135,6 +137,17 @@ class WorkerHealth:
         finally:
             self._streams -= 1
             await lines.aclose()
+
+
+async def _joined(pieces: Iterator[str]) -> bytes:
+    """The whole page. Jobs run between its pieces."""
+    page, until = list[str](), time.monotonic() + STRETCH
+    for piece in pieces:
+        page.append(piece)
+        if time.monotonic() >= until:
+            await anyio.lowlevel.checkpoint()
+            until = time.monotonic() + STRETCH
+    return "".join(page).encode()
 
 
 def _answer(verdict: Verdict) -> Response:

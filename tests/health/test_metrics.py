@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -13,7 +16,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import riverpy
 from riverpy import ClientStats, Histogram, KindStats, LeaseStats, QueueStats, SingletonStats
+from riverpy._health import worker_health
+from riverpy._health.address import Address
+from riverpy._health.http import Request
 from riverpy._health.metrics import render
+from riverpy._health.worker_health import WorkerHealth
 from riverpy._work.counters import BATCH_BOUNDS, RUN_BOUNDS, Tally
 from riverpy.stats import UNKNOWN_KINDS
 from tests.work.conftest import rig
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["rig"]
 
+PAGE = Path(__file__).parents[2] / "docs" / "health.md"
 SERIES_MAX = 20
 """Of each kind."""
 Sample = tuple[str, frozenset[tuple[str, str]]]
@@ -47,7 +55,7 @@ def samples(page: str) -> dict[Sample, float]:
 
 def page_of(stats: ClientStats, lags: dict[str, timedelta] | None = None) -> dict[Sample, float]:
     """The samples of the page of these stats."""
-    return samples(render(stats, process_started_at=1.5, lags=lags))
+    return samples("".join(render(stats, process_started_at=1.5, lags=lags)))
 
 
 def value(page: dict[Sample, float], name: str, **labels: str) -> float | None:
@@ -89,7 +97,7 @@ def test_labels_are_escaped(name: str) -> None:
 
 def test_families_are_declared_once() -> None:
     """OP-12: no family is told of twice, and each has its help and its type."""
-    text = render(ClientStats(client_id="c"), process_started_at=0, lags=None)
+    text = "".join(render(ClientStats(client_id="c"), process_started_at=0, lags=None))
     families = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
     helped = [line.split()[2] for line in text.splitlines() if line.startswith("# HELP")]
     assert families == helped
@@ -132,6 +140,49 @@ def test_singletons_and_domain() -> None:
     assert value(page, "singleton_losses_total", singleton="one") == 1
     assert value(page, "leases_held") == 1
     assert value(page, "leases_renewals_total", result="failed") == 2
+
+
+def test_each_metric_is_on_the_page() -> None:
+    """docs/health.md names each metric, and no other."""
+    named: set[str] = set()
+    for cell in re.findall(r"^\| (`riverpy_.*?) \|", PAGE.read_text("utf-8"), re.MULTILINE):
+        first, *more = re.findall(r"`(\w+)`", cell)
+        stem = first.rpartition("_")[0]
+        named |= {first, *(stem + one if one.startswith("_") else one for one in more)}
+    page = "".join(render(ClientStats(client_id="c"), process_started_at=0, lags=None))
+    assert named == set(re.findall(r"^# TYPE (\w+)", page, re.MULTILINE))
+
+
+async def test_jobs_run_while_the_page_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page of many kinds is written in pieces, between which the event loop turns."""
+    runs = Tally(RUN_BOUNDS).histogram()
+    counts = dict.fromkeys(
+        ("completed", "failed", "discarded", "snoozed", "cancelled", "interrupted"), 0
+    )
+    kinds = {f"kind{n}": KindStats(**counts, runs=runs) for n in range(100)}
+    stats = ClientStats(client_id="c", uptime=1.0, kinds=kinds)
+    client: Any = SimpleNamespace(stats=lambda: stats, queue_lags=_no_lags, queues={})
+    health = WorkerHealth(Address("127.0.0.1", 0))
+    health.client = client
+    monkeypatch.setattr(worker_health, "STRETCH", 0.0)
+    turns = 0
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    turning = asyncio.get_running_loop().create_task(turn())
+    response = await health._metrics(Request("GET", "/metrics", {}, "localhost"))
+    turning.cancel()
+    assert turns >= len(kinds)
+    assert isinstance(response.body, bytes)
+    assert value(samples(response.body.decode()), "run_seconds_count", kind="kind99") == 0
+
+
+async def _no_lags(names: list[str]) -> dict[str, timedelta]:
+    return {}
 
 
 async def test_series_are_bounded(rig: Rig) -> None:
