@@ -63,6 +63,12 @@ async def owner_is_there(connection: Transaction, schema: str | None) -> bool:
     return await connection.fetchval(statement.text, *statement.arguments({"schema": schema}))
 
 
+async def owner_is_empty(connection: Transaction, schema: str | None) -> bool:
+    """Whether there is nothing in the table, for a role that may not read it. True is certain."""
+    statement = query(_FILE, "owner_is_empty", None)
+    return await connection.fetchval(statement.text, *statement.arguments({"schema": schema}))
+
+
 async def owner_lock(connection: Transaction, schema: str | None) -> None:
     """Let nobody else change whose queues are until the end of the open transaction."""
     statement = query(_FILE, "owner_lock", schema)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
+import structlog
 
 from riverpy._db.domains import ORPHANED_AFTER
-from riverpy._db.ownership import owner_is_there, owner_read
+from riverpy._db.ownership import owner_is_empty, owner_is_there, owner_read
 from riverpy._maintenance.scope import All, Except, Only
-from riverpy.drivers.asyncpg import UndefinedTableError
+from riverpy.drivers.asyncpg import InsufficientPrivilegeError, UndefinedTableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,6 +63,9 @@ class Territory:
         self._forgotten = 0
         """How often it was told to read anew, also while it reads."""
         self._lock = anyio.Lock()  # one asks, the others wait for the answer
+        self._is_told = False
+        """Whether it was said that the role may not read the table."""
+        self._log: Any = structlog.get_logger("riverpy").bind()
 
     async def scope(self) -> Scope:
         """What is to be maintained now.
@@ -99,6 +103,20 @@ class Territory:
                 )
             except UndefinedTableError:  # it was dropped: no domain has a queue
                 return ()
+            except InsufficientPrivilegeError:
+                if not await owner_is_empty(connection, self._schema):
+                    raise
+                self._tell_of_grant()
+                return ()
+
+    def _tell_of_grant(self) -> None:
+        if not self._is_told:
+            self._is_told = True
+            self._log.warning(
+                "this role may not read whose the queues are; no domain has any yet, so that this "
+                "leader keeps all, but its maintenance fails from the first domain on: GRANT "
+                "SELECT, INSERT, UPDATE, DELETE ON riverpy_queue_owner to it"
+            )
 
 
 def of_default(owners: Sequence[Owner]) -> Scope:

@@ -69,6 +69,7 @@ left for one that may be older."""
 
 UniqueViolationError = asyncpg.UniqueViolationError
 UndefinedTableError = asyncpg.UndefinedTableError
+InsufficientPrivilegeError = asyncpg.InsufficientPrivilegeError
 InFailedTransactionError = asyncpg.InFailedSQLTransactionError
 LockNotAvailableError = asyncpg.LockNotAvailableError
 SerializationError = asyncpg.SerializationError

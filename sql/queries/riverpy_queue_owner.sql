@@ -17,6 +17,13 @@ order by queue;
 select to_regclass(coalesce(quote_ident(@schema::text) || '.', '') || 'riverpy_queue_owner') is not null;
 
 
+-- name: owner_is_empty
+-- Whether no row was ever written since the table was made, or emptied by a vacuum; which takes no right to read it.
+select pg_relation_size(
+  to_regclass(coalesce(quote_ident(@schema::text) || '.', '') || 'riverpy_queue_owner')
+) = 0;
+
+
 -- name: owner_lock
 -- Let nobody else change whose queues are until the end of the transaction around this.
 select pg_advisory_xact_lock(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import secrets
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import asyncpg
+import pytest
+from structlog.testing import capture_logs
+
 from riverpy._clock import SystemTimer
+from riverpy._db.connection import DedicatedConnection, Outage, connect_maintenance
 from riverpy._db.ownership import Owner, owner_is_there
 from riverpy._maintenance import territory
 from riverpy._maintenance.scope import All, Except
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
-
-    import pytest
 
     from riverpy._clock import Timer
     from tests._database import Schema
@@ -101,6 +105,48 @@ async def test_table_that_is_made_while_it_leads(monkeypatch: pytest.MonkeyPatch
             assert await seen.scope() == Except(frozenset({"one"}))
             timer.skipped += 1
         assert asked == [0, 300]
+
+
+async def test_role_without_the_grant(schema: Schema) -> None:
+    """After a migration whose grants are not made yet the leader of `default` keeps all queues, as
+    before it, and says once which grant is missing. From the first domain on, whose queues it
+    cannot know, it keeps none."""
+    role = f"riverpy_test_{secrets.token_hex(4)}"
+    await schema.execute(f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA {schema.name} TO {role}")
+
+    async def connect() -> Any:
+        url = f"{schema.url}&role={role}" if "?" in schema.url else f"{schema.url}?role={role}"
+        return await connect_maintenance(url, "a leader", pooled=False)
+
+    connection = DedicatedConnection("maintenance", connect, Outage())
+    seen = territory.Territory(
+        connection,
+        schema.name,
+        territory.of_default,
+        is_divided=lambda: True,
+        listens=False,
+        timer=SystemTimer(),
+    )
+    await schema.execute("TRUNCATE riverpy_queue_owner")  # what another test has left of it
+    try:
+        with capture_logs() as log:
+            for _ in range(2):
+                seen.forget()
+                assert await seen.scope() == Except(frozenset())
+        (entry,) = log
+        assert entry["log_level"] == "warning"
+        assert "GRANT SELECT, INSERT, UPDATE, DELETE ON riverpy_queue_owner" in entry["event"]
+        await schema.execute(
+            "INSERT INTO riverpy_queue_owner (queue, domain, claimed_by) VALUES ('q', 'mail', 'a')"
+        )
+        seen.forget()
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await seen.scope()
+        await schema.execute(f"GRANT SELECT ON riverpy_queue_owner TO {role}")
+        assert await seen.scope() == Except(frozenset({"q"}))
+    finally:
+        await connection.close()
+        await schema.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 async def test_table_in_a_database(schema: Schema) -> None:
