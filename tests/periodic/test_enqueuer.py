@@ -19,7 +19,7 @@ from riverpy.job import RawArgs
 from riverpy.periodic import PeriodicJob, cron, every
 from tests.kit.proxy import proxied
 from tests.maintenance.conftest import log  # noqa: F401 (a fixture)
-from tests.periodic.enqueuing import MINUTELY, Grid, Tick, enqueuing
+from tests.periodic.enqueuing import MINUTELY, Grid, StillTimer, Tick, enqueuing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -307,7 +307,8 @@ async def test_failed_constructor_keeps_its_slot(
             raise error
         return Tick()
 
-    async with enqueuing(schema, PeriodicJob(MINUTELY, construct, id="ticks")) as one:
+    job = PeriodicJob(MINUTELY, construct, id="ticks")
+    async with enqueuing(schema, job, timer=StillTimer()) as one:
         slot = await one.move("ticks", SECOND)
         assert 0.5 < await one.run() < 1.5
         assert (await one.row("ticks"))["next_run_at"] == slot
