@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
 RIVERPY = Path(sys.executable).with_name("riverpy")
-SIGNAL_TIMEOUT = 30.0
+SIGNAL_TIMEOUT = 60.0
+"""Seconds until what a process should do, or print, counts as never to come."""
 
 JOBS = """
 from __future__ import annotations

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from tests._database import Schema
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 PASSWORD = "s3cret/pass"
 
 
