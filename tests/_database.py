@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
 
 PREFIX = "riverpy_test"
+DROP_TRIES = 10
 
 ResultT = TypeVar("ResultT")
 
@@ -36,10 +37,10 @@ def with_database(url: str, database: str) -> str:
 @asynccontextmanager
 async def connected(url: str, **settings: str) -> AsyncGenerator[asyncpg.Connection[Any]]:
     """A connection with these server settings; terminated if it cannot be closed soon."""
-    connection = await asyncpg.connect(url, server_settings=settings, timeout=20)
+    connection = await asyncpg.connect(url, server_settings=settings, timeout=60)
     try:
         yield connection
-        await connection.close(timeout=10)
+        await connection.close(timeout=30)
     finally:
         connection.terminate()
 
@@ -60,9 +61,17 @@ async def create_database(server_url: str, name: str) -> str:
 
 
 async def drop_database(server_url: str, name: str) -> None:
-    """Drop a database, whoever is connected to it."""
+    """Drop a database, whoever is connected to it. Each try waits for five seconds for those who
+    are told to go."""
     async with connected(server_url) as connection:
-        await connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+        for tries_left in reversed(range(DROP_TRIES)):
+            try:
+                await connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+            except asyncpg.ObjectInUseError:
+                if not tries_left:
+                    raise
+            else:
+                return
 
 
 async def drop_orphans(server_url: str) -> None:
