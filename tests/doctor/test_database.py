@@ -383,15 +383,24 @@ async def test_statement_limit(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) 
     """The server ends what takes too long, and where it does not answer the doctor does; it goes
     on over a new connection."""
 
+    limits: dict[str, object] = {"STATEMENT_LIMIT": timedelta(milliseconds=50)}
+    running = patient.Patient.running
+
+    async def limited(*args: Any) -> list[Any]:
+        """This look alone has little time."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name, limit in limits.items():
+                patch.setattr(session, name, limit)
+            return await running(*args)
+
     async def slow(connection: Any, *_: object, **__: object) -> list[Any]:
         return await connection.fetch("SELECT pg_sleep(60)")
 
+    monkeypatch.setattr(patient.Patient, "running", limited)
     monkeypatch.setattr(patient, "doctor_running", slow)
-    monkeypatch.setattr(session, "STATEMENT_LIMIT", timedelta(milliseconds=50))
     report = await doctor()
     assert "statement timeout" in report.one("clients", "warn")["text"]
-    monkeypatch.setattr(session, "STATEMENT_LIMIT", timedelta(seconds=60))
-    monkeypatch.setattr(session, "READ_TIMEOUT", 0.5)
+    limits = {"STATEMENT_LIMIT": timedelta(seconds=60), "READ_TIMEOUT": 0.5}
     report = await doctor()
     assert "no answer within 0.5 s" in report.one("clients", "warn")["text"]
     assert report.one("indexes", "ok")

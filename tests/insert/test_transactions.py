@@ -270,11 +270,12 @@ async def test_cancelled_inserts(schema: Schema) -> None:
         for start in range(0, 1000, 20):
             await asyncio.gather(*map(insert, range(start, start + 20)))
         await inserter.insert(Welcome(0), None, tx=None)
-        busy = await schema.fetch(
-            "SELECT state, query FROM pg_stat_activity"
-            " WHERE application_name = 'cancelled' AND state <> 'idle'"
-        )
-        assert busy == []
+        with anyio.fail_after(20, reason="a transaction is left open"):
+            while await schema.fetch(  # what gives the last connections back may go on
+                "SELECT state, query FROM pg_stat_activity WHERE application_name = 'cancelled'"
+                " AND datname = current_database() AND state <> 'idle'"
+            ):
+                await anyio.sleep(0.01)
     stored = (await users(schema)).count(1)
     assert returned <= stored <= returned + unknown
     assert returned
