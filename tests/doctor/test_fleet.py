@@ -64,7 +64,7 @@ async def test_no_client(doctor: Doctor) -> None:
 
 async def test_no_leader_though_there_are_candidates(schema: Schema, doctor: Doctor) -> None:
     """Nobody leads and somebody could: a failure, unless they have only just begun."""
-    await register(schema, "young", running=1)
+    await register(schema, "young", running=-3600)
     text = (await doctor()).one("leader", "warn")["text"]
     assert 'nobody leads, though 1 client could: "young"' in text
     await schema.execute("DELETE FROM riverpy_client")

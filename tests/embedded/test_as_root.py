@@ -20,6 +20,8 @@ from tests.embedded._help import mode, postmaster_pid, query, wait_for_end
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+pytestmark = pytest.mark.timeout(180)  # a test may make two servers on a busy machine
+
 # An ordinary user need not reach this interpreter, so the supervisor is forked and not executed.
 AS_ANOTHER_USER = """
 import json, os, sys
