@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -167,9 +168,19 @@ max_client_conn = 400
 """
 
 
-def _wait_for(socket: Path, process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_for(place: Path, process: subprocess.Popen[bytes], log: Path) -> None:
     limit = time.monotonic() + START_LIMIT
-    while not socket.exists():
+    while not _listens(place):
         if process.poll() is not None or time.monotonic() > limit:
             raise RuntimeError(f"PgBouncer did not start: {log.read_text()}")
         time.sleep(0.02)
+
+
+def _listens(place: Path) -> bool:
+    """Whether connections are taken there: the file is there a moment before."""
+    with socket.socket(socket.AF_UNIX) as tried:
+        try:
+            tried.connect(str(place))
+        except OSError:
+            return False
+    return True
