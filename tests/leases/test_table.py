@@ -28,6 +28,7 @@ from riverpy import (
     SchemaMissingError,
     TransactionError,
 )
+from riverpy._db import lead_leases
 from riverpy._db.connection import DedicatedConnection, Outage, connect_maintenance
 from riverpy._db.lead_leases import LeadLease
 from riverpy._db.leases import LeaseLockedError
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from tests._database import Schema
 
 QUICK = {"ttl": timedelta(seconds=15), "renew_interval": timedelta(seconds=0.3)}
+BOUND = 20.0
+"""Seconds for a statement: more than a machine stalls."""
 ISOLATIONS = ("read_committed", "repeatable_read", "serializable")
 LEASE_SESSIONS = (
     "SELECT count(*) FROM pg_stat_activity"
@@ -292,29 +295,32 @@ async def test_fence_as_text(schema: Schema, leases: LeaseManager) -> None:
         "UPDATE riverpy_lease SET holder = holder WHERE name = 's:x'",
     ],
 )
-async def test_locked_row(schema: Schema, leases: LeaseManager, lock: str) -> None:
+async def test_locked_row(
+    schema: Schema, leases: LeaseManager, monkeypatch: pytest.MonkeyPatch, lock: str
+) -> None:
     """A row that somebody keeps locked keeps no other lease from being renewed; of its own nothing
     is known, but that it goes on as long as it lasts. A release gives up soon, and no renewal waits
     for it."""
+    # A statement that waited would be ended by the limit of the session, well before these.
+    monkeypatch.setattr("riverpy._lease.keeper.RELEASE_MOST", BOUND)
     lease, other = await _granted(leases), await _granted(leases, "y")
     store = leases._keeper._store
     async with schema.connected() as connection, connection.transaction():
         await connection.execute(lock)
         terms = [(one.name, one.epoch) for one in (lease, other)]
-        with anyio.fail_after(4):
-            answers = await store.renew(leases.holder, terms, bound=5)
+        answers = await store.renew(leases.holder, terms, bound=BOUND)
         assert answers == {"x": False, "y": True}
         with pytest.raises(LeaseLockedError, match=r"locked: x$"):
             await leases.renew(lease)
         assert lease.is_held
         async with _lead(schema) as lead:
             with pytest.raises(LeaseLockedError, match=r"locked: s:x$"):
-                await lead.renew(lease._term, TTL, 5.0)
+                await lead.renew(lease._term, TTL, BOUND)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_release_in_vain, leases, lease)
             assert await leases.renew(other)
-    assert await store.renew(leases.holder, terms, bound=5) == {"x": True, "y": True}
-    assert await store.release("x", lease.epoch, leases.holder, bound=5)
+    assert await store.renew(leases.holder, terms, bound=BOUND) == {"x": True, "y": True}
+    assert await store.release("x", lease.epoch, leases.holder, bound=BOUND)
 
 
 @asynccontextmanager
@@ -331,17 +337,20 @@ async def _lead(schema: Schema) -> AsyncGenerator[LeadLease]:
         await connection.close()
 
 
-async def test_bid_for_a_lead_is_bounded(schema: Schema, leases: LeaseManager) -> None:
+async def test_bid_for_a_lead_is_bounded(
+    schema: Schema, leases: LeaseManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A bid for a lead that waits for a fenced transaction of the last term is ended by the server,
     before the bidder gives up: nothing is granted that nobody hears of."""
+    monkeypatch.setattr(lead_leases, "BID_LOCK_SHARE", 1 / BOUND)  # the rest is for a stall
     lease = await _granted(leases)
     async with schema.connected() as connection, _lead(schema) as lead:
         async with connection.transaction():
             await lease.fence(connection)
             await schema.execute("UPDATE riverpy_lease SET expires_at = now() - interval '1 s'")
             with pytest.raises(asyncpg.LockNotAvailableError):
-                await lead.elect("b", TTL, 2.0)
-        bid = await lead.elect("b", TTL, 5.0)
+                await lead.elect("b", TTL, BOUND)
+        bid = await lead.elect("b", TTL, BOUND)
         assert bid is not None
         assert bid.elected
 
