@@ -1,10 +1,11 @@
-"""The options that every command with a database has."""
+"""The options that commands share."""
 
 from __future__ import annotations
 
 from functools import wraps
 from typing import TYPE_CHECKING, TypeVar
 
+import click
 import msgspec
 
 from riverpy.cli._run import debug_option
@@ -16,11 +17,30 @@ from riverpy.cli._settings import (
     Value,
     setting_option,
 )
+from riverpy.cli._types import TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 ResultT = TypeVar("ResultT")
+
+LIMIT_DEFAULT = 100
+LIMIT_MAX = 10_000
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+kinds_option = click.option(
+    "--kind", "kinds", type=TEXT, multiple=True, help="Only of this kind; repeatable."
+)
+queues_option = click.option(
+    "--queue", "queues", type=TEXT, multiple=True, help="Only in this queue; repeatable."
+)
+limit_option = click.option(
+    "--limit",
+    type=click.IntRange(1, LIMIT_MAX),
+    default=LIMIT_DEFAULT,
+    show_default=True,
+    help="At most so many.",
+)
 
 _NOT_SET: Value[str] = Value(msgspec.UNSET, "default")
 

@@ -7,7 +7,7 @@ import click
 from riverpy.cli._bench_run import PICKUP_INTERVAL, PICKUPS, Bench, Load, Measurement
 from riverpy.cli._embedded import embedded_server
 from riverpy.cli._logging import configure_logging
-from riverpy.cli._options import DatabaseSettings, database_options
+from riverpy.cli._options import DatabaseSettings, database_options, json_option
 from riverpy.cli._output import print_json, print_note, print_table
 from riverpy.cli._run import run
 from riverpy.config import MAX_WORKERS_MAX
@@ -59,7 +59,7 @@ Ctrl-C.
 @click.option(
     "--embedded", is_flag=True, help="Measure on an embedded PostgreSQL, made for it alone."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @database_options
 def bench(
     *,

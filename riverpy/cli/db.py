@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from riverpy.cli._embedded import embedded_server, existing_servers
+from riverpy.cli._options import json_option
 from riverpy.cli._output import print_json, print_note
 from riverpy.cli._run import CommandError, debug_option
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 _NAME_DEFAULT = "default"
 
 _name_argument = click.argument("name", default=_NAME_DEFAULT)
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 @click.group()
@@ -32,7 +32,7 @@ def db() -> None:
 
 @db.command()
 @_name_argument
-@_json_option
+@json_option
 @debug_option
 def start(name: str, as_json: bool) -> None:
     """Start the server and print its URL. It runs until `riverpy db stop`."""
@@ -56,10 +56,10 @@ def stop(name: str) -> None:
 
 @db.command()
 @_name_argument
-@_json_option
+@json_option
 @debug_option
 def url(name: str, as_json: bool) -> None:
-    """Print the URL of the running server; exit code 1 if it does not run."""
+    """Print the URL of the running server. Exit code 1 if it does not run."""
     running = [server for server in existing_servers(name) if server.is_running]
     if not running:
         raise CommandError(f"{name} is not running: start it with `riverpy db start {name}`")

@@ -16,7 +16,7 @@ from riverpy._doctor.examination import Examination, Request
 from riverpy._doctor.finding import WORDS, Finding, Level, worst
 from riverpy._dsn import mask_url, validate_url
 from riverpy._duration import format_duration
-from riverpy.cli._options import database_options
+from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import has_color, print_json, print_text
 from riverpy.cli._run import EXIT_FAILURE, EXIT_WARNING, one_line, run, show_traceback
 from riverpy.cli._types import DURATION
@@ -72,7 +72,7 @@ def _listen_url(ctx: click.Context, param: click.Parameter, value: str | None) -
     help="Report queues with a job that is due for longer.",
 )
 @click.option("--problems", is_flag=True, help="Show only what is not ok.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @database_options
 def doctor(
     database: DatabaseSettings,

@@ -19,7 +19,7 @@ from riverpy._names import (
 )
 from riverpy.cli._connected import bounded, connected
 from riverpy.cli._domain import domain_name, expect_domains
-from riverpy.cli._options import database_options
+from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import format_time, print_json, print_table, print_text, printable
 from riverpy.cli._run import CommandError, run
 
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 def _queue_name(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
     validate_queue(value)
     return value
-
-
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 class HolderOutput(msgspec.Struct, frozen=True):
@@ -108,11 +105,10 @@ def domain() -> None:
 
 
 @domain.command("list")
-@_json_option
+@json_option
 @database_options
 def list_(database: DatabaseSettings, *, as_json: bool) -> None:
-    """List domains with their leaders, clients and queues, and what is wrong with them. Times are
-    UTC.
+    """List domains: leader, clients, queues, and what is wrong. Times are UTC.
 
     LAST SEEN: when a client of the domain last gave a sign of life. @schema: who does what a schema
     has one of, as rebuilding indexes; `as default`: who leads that does it.
@@ -157,7 +153,7 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
 @click.option(
     "--to", metavar="DOMAIN", required=True, callback=domain_name, help="Which is to have it."
 )
-@_json_option
+@json_option
 @database_options
 def move(database: DatabaseSettings, *, queue: str, to: str, as_json: bool) -> None:
     """Give a queue to another domain, or back to default.
@@ -195,7 +191,7 @@ def move(database: DatabaseSettings, *, queue: str, to: str, as_json: bool) -> N
     help="Which is to have it.",
 )
 @click.option("--force", is_flag=True, help="Take it from a domain that has living clients.")
-@_json_option
+@json_option
 @database_options
 def claim(database: DatabaseSettings, *, queue: str, to: str, force: bool, as_json: bool) -> None:
     """Claim a queue for a domain, as its clients do when they start.

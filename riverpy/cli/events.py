@@ -14,9 +14,9 @@ import msgspec
 from riverpy._clock import Backoff
 from riverpy._health.asking import LINE_MAX, NO_HEALTH_SERVER, PORT_DEFAULT, address_of, asked
 from riverpy._health.event_lines import QUIET, EventLine
+from riverpy.cli._options import kinds_option, queues_option
 from riverpy.cli._output import drop_output, print_note, printable
 from riverpy.cli._run import CommandError, describe, run
-from riverpy.cli._types import TEXT
 from riverpy.events import EventKind
 from riverpy.job import JobState
 
@@ -63,8 +63,8 @@ def _address(ctx: click.Context, param: click.Parameter, value: str) -> Address:
     multiple=True,
     help="Only jobs that are in this state afterwards; repeatable.",
 )
-@click.option("--kind", "kinds", type=TEXT, multiple=True, help="Only of this kind; repeatable.")
-@click.option("--queue", "queues", type=TEXT, multiple=True, help="Only in this queue; repeatable.")
+@kinds_option
+@queues_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 def events(
     address: Address,

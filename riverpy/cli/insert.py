@@ -11,7 +11,7 @@ import click
 
 from riverpy import _json
 from riverpy.cli._job_output import JobOutput, print_job
-from riverpy.cli._options import database_options
+from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import print_json
 from riverpy.cli._run import run
 from riverpy.cli._types import DURATION, TEXT, TIMESTAMP
@@ -59,7 +59,7 @@ def _unique_options(command: CommandT) -> CommandT:
 @click.option("--max-attempts", type=int, help="Default: 25.")
 @click.option("--pending", is_flag=True, help="Not to be worked until its state is changed.")
 @_unique_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @database_options
 def insert(database: DatabaseSettings, *, kind: str, args: str, as_json: bool, **opts: Any) -> None:
     """Insert one job of KIND, whose args are a JSON object, or - to read them from stdin.

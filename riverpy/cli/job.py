@@ -11,10 +11,15 @@ from riverpy._db import jobs
 from riverpy.cli._changes import UNCHANGED, Change, Noun, change_each
 from riverpy.cli._connected import connected
 from riverpy.cli._job_output import JobOutput, print_job, print_jobs
-from riverpy.cli._options import database_options
+from riverpy.cli._options import (
+    database_options,
+    json_option,
+    kinds_option,
+    limit_option,
+    queues_option,
+)
 from riverpy.cli._output import print_json
 from riverpy.cli._run import run
-from riverpy.cli._types import TEXT
 from riverpy.errors import NotFoundError
 from riverpy.job import JobRow, JobState
 
@@ -27,15 +32,12 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 
-LIMIT_DEFAULT = 100
-LIMIT_MAX = 10_000
 READ_TIMEOUT = 30.0
 """Seconds that a read of the table may take."""
 _ID = click.IntRange(1, 2**63 - 1)
 _JOB = Noun("job", "jobs", "id")
 
 _ids_argument = click.argument("job_ids", metavar="ID...", type=_ID, nargs=-1, required=True)
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 @click.group
@@ -51,16 +53,10 @@ def job() -> None:
     multiple=True,
     help="Only in this state; repeatable.",
 )
-@click.option("--kind", "kinds", type=TEXT, multiple=True, help="Only of this kind; repeatable.")
-@click.option("--queue", "queues", type=TEXT, multiple=True, help="Only in this queue; repeatable.")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, LIMIT_MAX),
-    default=LIMIT_DEFAULT,
-    show_default=True,
-    help="At most so many.",
-)
-@_json_option
+@kinds_option
+@queues_option
+@limit_option
+@json_option
 @database_options
 def list_(
     database: DatabaseSettings,
@@ -93,7 +89,7 @@ def list_(
 
 @job.command
 @click.argument("job_id", metavar="ID", type=_ID)
-@_json_option
+@json_option
 @database_options
 def show(database: DatabaseSettings, *, job_id: int, as_json: bool) -> None:
     """Show one job with all of its columns. Exit code 1 if there is none."""
@@ -110,7 +106,7 @@ def show(database: DatabaseSettings, *, job_id: int, as_json: bool) -> None:
 
 @job.command
 @_ids_argument
-@_json_option
+@json_option
 @database_options
 def cancel(database: DatabaseSettings, *, job_ids: Sequence[int], as_json: bool) -> None:
     """Cancel jobs, so that they are not worked, or not again.
@@ -124,7 +120,7 @@ def cancel(database: DatabaseSettings, *, job_ids: Sequence[int], as_json: bool)
 
 @job.command
 @_ids_argument
-@_json_option
+@json_option
 @database_options
 def retry(database: DatabaseSettings, *, job_ids: Sequence[int], as_json: bool) -> None:
     """Make jobs available now, whatever they wait for or how they ended.

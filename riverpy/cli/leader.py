@@ -20,7 +20,7 @@ from riverpy._duration import format_duration
 from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE, domain_lease
 from riverpy.cli._connected import bounded, connected
 from riverpy.cli._domain import domain_name, expect_domains
-from riverpy.cli._options import database_options
+from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import format_time, print_json, print_table
 from riverpy.cli._run import EXIT_FAILURE, run
 from riverpy.cli._types import DURATION
@@ -38,7 +38,6 @@ WAIT_DEFAULT = timedelta(seconds=10)
 LOOK_INTERVAL = 0.1
 """Seconds between two looks at the row of a leader that was asked to resign."""
 
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 _domain_option = click.option(
     "--domain",
     metavar="NAME",
@@ -115,11 +114,13 @@ def leader() -> None:
 
 @leader.command
 @_domain_option
-@_json_option
+@json_option
 @database_options
 def show(database: DatabaseSettings, *, domain: str, as_json: bool) -> None:
-    """Show who leads, since when and until when, and who stands for election. Times are
-    UTC."""
+    """Show who leads, and who stands for election.
+
+    Also since when somebody leads, and until when the lease lasts. Times are UTC.
+    """
     found = run(_read_show, database, domain)
     if as_json:
         print_json(found)
@@ -158,7 +159,7 @@ def show(database: DatabaseSettings, *, domain: str, as_json: bool) -> None:
     help="How long to watch for the next leader.",
 )
 @_domain_option
-@_json_option
+@json_option
 @database_options
 def resign(database: DatabaseSettings, *, wait: timedelta, domain: str, as_json: bool) -> None:
     """Ask the leader to resign, so that another client leads.

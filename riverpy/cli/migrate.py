@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from riverpy._db.schema import MAIN_LINE, lines, migrations
-from riverpy.cli._options import database_options
+from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import print_json, print_note, print_table
 from riverpy.cli._run import EXIT_FAILURE, run
 from riverpy.cli._types import DURATION
@@ -28,7 +28,6 @@ _line_option = click.option(
     type=click.Choice(lines()),
     help="Which sequence of migrations: `main` for River's tables, `riverpy` for riverpy's own.",
 )
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 class _StepOptions(msgspec.Struct, frozen=True):
@@ -54,7 +53,7 @@ def _step_options(command: Callable[[DatabaseSettings, _StepOptions], None]) -> 
     wrapped: Callable[..., None] = with_options
     for option in (
         database_options,
-        _json_option,
+        json_option,
         click.option(
             "--statement-timeout",
             type=DURATION,
@@ -100,7 +99,7 @@ def _print_lines(objects: Sequence[dict[str, object]]) -> None:
 @click.option("--to", "target", type=click.IntRange(min=1), help="Last version to apply.")
 @_step_options
 def up(database: DatabaseSettings, options: _StepOptions) -> None:
-    """Apply the migrations that are outstanding, in every line: `main`, then `riverpy`.
+    """Apply what is outstanding of `main`, then of `riverpy`.
 
     --to and --max-steps are of one line, `main` if none is named. Each migration runs in its own
     transaction and is recorded in it. If one fails, those before it stay applied: run the command
@@ -118,9 +117,9 @@ def up(database: DatabaseSettings, options: _StepOptions) -> None:
 )
 @_step_options
 def down(database: DatabaseSettings, options: _StepOptions) -> None:
-    """Undo migrations of one line, `main` if none is named: one, or those above --to.
+    """Undo migrations of one line: one, or those above --to.
 
-    This drops tables, and the jobs in them.
+    The line is `main` if none is named. This drops tables, and the jobs in them.
     """
     _migrate(Direction.DOWN, database, options)
 
@@ -210,10 +209,10 @@ def _print_steps(direction: Direction, result: MigrateResult, options: _StepOpti
 
 @migrate.command("list")
 @_line_option
-@_json_option
+@json_option
 @database_options
 def list_(database: DatabaseSettings, *, line: str | None, as_json: bool) -> None:
-    """List the versions of every line, or of one, and when each was applied."""
+    """List the versions of each line, and when each was applied."""
     url = database.required_url()
     chosen = _chosen(line, of_one=False)
 
@@ -247,7 +246,7 @@ def list_(database: DatabaseSettings, *, line: str | None, as_json: bool) -> Non
     help="Check up to this version of one line, `main` if none is named.",
 )
 @_line_option
-@_json_option
+@json_option
 @database_options
 def validate(
     database: DatabaseSettings, *, target: int | None, line: str | None, as_json: bool

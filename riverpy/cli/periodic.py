@@ -14,7 +14,7 @@ from riverpy._db.domains import domain_leads
 from riverpy._db.leaders import leader_get
 from riverpy._db.schema import OWN_LINE, migrate_command
 from riverpy.cli._connected import bounded, connected
-from riverpy.cli._options import database_options
+from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import format_time, print_json, print_note, print_table
 from riverpy.cli._run import run
 from riverpy.cli._types import TEXT
@@ -33,7 +33,6 @@ ResultT = TypeVar("ResultT")
 COUNT_DEFAULT = 5
 COUNT_MAX = 1000
 
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 _id_argument = click.argument("job_id", metavar="ID", type=TEXT)
 
 
@@ -68,7 +67,7 @@ def periodic() -> None:
 
 
 @periodic.command("list")
-@_json_option
+@json_option
 @database_options
 def list_(database: DatabaseSettings, *, as_json: bool) -> None:
     """List the periodic jobs that leaders have had. Times are UTC.
@@ -105,7 +104,7 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
     show_default=True,
     help="How many.",
 )
-@_json_option
+@json_option
 @database_options
 def next_(database: DatabaseSettings, *, job_id: str, count: int, as_json: bool) -> None:
     """Show the next slots of a periodic job.
@@ -137,13 +136,13 @@ def next_(database: DatabaseSettings, *, job_id: str, count: int, as_json: bool)
 
 @periodic.command("run")
 @_id_argument
-@_json_option
+@json_option
 @database_options
 def run_(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
-    """Ask the leader to insert one job now, beside those of the schedule.
+    """Ask the leader to insert one job now, in addition to its schedule.
 
-    One that listens does at once, one that polls within 5 seconds, and one that has not this
-    periodic job leaves the request to the next that has it.
+    A leader that listens does so at once, one that polls within 5 seconds. One that does not have
+    this periodic job leaves the request to the next leader that has it.
     """
     leader_id = run(_call, database, partial(_run, job_id=job_id))
     if as_json:
@@ -156,16 +155,19 @@ def run_(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
 
 @periodic.command
 @_id_argument
-@_json_option
+@json_option
 @database_options
 def pause(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
-    """Let its slots pass without a job, whoever leads, until it is resumed."""
+    """Let its slots pass without a job until it is resumed.
+
+    This holds whoever leads.
+    """
     _change(database, table.periodic_pause, job_id, "paused", as_json=as_json)
 
 
 @periodic.command
 @_id_argument
-@_json_option
+@json_option
 @database_options
 def resume(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
     """Undo `pause`. What passed meanwhile is not caught up with."""

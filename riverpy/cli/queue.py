@@ -8,7 +8,7 @@ import click
 
 from riverpy.cli._changes import UNCHANGED, Change, Noun, change_each
 from riverpy.cli._connected import bounded, connected
-from riverpy.cli._options import database_options
+from riverpy.cli._options import database_options, json_option, limit_option
 from riverpy.cli._output import format_time, print_json, print_note, print_table
 from riverpy.cli._run import run
 from riverpy.cli._types import TEXT
@@ -23,12 +23,9 @@ if TYPE_CHECKING:
     from riverpy.drivers.asyncpg import Transaction
     from riverpy.queue import Queue
 
-LIMIT_DEFAULT = 100
-LIMIT_MAX = 10_000
 _ALL = "*"
 _QUEUE = Noun("queue", "queues", "name")
 
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 _names_argument = click.argument("names", metavar="NAME...", type=TEXT, nargs=-1, required=True)
 
 
@@ -38,14 +35,8 @@ def queue() -> None:
 
 
 @queue.command("list")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, LIMIT_MAX),
-    default=LIMIT_DEFAULT,
-    show_default=True,
-    help="At most so many.",
-)
-@_json_option
+@limit_option
+@json_option
 @database_options
 def list_(database: DatabaseSettings, *, limit: int, as_json: bool) -> None:
     """List the queues that clients work or worked not long ago, by name. Times are UTC.
@@ -71,20 +62,21 @@ def list_(database: DatabaseSettings, *, limit: int, as_json: bool) -> None:
 
 @queue.command
 @_names_argument
-@_json_option
+@json_option
 @database_options
 def pause(database: DatabaseSettings, *, names: Sequence[str], as_json: bool) -> None:
-    """Let no client claim jobs of these queues until they are resumed; '*' is all of them.
+    """Let no client claim jobs of these queues; '*' is all of them.
 
-    Running jobs go on, and jobs are inserted as ever. Clients that listen obey at once, others
-    within 2 seconds. Exit code 1 if there is no such queue; the others are paused.
+    This holds until they are resumed. Running jobs go on, and jobs are inserted as ever. Clients
+    that listen obey at once, others within 2 seconds. Exit code 1 if there is no such queue; the
+    others are paused.
     """
     change_each(database, _QUEUE, names, _pause, as_json=as_json)
 
 
 @queue.command
 @_names_argument
-@_json_option
+@json_option
 @database_options
 def resume(database: DatabaseSettings, *, names: Sequence[str], as_json: bool) -> None:
     """Undo `pause`; '*' is all queues. Exit code 1 if there is no such queue; the others are

@@ -75,7 +75,7 @@ that takes none for now."""
 _EPILOG = """\b
 Exit codes:
   0  stopped, and every result was stored
-  1  a failure
+  1  a failure, or C code that could not be stopped
   2  wrong usage or a wrong setting
   3  not ready: no database within 10 s, or no River tables in it
   4  stopped, but jobs, maintenance or singletons had to be abandoned, or results could not
