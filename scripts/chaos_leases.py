@@ -41,7 +41,7 @@ SHOWN = 40
 class ChaosOfLeases(ChaosOfFleet):
     """One run."""
 
-    async def run(self, workers: int, seconds: float) -> LeaseHistory:
+    async def run(self, workers: int, seconds: float, bound: float) -> LeaseHistory:
         """Break the fleet for so long, let it recover, stop it, and return what it did."""
         await self._prepare(workers)
         await self._break(seconds)
@@ -58,7 +58,7 @@ class ChaosOfLeases(ChaosOfFleet):
         history.broken, history.workers = self.spans, names
         for number, domain in enumerate(DOMAINS):
             history.candidates[f"d:{domain}"] = names[number :: len(DOMAINS)]
-        history.calm_since, history.bound = calm_since, BOUND
+        history.calm_since, history.bound = calm_since, bound
         return history
 
     async def _prepare(self, workers: int) -> None:
@@ -114,9 +114,20 @@ class ChaosOfLeases(ChaosOfFleet):
 
 
 async def run_chaos(
-    seed: int, *, seconds: float, workers: int, broken: Break | None = None
+    seed: int,
+    *,
+    seconds: float,
+    workers: int,
+    bound: float = BOUND,
+    broken: Break | None = None,
 ) -> dict[str, Any]:
-    """Run once, and tell what is known: figures and violations."""
+    """Run once, and tell what is known: figures and violations.
+
+    Args:
+        seed, seconds, workers: of the plan.
+        bound: seconds within which a free lease must be taken.
+        broken: the protection that is taken away.
+    """
     plan = make_plan(seed, seconds=seconds, workers=workers, ttl=TTL)
     settings = LeaseChaosSettings(
         elect_interval=INTERVAL,
@@ -128,7 +139,7 @@ async def run_chaos(
     )
     async with running_fleet() as fleet:
         chaos = ChaosOfLeases(fleet, settings, plan)
-        history = await chaos.run(workers, seconds)
+        history = await chaos.run(workers, seconds, bound)
         violations = [*chaos.violations, *check(history)]
         if violations and broken is None:
             fleet.keep("history.json", msgspec.json.format(msgspec.json.encode(history)))

@@ -37,6 +37,7 @@ SERVER_SETTINGS = {
     "max_connections": "200",
     "track_commit_timestamp": "on",  # the checker orders writes by it
     "fsync": "off",  # what survives a crash of the server alone is not changed by it
+    "wal_writer_delay": "20ms",  # so that a crash forgets but the last claims on a busy machine too
 }
 
 

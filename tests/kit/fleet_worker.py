@@ -20,6 +20,7 @@ import asyncpg
 import msgspec
 
 import riverpy
+from riverpy import _log
 from riverpy._clock import SystemClock
 from riverpy._maintenance import base, candidacy
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
     from riverpy._maintenance.base import Office
 
+LINES_MAX = 1_000_000
+"""About single jobs: tests want each."""
 TICK = 0.05
 STALL = 0.25
 """Seconds without a turn of the event loop that count as not having run."""
@@ -198,6 +201,7 @@ usual_services = candidacy.domain_services
 candidacy.domain_services = _with_term_writer
 base.STAGGER = min(base.STAGGER, settings.leader_ttl / 15)  # a short term shall do something
 stepping_clock = SteppingClock()
+_log.LINES_MAX = LINES_MAX
 workers = riverpy.Workers()
 
 
