@@ -66,11 +66,11 @@ async def job_claim(
 
 async def job_next(
     connection: Transaction, schema: str | None, *, queue: str, skipped: list[int]
-) -> int | None:
-    """The id of the job that a claim of one would take; locks it until the end of the
-    transaction."""
-    rows = await _fetch(connection, "job_next", schema, {"queue": queue, "skipped": skipped})
-    return rows[0][0] if rows else None
+) -> tuple[int, int, int] | None:
+    """The priority, raw time and id of the job that a claim of one would take; locks it until the
+    end of the transaction."""
+    row = _one(await _fetch(connection, "job_next", schema, {"queue": queue, "skipped": skipped}))
+    return None if row is None else (row[0], row[1], row[2])
 
 
 async def job_complete(

@@ -16,7 +16,7 @@ import structlog
 from riverpy._clock import Backoff
 from riverpy._db.jobs import job_claim, job_next
 from riverpy._lifecycle import TestSignal
-from riverpy._work.front import BEGINNING, Front
+from riverpy._work.front import BEGINNING, Front, Position
 from riverpy._work.prefetch import Prefetch
 from riverpy._work.refusals import Refusals
 from riverpy.drivers.asyncpg import (
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
     from riverpy._work.completer import Completer
     from riverpy._work.counters import QueueCounters
-    from riverpy._work.front import Position
     from riverpy._work.metrics import Metrics
     from riverpy._work.subscriptions import Subscriptions
     from riverpy._work.work_group import WorkGroup
@@ -331,9 +330,14 @@ class Producer:
             if limit > 1 or not self._refusals.is_stepping:
                 return await self._take_now(connection, limit, after)
             async with connection.transaction():
-                culprit = await job_next(
+                first = await job_next(
                     connection, self._schema, queue=self.queue, skipped=self._refusals.skipped
                 )
+                if first is None:
+                    return []
+                priority, scheduled_at, culprit = first
+                # From its place on: what was inserted before it meanwhile is not taken for it.
+                after = Position(priority, scheduled_at, culprit - 1)
                 return await self._take_now(connection, limit, after)
         except PostgresError as error:
             if not is_refusal(error) or not self._refusals.refused(limit, culprit, error):

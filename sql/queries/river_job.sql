@@ -39,8 +39,8 @@ returning
 
 
 -- name: job_next
--- The job that a claim of one takes.
-select id
+-- The job that a claim of one takes, with its place in the order of claims.
+select priority, scheduled_at, id
 from /* schema */ river_job
 where state = 'available' and queue = @queue and scheduled_at <= now() and id <> all(@skipped::bigint[])
 order by priority, scheduled_at, id

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+import riverpy._work.producer
 import riverpy._work.refusals
 from riverpy import EventKind, Job, QueueConfig
 from riverpy.migrate import Migrator
@@ -105,6 +106,42 @@ async def test_trigger_that_refuses(rig: Rig, log: list[dict[str, Any]], slots: 
     finally:
         await allow(rig)
     assert await rig.states() == {"completed": 137, "available": 4}
+
+
+async def test_refused_row_that_comes_in_between(
+    rig: Rig, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the next row and its claim another is inserted that comes first, and is
+    refused: the row that was looked at is claimed, not blamed."""
+    look = riverpy._work.producer.job_next
+    looks = 0
+
+    async def looking(*args: Any, **kwargs: Any) -> Any:
+        nonlocal looks
+        found = await look(*args, **kwargs)
+        looks += 1
+        if looks == 2:  # by a transaction that began before
+            await rig.insert_rows(1, priority=2, scheduled_at=datetime(2026, 1, 1, tzinfo=UTC))
+        return found
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    monkeypatch.setattr(riverpy._work.producer, "job_next", looking)
+    await rig.insert_rows(1, priority=2)
+    await rig.insert_rows(1, priority=3)
+    await refuse(rig, "NEW.priority = 2")
+    try:
+        async with rig.working() as client:
+            assert (await rig.event()).kind is EventKind.JOB_COMPLETED
+            client._run.producers["default"].wake()  # type: ignore[union-attr]
+            async with asyncio.timeout(PATIENCE):
+                while len(said(log, LEFT_ALONE)) < 2:
+                    await asyncio.sleep(0.005)
+    finally:
+        await allow(rig)
+    assert said(log, LEFT_ALONE) == [1, 3]
 
 
 async def test_refused_row_is_tried_again(
