@@ -37,6 +37,8 @@ by no more."""
 MEANWHILE = "running jobs go on, their results are kept, and connecting is tried until it succeeds"
 CHECK_INTERVAL = timedelta(seconds=1)
 """How often the server looks, during a statement, whether we are still there."""
+OPEN_TIMEOUT = CONNECT_TIMEOUT + 5.0
+"""Seconds within which the first connection must be up, with the settings of its session."""
 SOON = 60.0
 """Seconds within which a connection that was given up lost, and is wanted again, is still lost for
 the reason that was told."""
@@ -213,7 +215,9 @@ class DedicatedConnection:
         Raises:
             ConfigError, DatabaseError, or one of DATABASE_ERRORS.
         """
-        self._keep(await self._connect())
+        reason = f"making connection {self.name!r} took longer than {OPEN_TIMEOUT:g} s"
+        with anyio.fail_after(OPEN_TIMEOUT, reason=reason):
+            self._keep(await self._connect())
 
     @asynccontextmanager
     async def use(self, purpose: str, bound: float) -> AsyncGenerator[Connection]:
@@ -274,10 +278,9 @@ class DedicatedConnection:
         self._outages = self._outage.count
 
     def _ended(self) -> None:
-        """The end of the connection is seen. Between outages it had outlived those that were told
-        of, used or not."""
-        if not self._outage.is_open:
-            self._outages = self._outage.count
+        """The end of the connection is seen: a part of the outage that was told of, or, between
+        outages, later than all of them; whether it was used in them or not."""
+        self._outages = self._outage.count - self._outage.is_open
 
     def _tell_closed(self, connection: Connection | None) -> None:
         """It ended while nobody used it, which may be part of an outage that was told of since."""

@@ -69,6 +69,13 @@ async def test_time_runs_out_while_it_cannot_be_made() -> None:
             pass
 
 
+async def test_first_connection_that_is_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that takes a connection and then says nothing more ends the start."""
+    monkeypatch.setattr(connection_module, "OPEN_TIMEOUT", 0.05)
+    with pytest.raises(TimeoutError, match=r"making connection 'silent' took longer than 0\.05 s"):
+        await DedicatedConnection("silent", anyio.sleep_forever, Outage()).open()
+
+
 def test_outage_of_a_connection_that_is_wanted_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A leader that gets no connection for its maintenance resigns and leads again, over and over:
     that is one outage."""
@@ -100,8 +107,9 @@ def test_outage_of_a_connection_that_is_wanted_again(monkeypatch: pytest.MonkeyP
 
 
 async def test_end_of_an_idle_connection_is_told(schema: Schema) -> None:
-    """What ends, unused since an outage of others, after that is over, is an outage of its own;
-    what ends during the outage of another, or just before it was told, is a part of that."""
+    """What ends, unused since an outage of others, after that is over, is an outage of its own.
+    What ends during the outage of another, also after it was used in it, or just before it was
+    told, is a part of that."""
     outage = Outage()
     connection = DedicatedConnection(
         "idle", partial(connect, schema.url, application_name="riverpy idle"), outage
@@ -125,6 +133,12 @@ async def test_end_of_an_idle_connection_is_told(schema: Schema) -> None:
             outage.restored("other")
             await _use(connection)
             assert [line["event"] for line in log] == [LOST, RESTORED] * 4
+            outage.lost("other", error)
+            await _use(connection)
+            await _end(connection, schema)
+            outage.restored("other")
+            await _use(connection)
+            assert [line["event"] for line in log] == [LOST, RESTORED] * 5
 
 
 async def test_close_while_it_is_made_again(schema: Schema) -> None:
