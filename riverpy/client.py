@@ -203,7 +203,7 @@ class Client(Verbs, ExecutionVerbs, LeaseVerbs):
             ClientStateError: the client is open or running.
             ConfigError: a name or a value is not allowed.
         """
-        if self.is_open or self.is_running:
+        if self._home is not None or self.is_running:
             raise ClientStateError("configure() comes before the client is opened")
         changes = {
             "schema": schema,
@@ -256,17 +256,24 @@ class Client(Verbs, ExecutionVerbs, LeaseVerbs):
             raise ClientStateError("the client is open already")
         if self._database is None:
             raise ConfigError('give the client a database: Client("postgres://…")')
-        if not isinstance(self._database, str):
-            self._pool = self._database
-        else:
-            self._pool = await create_pool(
-                self._database,
-                max_size=self._config.pool_size,
-                pooled=self._config.pooler,
-                command_timeout=STATEMENT_TIMEOUT,
-            )
+        # Before the wait: who opens it meanwhile is refused, or one of two pools would stay open.
         self._home = _Home(os.getpid(), asyncio.get_running_loop())
+        try:
+            self._pool = await self._make_pool(self._database)
+        except BaseException:
+            self._home = None
+            raise
         return self
+
+    async def _make_pool(self, database: str | Pool) -> Pool:
+        if not isinstance(database, str):
+            return database
+        return await create_pool(
+            database,
+            max_size=self._config.pool_size,
+            pooled=self._config.pooler,
+            command_timeout=STATEMENT_TIMEOUT,
+        )
 
     async def __aexit__(
         self,
@@ -280,11 +287,11 @@ class Client(Verbs, ExecutionVerbs, LeaseVerbs):
         home, self._home = self._home, None
         if home is None or home.pid != os.getpid():
             return  # a goodbye of a forked process would end the connections of its parent
-        await self._leases.close()
-        if pool is None or pool is self._database:
-            return
-        if not await close_pool(pool):
-            self._log.warning("connections of the pool were still held and were cut")
+        try:
+            await self._leases.close()
+        finally:
+            if pool is not None and pool is not self._database and not await close_pool(pool):
+                self._log.warning("connections of the pool were still held and were cut")
 
     def _open_pool(self) -> Pool:
         if self._pool is None or self._home is None:

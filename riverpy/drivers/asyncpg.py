@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import ssl
+from contextlib import suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
@@ -409,7 +410,8 @@ async def close_pool(pool: Pool) -> bool:
     """Close the pool; cut it after `CLOSE_TIMEOUT`. Returns whether every connection had come
     back."""
     with anyio.move_on_after(CLOSE_TIMEOUT, shield=True):
-        await pool.close()
+        with suppress(*DATABASE_ERRORS):  # one was lost just now: then asyncpg has cut them all
+            await pool.close()
         return True
     pool.terminate()
     return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,6 +24,7 @@ from riverpy import (
     Worker,
     Workers,
 )
+from riverpy.drivers.asyncpg import close_pool
 from riverpy.errors import SchemaMissingError
 
 if TYPE_CHECKING:
@@ -124,6 +126,60 @@ async def test_opens_once_and_cannot_be_configured_then(schema: Schema) -> None:
     assert client.config.poll_only
     assert client.config.schema == "other"
     assert client.config.soft_stop_timeout is None
+
+
+async def test_opened_by_two_at_once(schema: Schema) -> None:
+    """Of two that open a client at one moment one is refused; the other's pool is the only one, and
+    is closed. One that could not be opened can be tried again."""
+    pools: list[Any] = []
+    client = Client(schema.url, config=Config(schema=schema.name))
+    make = client._make_pool
+
+    async def made(database: Any) -> Any:
+        if not pools:
+            with pytest.raises(ClientStateError, match="open already"):
+                await client.__aenter__()
+            with pytest.raises(ClientStateError, match="configure"):
+                client.configure(poll_only=True)
+        pools.append(await make(database))
+        return pools[-1]
+
+    async def fails(_database: Any) -> Any:
+        raise ConnectionError("not now")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "_make_pool", fails)
+        with pytest.raises(ConnectionError):
+            await client.__aenter__()
+        patch.setattr(client, "_make_pool", made)
+        async with client:
+            await client.insert(Task())
+    assert [pool.is_closing() for pool in pools] == [True]
+
+
+async def test_closes_the_pool_whatever_leases_do(schema: Schema) -> None:
+    """The pool is closed also where the end of the leases fails or is cancelled."""
+
+    async def fails() -> None:
+        raise asyncio.CancelledError
+
+    client = Client(schema.url, config=Config(schema=schema.name))
+    with pytest.raises(asyncio.CancelledError):
+        async with client:
+            pool = client._pool
+            client._leases.close = fails  # type: ignore[method-assign]
+    assert pool is not None
+    assert pool.is_closing()
+
+
+async def test_closes_though_the_server_goes_away() -> None:
+    """A connection that is lost at the moment of closing is no error of who closes."""
+
+    class Lost:
+        async def close(self) -> None:
+            raise BrokenPipeError
+
+    assert await close_pool(Lost())  # type: ignore[arg-type]
 
 
 async def test_leaves_a_given_pool_open(schema: Schema) -> None:
