@@ -439,9 +439,11 @@ class Run:
             seconds = None if left is None else round(left, 1)
             self._log.info("waiting for running jobs", running=len(self.work), seconds=seconds)
         hard = self._config.hard_stop_timeout.total_seconds() * JOBS_SHARE_OF_HARD_STOP
-        with anyio.CancelScope(shield=left == 0.0):
-            await self.work.drain(left, self._hard_asked, hard)
-        await self._reconciler.put_back_last_claims()
+        try:
+            with anyio.CancelScope(shield=left == 0.0):
+                await self.work.drain(left, self._hard_asked, hard)
+        finally:  # a cancellation from outside ends the wait, too
+            await self._reconciler.put_back_last_claims()
 
     @asynccontextmanager
     async def _ending_maintenance(self) -> AsyncGenerator[None]:

@@ -366,6 +366,33 @@ async def test_task_of_the_run_is_cancelled(rig: Rig, jobs: Jobs) -> None:
     assert await rig.states() == {"available": 2}
 
 
+async def test_run_is_cancelled_while_it_drains(
+    rig: Rig, jobs: Jobs, log: list[dict[str, Any]]
+) -> None:
+    """A run that is stopped, and cancelled while it waits for its jobs, puts back what a claim took
+    whose answer was lost."""
+    client = rig.client(soft_stop_timeout=None)
+    await rig.insert_rows(1)
+    task = asyncio.get_running_loop().create_task(client.run())
+    await jobs.started.get()
+    assert client._run is not None
+    await rig.schema.execute(
+        "INSERT INTO river_job"
+        " (kind, args, max_attempts, state, attempt, attempted_at, attempted_by)"
+        " VALUES ('task', '{}', 25, 'running', 1, now(), array[$1])",
+        client.id,
+    )
+    client._run._reconciler.in_doubt = True
+    client.stop()
+    async with asyncio.timeout(PATIENCE):
+        while not any(entry["event"] == "waiting for running jobs" for entry in log):
+            await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await rig.states() == {"available": 2}
+
+
 async def test_error_in_the_block(rig: Rig, jobs: Jobs) -> None:
     """An error of the host's own code stops the client and comes out as it was raised."""
     client = rig.client(soft_stop_timeout=AT_ONCE)
