@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+import anyio
+
 from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -199,11 +201,13 @@ class Inner(Generic[ResultT]):
             return
         task.cancel()
         cancelled: asyncio.CancelledError | None = None
-        while not task.done():
-            try:
-                await asyncio.wait([task])
-            except asyncio.CancelledError as error:
-                cancelled = error
+        # A scope around the middleware that is cancelled would end the wait at every turn.
+        with anyio.CancelScope(shield=True):
+            while not task.done():
+                try:
+                    await asyncio.wait([task])
+                except asyncio.CancelledError as error:
+                    cancelled = error
         try:
             if cancelled is not None:
                 raise cancelled

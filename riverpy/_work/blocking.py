@@ -46,11 +46,13 @@ class BlockingRunner:
             self._threads, lambda: context.run(_work, function, attempt)
         )
         try:
-            while not future.done():
-                try:
-                    await asyncio.wait([future])
-                except asyncio.CancelledError:
-                    continue  # the cause is on the attempt; the thread still works
+            # A cancelled scope of a middleware's would end the wait at every turn of the loop.
+            with anyio.CancelScope(shield=True):
+                while not future.done():
+                    try:
+                        await asyncio.wait([future])
+                    except asyncio.CancelledError:
+                        continue  # the cause is on the attempt; the thread still works
             future.result()
         finally:
             del future  # its exception holds this frame

@@ -377,6 +377,47 @@ async def test_rules_for_do_inner(
     assert all(task.done() for task in tasks)
 
 
+async def test_scope_that_is_cancelled_while_do_inner_ends(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait for the end of what a middleware has left behind does not wake the loop at each of
+    its turns, where a scope around that is cancelled."""
+    release = asyncio.Event()
+    scopes: list[anyio.CancelScope] = []
+    waits, wait = 0, asyncio.wait
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        while not release.is_set():
+            with suppress(asyncio.CancelledError):
+                await release.wait()
+
+    async def outer(job: Job[Any], do_inner: WorkInner) -> None:
+        with anyio.CancelScope() as scope:
+            scopes.append(scope)
+            await do_inner()
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal waits
+        waits += 1
+        return wait(*args, **kwargs)
+
+    middleware = [WorkerMiddlewareFunc(outer), WorkerMiddlewareFunc(_leave_and_raise)]
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "wait", counted)
+        async with rig.working(middleware=middleware) as client:
+            await client.insert(Task())
+            async with asyncio.timeout(PATIENCE):
+                while not waits:
+                    await asyncio.sleep(0.001)
+            scopes[0].cancel()
+            for _ in range(100):
+                await asyncio.sleep(0)
+            release.set()
+            await rig.event()
+    assert waits < 10
+
+
 async def _leave_unstarted(job: Job[Any], do_inner: WorkInner) -> None:
     tasks.append(asyncio.create_task(do_inner()))  # type: ignore[arg-type]
 

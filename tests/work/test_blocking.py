@@ -11,8 +11,9 @@ from contextlib import suppress
 from contextvars import ContextVar
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import anyio
 import msgspec
 import psutil
 import pytest
@@ -22,6 +23,7 @@ from riverpy import EventKind, Job, JobCancel, JobSnooze, Workers
 from tests.work.rig import PATIENCE, Task, errors_of, metadata_of
 
 if TYPE_CHECKING:
+    from riverpy.middleware import WorkInner
     from tests.work.rig import Rig
 
 
@@ -148,6 +150,45 @@ async def test_thread_past_its_timeout(rig: Rig) -> None:
         events = await rig.take(2)
     assert [event.kind for event in events] == [EventKind.JOB_COMPLETED] * 2
     assert (await rig.row(first.job.id))["attempt"] == 1
+
+
+async def test_thread_in_a_scope_that_is_cancelled(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scope of a middleware's that is cancelled while a thread works does not wake the loop at
+    each of its turns."""
+    started, release = threading.Event(), threading.Event()
+    scopes: list[anyio.CancelScope] = []
+    waits, wait = 0, asyncio.wait
+
+    @rig.job(executor="thread")
+    def work(job: Job[Task]) -> None:
+        started.set()
+        assert release.wait(20)
+
+    async def limit(job: Job[Any], do_inner: WorkInner) -> None:
+        with anyio.CancelScope() as scope:
+            scopes.append(scope)
+            await do_inner()
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal waits
+        waits += 1
+        return wait(*args, **kwargs)
+
+    async with rig.working(middleware=[riverpy.WorkerMiddlewareFunc(limit)]) as client:
+        await client.insert(Task())
+        async with asyncio.timeout(PATIENCE):
+            while not started.is_set():
+                await asyncio.sleep(0.001)
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "wait", counted)
+            scopes[0].cancel()
+            for _ in range(100):
+                await asyncio.sleep(0)
+        release.set()
+        assert (await rig.event()).kind is EventKind.JOB_COMPLETED
+    assert waits < 10
 
 
 async def test_interrupted_thread_that_fails(rig: Rig) -> None:
