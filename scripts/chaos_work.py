@@ -61,7 +61,6 @@ CALM_LIMIT = 120.0
 CALM = 5.0
 """Seconds for which the load goes on after the last fault."""
 LOOK_INTERVAL = 0.05
-PROBE_LIMIT = 1.0
 STOPPED, NOT_READY, ABANDONED, KILLED = 0, 3, 4, -9
 """Exit codes of workers."""
 LOAD_USER = "load"
@@ -162,7 +161,6 @@ class ChaosOfWork:
                     f'GRANT ALL ON ALL TABLES IN SCHEMA public TO "{name}"; '
                     f'GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO "{name}"'
                 )
-            await connection.execute("CREATE TABLE chaos_probe AS SELECT 0 AS number")
         async with anyio.create_task_group() as tasks:
             for worker in self._fleet.workers:
                 tasks.start_soon(self._start, worker)
@@ -267,17 +265,8 @@ class ChaosOfWork:
             await server_faults.kill_backends(self._url, name, user=worker.name)
             return
         pids = await server_faults.find_backends(self._url, name, user=worker.name)
-        async with server_faults.frozen_backends(pids):
-            began = anyio.current_time()
-            if await self._is_serving():  # else it holds a lock that nobody can do without
-                await anyio.sleep_until(began + seconds)
-
-    async def _is_serving(self) -> bool:
-        with anyio.move_on_after(PROBE_LIMIT):
-            async with self._fleet.server.connected() as connection:
-                await connection.execute("UPDATE chaos_probe SET number = number + 1")
-            return True
-        return False
+        async with server_faults.frozen_backends(self._url, pids):
+            await anyio.sleep(seconds)
 
     async def _end_connections(self) -> None:
         for user in self._users:

@@ -70,7 +70,7 @@ class Bench:
 
     async def freeze(self, name: str) -> None:
         """Freeze the backends of this name."""
-        async with frozen_backends(await find_backends(self.stage.url, name)):
+        async with frozen_backends(self.stage.url, await find_backends(self.stage.url, name)):
             await asyncio.sleep(self.seconds)
 
     async def down(self, how: Shutdown) -> None:

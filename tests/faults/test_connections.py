@@ -94,7 +94,7 @@ async def test_frozen_claims_and_results(stage: Stage) -> None:
             *await find_backends(stage.url, "riverpy claims", user=claiming.worker.name),
             *await find_backends(stage.url, "riverpy results", user=storing.worker.name),
         ]
-        async with frozen_backends(pids):
+        async with frozen_backends(stage.url, pids):
             await load.flows()
             for place in stage.places:
                 await until(lambda place=place: place.count(RESTORED) == 1)
@@ -113,7 +113,7 @@ async def test_frozen_beside_the_work(stage: Stage) -> None:
             for name in ("listener", "reserved", "maintenance")
             for pid in await find_backends(stage.url, f"riverpy {name}")
         ]
-        async with frozen_backends(pids):
+        async with frozen_backends(stage.url, pids):
             await load.flows()
             for place in stage.places:
                 await until(lambda place=place: place.count(RESTORED) == 1)
@@ -126,7 +126,7 @@ async def test_frozen_pool(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Non
     next one has another connection."""
     monkeypatch.setattr(riverpy.client, "STATEMENT_TIMEOUT", 2.0)
     async with stage.load() as load:
-        async with frozen_backends(await find_backends(stage.url, POOL_NAME)):
+        async with frozen_backends(stage.url, await find_backends(stage.url, POOL_NAME)):
             await until(lambda: len(load.failures) > 0)
             await load.flows()
         assert all(isinstance(error, TimeoutError) for error in load.failures)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
@@ -56,15 +57,39 @@ async def kill_backends(url: str, name: str | None, *, user: str | None = None) 
 
 
 @asynccontextmanager
-async def frozen_backends(pids: Sequence[int]) -> AsyncGenerator[None]:
-    """These processes of the server do not run: their connections are half open. What they hold of
-    the server's own locks they keep."""
-    stopped = [pid for pid in pids if _signal(pid, signal.SIGSTOP)]
+async def frozen_backends(url: str, pids: Sequence[int]) -> AsyncGenerator[None]:
+    """These processes of the server do not run: their connections are half open. Each is stopped
+    where it waits for its client or for a lock of a table or row: elsewhere it may hold a latch or
+    a lock of the server's own, and stop all others with it."""
     try:
+        async with _connected(url) as connection:
+            for pid in pids:
+                await _stop_where_it_waits(connection, pid)
         yield
     finally:
-        for pid in stopped:
+        for pid in pids:
             _signal(pid, signal.SIGCONT)
+
+
+async def _stop_where_it_waits(connection: asyncpg.Connection, pid: int) -> None:
+    with anyio.fail_after(MEND_LIMIT):
+        while _signal(pid, signal.SIGSTOP):
+            while _runs(pid):
+                await anyio.sleep(RETRY / 50)
+            if await connection.fetchval(
+                "SELECT wait_event_type IN ('Client', 'Lock') FROM pg_stat_activity WHERE pid = $1",
+                pid,
+            ):
+                return
+            _signal(pid, signal.SIGCONT)
+            await anyio.sleep(RETRY / 50)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a stop has not reached it yet."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "RSD"
+    return False
 
 
 def _signal(pid: int, number: signal.Signals) -> bool:
