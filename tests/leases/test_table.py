@@ -651,8 +651,14 @@ async def test_frozen_process(schema: Schema, what: str) -> None:
     )
     assert process.stdin is not None
     assert process.stdout is not None
+
+    async def said() -> str:
+        """The next line. Who hears none in time does not wait for the thread."""
+        read = process.stdout.readline
+        return await anyio.to_thread.run_sync(read, abandon_on_cancel=True)
+
     try:
-        assert await anyio.to_thread.run_sync(process.stdout.readline) == "held\n"
+        assert await said() == "held\n"
         os.kill(process.pid, signal.SIGSTOP)
         async with LeaseManager(schema.url, schema=schema.name, **QUICK) as leases:
             with anyio.fail_after(60):
@@ -663,8 +669,8 @@ async def test_frozen_process(schema: Schema, what: str) -> None:
                     process.stdin.write("go on\n")
                     process.stdin.flush()
                     os.kill(process.pid, signal.SIGCONT)
-                    said = await anyio.to_thread.run_sync(process.stdout.readline)
-        assert said not in {"committed\n", ""}
+                    outcome = await said()
+        assert outcome not in {"committed\n", ""}
         rows = await schema.fetch("SELECT name FROM river_queue")
         assert [row["name"] for row in rows] == ["fresh"]
     finally:
