@@ -26,6 +26,14 @@ if TYPE_CHECKING:
     from tests.cli.worker_process import WorkerProcess
 
 TERM, INT = signal.SIGTERM, signal.SIGINT
+PATIENT_END = f"""{JOBS}
+import riverpy._work.put_back
+import riverpy.cli._signals
+
+riverpy._work.put_back.PUT_BACK_TIMEOUT = 20.0
+riverpy.cli._signals.LAST_RESORT = 30.0
+"""
+"""A busy machine may need longer to put a row back than a process at its end has."""
 UNREACHABLE = "postgres://u:s3cret@127.0.0.1:1/d"
 
 
@@ -105,7 +113,7 @@ async def test_hard_stop_cancels(
 async def test_signal_handler_of_user_code(schema: Schema, tmp_path: Path) -> None:
     """User code may have the loop handle other signals: these reach it, and a stop still works."""
     await insert(schema, "handle SIGHUP")
-    async with worker_of(schema, tmp_path, "jobs", "--soft-stop=0s") as worker:
+    async with worker_of(schema, tmp_path, "jobs:patient", "--soft-stop=0s") as worker:
         await worker.until_printed("handling")
         worker.send(signal.SIGHUP)
         await worker.until_printed("SIGHUP")
@@ -117,7 +125,7 @@ async def test_signal_handler_of_user_code(schema: Schema, tmp_path: Path) -> No
 async def test_wake_ups_taken_by_user_code(schema: Schema, tmp_path: Path) -> None:
     """User code may take the interpreter's wake-ups for itself, as asyncio's own loop does."""
     await insert(schema, "take wake-ups")
-    async with worker_of(schema, tmp_path, "jobs", "--soft-stop=0s") as worker:
+    async with worker_of(schema, tmp_path, "jobs:patient", "--soft-stop=0s") as worker:
         await worker.until_printed("taken")
         worker.send(TERM)
         assert await worker.exit_code() == 0
@@ -155,7 +163,8 @@ async def test_job_that_cannot_be_stopped(schema: Schema, tmp_path: Path, what: 
     """A job that ignores its cancellation or blocks the loop holds the process no longer than the
     limits; its row is put back as the last thing, and the code is 4."""
     await insert(schema, what)
-    async with worker_of(schema, tmp_path, "jobs:managed", "--soft-stop=100ms") as worker:
+    args = ("jobs:managed", "--soft-stop=100ms")
+    async with worker_of(schema, tmp_path, *args, code=PATIENT_END) as worker:
         await worker.until_printed(f"job {what}")
         worker.send(TERM)
         assert await worker.exit_code() == 4
@@ -165,7 +174,8 @@ async def test_job_that_cannot_be_stopped(schema: Schema, tmp_path: Path, what: 
 async def test_blocked_thread(schema: Schema, tmp_path: Path) -> None:
     """A blocking job in a thread holds the process no longer; its row is put back."""
     await insert(schema, "", kind="block")
-    async with worker_of(schema, tmp_path, "jobs", "--soft-stop=100ms") as worker:
+    args = ("jobs", "--soft-stop=100ms")
+    async with worker_of(schema, tmp_path, *args, code=PATIENT_END) as worker:
         await worker.until_printed("job block")
         worker.send(TERM)
         assert await worker.exit_code() == 4
@@ -215,7 +225,7 @@ async def test_end_of_the_interpreter(schema: Schema, tmp_path: Path) -> None:
 async def test_thread_of_a_cancelled_job(schema: Schema, tmp_path: Path) -> None:
     """A thread of the loop's that a cancelled job waited for holds the process no longer."""
     await insert(schema, "leave thread of the loop")
-    async with worker_of(schema, tmp_path, "jobs", "--soft-stop=0s") as worker:
+    async with worker_of(schema, tmp_path, "jobs:patient", "--soft-stop=0s") as worker:
         await worker.until_printed("job leave thread of the loop")
         worker.send(TERM)
         assert await worker.exit_code() == 0
@@ -227,7 +237,7 @@ async def test_reader_of_stderr_does_not_read(schema: Schema, tmp_path: Path, si
     """A job that itself prints to a stderr that nobody reads blocks the loop: the limits hold, rows
     are put back, and a third signal ends it at once."""
     await insert(schema, "flood")
-    (tmp_path / "jobs.py").write_text(JOBS)
+    (tmp_path / "jobs.py").write_text(PATIENT_END)
     reader, writer = os.pipe()
     soft_stop = "100ms" if signals == 1 else "1h"
     process = await asyncio.create_subprocess_exec(

@@ -56,12 +56,14 @@ class Dev(WorkerProcess):
 
 
 @asynccontextmanager
-async def developing(directory: Path, *args: str, **environ: str) -> AsyncGenerator[Dev]:
-    """`riverpy dev jobs:client ARGS` beside a `jobs.py`; what it started is killed at the end."""
+async def developing(
+    directory: Path, *args: str, target: str = "jobs:client", **environ: str
+) -> AsyncGenerator[Dev]:
+    """`riverpy dev TARGET ARGS` beside a `jobs.py`; what it started is killed at the end."""
     if not (directory / "jobs.py").exists():
         (directory / "jobs.py").write_text(JOBS)
     process = await asyncio.create_subprocess_exec(
-        *(RIVERPY, "dev", "jobs:client", *args, "--", "--log=json"),
+        *(RIVERPY, "dev", target, *args, "--", "--log=json"),
         cwd=directory,
         env=environment(**environ),
         stdout=asyncio.subprocess.PIPE,
@@ -165,7 +167,9 @@ async def test_without_reload(fresh_database_url: str, tmp_path: Path) -> None:
 
 async def test_stop_puts_back(fresh_database_url: str, tmp_path: Path) -> None:
     """At the end of the soft stop a running job is put back, and its attempt does not count."""
-    async with developing(tmp_path, "--soft-stop=10ms", DATABASE_URL=fresh_database_url) as dev:
+    async with developing(
+        tmp_path, "--soft-stop=10ms", target="jobs:patient", DATABASE_URL=fresh_database_url
+    ) as dev:
         await dev.until_workers(1)
         await do(fresh_database_url, "sleep")
         await dev.until_printed("job sleep")
@@ -194,7 +198,9 @@ async def test_parent_is_killed(fresh_database_url: str, tmp_path: Path) -> None
     """After a SIGKILL of `riverpy dev` its worker stops as at a signal, and nothing is left, not
     even a process that it has started."""
     (tmp_path / "jobs.py").write_text(JOBS + STARTS)
-    async with developing(tmp_path, "--soft-stop=10ms", DATABASE_URL=fresh_database_url) as dev:
+    async with developing(
+        tmp_path, "--soft-stop=10ms", target="jobs:patient", DATABASE_URL=fresh_database_url
+    ) as dev:
         worker = await dev.until_workers(1)
         await do(fresh_database_url, "sleep")
         await dev.until_printed("job sleep")
