@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tests._database import Schema, SchemaPool
 
 TTL = timedelta(seconds=30)
-BOUND = 10.0
+BOUND = 30.0
 KINDS = ["owned", "injected"]
 
 
@@ -125,7 +125,7 @@ async def test_race_has_one_winner(schema: Schema, state: str) -> None:
     for name, answer in bids.items():
         if name != winner and answer is not None:
             assert answer.leader_id == winner
-            assert 29 < answer.remaining < 31
+            assert 20 < answer.remaining < 40  # one may have waited, or come late
 
 
 async def test_row_is_made_by_another(session: Session, schema: Schema) -> None:

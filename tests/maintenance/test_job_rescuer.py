@@ -123,7 +123,7 @@ async def test_outcomes(quick: HeldOffice, log: list[dict[str, Any]]) -> None:
             f"{schema.name}.river_insert", lambda *message: heard.put_nowait(message[3])
         )
         assert await quick.run(JobRescuer(quick.office, in_contact)) == pytest.approx(1 / 12)
-        queues = {json.loads(await asyncio.wait_for(heard.get(), 10))["queue"] for _ in range(2)}
+        queues = {json.loads(await asyncio.wait_for(heard.get(), 30))["queue"] for _ in range(2)}
     assert queues == {"default", "other"}
     rows = await schema.jobs()
     assert [row["state"] for row in rows] == ["available", "available", "discarded", "cancelled"]
