@@ -86,6 +86,7 @@ class LeaderWatch:
                 look = await self._ask(opened)
         except DATABASE_ERRORS as error:
             self._log.debug("could not look for a leader", error=describe(error))
+            self._unled_since = None  # nobody could give a sign of life in an outage
             return
         self._say_foreign(look)
         if not self._config.candidate:

@@ -103,6 +103,19 @@ async def test_nobody_can_lead(server: FakeServer, log: list[Any]) -> None:
         assert told() == 3
 
 
+async def test_nobody_could_give_a_sign_of_life(server: FakeServer, log: list[Any]) -> None:
+    """The time of an outage does not count: at its end nobody has given a sign of life for long."""
+    server.answer = LeaderLook(None, None, False, False)
+    async with server.watching(candidate=False):
+        server.is_broken = True
+        await server.timer.advance(100)
+        server.is_broken = False
+        await server.timer.advance(20)
+        server.answer = LeaderLook(None, None, False, True)
+        await server.timer.advance(100)
+    assert not [entry for entry in log if "no client can lead" in entry["event"]]
+
+
 async def test_foreign_leader(server: FakeServer, log: list[Any]) -> None:
     """A leader that is not riverpy's is warned of at once, and once a term, by what it will not do
     for this client; one of riverpy's is not."""
