@@ -153,7 +153,9 @@ async def _transaction(connection: Connection) -> AsyncGenerator[None]:
     except BaseException:
         with (
             suppress(*DATABASE_ERRORS),  # whatever uses the connection next makes a new one
-            anyio.move_on_after(ROLLBACK_LIMIT, shield=True),
+            anyio.move_on_after(ROLLBACK_LIMIT, shield=True) as scope,
         ):
             await transaction.rollback()
+        if scope.cancelled_caught:  # a refused statement alone does not leave it in doubt
+            connection.terminate()
         raise

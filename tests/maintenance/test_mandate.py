@@ -11,8 +11,9 @@ from riverpy._clock import SystemTimer
 from riverpy._cluster.trust import LeaseTiming, Trust
 from riverpy._db.connection import DedicatedConnection, Outage
 from riverpy._maintenance.mandate import FenceBusyError, Mandate
-from riverpy.drivers.asyncpg import connect
+from riverpy.drivers.asyncpg import PostgresError, connect
 from riverpy.errors import FencedOutError
+from tests.kit.proxy import proxied
 
 if TYPE_CHECKING:
     from riverpy.drivers.asyncpg import Connection
@@ -121,6 +122,30 @@ async def test_isolation(held: HeldOffice) -> None:
             assert await connection.fetchval("SHOW transaction_isolation") == "read committed"
     finally:
         await strict.close()
+
+
+async def test_rollback_that_is_not_answered(held: HeldOffice) -> None:
+    """A transaction whose statement was refused, and whose rollback gets no answer in time, is cut
+    with its connection: nothing later runs inside of it."""
+    async with proxied(held.schema.url) as proxy:
+
+        async def make() -> Connection:
+            return await connect(proxy.url, application_name="held")
+
+        async def fail() -> None:
+            async with held.office.mandate.transaction(connection, "a test") as inner:
+                try:
+                    await inner.execute(f"INSERT INTO {held.schema.name}.river_queue VALUES (1/0)")
+                finally:
+                    proxy.hold("held")
+
+        connection = DedicatedConnection("held", make, Outage())
+        try:
+            with pytest.raises(PostgresError, match="division by zero"):
+                await fail()
+            assert not connection.is_up
+        finally:
+            await connection.close()
 
 
 async def time_out(mandate: Mandate, connection: DedicatedConnection) -> None:
