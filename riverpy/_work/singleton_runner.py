@@ -119,8 +119,6 @@ class SingletonRunner:
         if tenure.was_stopped or (tenure.was_lost and isinstance(error, FencedOutError)):
             self._losses += 1
             self._log.warning("singleton has lost its lease and stands by", epoch=lease.epoch)
-            if error is not None and not isinstance(error, FencedOutError):
-                self._log.error("singleton failed when it was stopped", **_account(error))
             return True
         if error is None:
             self._log.info("singleton has ended and does not run here again", epoch=lease.epoch)
@@ -241,9 +239,16 @@ class _Tenure:
         finally:
             self.seconds = self._timer.boottime() - began_at
             self.was_lost = not self.lease.is_held
+            if self.was_stopped and self.error is not None:
+                self._tell_failed(self.error)
             with anyio.CancelScope(shield=True):
                 await self._keeper.release(self.lease)
             self.ended.set()
+
+    def _tell_failed(self, error: Exception) -> None:
+        """It was stopped, by a lost lease or with the client: nobody else tells of its error."""
+        if not isinstance(error, FencedOutError):
+            self._log.error("singleton failed when it was stopped", **_account(error))
 
     async def _call(self) -> None:
         singleton = self._singleton

@@ -326,6 +326,23 @@ async def test_code_that_goes_on(
         assert second.epoch > first.epoch
 
 
+async def test_failing_at_the_stop(schema: Schema, log: list[Any]) -> None:
+    """S6: what a function raises when the client stops is told."""
+    task, client = Task(), make_client(schema, "a")
+
+    async def work(lease: Lease) -> None:
+        try:
+            await task(lease)
+        finally:
+            raise LookupError("no such file")
+
+    client.singleton("s", work)
+    async with running(client):
+        await soon(task.began)
+    (line,) = said(log, "singleton failed when it was stopped")
+    assert (line["log_level"], line["error"]) == ("error", "no such file")
+
+
 async def test_left_behind(schema: Schema, log: list[Any]) -> None:
     """S6: a function that ignores the stop is in the report of the run, which ends without it."""
     task, client = Task(), make_client(schema, "a", ttl=TTL)
