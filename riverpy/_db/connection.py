@@ -258,11 +258,15 @@ class DedicatedConnection:
                     raise TimeoutError(f"{error}: {self._obstacle}") from error
             raise
 
+    def rest(self) -> None:
+        """Nobody uses it for now: if it is lost, nobody would say that it is back."""
+        self._outage.forget(self.name)
+
     async def close(self) -> None:
         """Say goodbye within the driver's limit, or cut. It is not made again: a use that goes on
         fails."""
         self._is_closed = True
-        self._outage.forget(self.name)
+        self.rest()
         connection, self._connection = self._connection, None
         if connection is not None:
             await close(connection)

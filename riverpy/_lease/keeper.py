@@ -121,7 +121,7 @@ class LeaseKeeper:
         all of them had an answer."""
         self._changed = asyncio.Event()
         """Set, and replaced, whenever a lease is kept or kept no more, nobody stands by for one any
-        more, or a bid has its answer."""
+        more, or the store has answered."""
         self._blocks: dict[Lease, tuple[float, float]] = {}
         """What runs in `hold`: when its lease was over, and when to tell that it goes on."""
         self._due = 0.0
@@ -439,7 +439,10 @@ class LeaseKeeper:
         if not lease.is_held:  # the user was told to stop
             lease.end("it could not be renewed in time")
             return False
-        await self._renew([lease], bound=min(ASK_MOST, lease.trust_left))
+        try:
+            await self._renew([lease], bound=min(ASK_MOST, lease.trust_left))
+        finally:
+            self._change()
         return lease.is_held
 
     async def release(self, lease: Lease) -> bool:
@@ -452,7 +455,7 @@ class LeaseKeeper:
         finally:
             if self._kept.get(lease.name) is lease:
                 del self._kept[lease.name]
-                self._change()
+            self._change()
             self._wake_all() if self._max_held is not None else self._wake(lease.name)
         text = "lease is released" if is_freed else "a release freed nothing"
         self._log.debug(text, lease=lease.name, epoch=lease.epoch)
@@ -475,6 +478,7 @@ class LeaseKeeper:
     def _change(self) -> None:
         event, self._changed = self._changed, asyncio.Event()
         event.set()
+        self._store.rest(bids=not self._standing, renewals=not self._kept)
 
     def _tell_end(self, lease: Lease) -> None:
         is_expected = lease.cause is StopCause.CLIENT_STOP
@@ -502,6 +506,7 @@ class LeaseKeeper:
         finally:
             for lease in self._held:  # only after a failure
                 lease.end("nobody renews it any more")
+            self._change()
 
     async def _watch(self) -> None:
         """End leases while what is done under them has the time to end in trust."""

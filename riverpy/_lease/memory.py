@@ -96,7 +96,7 @@ class MemoryLeases:
         self._timer = SystemTimer() if timer is None else timer
         self._rows: dict[str, _Row] = {}
         self._last_epoch = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what happens at a commit may forget all
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[MemoryTransaction]:
@@ -132,6 +132,9 @@ class MemoryLeases:
     def is_gone(self) -> bool:
         """It never is."""
         return False
+
+    def rest(self, *, bids: bool, renewals: bool) -> None:
+        """Nothing is ever lost."""
 
     async def close(self) -> None:
         """Others use it, too."""

@@ -73,6 +73,10 @@ class LeaseStore(Protocol):
         """Whether it will never answer again."""
         ...
 
+    def rest(self, *, bids: bool, renewals: bool) -> None:
+        """Nobody bids for now, or renews: that it failed last is no outage that goes on."""
+        ...
+
     async def close(self) -> None:
         """Let go of what is owned."""
         ...
@@ -208,6 +212,13 @@ class LeaseTable:
     def is_gone(self) -> bool:
         """Whether the caller has closed the pool, or the connection."""
         return self._given is not None and is_closed_for_good(self._given)
+
+    def rest(self, *, bids: bool, renewals: bool) -> None:
+        """Nobody uses a connection for now: one that is lost would be so for ever, and keep the end
+        of the outage, and the begin of others, from being told."""
+        for connection, rests in zip(self._owned, (renewals, bids), strict=False):
+            if rests:
+                connection.rest()
 
     async def close(self) -> None:
         """Close the connections that it made."""

@@ -763,6 +763,14 @@ async def test_cancelled_by_others_too(
     assert outcomes == ["cancelled", "lost", "went on", "not cancelled"]
 
 
+async def test_effect_that_uses_the_leases(store: Store) -> None:
+    """What happens at a commit in memory may use the leases."""
+    await _seat(store)
+    async with store.transaction() as transaction:
+        transaction.on_commit(store.forget)
+    assert (await _seat(store)).is_granted
+
+
 # -- the end
 
 

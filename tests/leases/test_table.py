@@ -36,6 +36,7 @@ from riverpy._lease.lease import process_holder
 from riverpy.migrate import Migrator
 from tests._database import connected
 from tests._time import settle
+from tests.kit.proxy import proxied
 from tests.leases.backends import ADD_EFFECT, TTL
 
 if TYPE_CHECKING:
@@ -508,6 +509,35 @@ async def _until_waiting(schema: Schema) -> None:
             " AND application_name = 'riverpy lease bids' AND wait_event_type = 'Lock'"
         ):
             await anyio.sleep(0.01)
+
+
+async def test_outage_of_what_is_used_no_more(schema: Schema) -> None:
+    """A connection for bids that was lost when the last one who stood by gave up is no outage that
+    goes on: the next one of the renewals is told, and its end."""
+
+    def told() -> list[tuple[str, str]]:
+        return [
+            (line["event"].removeprefix("database connection "), line["connection"])
+            for line in log
+            if line["event"].startswith("database connection")
+        ]
+
+    async with proxied(schema.url) as proxy:
+        manager = LeaseManager(proxy.url, schema=schema.name, holder="a", **QUICK)
+        with capture_logs() as log:
+            async with manager as leases, leases.hold("x"):
+                leases._keeper._bid_most = 0.2
+                proxy.refusing = True
+                proxy.cut("riverpy lease bids")
+                with pytest.raises((TimeoutError, OSError, asyncpg.InterfaceError)):
+                    async with leases.hold("y", wait=timedelta(0)):
+                        pytest.fail("it was granted")
+                assert told() == [("lost", "lease bids")]
+                proxy.refusing = False
+                proxy.cut("riverpy leases")
+                with anyio.fail_after(30):
+                    while told()[1:] != [("lost", "leases"), ("restored", "leases")]:
+                        await anyio.sleep(0.01)
 
 
 async def test_exhausted_pool(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
