@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from anyio.abc import SocketStream
 
     from riverpy._health.address import Address
-    from riverpy._health.http import Request
+    from riverpy._health.http import Body, Request
 
 CONNECTIONS_MAX = 64
 REQUEST_TIMEOUT = 5.0
@@ -156,13 +156,14 @@ class Server:
         except Refused as refused:
             response = refused.response
         visit.has_asked = True
-        await _send(stream, response.head())
-        if isinstance(response.body, bytes):
+        try:
+            await _send(stream, response.head())
             if not is_head_only:
-                for start in range(0, len(response.body), PART):
-                    await _send(stream, response.body[start : start + PART])
-        else:
-            await _send_parts(stream, response.body, is_head_only=is_head_only)
+                await _send_body(stream, response.body)
+        finally:
+            if not isinstance(response.body, bytes):
+                with anyio.CancelScope(shield=True):
+                    await response.body.aclose()
         await _send_end(stream)
         await _linger(stream)
 
@@ -202,13 +203,17 @@ async def _send_end(stream: SocketStream) -> None:
         raise anyio.BrokenResourceError from error
 
 
-async def _send_parts(
-    stream: SocketStream, parts: AsyncGenerator[bytes, None], *, is_head_only: bool
-) -> None:
+async def _send_body(stream: SocketStream, body: Body) -> None:
+    if isinstance(body, bytes):
+        for start in range(0, len(body), PART):
+            await _send(stream, body[start : start + PART])
+    else:
+        await _send_parts(stream, body)
+
+
+async def _send_parts(stream: SocketStream, parts: AsyncGenerator[bytes, None]) -> None:
     """Send parts as they come, until there are no more or the client is gone."""
     try:
-        if is_head_only:
-            return
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_cancel_when_closed, stream, tasks.cancel_scope)
             async for part in parts:
@@ -216,9 +221,6 @@ async def _send_parts(
             tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         raise only_error(group) from None
-    finally:
-        with anyio.CancelScope(shield=True):
-            await parts.aclose()
 
 
 async def _cancel_when_closed(stream: SocketStream, scope: anyio.CancelScope) -> None:

@@ -127,11 +127,15 @@ class WorkerHealth:
             lines = event_lines.follow(self.client, request.params)
         except ValueError as error:
             raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from None
-        return Response(HTTPStatus.OK, "application/x-ndjson", self._counted(lines))
+        counted = self._counted(lines)
+        await anext(counted)  # before anybody else is let in
+        return Response(HTTPStatus.OK, "application/x-ndjson", counted)
 
     async def _counted(self, lines: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        """The lines, after a first part that is empty: from that to its end it counts."""
         self._streams += 1
         try:
+            yield b""
             async for line in lines:
                 yield line
         finally:

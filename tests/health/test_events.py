@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 import structlog
 
 from riverpy import Client, EventKind
 from riverpy._health import event_lines
+from riverpy._health.address import Address
 from riverpy._health.event_lines import follow
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+from riverpy._health.http import Refused, Request
+from riverpy._health.worker_health import STREAMS_MAX, WorkerHealth
 
 
 async def told(lines: AsyncGenerator[bytes, None], count: int) -> list[dict[str, Any]]:
@@ -41,6 +42,21 @@ async def test_slow_follower(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [event["queue"] for event in events] == ["q0", "q1"]
     client._subscriptions.close()
     assert [line async for line in lines] == []
+
+
+async def test_followers_who_come_at_once() -> None:
+    """Of many who ask before the first is answered no more than the limit follow; who leaves makes
+    room for another, also where he has read nothing."""
+    health = WorkerHealth(Address("127.0.0.1", 0))
+    health.client = Client()
+    asked = Request("GET", "/events", {}, "localhost")
+    answers = [await health._events(asked) for _ in range(STREAMS_MAX)]
+    for answer in answers:
+        with pytest.raises(Refused, match="follow already"):
+            await health._events(asked)
+        assert isinstance(answer.body, AsyncGenerator)
+        await answer.body.aclose()
+        await health._events(asked)
 
 
 async def test_filters() -> None:
