@@ -58,6 +58,13 @@ class QuickTimer(SystemTimer):
         return True
 
 
+class StillTimer(QuickTimer):
+    """Time moves only as a test says."""
+
+    def boottime(self) -> float:
+        return self.skipped
+
+
 class HeldOffice:
     """An office, and what a test does to it. `timer`, `lease` and `term` are those of `office`."""
 

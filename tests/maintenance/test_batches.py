@@ -14,7 +14,7 @@ from riverpy._maintenance.batches import (
     Batches,
 )
 from riverpy._maintenance.mandate import FenceBusyError
-from tests.maintenance.office import QuickTimer
+from tests.maintenance.office import StillTimer
 
 TIMEOUT = asyncpg.QueryCanceledError("canceling statement due to statement timeout")
 
@@ -27,13 +27,6 @@ class Log:
 
     def warning(self, *_args: object, **_values: object) -> None:
         self.warnings += 1
-
-
-class StillTimer(QuickTimer):
-    """Time moves only as a test says."""
-
-    def boottime(self) -> float:
-        return self.skipped
 
 
 class Steps:

@@ -54,13 +54,6 @@ class WrongClock(SystemClock):
         return super().now() + timedelta(minutes=10)
 
 
-class StillTimer(QuickTimer):
-    """A QuickTimer by which no time passes, but what `wait_out_holds` skips."""
-
-    def boottime(self) -> float:
-        return self.skipped
-
-
 class Enqueuing:
     """One enqueuer of one term."""
 

@@ -19,7 +19,8 @@ from riverpy.job import RawArgs
 from riverpy.periodic import PeriodicJob, cron, every
 from tests.kit.proxy import proxied
 from tests.maintenance.conftest import log  # noqa: F401 (a fixture)
-from tests.periodic.enqueuing import MINUTELY, Grid, StillTimer, Tick, enqueuing
+from tests.maintenance.office import StillTimer
+from tests.periodic.enqueuing import MINUTELY, Grid, Tick, enqueuing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
