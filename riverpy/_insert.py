@@ -1,34 +1,29 @@
-"""Inserting jobs: the statements, the notification, and what their errors mean."""
+"""Inserter: sends the jobs of a client, on its pool or in a transaction of the caller's."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import anyio
 
 from riverpy._clock import Backoff
+from riverpy._insert_copy import copy_rows
+from riverpy._insert_errors import check_open, sqlstate, translated
 from riverpy._insert_row import InsertRow, InsertRules, PreparedJob, prepare, prepare_all
 from riverpy._insert_stack import InsertStacks
 from riverpy._lifecycle import is_cancelled
 from riverpy._sql import query
-from riverpy.drivers.asyncpg import DATABASE_ERRORS, InterfaceError, describe, is_transaction
-from riverpy.errors import (
-    ArgsError,
-    ConfigError,
-    InsertError,
-    SchemaMissingError,
-    TransactionError,
-    UniqueConflictError,
-)
+from riverpy.drivers.asyncpg import DATABASE_ERRORS, is_transaction
+from riverpy.errors import InsertError, TransactionError
 from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
-from riverpy.job import JobColumn, JobRow, JobState, RawArgs, timestamp
+from riverpy.job import JobColumn, JobRow, JobState, RawArgs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime
 
@@ -44,35 +39,24 @@ STATEMENT_SIZE_MAX = 900 * 1024 * 1024
 """Bytes of the args and metadata of one statement: a message to the server ends at 1 GiB."""
 NOTIFY_INTERVAL = 0.002
 """Seconds in which the inserts of one client, outside of `tx`, notify a queue at most once."""
+SEND_TIMEOUT = 600.0
+"""Seconds within which the server must have stored what was sent, unless the pool says less."""
 ACQUIRE_TIMEOUT = 10.0
 """Seconds that an insert waits for a connection of the pool, or for the database to be there."""
 NO_CONNECTION = (
     f"no connection of the pool was to be had within {ACQUIRE_TIMEOUT:g} s: give the client more "
     "with Config(pool_size=…), or see who keeps them, or whether the database answers"
 )
-SEND_TIMEOUT = 600.0
-"""Seconds within which the server must have stored what was sent, unless the pool says less."""
 HOOKS_TIMEOUT = 2.0
 """Seconds that hooks and middleware of inserts have before the statement, and after it, where the
 transaction is ours."""
-ROLLBACK_TIMEOUT = 5.0
-"""Seconds for undoing a savepoint."""
 CONFLICT_RETRIES_MAX = 10
 """How often an insert of our own is sent again that the server rolled back in favour of another."""
 _LIMITER_SIZE_MAX = 1000
-_COPY_ROWS = 500
-_COPY_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"})
-
 _FILE = "river_job_insert"
-_IN_FAILED_TRANSACTION = "25P02"
-_UNIQUE_INDEX = "river_job_unique_idx"
 _ROLLED_BACK = {"40001", "40P01"}
 _NOT_NOW = {"53300", "57P03"}
 """Too many connections; the server starts or stops."""
-_TOO_LARGE = "54000"
-_NO_MEMORY = "invalid memory alloc request size"
-_STATEMENT_LOST = {"26000", "42P05"}
-_SCHEMA_MISSING = {"42P01", "42P10", "42703", "42704", "42883", "3F000"}
 _EXISTED = 18
 """Where a row that the statements return says whether the job existed."""
 _BYTES = (
@@ -81,18 +65,6 @@ _BYTES = (
     JobColumn.FINALIZED_AT,
     JobColumn.SCHEDULED_AT,
     JobColumn.UNIQUE_KEY,
-)
-_COPY_COLUMNS = (
-    "args",
-    "unique_key",
-    "kind",
-    "max_attempts",
-    "metadata",
-    "priority",
-    "queue",
-    "state",
-    "tags",
-    "unique_states",
 )
 
 
@@ -257,7 +229,8 @@ class Inserter:
                 lives.
             Exception: as `insert_many`.
         """
-        return await self._insert(tx, *self._prepare(params), self._copy_rows)
+        send = partial(copy_rows, schema=self._schema, timeout=SEND_TIMEOUT)
+        return await self._insert(tx, *self._prepare(params), send)
 
     def _prepare(self, params: Sequence[InsertManyParams]) -> tuple[list[Args], list[InsertRow]]:
         now = self._clock.now()
@@ -292,8 +265,8 @@ class Inserter:
             raise TypeError(
                 f"tx must be an asyncpg connection, its own or from a pool, got {type(tx).__name__}"
             )
-        _check_open(tx)
-        with _translated(tx):
+        check_open(tx)
+        with translated(tx):
             return await send(tx, rows, queues)
 
     async def _run_on_pool(
@@ -307,7 +280,7 @@ class Inserter:
             try:
                 return await self._send(rows, queues, send)
             except DATABASE_ERRORS as error:
-                if _sqlstate(error) not in _ROLLED_BACK or retries == CONFLICT_RETRIES_MAX:
+                if sqlstate(error) not in _ROLLED_BACK or retries == CONFLICT_RETRIES_MAX:
                     raise
             await anyio.sleep(backoff.next())
         raise AssertionError("unreachable")
@@ -326,7 +299,7 @@ class Inserter:
         lent: AbstractAsyncContextManager[Transaction] | None = None
         step = NO_CONNECTION
         try:
-            with anyio.CancelScope() as scope, _translated(None):
+            with anyio.CancelScope() as scope, translated(None):
                 scope.deadline = anyio.current_time() + ACQUIRE_TIMEOUT
                 lent, connection = await self._lend()
                 step = f"inserting jobs took longer than {SEND_TIMEOUT:g} s"
@@ -345,7 +318,7 @@ class Inserter:
             try:
                 return lent, await lent.__aenter__()
             except DATABASE_ERRORS as error:
-                if not isinstance(error, OSError) and _sqlstate(error) not in _NOT_NOW:
+                if not isinstance(error, OSError) and sqlstate(error) not in _NOT_NOW:
                     raise
             backoff = backoff or Backoff(timedelta(milliseconds=50), timedelta(seconds=1))
             await anyio.sleep(backoff.next())
@@ -359,7 +332,7 @@ class Inserter:
             if row.unique_key is None or firsts.setdefault(row.unique_key, index) == index:
                 sent.append(index)
         if firsts:
-            sent.sort(key=lambda index: _lock_order(rows[index]))
+            sent.sort(key=lambda index: rows[index].lock_order)
         records = await self._fetch(connection, [rows[index] for index in sent], queues)
         results = {
             index: InsertResult(_job(record), record[_EXISTED] == "t")
@@ -393,61 +366,6 @@ class Inserter:
             *statement.arguments({**values, "schema": self._schema, "notify": queues}),
         )
 
-    async def _copy_rows(
-        self, connection: Transaction, rows: list[InsertRow], queues: list[str]
-    ) -> int:
-        try:
-            async with self._atomic(connection):
-                await self._copy(connection, sorted(rows, key=_lock_order))
-                if queues:
-                    notify = query(_FILE, "insert_notify", self._schema)
-                    arguments = notify.arguments({"schema": self._schema, "notify": queues})
-                    await connection.fetch(notify.text, *arguments)
-        except DATABASE_ERRORS as error:
-            if getattr(error, "constraint_name", None) != _UNIQUE_INDEX:
-                raise
-            raise UniqueConflictError(
-                "a job with the same unique key exists, or is twice in the batch; nothing of it "
-                f"was inserted ({getattr(error, 'detail', None)}); insert_many skips duplicates"
-            ) from error
-        return len(rows)
-
-    async def _copy(self, connection: Transaction, rows: list[InsertRow]) -> None:
-        columns: list[str] = list(_COPY_COLUMNS)
-        now: str | None = None
-        if any(row.scheduled_at for row in rows):
-            columns.append("scheduled_at")
-            digits = await connection.fetchval(self._text("insert_now"))
-            now = str(timestamp(bytes.fromhex(digits)))
-        await connection.copy_to_table(
-            "river_job",
-            schema_name=self._schema,
-            columns=columns,
-            source=_copy_chunks(rows, now),
-            format="text",
-            timeout=SEND_TIMEOUT,
-        )
-
-    @asynccontextmanager
-    async def _atomic(self, connection: Transaction) -> AsyncGenerator[None]:
-        """All or nothing: a transaction, or a savepoint in the one that is there."""
-        if not connection.is_in_transaction():
-            async with connection.transaction():
-                yield
-            return
-        await connection.execute(self._text("insert_savepoint"))
-        try:
-            yield
-        except BaseException:
-            with anyio.move_on_after(ROLLBACK_TIMEOUT, shield=True), suppress(*DATABASE_ERRORS):
-                await connection.execute(self._text("insert_savepoint_rollback"))
-                await connection.execute(self._text("insert_savepoint_release"))
-            raise
-        await connection.execute(self._text("insert_savepoint_release"))
-
-    def _text(self, name: str) -> str:
-        return query(_FILE, name, self._schema).text
-
 
 def _job(record: Sequence[Any]) -> JobRow:
     """The job of a record whose numbers, times and key crossed as texts."""
@@ -465,116 +383,6 @@ def _job(record: Sequence[Any]) -> JobRow:
     return JobRow(row)
 
 
-def _lock_order(row: InsertRow) -> str:
-    """All batches send their keys in this order, so no two of them wait for each other."""
-    return row.unique_key or ""
-
-
 def _columns(rows: Sequence[InsertRow]) -> dict[str, Any]:
     columns = zip(*rows, strict=True)
     return {name: list(values) for name, values in zip(InsertRow._fields, columns, strict=True)}
-
-
-async def _copy_chunks(rows: Sequence[InsertRow], now: str | None) -> AsyncGenerator[bytes]:
-    ends: dict[tuple[object, ...], str] = {}
-    for start in range(0, len(rows), _COPY_ROWS):
-        lines = [_copy_line(row, now, ends) for row in rows[start : start + _COPY_ROWS]]
-        yield "".join(lines).encode()
-
-
-def _copy_line(row: InsertRow, now: str | None, ends: dict[tuple[object, ...], str]) -> str:
-    """One line of the COPY.
-
-    Args:
-        row: the job.
-        now: when a job without a time is due, where the line has it.
-        ends: how lines end whose jobs share all but args and key.
-    """
-    shared = row.shared()
-    if (end := ends.get(shared)) is None:
-        end = ends[shared] = _copy_end(row, now)
-    key = r"\N" if row.unique_key is None else rf"\\x{row.unique_key}"
-    return f"{row.args.translate(_COPY_ESCAPES)}\t{key}\t{end}"
-
-
-def _copy_end(row: InsertRow, now: str | None) -> str:
-    fields = [
-        row.kind.translate(_COPY_ESCAPES),
-        row.max_attempts,
-        row.metadata.translate(_COPY_ESCAPES),
-        row.priority,
-        row.queue,
-        row.state,
-        "{" + ",".join(f'"{tag}"' for tag in row.tags.split(",") if tag) + "}",
-        row.unique_states or r"\N",
-    ]
-    if now is not None:
-        fields.append(row.scheduled_at or now)
-    return "\t".join(fields) + "\n"
-
-
-# Errors
-
-
-def _sqlstate(error: BaseException) -> str | None:
-    return getattr(error, "sqlstate", None)
-
-
-def _check_open(tx: Transaction) -> None:
-    if _is_closed(tx):
-        raise TransactionError(
-            "the connection given as tx is closed or back in its pool: nothing was inserted"
-        )
-
-
-def _is_closed(tx: Transaction) -> bool:
-    try:
-        return tx.is_closed()
-    except InterfaceError:  # a pool has it back
-        return True
-
-
-@contextmanager
-def _translated(tx: Transaction | None) -> Generator[None]:
-    """Raise errors of the database as ours where it is known what to do about them."""
-    try:
-        yield
-    except DATABASE_ERRORS as error:
-        if (meaning := _meaning(error, tx)) is None:
-            raise
-        raise meaning from error
-
-
-def _meaning(error: Exception, tx: Transaction | None) -> Exception | None:
-    sqlstate = _sqlstate(error)
-    if sqlstate in _SCHEMA_MISSING:
-        return SchemaMissingError(
-            f"River's tables are missing or too old ({describe(error)}): run `riverpy migrate up`, "
-            "or set Config(schema=...) to the schema that has them"
-        )
-    if sqlstate == _TOO_LARGE or _NO_MEMORY in str(error):
-        return ArgsError(
-            f"PostgreSQL cannot store args or metadata of this size: {describe(error)}"
-        )
-    if sqlstate in _STATEMENT_LOST:
-        remedy = (
-            "set Config(pooler=True)"
-            if tx is None
-            else "connect with statement_cache_size=0 what is given as tx"
-        )
-        return ConfigError(
-            "the session is not the one that its statements were prepared in, so a pooler in "
-            f"transaction mode stands before it: {remedy}"
-        )
-    if tx is None:
-        return None
-    if sqlstate == _IN_FAILED_TRANSACTION:
-        return TransactionError(
-            "the transaction given as tx is aborted by an earlier error, so nothing was inserted: "
-            "roll it back, or back to a savepoint from before that error"
-        )
-    if _is_closed(tx):
-        return TransactionError(
-            f"the connection given as tx was lost, and its transaction with it: {describe(error)}"
-        )
-    return None

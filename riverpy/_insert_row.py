@@ -72,6 +72,11 @@ class InsertRow(NamedTuple):
         """Bytes of its args and metadata."""
         return json_size(self.args) + json_size(self.metadata)
 
+    @property
+    def lock_order(self) -> str:
+        """All batches send their keys in this order, so no two of them wait for each other."""
+        return self.unique_key or ""
+
     def shared(self) -> tuple[object, ...]:
         """What all jobs have in common that go by the simple form of the statement."""
         return self[2:]

@@ -12,6 +12,7 @@ import asyncpg
 import pytest
 
 from riverpy import _insert, _json
+from riverpy._insert_errors import translated
 from riverpy._insert_row import InsertRules, prepare
 from riverpy.errors import (
     ArgsError,
@@ -337,7 +338,7 @@ def test_args_that_grow_in_the_database(error: Exception) -> None:
     """BI-07: what only PostgreSQL finds too large is named as that."""
     with (
         pytest.raises(ArgsError, match="PostgreSQL cannot store args or metadata of this size"),
-        _insert._translated(None),
+        translated(None),
     ):
         raise error
 

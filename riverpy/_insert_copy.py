@@ -1,0 +1,160 @@
+"""The COPY of `insert_many_fast`, in its text form, which no codec of a connection touches."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+import anyio
+
+from riverpy._sql import query
+from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from riverpy.errors import UniqueConflictError
+from riverpy.job import timestamp
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from riverpy._insert_row import InsertRow
+    from riverpy.drivers.asyncpg import Transaction
+
+ROLLBACK_TIMEOUT = 5.0
+"""Seconds for undoing a savepoint."""
+_FILE = "river_job_insert"
+_ROWS = 500
+_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"})
+_UNIQUE_INDEX = "river_job_unique_idx"
+_COLUMNS = (
+    "args",
+    "unique_key",
+    "kind",
+    "max_attempts",
+    "metadata",
+    "priority",
+    "queue",
+    "state",
+    "tags",
+    "unique_states",
+)
+
+
+async def copy_rows(
+    connection: Transaction,
+    rows: list[InsertRow],
+    queues: list[str],
+    *,
+    schema: str | None,
+    timeout: float,
+) -> int:
+    """Insert all rows or none, and return their number.
+
+    Args:
+        connection: in a transaction or not.
+        rows: the jobs.
+        queues: which are notified.
+        schema: where River's tables are. None: the search path decides.
+        timeout: seconds within which the server must have stored what was sent.
+
+    Raises:
+        UniqueConflictError: a job exists, or is twice among them; the transaction lives.
+        Exception: one of DATABASE_ERRORS.
+    """
+    try:
+        async with _atomic(connection):
+            rows = sorted(rows, key=lambda row: row.lock_order)
+            await _copy(connection, rows, schema=schema, timeout=timeout)
+            if queues:
+                notify = query(_FILE, "insert_notify", schema)
+                arguments = notify.arguments({"schema": schema, "notify": queues})
+                await connection.fetch(notify.text, *arguments)
+    except DATABASE_ERRORS as error:
+        if getattr(error, "constraint_name", None) != _UNIQUE_INDEX:
+            raise
+        raise UniqueConflictError(
+            "a job with the same unique key exists, or is twice in the batch; nothing of it "
+            f"was inserted ({getattr(error, 'detail', None)}); insert_many skips duplicates"
+        ) from error
+    return len(rows)
+
+
+async def _copy(
+    connection: Transaction,
+    rows: list[InsertRow],
+    *,
+    schema: str | None,
+    timeout: float,
+) -> None:
+    columns: list[str] = list(_COLUMNS)
+    now: str | None = None
+    if any(row.scheduled_at for row in rows):
+        columns.append("scheduled_at")
+        digits = await connection.fetchval(query(_FILE, "insert_now", schema).text)
+        now = str(timestamp(bytes.fromhex(digits)))
+    await connection.copy_to_table(
+        "river_job",
+        schema_name=schema,
+        columns=columns,
+        source=_chunks(rows, now),
+        format="text",
+        timeout=timeout,
+    )
+
+
+@asynccontextmanager
+async def _atomic(connection: Transaction) -> AsyncGenerator[None]:
+    """All or nothing: a transaction, or a savepoint in the one that is there."""
+    if not connection.is_in_transaction():
+        async with connection.transaction():
+            yield
+        return
+    await connection.execute(_text("insert_savepoint"))
+    try:
+        yield
+    except BaseException:
+        with anyio.move_on_after(ROLLBACK_TIMEOUT, shield=True), suppress(*DATABASE_ERRORS):
+            await connection.execute(_text("insert_savepoint_rollback"))
+            await connection.execute(_text("insert_savepoint_release"))
+        raise
+    await connection.execute(_text("insert_savepoint_release"))
+
+
+def _text(name: str) -> str:
+    return query(_FILE, name, None).text
+
+
+async def _chunks(rows: Sequence[InsertRow], now: str | None) -> AsyncGenerator[bytes]:
+    ends: dict[tuple[object, ...], str] = {}
+    for start in range(0, len(rows), _ROWS):
+        lines = [_line(row, now, ends) for row in rows[start : start + _ROWS]]
+        yield "".join(lines).encode()
+
+
+def _line(row: InsertRow, now: str | None, ends: dict[tuple[object, ...], str]) -> str:
+    """One line of the COPY.
+
+    Args:
+        row: the job.
+        now: when a job without a time is due, where the line has it.
+        ends: how lines end whose jobs share all but args and key.
+    """
+    shared = row.shared()
+    if (end := ends.get(shared)) is None:
+        end = ends[shared] = _end(row, now)
+    key = r"\N" if row.unique_key is None else rf"\\x{row.unique_key}"
+    return f"{row.args.translate(_ESCAPES)}\t{key}\t{end}"
+
+
+def _end(row: InsertRow, now: str | None) -> str:
+    fields = [
+        row.kind.translate(_ESCAPES),
+        row.max_attempts,
+        row.metadata.translate(_ESCAPES),
+        row.priority,
+        row.queue,
+        row.state,
+        "{" + ",".join(f'"{tag}"' for tag in row.tags.split(",") if tag) + "}",
+        row.unique_states or r"\N",
+    ]
+    if now is not None:
+        fields.append(row.scheduled_at or now)
+    return "\t".join(fields) + "\n"
