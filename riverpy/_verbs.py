@@ -224,8 +224,8 @@ class Verbs(ABC):
             await periodic.periodic_resume(connection, self._config.schema, job_id)
 
     async def periodic_run(self, job_id: str, *, tx: Transaction | None = None) -> None:
-        """Ask the leader to insert one job of this id now, paused or not, beside those of its
-        schedule.
+        """Ask the leader to insert one job of this id now, in addition to its schedule, paused or
+        not.
 
         Raises:
             NotFoundError, SchemaMissingError: as `periodic_pause`.
