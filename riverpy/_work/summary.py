@@ -90,12 +90,12 @@ class Summary:
     def _say(self) -> None:
         stats = self._stats()
         totals, told = _Totals.of(stats), self._told
+        self._told = totals  # also where nothing is said: the next line is not about idle hours
         counts = {name: count - told.ends[name] for name, count in totals.ends.items()}
         ended = sum(counts.values()) - counts["discarded"]  # which failed too
         refused = totals.refused - told.refused
         if not (ended or refused or stats.stuck_jobs):
             return
-        self._told = totals
         seconds = totals.at - told.at
         waits = totals.waits.since(told.waits)
         self._log.info(

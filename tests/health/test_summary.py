@@ -106,6 +106,19 @@ def test_only_what_is_new_is_told() -> None:
     assert (line["completed"], line["failed"]) == (1, 0)
 
 
+def test_rate_is_not_over_idle_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line after hours in which nothing ended is about the last minute alone."""
+    now = 1000.0
+    monkeypatch.setattr(summary_module, "time", SimpleNamespace(monotonic=lambda: now))
+    told = Told(["a"])
+    now += 3600
+    assert told.lines() == []
+    now += 60
+    told.counters.ended([ended("a") for _ in range(120)])
+    (line,) = told.lines()
+    assert (line["seconds"], line["rate"]) == (60.0, 2.0)
+
+
 def test_stuck_jobs_are_told_while_nothing_ends() -> None:
     """A run whose slots are held by stuck jobs says so in each line, though no job ends."""
     told = Told(["a"], stuck=2)
