@@ -38,6 +38,8 @@ PROBE_INTERVAL = 10.0
 """Seconds between two probes."""
 DEAF_RETRY = 60.0
 """Seconds until a connection that hears nothing is tried again."""
+UNTESTED_RETRY = 2.0
+"""Seconds until the first probe is sent again that could not be."""
 LISTEN_TIMEOUT = 10.0
 """Seconds to connect and listen."""
 RECONNECT_FIRST = timedelta(milliseconds=50)
@@ -83,6 +85,8 @@ class Notifier:
         self.proven = False
         """Whether notifications arrive: the last probe came back, over the connection that there
         is now."""
+        self._is_tested = False
+        """Whether a first probe was sent over another connection since this one was made."""
         self._is_deaf = False
         """Whether somebody was told that none do."""
         self.connected = TestSignal("Notifier.connected")
@@ -113,16 +117,15 @@ class Notifier:
             await self._prove(first=True)
             task_status.started()
             while True:
-                was_proven = self.proven
-                await self._watch(scope)
-                await self._reopen(scope, say=was_proven)
+                has_heard = await self._watch(scope)
+                await self._reopen(scope, say=has_heard)
         finally:
             if self._connection is not None:
                 await close(self._connection)
 
     async def _open(self) -> None:
         # Its own: the end of the last one, which this process may have cut, can be told of late.
-        self._lost = asyncio.Event()
+        self._lost, self._is_tested = asyncio.Event(), False
         reason = f"listening for notifications took longer than {LISTEN_TIMEOUT:g} s"
         with anyio.fail_after(LISTEN_TIMEOUT, reason=reason):
             self._connection = connection = await self._connect()
@@ -159,17 +162,22 @@ class Notifier:
         if (event := self._probes.get(payload)) is not None:
             event.set()
 
-    async def _watch(self, scope: StopScope) -> None:
-        """Return when the connection is lost, or hears nothing."""
+    async def _watch(self, scope: StopScope) -> bool:
+        """Return when the connection is lost, or hears nothing. Returns whether it heard before."""
         while True:
-            interval = self.probe_interval if self.proven else DEAF_RETRY
+            has_heard = self.proven
+            interval = self.probe_interval if has_heard else DEAF_RETRY
+            if not self._is_tested:
+                interval = UNTESTED_RETRY
             scope.turns(within=interval + PROBE_TIMEOUT)
             with anyio.move_on_after(interval):
                 await self._lost.wait()
-                return
+                return has_heard
+            if not self._is_tested:
+                await self._prove(first=True)
             # Its own probe may come back by chance: a pooler can give both to one session.
-            if not self.proven or not await self._prove(first=False):
-                return
+            elif not has_heard or not await self._prove(first=False):
+                return has_heard
 
     async def _prove(self, *, first: bool) -> bool:
         """Send a probe and see it come back. The first goes through another connection: only that
@@ -182,6 +190,7 @@ class Notifier:
                 if first:
                     async with self._reserved.use("sending a probe", PROBE_TIMEOUT) as connection:
                         await self._send_probe(connection, token)
+                    self._is_tested = True
                 elif self._connection is not None:
                     await self._send_probe(self._connection, token)
                 is_sent = True

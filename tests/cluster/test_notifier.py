@@ -43,6 +43,41 @@ async def test_lost_listener_hears_nothing(schema: Schema) -> None:
         await until(is_notified=True)
 
 
+async def test_listener_that_cannot_be_tested(
+    schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listener whose first probe cannot be sent, as while another connection is made again after
+    an outage, is not taken for one that hears nothing: the probe is sent soon, and the connection
+    stays."""
+    rig = Rig(schema)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    async with proxied(schema.url) as proxy, rig.working(listen_url=proxy.url) as client:
+        run: Any = client._run
+        monkeypatch.setattr(notifier, "UNTESTED_RETRY", 0.02)
+        resync, resynced = run._notifier._resync, asyncio.Event()
+
+        def tell() -> None:
+            resync()
+            resynced.set()
+
+        run._notifier._resync = tell
+        with anyio.fail_after(PATIENCE):
+            async with run._reserved.use("a test", PATIENCE):
+                monkeypatch.setattr(notifier, "PROBE_TIMEOUT", 0.02)
+                proxy.cut("riverpy listener")
+                await resynced.wait()
+                assert not run._is_notified()
+                accepted = proxy.accepted
+                monkeypatch.setattr(notifier, "PROBE_TIMEOUT", PATIENCE)
+            while not run._is_notified():
+                await asyncio.sleep(0.005)
+        assert proxy.accepted == accepted
+
+
 async def test_half_open_listener_is_replaced_once(
     schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
