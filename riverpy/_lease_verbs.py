@@ -139,7 +139,7 @@ class LeaseVerbs(ABC):
     def _leases(self) -> ClientLeases:
         return ClientLeases(self._make_keeper)
 
-    def _make_keeper(self) -> LeaseKeeper:
+    def _make_keeper(self, left: list[Lease]) -> LeaseKeeper:
         config, holder = self._config, self.id
         if self._database is None:
             raise ConfigError('give the client a database: Client("postgres://…")')
@@ -154,4 +154,5 @@ class LeaseVerbs(ABC):
             timing=LeaseTiming.of(config),
             timer=SystemTimer(),
             max_held=config.max_leases,
+            left=left,
         )

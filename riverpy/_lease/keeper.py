@@ -38,7 +38,7 @@ from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 from riverpy.errors import ClientStateError, ConfigError, TransactionError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Iterable
 
     from riverpy._clock import Timer
     from riverpy._cluster.trust import LeaseTiming
@@ -95,6 +95,7 @@ class LeaseKeeper:
         timing: LeaseTiming,
         timer: Timer,
         max_held: int | None = None,
+        left: Iterable[Lease] = (),
     ) -> None:
         """Make it.
 
@@ -104,7 +105,9 @@ class LeaseKeeper:
             timing: how long a lease lasts, and how often it is renewed.
             timer: by which it measures and waits.
             max_held: how many it keeps at most; None: any number.
+            left: what an earlier keeper has left: what is used still is not bid for.
         """
+        self._left = list(left)
         self._store, self._holder, self._timing = store, holder, timing
         self._timer, self._max_held = timer, max_held
         self._bid_most = min(ASK_MOST, timing.trust - timing.grace)
@@ -134,6 +137,12 @@ class LeaseKeeper:
         self._log: Any = structlog.get_logger("riverpy").bind(holder=holder)
         self.denied = TestSignal("LeaseKeeper.denied")
         self.renewed = TestSignal("LeaseKeeper.renewed")
+
+    @property
+    def left(self) -> list[Lease]:
+        """The leases of closed keepers under which something is done still."""
+        self._left = [lease for lease in self._left if lease.is_used]
+        return self._left
 
     @property
     def kept(self) -> list[Lease]:
@@ -179,6 +188,7 @@ class LeaseKeeper:
                 epoch=lease.epoch,
             )
             lease.may_be_held = False  # the store is closed: nobody gives it back any more
+        self._left += self.kept
         self._kept.clear()
         if self._task is not None:
             self._task.cancel()  # it may be in the middle of a renewal
@@ -335,6 +345,8 @@ class LeaseKeeper:
         """Seconds until a name may be bid for here."""
         if name in self._kept:
             return math.inf
+        if any(lease.name == name for lease in self.left):
+            return self._timing.interval
         if self._max_held is not None and len(self._kept) + self._bidding >= self._max_held:
             return self._timing.interval
         return self._sits_out.get(name, 0.0) - self._timer.boottime()
@@ -453,6 +465,7 @@ class LeaseKeeper:
         try:
             is_freed = lease.may_be_held and await finish(lambda: self._give_back(lease))
         finally:
+            lease.is_used = False
             if self._kept.get(lease.name) is lease:
                 del self._kept[lease.name]
             self._change()

@@ -78,6 +78,8 @@ class Lease:
         """Why it is over; None while that is not known."""
         self.may_be_held = True
         """Whether the row may still be this term's."""
+        self.is_used = True
+        """Whether something may still be done under it, held or not. Set from any thread."""
         self._term = Term(holder, bid.acquired_at, bid.epoch)
         self._trust = Trust(timing, timer)
         self._trust.granted(self._term, asked_at=asked_at)

@@ -13,13 +13,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from riverpy._lease.keeper import LeaseKeeper
+    from riverpy._lease.lease import Lease
 
 
 class ClientLeases:
     """Holds the keeper from the first use until the client is closed."""
 
-    def __init__(self, make: Callable[[], LeaseKeeper]) -> None:
+    def __init__(self, make: Callable[[list[Lease]], LeaseKeeper]) -> None:
+        """Make it. `make` gets what earlier keepers have left."""
         self._make = make
+        self._left: list[Lease] = []
         self._keeper: LeaseKeeper | None = None
         self._opening = anyio.Lock()
 
@@ -32,7 +35,7 @@ class ClientLeases:
         """
         async with self._opening:
             if self._keeper is None:
-                keeper = self._make()
+                keeper = self._make(self._left)
                 await keeper.__aenter__()
                 self._keeper = keeper
             return self._keeper
@@ -47,6 +50,7 @@ class ClientLeases:
             keeper, self._keeper = self._keeper, None
             if keeper is not None:
                 await keeper.close()
+                self._left = keeper.left
 
     def heard(self, payload: str) -> None:
         """A notification on the topic of leases."""

@@ -255,7 +255,7 @@ class _Tenure:
         name = f"singleton {singleton.name!r}"
         try:
             if singleton.is_blocking:
-                await _in_thread(name, self._call_plain)
+                await _in_thread(name, self._call_plain, self._ended_in_thread)
             else:
                 await cancelled_once(name, self._call_coroutine)
         except Exception as error:
@@ -264,6 +264,10 @@ class _Tenure:
     def _call_plain(self) -> None:
         function = cast("Callable[[Lease], object]", self._singleton.fn)
         self._singleton.expect_ended(function(self.lease))
+
+    def _ended_in_thread(self) -> None:
+        """Also where the event loop has ended before, and nobody else notes it any more."""
+        self.lease.is_used = False
 
     async def _call_coroutine(self) -> None:
         function = cast("Callable[[Lease], Awaitable[object]]", self._singleton.fn)
@@ -285,8 +289,11 @@ class _Tenure:
             await self._timer.sleep(REPORT_INTERVAL)
 
 
-async def _in_thread(name: str, function: Callable[[], None]) -> None:
-    """Run it in a thread, to its end: a thread cannot be stopped. It keeps no process alive.
+async def _in_thread(
+    name: str, function: Callable[[], None], has_ended: Callable[[], None]
+) -> None:
+    """Run it in a thread, to its end, and call `has_ended` there: a thread cannot be stopped. It
+    keeps no process alive.
 
     Raises:
         Exception: what it raised.
@@ -301,6 +308,7 @@ async def _in_thread(name: str, function: Callable[[], None]) -> None:
                 context.run(function)
         except Exception as error:
             errors.append(error)
+        has_ended()
         with suppress(RuntimeError):  # the loop has ended before
             loop.call_soon_threadsafe(ended.set)
 

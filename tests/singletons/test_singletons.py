@@ -22,6 +22,7 @@ from riverpy import (
     SchemaMissingError,
 )
 from riverpy._lease import keeper as keeper_module
+from riverpy._lease.store import LeaseTable
 from riverpy._work import singleton_runner
 from riverpy.migrate import Migrator
 from tests._statements import record_statements
@@ -358,6 +359,38 @@ async def test_left_behind(schema: Schema, log: list[Any]) -> None:
             await soon(task.ended)
     assert (reports[0].singletons_left, reports[0].is_clean) == (("s",), False)
     assert said(log, "singletons did not end and are left behind")
+
+
+async def test_left_behind_and_started_again(
+    schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S6: a client that runs again, after stops that one of its functions has ignored, does not bid
+    for that one's name before it has ended."""
+    task, other, client = Task(), Task(), make_client(schema, "a", ttl=TTL)
+    task.is_deaf = True
+    client.singleton("s", task)
+    client.singleton("t", other)
+    acquire, asked = LeaseTable.acquire, list[str]()
+
+    async def asking(table: LeaseTable, name: str, *args: Any, **values: Any) -> Any:
+        asked.append(name)
+        return await acquire(table, name, *args, **values)
+
+    async with running(client):
+        first = await soon(task.began)
+    monkeypatch.setattr(LeaseTable, "acquire", asking)
+    try:
+        for _ in range(2):
+            other.began = asyncio.Queue()
+            await schema.execute("update riverpy_lease set expires_at = now() - interval '1 s'")
+            async with running(client):
+                await soon(other.began)
+        assert set(asked) == {"t"}
+    finally:
+        task.may_end.set()
+        await soon(task.ended)
+    async with running(client):
+        assert (await soon(task.began)).epoch > first.epoch
 
 
 async def test_threads(schema: Schema) -> None:
