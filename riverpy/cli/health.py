@@ -10,23 +10,27 @@ import msgspec
 
 from riverpy._db.clients import client_living
 from riverpy._db.queues import queue_lag, queue_waiting
-from riverpy._db.schema import CLIENTS_VERSION, OWN_LINE
+from riverpy._db.schema import CLIENTS_VERSION, DOMAINS_VERSION, OWN_LINE
+from riverpy._doctor.domain_map import read_domains
 from riverpy._duration import format_duration
 from riverpy._health.asking import NO_HEALTH_SERVER, address_of, asked
+from riverpy._health.leading import led_within
 from riverpy._health.probes import Check, Verdict
 from riverpy.cli._connected import bounded, connected, expect_primary
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import print_json, print_text, printable
 from riverpy.cli._run import EXIT_NOT_READY, describe, run, show_traceback
 from riverpy.cli._types import DURATION
-from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from riverpy.drivers.asyncpg import DATABASE_ERRORS, InsufficientPrivilegeError
 from riverpy.errors import DatabaseError
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
+    from riverpy._db.schema import SchemaState
     from riverpy._health.address import Address
     from riverpy.cli._options import DatabaseSettings
+    from riverpy.drivers.asyncpg import Connection
 
 QUEUES_MAX = 1_000
 MAX_LAG_DEFAULT = "60s"
@@ -57,7 +61,8 @@ def _url(ctx: click.Context, param: click.Parameter, value: str | None) -> Addre
 @click.option(
     "--max-lag",
     type=DURATION,
-    help="How long a due job may wait. Default: 60s by database; with --url it is not looked at.",
+    help="How long a due job may wait, and nobody may lead. Default: 60s by database; with --url "
+    "it is not looked at.",
 )
 @json_option
 @database_options
@@ -67,8 +72,8 @@ def health(
     """Say in one line whether work goes on.
 
     With --url: whether that worker is ready, as its /readyz says. Without: whether, by the
-    database, a worker of riverpy's gives signs of life, and no due job of a queue that is not
-    paused has waited longer than --max-lag.
+    database, a worker of riverpy's gives signs of life, somebody leads, and no due job of a queue
+    that is not paused has waited longer than --max-lag.
     """
     try:
         if address is not None:
@@ -126,6 +131,7 @@ async def _look_in(database: DatabaseSettings, max_lag: timedelta) -> Verdict:
         else:
             reason = "not known: riverpy's own tables are missing (riverpy migrate up)"
             checks["workers"] = Check(ok=True, reason=reason)
+        checks["leaders"] = await _leaders(connection, schema, state, max_lag)
         names = await bounded("reading the queues", queue_waiting(connection, schema, QUEUES_MAX))
         lags = await bounded("looking for due jobs", queue_lag(connection, schema, names))
     queue, lag = max(lags.items(), key=lambda one: one[1], default=(None, None))
@@ -136,3 +142,17 @@ async def _look_in(database: DatabaseSettings, max_lag: timedelta) -> Verdict:
         reason = f"the oldest due job, of queue {queue}, has waited {seconds}"
         checks["lag"] = Check(ok=lag <= max_lag, reason=reason)
     return Verdict.of(checks)
+
+
+async def _leaders(
+    connection: Connection, schema: str | None, state: SchemaState, most: timedelta
+) -> Check:
+    if DOMAINS_VERSION not in state.versions(OWN_LINE):
+        reason = "not known: tables of riverpy's own are missing (riverpy migrate up)"
+        return Check(ok=True, reason=reason)
+    try:
+        seen = await bounded("reading who leads", read_domains(connection, schema))
+    except InsufficientPrivilegeError as error:
+        show_traceback(error)
+        return Check(ok=True, reason=f"not known: {describe(error)}")
+    return led_within(most, seen)

@@ -96,7 +96,7 @@ def test_manifests() -> None:
 def test_alerts() -> None:
     """Each metric of an alert is one that a worker tells."""
     stats = ClientStats(client_id="c", state="starting")
-    page = render(stats, process_started_at=0.0, lags=None)
+    page = "".join(render(stats, process_started_at=0.0, lags=None))
     told = set(re.findall(r"^# TYPE (\w+) ", page, re.MULTILINE))
     (alerts,) = [document["groups"] for document in documents() if "groups" in document]
     rules = [rule for group in alerts for rule in group["rules"]]
