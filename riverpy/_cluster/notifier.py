@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
@@ -118,14 +119,16 @@ class Notifier:
             task_status.started()
             while True:
                 has_heard = await self._watch(scope)
-                await self._reopen(scope, say=has_heard)
+                is_loss = self._lost.is_set() and not self._is_deaf
+                await self._reopen(scope, say=has_heard or is_loss)
         finally:
             if self._connection is not None:
                 await close(self._connection)
 
     async def _open(self) -> None:
         # Its own: the end of the last one, which this process may have cut, can be told of late.
-        self._lost, self._is_tested = asyncio.Event(), False
+        lost = self._lost = asyncio.Event()
+        self._is_tested = False
         reason = f"listening for notifications took longer than {LISTEN_TIMEOUT:g} s"
         with anyio.fail_after(LISTEN_TIMEOUT, reason=reason):
             self._connection = connection = await self._connect()
@@ -143,7 +146,7 @@ class Notifier:
             }
             self._probe_channel = f"{schema}.{PROBE_TOPIC}"
             channels[self._probe_channel] = self._heard_probe
-            await listen(connection, channels, self._lost.set)
+            await listen(connection, channels, partial(self._ended, lost))
         self.connected.emit()
 
     def _isolated(
@@ -157,6 +160,13 @@ class Notifier:
                     self._log.exception("notification could not be handled", topic=topic)
 
         return deliver
+
+    def _ended(self, lost: asyncio.Event) -> None:
+        """A connection is seen to end, of which no probe comes back."""
+        lost.set()
+        if lost is self._lost:
+            for heard in self._probes.values():
+                heard.set()
 
     def _heard_probe(self, payload: str) -> None:
         if (event := self._probes.get(payload)) is not None:
@@ -195,8 +205,10 @@ class Notifier:
                     await self._send_probe(self._connection, token)
                 is_sent = True
                 await heard.wait()
+                if self._lost.is_set():
+                    raise ConnectionError("the listening connection is gone")
         except DATABASE_ERRORS:
-            if is_sent and first:
+            if is_sent and first and not self._lost.is_set():
                 self._say_deaf()
             self.proven = False
         else:

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import structlog
 
 from riverpy._cluster import notifier
 from tests.kit.proxy import proxied
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
     from riverpy import Job
     from tests._database import Schema
+
+
+LOST, RESTORED = "database connection lost", "database connection restored"
 
 
 async def test_lost_listener_hears_nothing(schema: Schema) -> None:
@@ -41,6 +45,36 @@ async def test_lost_listener_hears_nothing(schema: Schema) -> None:
         await until(is_notified=False)
         proxy.refusing = False
         await until(is_notified=True)
+
+
+async def test_listener_that_is_lost_before_it_has_heard(
+    schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listener that is lost again while its probe is on its way is told of as lost, and at once;
+    it is not taken for one that hears nothing."""
+    monkeypatch.setattr(notifier, "PROBE_TIMEOUT", 2 * PATIENCE)
+    rig, is_sent = Rig(schema), asyncio.Event()
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    async def lose(*_: object) -> None:
+        is_sent.set()
+
+    async with proxied(schema.url) as proxy, rig.working(listen_url=proxy.url) as client:
+        run: Any = client._run
+        send_probe = run._notifier._send_probe
+        with structlog.testing.capture_logs() as log, anyio.fail_after(PATIENCE):
+            run._notifier._send_probe = lose
+            proxy.cut("riverpy listener")
+            await is_sent.wait()
+            run._notifier._send_probe = send_probe
+            proxy.cut("riverpy listener")
+            while not run._is_notified():
+                await asyncio.sleep(0.005)
+    said = [line["event"] for line in log if line["event"].startswith(("database", "LISTEN"))]
+    assert said == [LOST, RESTORED] * 2
 
 
 async def test_listener_that_cannot_be_tested(
