@@ -26,13 +26,12 @@ from riverpy._clock import SystemTimer
 from riverpy._cluster.domain import Membership
 from riverpy._cluster.heartbeat import Heartbeat
 from riverpy._cluster.leader_watch import LeaderWatch
-from riverpy._cluster.notifier import Notifier, decode_message
+from riverpy._cluster.notifier import Notifier
 from riverpy._db.clients import Registration
 from riverpy._db.connection import DedicatedConnection, Outage, close_all
 from riverpy._db.jobs import job_any_available
 from riverpy._db.leases import TOPIC as LEASE_TOPIC
-from riverpy._db.ownership import OWNERS_ACTION, member_forget
-from riverpy._db.periodic import CHANGED_ACTION, EVENT_TOPIC
+from riverpy._db.ownership import member_forget
 from riverpy._db.schema import (
     CLIENTS_VERSION,
     DOMAINS_VERSION,
@@ -42,7 +41,6 @@ from riverpy._db.schema import (
     expect_feature,
     warn_of_missing_features,
 )
-from riverpy._db.upkeep import DUE_ACTION
 from riverpy._lifecycle import ServiceGroup, only_error
 from riverpy._log import JobLines, tells_of_jobs
 from riverpy._maintenance.candidacy import Candidacy
@@ -53,6 +51,7 @@ from riverpy._work.connector import Connector
 from riverpy._work.counters import Counters
 from riverpy._work.disclosure import Disclosure
 from riverpy._work.executor import Executor
+from riverpy._work.hearing import Hearing
 from riverpy._work.loop_watch import LoopWatch
 from riverpy._work.metrics import Metrics
 from riverpy._work.overview import Overview
@@ -119,7 +118,6 @@ class Run:
         """
         self._url, self._config = url, config
         self._subscriptions = subscriptions
-        self._periodic_jobs = periodic_jobs
         self._client_id = client_id
         self._outage = Outage(client_id)
         self._log: Any = structlog.get_logger("riverpy").bind()
@@ -238,6 +236,9 @@ class Run:
             )
             if config.candidate
             else None
+        )
+        self._hearing = Hearing(
+            self.producers, self.work, self._reconciler, periodic_jobs, self._candidacy
         )
         self.overview = Overview(
             self._counters,
@@ -525,9 +526,7 @@ class Run:
             outage=self._outage,
             quiet=self._quiet,
         )
-        notifier.subscribe("river_insert", self._heard_insert)
-        notifier.subscribe("river_control", self._heard_control)
-        notifier.subscribe(EVENT_TOPIC, self._heard_event)
+        self._hearing.listen(notifier)
         notifier.subscribe(LEASE_TOPIC, self._leases.heard)
         if self._candidacy is not None:
             for topic, heard in self._candidacy.topics.items():
@@ -541,34 +540,3 @@ class Run:
         self._leases.resync()
         if self._candidacy is not None:
             self._candidacy.resync()
-
-    def _heard_insert(self, payload: str) -> None:
-        message = decode_message(payload)
-        if message is not None and message.queue in self.producers:
-            self.producers[message.queue].notify()
-
-    def _heard_control(self, payload: str) -> None:
-        message = decode_message(payload)
-        if message is None:
-            return
-        match message.action:
-            case "cancel" if message.job_id:
-                self.work.cancel(message.job_id, message.queue)
-                if message.queue in self.producers:
-                    self.producers[message.queue].cancel(message.job_id)
-            case "pause" | "resume":
-                self._reconciler.heard_pause(message.queue, paused=message.action == "pause")
-            case _:  # metadata_changed and what is not known yet
-                pass
-
-    def _heard_event(self, payload: str) -> None:
-        message = decode_message(payload)
-        if message is None:
-            return
-        if message.action == CHANGED_ACTION:
-            self._periodic_jobs.stir()
-        elif message.action == OWNERS_ACTION and self._candidacy is not None:
-            self._candidacy.owners_changed()
-        elif message.action == DUE_ACTION and message.queue in self.producers:
-            for seconds in message.seconds:
-                self.producers[message.queue].expect(seconds)
