@@ -16,8 +16,8 @@ import pytest
 
 from riverpy._maintenance.scope import FILTER_MOST
 from riverpy._sql import query
-from riverpy.migrate import Migrator
-from tests._database import connected, create_database, drop_database, new_database_name, run_apart
+from tests._database import connected
+from tests.kit.large import PLAN_MODES, filling, large_database
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Iterable
@@ -74,33 +74,18 @@ SCOPE_IDS = ["all", "in few", "in many", "but few", "but many"]
 
 async def fill(url: str) -> None:
     """A million ended jobs, and some thousands that wait, run, or are due."""
-    async with connected(url) as connection:
-        for line in ("main", "riverpy"):
-            await Migrator(connection, line=line).up()
-        indexes = await connection.fetch(
-            "SELECT indexname, indexdef FROM pg_indexes WHERE tablename = 'river_job'"
-            " AND indexname <> 'river_job_pkey'"
-        )
-        for name, _ in indexes:
-            await connection.execute(f"DROP INDEX {name}")
-        await connection.execute("ALTER TABLE river_job SET UNLOGGED")
+    async with filling(url) as connection:
         await connection.execute(_HISTORY)
-        for _, definition in indexes:
-            await connection.execute(definition)
-        await connection.execute("VACUUM ANALYZE river_job, river_queue, riverpy_exec")
 
 
 @pytest.fixture(scope="module")
 def large_url(server_url: str) -> Generator[str]:
     """A database with a large history of jobs."""
-    name = new_database_name()
-    url = run_apart(create_database, server_url, name)
-    run_apart(fill, url)
-    yield url
-    run_apart(drop_database, server_url, name)
+    with large_database(server_url, fill) as url:
+        yield url
 
 
-@pytest.fixture(params=["force_custom_plan", "force_generic_plan"])
+@pytest.fixture(params=PLAN_MODES)
 async def large(
     large_url: str, request: pytest.FixtureRequest
 ) -> AsyncGenerator[asyncpg.Connection[Any]]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from riverpy._sql import query
-from riverpy.migrate import Migrator
-from tests._database import connected, create_database, drop_database, new_database_name, run_apart
+from tests._database import connected
+from tests.kit.large import PLAN_MODES, filling, large_database
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Sequence
@@ -27,19 +27,7 @@ BACKLOG = 100_000
 
 async def fill(url: str) -> None:
     """A million finished jobs, some thousands that wait, and a few that run."""
-    async with connected(url) as connection:
-        await Migrator(connection).up()
-        indexes = await connection.fetch(
-            "SELECT indexdef FROM pg_indexes WHERE tablename = 'river_job'"
-            " AND indexname <> 'river_job_pkey'"
-        )
-        names = await connection.fetch(
-            "SELECT indexname FROM pg_indexes WHERE tablename = 'river_job'"
-            " AND indexname <> 'river_job_pkey'"
-        )
-        for (name,) in names:
-            await connection.execute(f"DROP INDEX {name}")
-        await connection.execute("ALTER TABLE river_job SET UNLOGGED")
+    async with filling(url) as connection:
         await connection.execute(
             "INSERT INTO river_job (kind, max_attempts, args, state, finalized_at, attempt, queue,"
             " attempted_at, attempted_by, scheduled_at)"
@@ -64,22 +52,16 @@ async def fill(url: str) -> None:
             " attempted_by) SELECT 'k1', 25, '{}', 'running', 'q' || i % 5, 1, now(), array['c1']"
             " FROM generate_series(1, 1000) AS i"
         )
-        for (definition,) in indexes:
-            await connection.execute(definition)
-        await connection.execute("VACUUM ANALYZE river_job")
 
 
 @pytest.fixture(scope="module")
 def large_url(server_url: str) -> Generator[str]:
     """A database with a large table of jobs."""
-    name = new_database_name()
-    url = run_apart(create_database, server_url, name)
-    run_apart(fill, url)
-    yield url
-    run_apart(drop_database, server_url, name)
+    with large_database(server_url, fill) as url:
+        yield url
 
 
-@pytest.fixture(params=["force_custom_plan", "force_generic_plan"])
+@pytest.fixture(params=PLAN_MODES)
 async def large(
     large_url: str, request: pytest.FixtureRequest
 ) -> AsyncGenerator[asyncpg.Connection[Any]]:
