@@ -20,10 +20,10 @@ from riverpy._lifecycle import ServiceGroup
 from riverpy.migrate import migrate_all
 from tests._database import connected
 from tests._time import VirtualTimer
-from tests.work.rig import Rig, Task
+from tests.work.rig import PATIENCE, Rig, Task
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import AsyncGenerator
 
     from riverpy import Client
     from tests._database import Schema
@@ -218,13 +218,14 @@ async def test_before_it_runs(server: FakeServer) -> None:
 # --- on a server
 
 
-async def test_registration(rig: Rig) -> None:
+async def test_registration(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A running client is registered with what it works; its row goes with it."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
         pass
 
+    monkeypatch.setattr("riverpy._cluster.heartbeat.LEAVE_TIMEOUT", PATIENCE)
     async with rig.working(id="me", candidate=False, poll_only=True, dead_after=timedelta(hours=1)):
         row = await rig.schema.fetchrow("SELECT * FROM riverpy_client")
         assert row is not None
@@ -251,10 +252,11 @@ async def test_what_is_left_keeps_the_row(rig: Rig) -> None:
     ) as client:
         await client.insert(Task())
         await rig.until_state("running")
+    found = await rig.schema.fetchval("SELECT client_id FROM riverpy_client")
+    release.set()
+    assert found == "me"
     assert rig.report is not None
     assert not rig.report.is_clean
-    assert await rig.schema.fetchval("SELECT client_id FROM riverpy_client") == "me"
-    release.set()
 
 
 async def test_runs_of_one_id(schema: Schema) -> None:
