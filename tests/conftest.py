@@ -16,6 +16,7 @@ import pytest
 import structlog
 import uvloop
 from hypothesis import HealthCheck, settings
+from structlog.testing import capture_logs
 
 from riverpy.embedded import EmbeddedPostgres
 from tests._database import (
@@ -52,6 +53,13 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
     if os.environ.get(LOOP_VARIABLE) == "asyncio":
         return {"asyncio": asyncio.new_event_loop}
     return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+def log() -> Generator[list[Any]]:
+    """What is logged."""
+    with capture_logs() as entries:
+        yield entries
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
-from structlog.testing import capture_logs
 
 from riverpy import StopCause
 from riverpy._cluster.announcements import hear_leader
@@ -22,9 +21,11 @@ from riverpy._lifecycle import ServiceGroup
 from tests._time import VirtualTimer, settle
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator
+    from collections.abc import AsyncGenerator, Callable
 
     from riverpy import LeadershipChange
+
+pytestmark = pytest.mark.usefixtures("log")
 
 TIMING = LeaseTiming(ttl=15.0, interval=5.0)
 TRUST, GRACE = TIMING.trust, TIMING.grace
@@ -32,13 +33,6 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 CANNOT_STAND = "cannot stand for election, trying again"
 NOT_RENEWED = "the lease was not renewed, trying again"
 RENEWED_AGAIN = "the lease is renewed again"
-
-
-@pytest.fixture(autouse=True)
-def log() -> Generator[list[Any]]:
-    """What is logged."""
-    with capture_logs() as entries:
-        yield entries
 
 
 class Row:

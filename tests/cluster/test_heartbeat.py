@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
-import structlog
 
 from riverpy import Config, Job
 from riverpy._cluster.heartbeat import Heartbeat
@@ -88,13 +87,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
     server = FakeServer()
     monkeypatch.setattr("riverpy._cluster.heartbeat.client_beat", server.beat)
     return server
-
-
-@pytest.fixture
-def log() -> Generator[list[dict[str, Any]]]:
-    """What riverpy logs meanwhile."""
-    with structlog.testing.capture_logs() as entries:
-        yield entries
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from riverpy import Config, Job
 from riverpy._cluster.leader_watch import LeaderWatch
@@ -18,7 +17,7 @@ from tests._time import VirtualTimer
 from tests.work.rig import Rig, Task
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import AsyncGenerator
 
     from riverpy._db.connection import DedicatedConnection
     from tests._database import Schema
@@ -68,13 +67,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
     server = FakeServer()
     monkeypatch.setattr("riverpy._cluster.leader_watch.leader_look", server.look)
     return server
-
-
-@pytest.fixture
-def log() -> Generator[list[Any]]:
-    """What is logged."""
-    with capture_logs() as entries:
-        yield entries
 
 
 async def test_nobody_can_lead(server: FakeServer, log: list[Any]) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
-from structlog.testing import capture_logs
 
 import riverpy._work.run
 from riverpy import StopCause
@@ -50,13 +49,6 @@ def rig(schema: Schema) -> Rig:
         pass
 
     return rig
-
-
-@pytest.fixture
-def log() -> Generator[list[Any]]:
-    """What is logged."""
-    with capture_logs() as entries:
-        yield entries
 
 
 class Watched:

@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from tests.work.rig import Rig
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from tests._database import Schema
 
 
@@ -25,10 +22,3 @@ def rig(schema: Schema) -> Rig:
         pass
 
     return rig
-
-
-@pytest.fixture
-def log() -> Generator[list[Any]]:
-    """What is logged."""
-    with capture_logs() as entries:
-        yield entries

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
-from structlog.testing import capture_logs
 
 from riverpy import ClientStateError, LeaseLostError, MemoryLeases, StopCause
 from riverpy._cluster.trust import LeaseTiming
@@ -19,22 +18,17 @@ from riverpy._lease.keeper import LeaseKeeper
 from tests._time import VirtualTimer, settle
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator, Iterable
+    from collections.abc import AsyncGenerator, Iterable
 
     from riverpy import Lease
     from riverpy._db.leases import LeaseBid
+
+pytestmark = pytest.mark.usefixtures("log")
 
 TIMING = LeaseTiming(ttl=15.0, interval=5.0)
 TRUST, GRACE = TIMING.trust, TIMING.grace
 TTL = timedelta(seconds=15)
 NOT_RENEWED = "leases were not renewed, trying again"
-
-
-@pytest.fixture(autouse=True)
-def log() -> Generator[list[Any]]:
-    """What is logged."""
-    with capture_logs() as entries:
-        yield entries
 
 
 @pytest.fixture

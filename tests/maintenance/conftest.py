@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import structlog
 
 from tests.maintenance.office import held_office
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import AsyncGenerator
 
     from tests._database import Schema
     from tests.maintenance.office import HeldOffice
@@ -21,10 +20,3 @@ async def held(schema: Schema) -> AsyncGenerator[HeldOffice]:
     """An office with default settings, whose term is held."""
     async with held_office(schema) as held:
         yield held
-
-
-@pytest.fixture
-def log() -> Generator[list[dict[str, object]]]:
-    """What riverpy logs meanwhile."""
-    with structlog.testing.capture_logs() as entries:
-        yield entries

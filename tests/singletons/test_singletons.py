@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import asyncpg
 import pytest
-from structlog.testing import capture_logs
 
 from riverpy import (
     Client,
@@ -35,12 +34,7 @@ if TYPE_CHECKING:
     from riverpy import Lease
     from tests._database import Schema
 
-
-@pytest.fixture(autouse=True)
-def log() -> Generator[list[Any]]:
-    """What is logged."""
-    with capture_logs() as entries:
-        yield entries
+pytestmark = pytest.mark.usefixtures("log")
 
 
 def said(log: list[Any], words: str) -> list[Any]:

@@ -6,14 +6,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
-import structlog
 
 from riverpy._work import executor
 from tests.work.rig import Rig
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from tests._database import Schema
 
 
@@ -23,10 +20,3 @@ def rig(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> Rig:
     soon is not due before the end of a test that takes long."""
     monkeypatch.setattr(executor, "SOON", timedelta(seconds=40))
     return Rig(schema)
-
-
-@pytest.fixture
-def log() -> Generator[list[dict[str, object]]]:
-    """What riverpy logs meanwhile."""
-    with structlog.testing.capture_logs() as entries:
-        yield entries
