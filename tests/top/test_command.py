@@ -12,6 +12,7 @@ import re
 import signal
 import struct
 import subprocess
+import sys
 import termios
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -38,8 +39,13 @@ PASSWORD = "s3cret/pass"
 
 @asynccontextmanager
 async def watching(*args: str, **streams: Any) -> AsyncGenerator[asyncio.subprocess.Process]:
-    """A running `riverpy top`; killed at the end if it still runs."""
-    command = (RIVERPY, "top", "--interval=100ms", *args)
+    """A running `riverpy top`; killed at the end if it still runs. Its rest does not depend on how
+    long a look took, which a busy machine draws out."""
+    start = (
+        "import sys, riverpy.cli.top\nfrom riverpy.cli import main\n"
+        "sys.modules['riverpy.cli.top'].REST = 0.0\nmain(prog_name='riverpy')"
+    )
+    command = (sys.executable, "-c", start, "top", "--interval=100ms", *args)
     told = environment(TERM="xterm")
     for name in ("COLUMNS", "LINES"):  # set in a parallel run, and stronger than the terminal
         told.pop(name, None)
