@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from riverpy._db.schema import MAIN_LINE, read_schema_state
+from riverpy._doctor.code import Code, look_at_code
 from riverpy._doctor.domains import look_at_domains
 from riverpy._doctor.failing import look_at_failing
 from riverpy._doctor.finding import Finding, Level
@@ -78,6 +79,8 @@ class Request:
     listen_url: str | None
     stuck_after: timedelta
     max_lag: timedelta
+    code: Code | None = None
+    """The program that is to work the jobs, if it is known."""
 
 
 class Examination:
@@ -162,6 +165,8 @@ class Examination:
         )
         for name, look in _LOOKS:
             await self._look(name, partial(look, patient))
+        if self._request.code is not None:
+            await self._look("code", partial(look_at_code, self._request.code, patient))
 
     async def _look(self, name: str, look: Callable[[], Awaitable[list[Finding]]]) -> None:
         try:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from riverpy._doctor.code import Code
 from riverpy._doctor.examination import Examination, Request
 from riverpy._doctor.finding import WORDS, Finding, Level, worst
 from riverpy._dsn import mask_url, validate_url
@@ -19,6 +20,7 @@ from riverpy._duration import format_duration
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import has_color, print_json, print_text
 from riverpy.cli._run import EXIT_FAILURE, EXIT_WARNING, one_line, run, show_traceback
+from riverpy.cli._target import entered, load
 from riverpy.cli._types import DURATION
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ def _listen_url(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 
 @click.command
+@click.argument("target", metavar="[MODULE:ATTR]", required=False)
 @click.option(
     "--listen-url",
     metavar="URL",
@@ -77,6 +80,7 @@ def _listen_url(ctx: click.Context, param: click.Parameter, value: str | None) -
 def doctor(
     database: DatabaseSettings,
     *,
+    target: str | None,
     listen_url: str | None,
     stuck_after: timedelta,
     max_lag: timedelta,
@@ -88,8 +92,18 @@ def doctor(
     Reads only, in short transactions, and sends one notification to itself. Exit code: 0 if all is
     ok, 5 if the worst is a warning, 1 if something fails. A script that lets warnings pass:
     `riverpy doctor || [ $? -eq 5 ]`.
+
+    With MODULE:ATTR, as `riverpy worker` takes it, also: whether jobs wait of a kind that this
+    program lacks, before it is deployed.
     """
-    request = Request(database.required_url(), database.schema, listen_url, stuck_after, max_lag)
+    request = Request(
+        database.required_url(),
+        database.schema,
+        listen_url,
+        stuck_after,
+        max_lag,
+        None if target is None else run(_code, target, load(target)),
+    )
     findings: list[Finding] = []
 
     def report(finding: Finding) -> None:
@@ -105,6 +119,11 @@ def doctor(
     else:
         print_text(_sum(findings))
     raise click.exceptions.Exit(_EXIT_CODES[level])
+
+
+async def _code(spec: str, target: object) -> Code:
+    async with entered(spec, target) as client:
+        return Code(spec, frozenset(client.workers or ()), frozenset(client.queues))
 
 
 def _show(finding: Finding) -> None:

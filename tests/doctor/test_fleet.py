@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from riverpy._doctor import patient
 from riverpy.migrate import Migrator
-from tests.doctor.conftest import examine, own, put, register, seat, seat_in
+from tests.doctor.conftest import examine, own, put, register, seat, seat_in, text_of
 from tests.work.rig import Rig, Task
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pytest
 
     from tests._database import Schema
     from tests.doctor.conftest import Doctor
+
+PROGRAM = """
+from typing import ClassVar
+import msgspec, riverpy
+
+class Sell(msgspec.Struct):
+    kind: ClassVar[str] = "sell"
+
+workers = riverpy.Workers()
+
+@workers.job
+async def sell(job: riverpy.Job[Sell]) -> None: ...
+
+queues = {"default": riverpy.QueueConfig(max_workers=1)}
+client = riverpy.Client("postgres://nowhere.invalid/x", workers=workers, queues=queues)
+everywhere = riverpy.Client("postgres://nowhere.invalid/x", workers=workers)
+"""
 
 
 async def test_healthy(schema: Schema, doctor: Doctor) -> None:
@@ -267,6 +287,31 @@ async def test_kinds_without_worker(schema: Schema, doctor: Doctor) -> None:
     assert found["data"]["job_id"] == job_id - 2
     assert "deploy a worker" in found["fix"]
     assert report.one("kinds", "ok")["data"]["kinds"] == {"known": True, "resize": False}
+
+
+async def test_kinds_that_the_code_lacks(
+    schema: Schema, doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that is given is asked for its kinds: those of jobs that wait in its queues and
+    that it lacks are named, whatever living clients have, or none that live."""
+    (tmp_path / "shop_of_doctor.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    await put(schema, kind="sell")
+    await put(schema, kind="resize")
+    await put(schema, queue="images", kind="crop")
+    report = await doctor("shop_of_doctor:client")
+    assert "as job 2" in report.one("code", "warn")["text"]
+    assert 'shop_of_doctor:client lacks kind "resize"' in report.one("code", "warn")["text"]
+    assert report.one("code", "ok")["data"] == {
+        "kinds": ["sell"],
+        "queues": ["default"],
+        "lacking": ["resize"],
+    }
+    report = await doctor("shop_of_doctor:everywhere")
+    assert report.one("code", "ok")["data"]["lacking"] == ["crop", "resize"]
+    assert (await text_of("shop_of_doctor:nothing", "--database-url", schema.url))[0] == 2
+    assert not (await doctor()).of("code")
 
 
 async def test_kind_that_workers_fail(schema: Schema, doctor: Doctor) -> None:
