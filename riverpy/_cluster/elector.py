@@ -80,13 +80,8 @@ class LeaderStore(Protocol):
         ...
 
 
-class Keeper(Protocol):
+class TermServices(Protocol):
     """Holds the services of a term."""
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether nothing of any term runs."""
-        ...
 
     def begin(self, term: Term) -> None:
         """Start the services of a term; the same term once only."""
@@ -125,7 +120,7 @@ class Elector:
         leader_id: str,
         trust: Trust,
         store: LeaderStore,
-        keeper: Keeper,
+        services: TermServices,
         timer: Timer,
         domain: str = DEFAULT_DOMAIN,
         is_outage_told: Callable[[], bool] = bool,
@@ -137,7 +132,7 @@ class Elector:
             leader_id: the client's id.
             trust: where it keeps what this process may believe.
             store: the row of the lead.
-            keeper: holds the services of a term.
+            services: holds the services of a term.
             timer: by which it measures and waits.
             domain: whose lead that is.
             is_outage_told: whether it is known that the database is out of reach, so that a failure
@@ -146,7 +141,7 @@ class Elector:
         """
         self._leader_id = leader_id
         self._trust, self._timing = trust, trust.timing
-        self._store, self._keeper, self._timer = store, keeper, timer
+        self._store, self._services, self._timer = store, services, timer
         self._domain = domain
         self._is_outage_told, self._changed = is_outage_told, changed
         self._tenure: _Tenure | None = None
@@ -222,7 +217,7 @@ class Elector:
         while True:
             scope.rests()  # what is left of a term may go on for long
             await self._sleep_until(self._may_bid_at)
-            await self._keeper.wait_clear()
+            await self._services.wait_clear()
             term, asked_at = await self._stand(scope)
             await self._lead(scope, term, asked_at)
 
@@ -282,7 +277,7 @@ class Elector:
         self._trust.granted(tenure.term, asked_at=asked_at)
         self._log.info("leading begins", elected_at=tenure.term.elected_at.isoformat())
         self._tell(tenure, None)
-        self._keeper.begin(tenure.term)
+        self._services.begin(tenure.term)
         self.elected.emit()
 
     async def _watch(self, tenure: _Tenure) -> None:
@@ -367,7 +362,7 @@ class Elector:
         """Let the services end, then release the lease if it may be held."""
         if self._tenure is tenure:
             self._disbelieve(tenure, self._log.info, "the client stops")
-        if not await self._keeper.end(tenure.cause):
+        if not await self._services.end(tenure.cause):
             self._log.error(
                 "maintenance did not end in time: the lease is not released but lapses, and this "
                 "client does not bid before it has ended"

@@ -199,7 +199,7 @@ class _Seat:
             leader_id=candidacy.client_id,
             trust=self.trust,
             store=store,
-            keeper=self.maintenance,
+            services=self.maintenance,
             timer=timer,
             domain=domain,
             is_outage_told=lambda: candidacy.outage.is_told,

@@ -108,7 +108,7 @@ class Connection:
                 future.set_exception(ConnectionError("the connection was lost"))
 
     def _expect_idle(self, does: str) -> None:
-        is_idle = self._process.trust.term is None and not self._process.keeper.is_serving
+        is_idle = self._process.trust.term is None and not self._process.services.is_serving
         self._expect(is_idle, f"{does} while it leads or its services run")
 
     def _expect(self, is_right: bool, wrong: str) -> None:
@@ -146,7 +146,7 @@ def _words(fault: Fault) -> str:
     return f"a fault: request {request}, answer {answer}"
 
 
-class Keeper:
+class Services:
     """Holds the services of a term: one task that writes under the fence, and may take its time to
     end."""
 
@@ -300,12 +300,12 @@ class Process:
     def _assemble(self) -> None:
         self.trust = Trust(self.world.timing, self.timer)
         self.connection = Connection(self)
-        self.keeper = Keeper(self)
+        self.services = Services(self)
         self.elector = Elector(
             leader_id=self.leader_id,
             trust=self.trust,
             store=self.connection,
-            keeper=self.keeper,
+            services=self.services,
             timer=self.timer,
         )
 
@@ -392,7 +392,7 @@ class Process:
     def recover(self) -> None:
         """Run again without faults."""
         self.heal()
-        self.keeper.lateness = 0.0
+        self.services.lateness = 0.0
         if self.state == "frozen":
             self.thaw()
         if self.is_stopping and self.state != "dead":
@@ -558,7 +558,7 @@ class World:
             )
         for name, _ in leaders:
             for process in self.processes:
-                if process.name != name and process.state == "running" and process.keeper.serving:
+                if process.name != name and process.state == "running" and process.services.serving:
                     self._check_ending(process)
 
     def _is_tolerated(self, term: Term) -> bool:
@@ -573,7 +573,7 @@ class World:
             return
         awake = process.awake_for * process.rate
         self.expect(
-            process.keeper.told_to_end or awake <= WATCH,
+            process.services.told_to_end or awake <= WATCH,
             f"{process.name} serves while another leads",
         )
         self.expect(

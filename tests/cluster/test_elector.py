@@ -1,4 +1,4 @@
-"""The elector, with a row of leaders, a keeper and a time that do as told."""
+"""The elector, with a row of leaders, services and a time that do as told."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Row:
         return answer
 
 
-class Keeper:
+class Services:
     """Services of a term, which end at once or when they are let."""
 
     def __init__(self, timer: VirtualTimer) -> None:
@@ -115,10 +115,6 @@ class Keeper:
         self.may_end = asyncio.Event()
         self.may_end.set()
         self._is_left = False
-
-    @property
-    def is_clear(self) -> bool:
-        return not self._is_left
 
     def begin(self, term: Term) -> None:
         self.events.append((self._timer.boottime(), "begin", term))
@@ -144,7 +140,7 @@ class Candidate:
 
     def __init__(self, row: Row, leader_id: str = "a", *, timing: LeaseTiming = TIMING) -> None:
         self.row, self.timer = row, row.timer
-        self.keeper = Keeper(row.timer)
+        self.services = Services(row.timer)
         self.trust = Trust(timing, row.timer)
         self.changes: list[tuple[float, LeadershipChange]] = []
         self.outage_is_told = False
@@ -152,7 +148,7 @@ class Candidate:
             leader_id=leader_id,
             trust=self.trust,
             store=row,
-            keeper=self.keeper,
+            services=self.services,
             timer=row.timer,
             is_outage_told=lambda: self.outage_is_told,
             changed=lambda change: self.changes.append((self.timer.boottime(), change)),
@@ -216,7 +212,7 @@ async def a(row: Row) -> AsyncGenerator[Candidate]:
     """A candidate that is not started yet."""
     candidate = Candidate(row)
     yield candidate
-    candidate.keeper.may_end.set()
+    candidate.services.may_end.set()
     await candidate.stop()
     while not candidate.is_over:
         await row.timer.advance(1)
@@ -240,7 +236,7 @@ async def test_bids_at_once(leader: Candidate) -> None:
     assert at == leader.row.calls[0][2]
     assert (change.is_leader, change.leader_id, change.cause) == (True, "a", None)
     assert change.elected_at == leader.term.elected_at
-    assert leader.keeper.events == [(at, "begin", leader.term)]
+    assert leader.services.events == [(at, "begin", leader.term)]
 
 
 async def test_next_bid_is_at_the_expiry(a: Candidate, row: Row, timer: VirtualTimer) -> None:
@@ -362,7 +358,7 @@ async def test_stop_during_a_bid(a: Candidate, row: Row, how: str) -> None:
     assert row.terms
     assert row.term is None
     assert a.changes == []
-    assert a.keeper.times("begin") == []
+    assert a.services.times("begin") == []
 
 
 # -- leading
@@ -465,19 +461,19 @@ async def test_renewals_fail(
         row.is_down = True
     else:
         row.faults.extend(asyncio.Event() for _ in range(100))
-    leader.keeper.may_end.clear()
+    leader.services.may_end.clear()
     await timer.advance(TRUST - GRACE - 0.1)
     assert leader.leads
     await timer.advance(0.1)
     assert not leader.leads
     (_, (told_at, change)) = leader.changes
-    (end_at,) = leader.keeper.times("end")
+    (end_at,) = leader.services.times("end")
     assert told_at == end_at == pytest.approx(began + TRUST - GRACE, abs=0.002)
     assert (change.is_leader, change.cause) == (False, StopCause.LEADERSHIP_LOST)
     assert len(row.asked("renew")) >= 2
     assert row.asked("resign") == []
     row.is_down, row.faults = False, deque()
-    leader.keeper.may_end.set()
+    leader.services.may_end.set()
     await settle()
     assert len(row.asked("resign")) == 1
     assert row.terms[0] == term
@@ -529,11 +525,11 @@ async def test_stall_longer_than_the_trust(
     says so with the length, and asks for no renewal; it leads again only by a new term."""
     old = leader.term
     row.seat("b", 100.0)
-    began_before = leader.keeper.times("begin")
+    began_before = leader.services.times("begin")
     await timer.stall(2 * TIMING.ttl)
     assert not leader.leads
     assert row.asked("renew") == []
-    assert leader.keeper.times("begin") == began_before
+    assert leader.services.times("begin") == began_before
     (stall,) = [entry for entry in log if "did not run" in entry["event"]]
     assert stall["log_level"] == "warning"
     assert stall["seconds"] == pytest.approx(2 * TIMING.ttl, abs=1.1)
@@ -549,7 +545,7 @@ async def test_suspension(leader: Candidate, row: Row, timer: VirtualTimer) -> N
     await timer.suspend(TRUST + 1)
     assert not leader.leads
     await timer.advance(1)
-    assert len(leader.keeper.times("end")) == 1
+    assert len(leader.services.times("end")) == 1
 
 
 async def test_short_suspension(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
@@ -573,7 +569,7 @@ async def test_answer_that_never_comes_while_suspended(
     thawed = timer.boottime()
     await timer.advance(1.01)
     assert leader.changes[1][1].cause is StopCause.LEADERSHIP_LOST
-    (end_at,) = leader.keeper.times("end")
+    (end_at,) = leader.services.times("end")
     assert end_at - thawed <= 1
 
 
@@ -584,12 +580,12 @@ async def test_answer_that_never_comes_while_suspended(
 async def test_stop_of_a_leader(leader: Candidate, row: Row, timer: VirtualTimer, how: str) -> None:
     """EL13, EL16: a leader that stops, or is cancelled, tells that it leads no more, ends its
     services with a cause, then resigns; the table is empty, and no task is left."""
-    leader.keeper.may_end.clear()
+    leader.services.may_end.clear()
     await getattr(leader, how)()
     assert leader.changes[-1][1].is_leader is False
     assert leader.changes[-1][1].cause is StopCause.CLIENT_STOP
     assert row.asked("resign") == []
-    leader.keeper.may_end.set()
+    leader.services.may_end.set()
     await settle()
     assert leader.is_over
     assert row.term is None
@@ -599,10 +595,10 @@ async def test_stop_of_a_leader(leader: Candidate, row: Row, timer: VirtualTimer
 async def test_stop_with_a_dead_database(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
     """A stop takes the services' grace and 2 s more at most, then the lease lapses."""
     row.faults.append(asyncio.Event())
-    leader.keeper.may_end.clear()
+    leader.services.may_end.clear()
     await leader.stop()
     await timer.advance(1)
-    leader.keeper.may_end.set()
+    leader.services.may_end.set()
     await timer.advance(2)
     assert leader.is_over
     assert len(row.asked("resign")) == 1
@@ -626,7 +622,7 @@ async def test_request_to_resign(leader: Candidate, row: Row, timer: VirtualTime
 
 async def test_request_right_after_the_election(a: Candidate, row: Row) -> None:
     """EL12: a request that is heard in the moment of the election is honoured."""
-    a.keeper.begin = lambda term: a.hear('{"action":"request_resign"}')
+    a.services.begin = lambda term: a.hear('{"action":"request_resign"}')
     await a.start()
     assert not a.leads
     assert len(row.asked("resign")) == 1
@@ -656,7 +652,7 @@ async def test_services_that_do_not_end(
 ) -> None:
     """A lease whose services did not end within the grace is not released but lapses; no bid until
     they have ended, which neither a wake-up nor a reconnect changes."""
-    leader.keeper.may_end.clear()
+    leader.services.may_end.clear()
     await leader.announce("request_resign")
     await timer.advance(GRACE)
     assert [entry["log_level"] for entry in log].count("error") == 1
@@ -665,7 +661,7 @@ async def test_services_that_do_not_end(
     await timer.advance(60)
     assert row.asked("resign") == []
     assert len(row.asked("elect")) == 1
-    leader.keeper.may_end.set()
+    leader.services.may_end.set()
     await settle()
     assert leader.leads
 
@@ -733,7 +729,7 @@ async def test_listener_that_fails(
     else:
         row.seat("b", 1.0)
     await timer.advance(20.0)
-    assert [event for _, event, _ in leader.keeper.events][:3] == ["begin", "end", "ended"]
+    assert [event for _, event, _ in leader.services.events][:3] == ["begin", "end", "ended"]
     assert leader.leads is (end != "stop")
     told = [entry for entry in log if entry["event"].startswith("a change of the leadership")]
     assert len(told) == (1 if end == "stop" else 2)

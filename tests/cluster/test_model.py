@@ -68,7 +68,7 @@ class Fleet(Slowness):
             timing=self.timing,
             overlap=self.overlap,
         )
-        self.world.processes[0].keeper.lateness = lateness
+        self.world.processes[0].services.lateness = lateness
         self.world.run(1.0)
 
     @rule(number=some_process, request=some_delay, seconds=some_seconds)
@@ -86,7 +86,7 @@ class Election(Damage, Fleet):
     def ends_services_late(self, number: int, lateness: float) -> None:
         """The services of a term go on after they were told to end, longer than the grace or
         not."""
-        self.one(number).keeper.lateness = lateness
+        self.one(number).services.lateness = lateness
 
     @rule(number=some_process, seconds=some_seconds)
     def cannot_start_services(self, number: int, seconds: float) -> None:
@@ -281,7 +281,7 @@ def test_lost_row_is_noticed_at_the_next_renewal() -> None:
     renewal, and no longer."""
     with closing(World([1.0, 1.0], overlap=TIMING.interval)) as world:
         first, second = world.processes
-        first.keeper.pace = 60.0
+        first.services.pace = 60.0
         world.run(5.5)
         world.server.crash()
         second.resync()
@@ -290,7 +290,7 @@ def test_lost_row_is_noticed_at_the_next_renewal() -> None:
         world.run(20.0)
         assert [name for name, _ in world.leaders()] == ["b"]
         assert_passed_on(world)
-    assert first.keeper.told_to_end
+    assert first.services.told_to_end
 
 
 @pytest.mark.parametrize("exchange", [0, 1])
@@ -299,7 +299,7 @@ def test_slow_answer_lengthens_no_trust(exchange: int) -> None:
     longer than after a quick one."""
     with closing(World([1.0, 1.0])) as world:
         first, _ = world.processes
-        first.keeper.pace = 60.0
+        first.services.pace = 60.0
         first.connection.faults.extend([Fault()] * exchange + [Fault(answer=2.0)])
         world.run(2.1 + exchange * TIMING.interval)
         assert first.trust.term
@@ -314,13 +314,13 @@ def test_services_end_before_the_lease_passes_on() -> None:
     another leads."""
     with closing(World([0.95, 1.0])) as world:
         first, _ = world.processes
-        first.keeper.lateness = TIMING.grace * 0.9
+        first.services.lateness = TIMING.grace * 0.9
         world.run(1.0)
         first.cut_off(Fault(request=None))
         world.run(TIMING.ttl)
         assert_passed_on(world)
-        assert first.keeper.told_to_end
-        assert first.keeper.is_clear
+        assert first.services.told_to_end
+        assert first.services.is_clear
 
 
 def test_somebody_leads_after_an_outage() -> None:

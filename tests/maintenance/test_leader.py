@@ -559,7 +559,7 @@ class FakeStore:
         """An elector of this row, which keeps a MaintenanceLeader."""
         trust = Trust(TIMING, self.timer)
         elector = Elector(
-            leader_id=leader_id, trust=trust, store=self, keeper=leader, timer=self.timer
+            leader_id=leader_id, trust=trust, store=self, services=leader, timer=self.timer
         )
         leader.resign, leader.is_up = elector.resign, elector.term_is_up
         return elector
