@@ -42,10 +42,6 @@ ACCEPT_RETRY = 0.5
 _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
 
 
-class AddressInUseError(OSError):
-    """Another process listens there."""
-
-
 class _Visit:
     """One connection."""
 
