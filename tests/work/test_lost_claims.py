@@ -13,7 +13,7 @@ import riverpy._work.reconciler
 from riverpy import EventKind, Job
 from riverpy._db import jobs
 from tests.kit.proxy import proxied
-from tests.work.rig import Task
+from tests.work.rig import PATIENCE, Task
 
 if TYPE_CHECKING:
     from riverpy import Client
@@ -36,7 +36,7 @@ async def hold_claims(client: Client, proxy: Proxy) -> None:
     assert run is not None
     while run.producers["default"]._echoes:  # claims that find nothing
         await asyncio.sleep(0.01)
-    async with run._claims.use("holding", 5.0):
+    async with run._claims.use("holding", 2 * PATIENCE):
         proxy.hold(CLAIMS)
 
 

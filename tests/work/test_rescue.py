@@ -209,12 +209,13 @@ async def server_time_passes(rig: Rig, seconds: float) -> None:
     await rig.until("SELECT now() >= $1", True, until)
 
 
-async def completed_once(rig: Rig) -> None:
-    """Every job has run once, and nobody has touched it meanwhile."""
+async def completed_once(rig: Rig, runs: list[int]) -> None:
+    """Every job has run once, and nobody has touched it meanwhile. (A client that stands still when
+    it claims a job gives it back before it runs.)"""
+    assert sorted(runs) == [row["id"] for row in await rig.schema.jobs()]
     for row in await rig.schema.jobs():
         assert (row["state"], row["attempt"]) == ("completed", 1)
         assert (row["errors"], metadata_of(row)) == (None, {})
-        assert len(row["attempted_by"]) == 1
 
 
 @pytest.mark.parametrize("frozen", ["riverpy reserved", "riverpy claims", "riverpy results"])
@@ -222,9 +223,11 @@ async def test_frozen_connection(rig: Rig, frozen: str) -> None:
     """LD-14: one connection of a worker is frozen for twice `dead_after` while it works: its jobs
     are not rescued, and end once."""
     began, release = asyncio.Event(), asyncio.Event()
+    runs: list[int] = []
 
     @rig.job(timeout=None)
     async def work(job: Job[Task]) -> None:
+        runs.append(job.id)
         began.set()
         await release.wait()
 
@@ -243,7 +246,7 @@ async def test_frozen_connection(rig: Rig, frozen: str) -> None:
         await proxy.release()
         release.set()
         await rig.until_state("completed")
-    await completed_once(rig)
+    await completed_once(rig, runs)
 
 
 @asynccontextmanager
@@ -274,9 +277,11 @@ async def test_outage(rig: Rig) -> None:
     not in contact either."""
     began, release = asyncio.Event(), asyncio.Event()
     settings = {**QUICK, "dead_after": timedelta(seconds=5)}
+    runs: list[int] = []
 
     @rig.job(timeout=None)
     async def work(job: Job[Task]) -> None:
+        runs.append(job.id)
         began.set()
         await release.wait()
 
@@ -302,23 +307,24 @@ async def test_outage(rig: Rig) -> None:
         assert await rig.states() == {"running": 1}
         release.set()
         await rig.until_state("completed")
-    await completed_once(rig)
+    await completed_once(rig, runs)
 
 
 async def test_handler_blocks_the_loop(rig: Rig, tmp_path: Path) -> None:
     """LM-14: a handler that blocks the event loop for half of `dead_after` is not rescued, and its
     result is stored."""
-    async with leading(rig), victim(rig, tmp_path) as worker:
+    dead_after = 2 * DEAD_AFTER.total_seconds()  # a busy machine adds to what the handler takes
+    async with leading(rig), victim(rig, tmp_path, f"--dead-after={dead_after:g}s") as worker:
         await worker.until_logged("worker started")
-        blocked = round(DEAD_AFTER.total_seconds() * 500)
+        blocked = round(dead_after * 500)
         await rig.schema.execute(
             "INSERT INTO river_job (kind, max_attempts, args)"
             " VALUES ('task', 25, json_build_object('n', $1::int))",
             blocked,
         )
         await rig.until_state("completed")
-        await server_time_passes(rig, DEAD_AFTER.total_seconds())
-    await completed_once(rig)
+        await server_time_passes(rig, dead_after)
+    await completed_once(rig, [int(line.split()[1]) for line in worker.printed])
 
 
 @pytest.mark.parametrize("minutes", [10, -10])
@@ -336,9 +342,11 @@ async def test_clock_of_a_client(rig: Rig, monkeypatch: pytest.MonkeyPatch, minu
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 60 * minutes)
     release = asyncio.Event()
+    runs: list[int] = []
 
     @rig.job(timeout=None)
     async def work(job: Job[Task]) -> None:
+        runs.append(job.id)
         if job.args.n == 0:
             await release.wait()
 
@@ -357,7 +365,7 @@ async def test_clock_of_a_client(rig: Rig, monkeypatch: pytest.MonkeyPatch, minu
         await until_leading(client)
         release.set()
         await rig.until_state("completed", 6)
-    await completed_once(rig)
+    await completed_once(rig, runs)
     for row in await rig.schema.jobs():
         assert row["scheduled_at"] <= row["attempted_at"] <= row["finalized_at"]
 
