@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.work.conftest import log, rig
+from tests.work.conftest import rig
 
-__all__ = ["log", "rig"]
+__all__ = ["rig"]

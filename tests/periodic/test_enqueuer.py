@@ -18,7 +18,6 @@ from riverpy.insert_opts import InsertOpts, UniqueOpts
 from riverpy.job import RawArgs
 from riverpy.periodic import PeriodicJob, cron, every
 from tests.kit.proxy import proxied
-from tests.maintenance.conftest import log  # noqa: F401 (a fixture)
 from tests.maintenance.office import StillTimer
 from tests.periodic.enqueuing import MINUTELY, Grid, Tick, enqueuing
 
