@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import anyio
@@ -268,8 +269,10 @@ class ExecutionVerbs(ABC):
     async def _claim(
         self, key: str, expires_after: timedelta | None, kept: timedelta | None
     ) -> Claim | Execution[Any]:
-        """The claim; or, if there is none to be had, the answer."""
+        """The claim; or, if there is none to be had, the answer. One that may be stored when the
+        caller is cancelled is given back."""
         schema = self._config.schema
+        claim: Claim | None = None
         try:
             async with self._transaction(None) as connection:
                 with self._waiting_for_key(WAIT_DEFAULT.total_seconds()):
@@ -283,9 +286,14 @@ class ExecutionVerbs(ABC):
                     )
                 if epoch is None:
                     return _answer(await exec_get(connection, schema, key=key))
+                claim = Claim(key, epoch)
         except _BusyError:  # a transaction of run_once holds the key
             return Execution(ExecutionState.IN_PROGRESS)
-        return Claim(key, epoch)
+        except anyio.get_cancelled_exc_class():
+            if claim is not None:
+                await finish(partial(self._give_back, claim))
+            raise
+        return claim
 
     async def _complete(
         self, claim: Claim, value: ResultT, kept: timedelta | None

@@ -322,6 +322,35 @@ async def test_cancelled_while_it_is_given_back(client: Client, schema: Schema) 
     assert (await client.run_at_least_once("mail", mailer.send)).state == RAN
 
 
+async def test_cancelled_while_it_is_claimed(
+    schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim whose caller is cancelled before it hears of it is given back: nothing has begun."""
+    mailer = Mailer()
+    mailer.may_end.set()
+
+    async def claim_and_hold(connection: Any, *args: Any, **values: Any) -> int | None:
+        epoch = await exec_claim(connection, *args, **values)
+        proxy.hold()
+        return epoch
+
+    async with (
+        proxied(schema.url) as proxy,
+        Client(proxy.url, config=Config(schema=schema.name)) as client,
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(executions, "exec_claim", claim_and_hold)
+            task = asyncio.create_task(client.run_at_most_once("k", mailer.send))
+            await proxy.held.wait()
+            task.cancel()
+            await settle()
+            await proxy.release()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert mailer.sent == []
+        assert (await client.run_at_most_once("k", mailer.send)).state == RAN
+
+
 async def test_claim_that_took_all_of_its_time(client: Client, schema: Schema) -> None:
     """Code does not begin whose claim is granted when its time is over."""
     mailer = Mailer()
