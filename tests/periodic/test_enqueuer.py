@@ -160,7 +160,7 @@ async def test_missed(schema: Schema, missed: Missed, ago: int, inserted: list[i
 )
 async def test_many_missed(
     schema: Schema,
-    log: list[dict[str, object]],  # noqa: F811
+    log: list[dict[str, object]],
     schedule: PeriodicSchedule,
     step: timedelta,
 ) -> None:
@@ -296,7 +296,7 @@ async def test_changed_schedule(schema: Schema) -> None:
 )
 async def test_failed_constructor_keeps_its_slot(
     schema: Schema,
-    log: list[dict[str, object]],  # noqa: F811
+    log: list[dict[str, object]],
     error: BaseException,
 ) -> None:
     """SK-07: a slot whose job cannot be made is tried again, and is inserted once."""
@@ -590,7 +590,7 @@ async def test_unused_rows_are_forgotten(schema: Schema) -> None:
 
 async def test_without_table(
     schema: Schema,
-    log: list[dict[str, object]],  # noqa: F811
+    log: list[dict[str, object]],
 ) -> None:
     """Without version 2 of line `riverpy` periodic jobs are off, which is said once, with the
     command; when the table comes, they begin."""
