@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 
 from riverpy import DefaultRetryPolicy, QueueConfig
@@ -144,8 +145,10 @@ async def work_marked(stage: Stage, row: Recorded) -> int:
     """Insert what gets the mark of a cancel that no client is told of."""
     assert row["args"] is not None
     quick = row["args"].replace("5000", "1")
+    stage.rig.release.set()  # Python's jobs wait for this, not for a time
     job_id = await stage.side.insert(request_of(row, args=quick, metadata=UNHEARD))
     await stage.until_ended(job_id, row)
+    stage.rig.release = anyio.Event()
     await stage.update(job_id, "args = $2::text::jsonb", row["args"])
     return job_id
 
