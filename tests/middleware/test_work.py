@@ -210,8 +210,9 @@ async def test_end_swallows_and_replaces(rig: Rig) -> None:
     async def work(job: Job[Task]) -> None:
         raise ValueError("its own")
 
-    async def keep(job: Job[Any], error: BaseException | None) -> None:
+    async def keep(job: Job[Any], error: BaseException | None) -> Any:
         seen.append(repr(error))
+        return "not True"
 
     async def replace(job: Job[Any], error: BaseException | None) -> None:
         raise KeyError("another") from error
