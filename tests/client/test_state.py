@@ -164,10 +164,11 @@ async def test_closes_the_pool_whatever_leases_do(schema: Schema) -> None:
         raise asyncio.CancelledError
 
     client = Client(schema.url, config=Config(schema=schema.name))
+    await client.__aenter__()
+    pool = client._pool
+    client._leases.close = fails  # type: ignore[method-assign]
     with pytest.raises(asyncio.CancelledError):
-        async with client:
-            pool = client._pool
-            client._leases.close = fails  # type: ignore[method-assign]
+        await client.__aexit__(None, None, None)
     assert pool is not None
     assert pool.is_closing()
 
