@@ -1,14 +1,74 @@
-"""CancelWhenOver: ends the block that runs under a lease when that is over."""
+"""Blocks of code that run under leases: each is ended when its lease is over."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from types import TracebackType
 
+    from riverpy._clock import Timer
     from riverpy._lease.lease import Lease
+
+REPORT_INTERVAL = 10.0
+"""Seconds between two warnings about a block that goes on after its lease."""
+
+
+class Blocks:
+    """Those of one process, with a report of what does not end."""
+
+    def __init__(self, grace: float, timer: Timer, log: Any) -> None:
+        """Make it.
+
+        Args:
+            grace: seconds that a block may take to end.
+            timer: what they are measured by.
+            log: where it is told.
+        """
+        self._grace, self._timer, self._log = grace, timer, log
+        self._running: dict[Lease, tuple[float, float]] = {}
+        """When the lease of each was over, and when to tell that it goes on."""
+
+    @contextmanager
+    def running(self, lease: Lease) -> Generator[None]:
+        """Run the block under a lease, and cancel it when that is over.
+
+        Raises:
+            LeaseLostError: it was over before the block had ended.
+        """
+        self._running[lease] = (math.inf, math.inf)
+        lease.when_over(lambda: self._expect_end(lease))
+        try:
+            with CancelWhenOver(lease):
+                yield
+            if lease.cause is not None:
+                raise lease.lost_error()
+        finally:
+            del self._running[lease]
+
+    def _expect_end(self, lease: Lease) -> None:
+        if lease in self._running:
+            now = self._timer.boottime()
+            self._running[lease] = now, now + self._grace
+
+    def tell(self) -> None:
+        """Say of each block that has not ended in time that it goes on."""
+        now = self._timer.boottime()
+        for lease, (over_at, due) in self._running.items():
+            if now >= due:
+                self._running[lease] = over_at, now + REPORT_INTERVAL
+                self._log.warning(
+                    "a block goes on although its lease is over: it ignores its cancellation. "
+                    "Nothing passes the fence of its lease, and this process does not bid for it "
+                    "before the block ends",
+                    lease=lease.name,
+                    epoch=lease.epoch,
+                    seconds=round(now - over_at, 1),
+                )
 
 
 class CancelWhenOver:

@@ -30,7 +30,7 @@ from riverpy._cluster.trust import (
     WATCH_LEAST,
 )
 from riverpy._db.leases import LeaseLockedError
-from riverpy._lease.block import CancelWhenOver
+from riverpy._lease.block import Blocks
 from riverpy._lease.lease import ASK_MOST, Lease
 from riverpy._lifecycle import StopCause, TestSignal, finish
 from riverpy._names import USER_PREFIX
@@ -54,8 +54,6 @@ BID_AGAIN = 0.25
 """Seconds after which a bid is tried again that met another one, or a transaction that goes on."""
 CLOSE_MOST = 2.0
 """Seconds that the end of what is done under leases may take when the keeper is closed."""
-REPORT_INTERVAL = 10.0
-"""Seconds between two warnings about a block that goes on after its lease."""
 _UNKNOWN = (*DATABASE_ERRORS, TransactionError)
 """What leaves the answer unknown: the database, or a transaction on the caller's connection."""
 
@@ -125,8 +123,6 @@ class LeaseKeeper:
         self._changed = asyncio.Event()
         """Set, and replaced, whenever a lease is kept or kept no more, nobody stands by for one any
         more, or the store has answered."""
-        self._blocks: dict[Lease, tuple[float, float]] = {}
-        """What runs in `hold`: when its lease was over, and when to tell that it goes on."""
         self._due = 0.0
         """When leases are renewed next, by boottime."""
         self._task: asyncio.Task[None] | None = None
@@ -135,6 +131,7 @@ class LeaseKeeper:
         self.renewal_seconds = 0.0
         """How long the last renewal took."""
         self._log: Any = structlog.get_logger("riverpy").bind(holder=holder)
+        self._blocks = Blocks(timing.grace, timer, self._log)
         self.denied = TestSignal("LeaseKeeper.denied")
         self.renewed = TestSignal("LeaseKeeper.renewed")
 
@@ -239,36 +236,11 @@ class LeaseKeeper:
             ClientStateError: the keeper is closed.
         """
         lease = await self.acquire(name, wait=wait)
-        self._blocks[lease] = (math.inf, math.inf)
-        lease.when_over(lambda: self._expect_end(lease))
         try:
-            with CancelWhenOver(lease):
+            with self._blocks.running(lease):
                 yield lease
-            if lease.cause is not None:
-                raise lease.lost_error()
         finally:
-            del self._blocks[lease]
             await self.release(lease)
-
-    def _expect_end(self, lease: Lease) -> None:
-        if lease in self._blocks:
-            now = self._timer.boottime()
-            self._blocks[lease] = now, now + self._timing.grace
-
-    def _tell_of_blocks(self) -> None:
-        """Say of each block that has not ended in time that it goes on."""
-        now = self._timer.boottime()
-        for lease, (over_at, due) in self._blocks.items():
-            if now >= due:
-                self._blocks[lease] = over_at, now + REPORT_INTERVAL
-                self._log.warning(
-                    "a block goes on although its lease is over: it ignores its cancellation. "
-                    "Nothing passes the fence of its lease, and this process does not bid for it "
-                    "before the block ends",
-                    lease=lease.name,
-                    epoch=lease.epoch,
-                    seconds=round(now - over_at, 1),
-                )
 
     async def acquire(self, name: str, *, wait: timedelta | None = None) -> Lease:
         """Stand by for a lease. It is renewed from then on, until it is released, or over.
@@ -527,7 +499,7 @@ class LeaseKeeper:
             for lease in self._held:
                 if self._time_left(lease) <= 0:
                     lease.end("it could not be renewed in time")
-            self._tell_of_blocks()
+            self._blocks.tell()
             left = min(map(self._time_left, self._held), default=math.inf)
             planned = max(min(self._timing.watch_step, left), WATCH_LEAST)
             before = self._timer.boottime()
