@@ -122,6 +122,7 @@ class Outage:
         """When connections that were lost were not needed any more."""
         self._began_at = 0.0
         self._is_open = False
+        """Whether its begin was told, and not its end."""
         self.count = 0
         """How many outages were told of."""
         self._log: Any = structlog.get_logger("riverpy").bind()
@@ -135,11 +136,6 @@ class Outage:
     def is_told(self) -> bool:
         """Whether there is one now: what fails meanwhile fails for a reason that is known."""
         return bool(self._lost)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether its begin was told, and not its end."""
-        return self._is_open
 
     def lost(self, connection: str, error: BaseException) -> None:
         """A connection is lost, or cannot be made."""
@@ -282,9 +278,9 @@ class DedicatedConnection:
         self._outages = self._outage.count
 
     def _ended(self) -> None:
-        """The end of the connection is seen: a part of the outage that was told of, or, between
-        outages, later than all of them; whether it was used in them or not."""
-        self._outages = self._outage.count - self._outage.is_open
+        """The end of the connection is seen: a part of the outage that goes on, or, when nothing
+        else is lost, later than all of them; whether it was used in them or not."""
+        self._outages = self._outage.count - self._outage.is_told
 
     def _tell_closed(self, connection: Connection | None) -> None:
         """It ended while nobody used it, which may be part of an outage that was told of since."""

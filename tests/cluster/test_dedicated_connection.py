@@ -109,7 +109,7 @@ def test_outage_of_a_connection_that_is_wanted_again(monkeypatch: pytest.MonkeyP
 async def test_end_of_an_idle_connection_is_told(schema: Schema) -> None:
     """What ends, unused since an outage of others, after that is over, is an outage of its own.
     What ends during the outage of another, also after it was used in it, or just before it was
-    told, is a part of that."""
+    told, is a part of that; but not of one of a connection that nobody needs any more."""
     outage = Outage()
     connection = DedicatedConnection(
         "idle", partial(connect, schema.url, application_name="riverpy idle"), outage
@@ -139,6 +139,11 @@ async def test_end_of_an_idle_connection_is_told(schema: Schema) -> None:
             outage.restored("other")
             await _use(connection)
             assert [line["event"] for line in log] == [LOST, RESTORED] * 5
+            outage.lost("other", error)
+            outage.forget("other")
+            await _end(connection, schema)
+            await _use(connection)
+            assert [line["event"] for line in log[10:]] == [LOST, LOST, RESTORED]
 
 
 async def test_close_while_it_is_made_again(schema: Schema) -> None:
