@@ -104,8 +104,9 @@ class Application:
                 await self.client.run_at_most_once(f"mail {event}", partial(self.send, event))
                 async with self.pool.acquire() as connection, connection.transaction():
                     write = partial(self.write_letter, event, lease.epoch)
-                    await self.client.run_once(f"letter {event}", write, tx=connection)
-                    await connection.execute(SQL["todo_done"], event)
+                    letter = await self.client.run_once(f"letter {event}", write, tx=connection)
+                    if letter.state is not riverpy.ExecutionState.IN_PROGRESS:
+                        await connection.execute(SQL["todo_done"], event)
             if not todos:
                 await anyio.sleep(LOOK_INTERVAL)
 
@@ -129,10 +130,10 @@ async def main(url: str, schema: str, name: str, mail: str, *, fenced: bool) -> 
         elect_interval=TTL / 5,
         soft_stop_timeout=timedelta(0),
     )
+    # A transaction without a fence ends soon, too, when its process is frozen: others wait for it.
+    settings = {"search_path": schema, "idle_in_transaction_session_timeout": "1500"}
     descriptor = os.open(mail, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    async with asyncpg.create_pool(
-        url, min_size=0, max_size=5, server_settings={"search_path": schema}
-    ) as pool:
+    async with asyncpg.create_pool(url, min_size=0, max_size=5, server_settings=settings) as pool:
         client = riverpy.Client(url, config=config)
         Application(pool, client, descriptor, fenced=fenced)
         await client.run()
