@@ -23,6 +23,8 @@ ENDED = "stuck job has ended"
 MORE = "more lines like this are at debug, for a minute at most"
 PATIENCE = 30.0
 SOON = timedelta(milliseconds=50)
+OFTEN: dict[str, Any] = {"dead_after": timedelta(seconds=12), "candidate": False}
+"""How often a client renews its row: each 2 s."""
 
 
 class Stubborn:
@@ -96,7 +98,7 @@ async def test_stuck_job(
     counted, shown in the client's row, and keeps its slot, and the others go on. Its end is told
     of too."""
     jobs = Stubborn(rig, executor)
-    async with rig.working(slots=2, job_stuck_threshold=SOON) as client:
+    async with rig.working(slots=2, job_stuck_threshold=SOON, **OFTEN) as client:
         stuck = await client.insert(Task(n=1))
         if how == "cancel":
             await asyncio.get_running_loop().run_in_executor(None, jobs.started.wait)
@@ -133,7 +135,7 @@ async def test_slot_for_a_stuck_job(rig: Rig, executor: str | None) -> None:
     """A handler may give the slot of a stuck job to another: that is worked beside it, the client's
     row shows a slot more, and there are as many as before when the stuck one has ended."""
     jobs, handler = Stubborn(rig, executor), Handler(answer=True)
-    settings = {"job_stuck_threshold": SOON, "job_stuck_handler": handler}
+    settings: dict[str, Any] = {"job_stuck_threshold": SOON, "job_stuck_handler": handler, **OFTEN}
     async with rig.working(slots=1, **settings) as client:
         stuck = await client.insert(Task(n=1))
         other = await client.insert(Task(n=2))
