@@ -220,6 +220,9 @@ class LeaseConnection(Connection):
         act = partial(self._world.server.release, name, epoch, holder)
         return await self._ask(f"release of {name}", act, bound, locks=False)
 
+    def rest(self, *, bids: bool, renewals: bool) -> None:
+        """It has no connection that could be lost while it is not used."""
+
     async def begin(self, lease: Lease) -> int | None:
         """Begin a fenced transaction. None: the term is over."""
         act = partial(self._world.server.fence, lease.name, lease.epoch)
