@@ -52,4 +52,6 @@ class JobLines:
         if self._count == LINES_MAX + 1:
             self._log.warning("more lines like this are at debug, for a minute at most", line=event)
         if tells_of_jobs(self._log):
+            if self._level == "exception":
+                keys["exc_info"] = True
             self._log.debug(event, **keys)

@@ -12,6 +12,7 @@ from riverpy._db.clients import client_lock_dead, client_registered, client_sile
 from riverpy._db.jobs import Stamp
 from riverpy._db.rescue import Rescue, job_rescue, job_running_of, job_stuck
 from riverpy._lifecycle import only_exceptions
+from riverpy._log import JobLines
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.mandate import FenceBusyError
 from riverpy.drivers.asyncpg import (
@@ -123,6 +124,8 @@ class JobRescuer(MaintenanceService):
         self.unknown: Counter[str] = Counter()
         """Stuck jobs per kind that this client has no worker for, as of the last pass."""
         self._told: set[str] = set()
+        self._policy_lines = JobLines(self.log, "warning")
+        self._refused_lines = JobLines(self.log, "warning")
 
     async def run_once(self, scope: StopScope) -> float:
         """One pass; returns the seconds until the next."""
@@ -264,7 +267,7 @@ class JobRescuer(MaintenanceService):
             with only_exceptions(f"the retry policy for {job.kind!r}"):
                 return retry_delay(job, unit and unit.next_retry, self._config.retry_policy)
         except Exception as error:
-            self.log.warning(
+            self._policy_lines.say(
                 "retry policy failed, using the default",
                 job_id=job.id,
                 kind=job.kind,
@@ -310,7 +313,7 @@ class JobRescuer(MaintenanceService):
             )
 
     def _say_refused(self, rescue: Rescue, error: Exception) -> None:
-        say = self.log.debug if rescue.stamp in self._refused else self.log.warning
+        say = self.log.debug if rescue.stamp in self._refused else self._refused_lines.say
         self._refused.add(rescue.stamp)
         say("job cannot be rescued", job_id=rescue.stamp.id, error=describe(error))
 

@@ -71,6 +71,7 @@ class Executor:
         self._log: Any = structlog.get_logger("riverpy").bind()
         self._handler_lines = JobLines(self._log, "exception")
         self._unclear_lines = JobLines(self._log, "exception")
+        self._policy_lines = JobLines(self._log, "warning")
         self.plans = {kind: self._plan(workers.get(kind)) for kind in workers}
         plugins = Plugins(config.plugins, config.hooks, config.middleware)
         self._stacks, self._client_stack = self._make_stacks(plugins)
@@ -261,7 +262,7 @@ class Executor:
             return retry_delay(attempt, unit and unit.next_retry, self._config.retry_policy)
         except BaseException as error:
             problem = error_text(error)
-        self._log.warning(
+        self._policy_lines.say(
             "retry policy failed, using the default",
             job_id=attempt.id,
             kind=attempt.kind,

@@ -182,6 +182,17 @@ def test_lines_about_jobs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [entry["log_level"] for entry in log] == ["error"]
 
 
+def test_lines_at_debug_keep_their_traceback() -> None:
+    """What is an error with its traceback has it at debug, too."""
+    with structlog.testing.capture_logs() as log:
+        lines = JobLines(structlog.get_logger("riverpy"), "exception")
+        for _ in range(LINES_MAX + 1):
+            lines.say("it happened")
+    told = [entry for entry in log if entry["event"] == "it happened"]
+    assert [entry["log_level"] for entry in told] == ["error"] * LINES_MAX + ["debug"]
+    assert [entry["exc_info"] for entry in told] == [True] * len(told)
+
+
 def test_refused_results_are_told_while_nothing_ends() -> None:
     """Refused results are in the line of the minute, once, and make it come where no job ends."""
     told = Told([])

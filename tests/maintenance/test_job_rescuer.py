@@ -16,6 +16,7 @@ from msgspec import UNSET
 from riverpy import Job, JobRow, Worker, Workers
 from riverpy._db import clients, rescue, upkeep
 from riverpy._db.jobs import Settlement, Stamp, job_complete, job_settle
+from riverpy._db.rescue import Rescue
 from riverpy._maintenance import job_rescuer
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.mandate import FenceBusyError
@@ -369,6 +370,16 @@ async def test_refused_row(
     named = [entry for entry in log if entry["event"] == "job cannot be rescued"]
     told = [entry["job_id"] for entry in named if entry["log_level"] == "warning"]
     assert sorted(told) == sorted(bad)
+
+
+async def test_many_refused_rows(schema: Schema, log: list[dict[str, Any]]) -> None:
+    """Of many jobs that cannot be rescued the log names ten; the others are for debugging."""
+    async with held_office(schema) as held:
+        rescuer = JobRescuer(held.office, in_contact)
+        for job_id in range(12):
+            rescuer._say_refused(Rescue(Stamp(job_id, 1, 0), "dead"), ValueError("no"))
+    named = [entry for entry in log if entry["event"] == "job cannot be rescued"]
+    assert [entry["log_level"] for entry in named] == ["warning"] * 10 + ["debug"] * 2
 
 
 # --- by age

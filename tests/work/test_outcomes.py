@@ -280,6 +280,21 @@ async def test_bad_next_retry(rig: Rig, log: list[dict[str, Any]], value: Any) -
     assert "retry policy failed, using the default" in [entry["event"] for entry in log]
 
 
+async def test_bad_next_retry_of_many(rig: Rig, log: list[dict[str, Any]]) -> None:
+    """Of many jobs whose `next_retry` fails the log names ten; the others are for debugging."""
+
+    @rig.job(next_retry=lambda _: timedelta(seconds=-1))
+    async def work(job: Job[Task]) -> None:
+        raise ValueError("no luck")
+
+    await rig.insert_rows(12)
+    async with rig.working(slots=12):
+        await rig.take(12)
+    told = [one for one in log if one["event"] == "retry policy failed, using the default"]
+    levels = [one["log_level"] for one in told]
+    assert levels == ["warning"] * 10 + ["debug"] * (len(told) - 10)
+
+
 async def test_job_cancel(rig: Rig) -> None:
     """JobCancel ends the job for good, with River's text, also from inside exception groups."""
 
