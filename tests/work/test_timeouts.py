@@ -279,6 +279,32 @@ async def test_time_limit_before_the_first_step(rig: Rig) -> None:
         assert (await rig.event()).kind is EventKind.JOB_COMPLETED
 
 
+async def test_time_limit_of_a_late_first_step(rig: Rig) -> None:
+    """A job whose first step comes after its time limit, and before the timers are looked at, has
+    its whole time, too."""
+
+    @rig.job(timeout=timedelta(hours=1))
+    async def work(job: Job[Task]) -> None:
+        run.work._scan()
+        await asyncio.sleep(0)
+
+    async with rig.working() as client:
+        assert client._run is not None
+        run = client._run
+        launch = run.work.launch
+
+        def launch_late(rows: Any, producer: Any, slots: int) -> list[Any]:
+            waiting = launch(rows, producer, slots)
+            for attempt in run.work.attempts:
+                attempt.deadline = 0.0
+            run.work.prompt_until = 0.0
+            return waiting
+
+        run.work.launch = launch_late  # type: ignore[method-assign]
+        await client.insert(Task())
+        assert (await rig.event()).kind is EventKind.JOB_COMPLETED
+
+
 async def test_cancel_before_the_first_step(rig: Rig) -> None:
     """An attempt that is stopped before its task has begun runs no code of the job's, and its slot
     and row come back."""
