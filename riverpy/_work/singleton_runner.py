@@ -110,6 +110,7 @@ class SingletonRunner:
 
     async def _stop(self, tenure: _Tenure, cause: StopCause) -> None:
         tenure.stop(cause)
+        tenure.tell_failed()  # it may have failed just before
         with anyio.CancelScope(shield=True):
             await self._timer.wait(tenure.ended, self._timing.grace)
 
@@ -200,6 +201,7 @@ class _Tenure:
         self.lease = lease
         self.ended = asyncio.Event()
         self.error: Exception | None = None
+        self._untold: Exception | None = None
         self.was_lost = False
         """Whether the lease was not held any more when the function ended."""
         self.seconds = 0.0
@@ -227,6 +229,13 @@ class _Tenure:
         self.lease.end("its singleton was stopped", cause=cause)
         self._scope.stop(cause)
 
+    def tell_failed(self) -> None:
+        """Say once what it raised, if it has: where it was stopped, by a lost lease or with the
+        client, nobody else does."""
+        error, self._untold = self._untold, None
+        if error is not None and not isinstance(error, FencedOutError):
+            self._log.error("singleton failed when it was stopped", **_account(error))
+
     async def _run(self) -> None:
         began_at = self._timer.boottime()
         self.lease.when_over(self._over.set)
@@ -239,16 +248,11 @@ class _Tenure:
         finally:
             self.seconds = self._timer.boottime() - began_at
             self.was_lost = not self.lease.is_held
-            if self.was_stopped and self.error is not None:
-                self._tell_failed(self.error)
+            if self.was_stopped:
+                self.tell_failed()
             with anyio.CancelScope(shield=True):
                 await self._keeper.release(self.lease)
             self.ended.set()
-
-    def _tell_failed(self, error: Exception) -> None:
-        """It was stopped, by a lost lease or with the client: nobody else tells of its error."""
-        if not isinstance(error, FencedOutError):
-            self._log.error("singleton failed when it was stopped", **_account(error))
 
     async def _call(self) -> None:
         singleton = self._singleton
@@ -259,7 +263,7 @@ class _Tenure:
             else:
                 await cancelled_once(name, self._call_coroutine)
         except Exception as error:
-            self.error = error
+            self.error = self._untold = error
 
     def _call_plain(self) -> None:
         function = cast("Callable[[Lease], object]", self._singleton.fn)

@@ -338,6 +338,34 @@ async def test_failing_at_the_stop(schema: Schema, log: list[Any]) -> None:
     assert (line["log_level"], line["error"]) == ("error", "no such file")
 
 
+async def test_failing_before_the_stop(
+    schema: Schema, log: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S6: so is what it raised just before, when the client stops while the lease is released."""
+    task, client = Task(), make_client(schema, "a")
+    task.error = LookupError("no such file")
+    is_asked, may_go_on, release = asyncio.Event(), asyncio.Event(), LeaseTable.release
+
+    async def release_late(table: LeaseTable, *args: Any, **values: Any) -> bool:
+        is_asked.set()
+        await may_go_on.wait()
+        return await release(table, *args, **values)
+
+    monkeypatch.setattr(LeaseTable, "release", release_late)
+    client.singleton("s", task)
+    async with running(client):
+        await soon(task.began)
+        task.may_end.set()
+        await until(is_asked.is_set)
+        client.stop()
+        try:
+            await until(lambda: bool(said(log, "singleton failed")))
+        finally:
+            may_go_on.set()
+    (line,) = said(log, "singleton failed")
+    assert (line["log_level"], line["error"]) == ("error", "no such file")
+
+
 async def test_left_behind(schema: Schema, log: list[Any]) -> None:
     """S6: a function that ignores the stop is in the report of the run, which ends without it."""
     task, client = Task(), make_client(schema, "a", ttl=TTL)
