@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 MEND_LIMIT = 90.0
 """Seconds within which the server must let itself be mended."""
 RETRY = 0.05
+LOOK_LIMIT = 2.0
+"""Seconds for a look at a stopped process of the server, which may hold what the look needs."""
 CONNECTION_NAMES = ("riverpy listener", "riverpy reserved", "riverpy claims", "riverpy results")
 """What each worker has one of."""
 POOL_NAME = "riverpy"
@@ -76,11 +78,13 @@ async def _stop_where_it_waits(connection: asyncpg.Connection, pid: int) -> None
         while _signal(pid, signal.SIGSTOP):
             while _runs(pid):
                 await anyio.sleep(RETRY / 50)
-            if await connection.fetchval(
-                "SELECT wait_event_type IN ('Client', 'Lock') FROM pg_stat_activity WHERE pid = $1",
-                pid,
-            ):
-                return
+            with anyio.move_on_after(LOOK_LIMIT):
+                if await connection.fetchval(
+                    "SELECT wait_event_type IN ('Client', 'Lock') FROM pg_stat_activity"
+                    " WHERE pid = $1",
+                    pid,
+                ):
+                    return
             _signal(pid, signal.SIGCONT)
             await anyio.sleep(RETRY / 50)
 

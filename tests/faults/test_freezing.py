@@ -1,0 +1,47 @@
+"""Freezing a process of the server that holds what all others need."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import psutil
+
+from tests.kit import server_faults
+
+if TYPE_CHECKING:
+    import pytest
+
+
+async def test_look_that_the_frozen_process_holds_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at a stopped process that is not answered since that process holds a lock of the
+    server's own is given up, and the process goes on before it is stopped elsewhere."""
+    process = subprocess.Popen(["sleep", "600"])
+    looks: list[str] = []
+    sent: list[signal.Signals] = []
+    send = server_faults._signal
+
+    def recorded(pid: int, number: signal.Signals) -> bool:
+        sent.append(number)
+        return send(pid, number)
+
+    class Held:
+        async def fetchval(self, *_: Any) -> bool:
+            looks.append(psutil.Process(process.pid).status())
+            if len(looks) == 1:
+                await anyio.sleep_forever()
+            return True
+
+    connection: Any = Held()
+    monkeypatch.setattr(server_faults, "_signal", recorded)
+    monkeypatch.setattr(server_faults, "LOOK_LIMIT", 0.05)
+    monkeypatch.setattr(server_faults, "MEND_LIMIT", 30.0)
+    try:
+        await server_faults._stop_where_it_waits(connection, process.pid)
+        assert looks == [psutil.STATUS_STOPPED] * 2
+        assert sent == [signal.SIGSTOP, signal.SIGCONT, signal.SIGSTOP]
+    finally:
+        process.kill()
+        process.wait()
