@@ -112,6 +112,12 @@ def test_takeovers() -> None:
     assert rules(**slow, broken=down, notes=notes) == ["a free lease is taken in time"]
     one = {"candidates": {"s:one": ["w0"]}}
     assert rules(**slow, **one, broken=[Span("w0", 5.0, 5.1)]) == []
+    late = [*good_history().grants[:2], grant(5, 30, 36.0, 15.0)]  # what is long ago is no reason
+    assert rules(grants=late, bound=BUSY_BOUND, broken=[Span("", 1.0, 9.0)]) == [
+        "a free lease is taken in time"
+    ]
+    hit = [Span("w0", 4.0, 6.0), Span("w1", 10.0, 11.0)]
+    assert rules(grants=late, bound=BUSY_BOUND, broken=hit) == ["a free lease is taken in time"]
 
 
 def test_notes(tmp_path: Path) -> None:

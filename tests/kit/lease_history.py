@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     import asyncpg
 
 STATEMENTS = read_statements(Path(__file__).with_name("lease_history.sql"))
+AFTERMATH_MOST = 3.0
+"""Seconds after a fault for which it may keep somebody from taking a lease, at most. A bound may be
+longer, but then a fault of long before is no reason."""
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -190,7 +193,7 @@ def _check_takeovers(history: LeaseHistory) -> Iterator[Violation]:
 
 def _outage(history: LeaseHistory, grant: Grant) -> float:
     """Seconds for which the server was away while the lease was free, or just before."""
-    since = _free_since(grant) - history.bound
+    since = _just_before(history, grant)
     return sum(
         max(min(span.ended, grant.granted_at) - max(span.began, since), 0.0)
         for span in history.broken
@@ -201,7 +204,7 @@ def _outage(history: LeaseHistory, grant: Grant) -> float:
 def _well(history: LeaseHistory, grant: Grant) -> set[str]:
     """The workers that nothing was done to while they should have taken the lease, nor just before,
     and that were on their feet."""
-    since, until = _free_since(grant) - history.bound, _free_since(grant) + history.bound
+    since, until = _just_before(history, grant), _free_since(grant) + history.bound
     hit = {
         span.what for span in history.broken if span.began < until and _end(history, span) > since
     }
@@ -213,6 +216,10 @@ def _end(history: LeaseHistory, span: Span) -> float:
         return span.ended
     ups = (note for note in history.notes if note.what == "up" and note.worker == span.what)
     return min((note.at for note in ups if note.at > span.ended), default=float("inf"))
+
+
+def _just_before(history: LeaseHistory, grant: Grant) -> float:
+    return _free_since(grant) - min(history.bound, AFTERMATH_MOST)
 
 
 def _free_since(grant: Grant) -> float:
