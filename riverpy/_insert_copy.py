@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager, suppress
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import anyio
@@ -61,7 +62,7 @@ async def copy_rows(
     """
     try:
         async with _atomic(connection):
-            rows = sorted(rows, key=lambda row: row.lock_order)
+            rows = sorted(rows, key=attrgetter("lock_order"))
             await _copy(connection, rows, schema=schema, timeout=timeout)
             if queues:
                 notify = query(_FILE, "insert_notify", schema)
