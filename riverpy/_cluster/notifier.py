@@ -119,8 +119,7 @@ class Notifier:
             task_status.started()
             while True:
                 has_heard = await self._watch(scope)
-                is_loss = self._lost.is_set() and not self._is_deaf
-                await self._reopen(scope, say=has_heard or is_loss)
+                await self._reopen(scope, has_heard=has_heard)
         finally:
             if self._connection is not None:
                 await close(self._connection)
@@ -234,15 +233,18 @@ class Notifier:
             seconds=PROBE_TIMEOUT,
         )
 
-    async def _reopen(self, scope: StopScope, *, say: bool) -> None:
+    async def _reopen(self, scope: StopScope, *, has_heard: bool) -> None:
         """Connect again, however long it takes, and tell that notifications may have been
         missed."""
+        is_loss = self._lost.is_set() and not self._is_deaf
         self.proven = False
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
-        if say:
+        if has_heard or is_loss:
             self._outage.lost(self.name, ConnectionError("the listening connection is gone"))
+        if not has_heard:  # one that never lasts until then is not made again without a pause
+            await anyio.sleep(self._backoff.next())
         while True:
             scope.turns(within=LISTEN_TIMEOUT + 2 * RECONNECT_MOST.total_seconds() + PROBE_TIMEOUT)
             try:

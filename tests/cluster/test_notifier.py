@@ -77,6 +77,45 @@ async def test_listener_that_is_lost_before_it_has_heard(
     assert said == [LOST, RESTORED] * 2
 
 
+async def test_listener_that_is_lost_again_and_again(
+    schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listener that never lasts until it has heard is made again more and more seldom."""
+    monkeypatch.setattr(notifier, "PROBE_TIMEOUT", 2 * PATIENCE)
+    rig = Rig(schema)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    async with proxied(schema.url) as proxy, rig.working(listen_url=proxy.url) as client:
+        run: Any = client._run
+        send_probe, pauses = run._notifier._send_probe, run._notifier._backoff
+        delays: list[float] = []
+        is_enough = asyncio.Event()
+
+        async def lose(*_: object) -> None:
+            proxy.cut("riverpy listener")
+
+        def pause() -> float:
+            delays.append(following())
+            if len(delays) == 4:
+                is_enough.set()
+                run._notifier._send_probe = send_probe
+            return delays[-1]
+
+        following = pauses.next
+        monkeypatch.setattr(pauses, "next", pause)
+        run._notifier._send_probe = lose
+        with anyio.fail_after(PATIENCE):
+            proxy.cut("riverpy listener")
+            await is_enough.wait()
+            while not run._is_notified():
+                await asyncio.sleep(0.005)
+    assert delays == sorted(delays)
+    assert delays[-1] > delays[0]
+
+
 async def test_listener_that_cannot_be_tested(
     schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
