@@ -6,7 +6,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import anyio
+
 from riverpy._db.fences import (
+    ASK_MOST,
     elsewhere_error,
     expect_fenceable,
     expect_outermost,
@@ -65,7 +68,9 @@ class LeaderTerm:
         is_rivers = mandate.term.epoch == 0  # the row
         if is_rivers:
             await expect_read_committed(connection)
-        if not await mandate.passes(connection):
+        with anyio.fail_after(ASK_MOST, reason="passing the fence of a lead took long"):
+            is_held = await mandate.passes(connection)
+        if not is_held:
             if await mandate.is_held_by_the_server():
                 raise await elsewhere_error(connection, "this lead")
             raise mandate.fenced_out_error()

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import asyncpg
 import pytest
 
 from riverpy import (
@@ -19,8 +20,9 @@ from riverpy import (
     LeaderTerm,
     TransactionError,
 )
-from riverpy._maintenance import base
+from riverpy._maintenance import base, leader_code
 from tests._database import connected
+from tests.kit.proxy import proxied
 from tests.singletons.rig import TTL, Task, running, soon, until
 
 if TYPE_CHECKING:
@@ -158,6 +160,25 @@ async def test_fence_in_another_database(
                 with pytest.raises(FencedOutError):
                     await term.fence(connection)
         await soon(function.ended)
+
+
+async def test_fence_that_is_not_answered(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fence waits for a bounded time, and the lead goes on: its own connection works."""
+    monkeypatch.setattr(leader_code, "ASK_MOST", 0.05)
+    function, client = Function(), make_client(schema, "a", "billing")
+    client.leader_only("census", function)
+    async with proxied(schema.url) as proxy, running(client):
+        term = await soon(function.began)
+        connection = await asyncpg.connect(proxy.url)
+        try:
+            await connection.transaction().start()
+            proxy.hold()
+            with anyio.fail_after(30):
+                with pytest.raises(TimeoutError, match="passing the fence"):
+                    await term.fence(connection)
+            assert term.is_held
+        finally:
+            connection.terminate()
 
 
 async def test_clean_up(schema: Schema) -> None:
