@@ -110,11 +110,9 @@ class Executor:
         try:
             if attempt.cause is not None:  # stopped between launch and first step
                 raise asyncio.CancelledError  # noqa: TRY301
-            if attempt.started > group.prompt_until:
-                if not attempt.producer.may_begin:
-                    self.give_back(attempt)
-                    return
-                self._set_deadline(attempt, group)  # not from a launch that was long ago
+            if attempt.started > group.prompt_until and not attempt.producer.may_begin:
+                self.give_back(attempt)
+                return
             stack = self._stacks.get(attempt.kind, self._client_stack) if self._stacks else None
             if stack is None:
                 await self._start(attempt, group)
@@ -158,10 +156,6 @@ class Executor:
             return
         check_timeout(attempt.kind, timeout)
         attempt.timeout, attempt.timeout_is_default = _seconds(timeout), False
-        self._set_deadline(attempt, group)
-
-    def _set_deadline(self, attempt: Attempt, group: WorkGroup) -> None:
-        """Let its time limit count from now."""
         attempt.deadline = time.monotonic() + attempt.timeout
         group.watch(attempt.deadline)
 

@@ -234,9 +234,8 @@ class WorkGroup:
         stuck: list[Attempt] = []
         for attempt in self._attempts:
             if attempt.deadline <= now:
-                if not attempt.started:  # a loop that was held up may look at timers first
-                    limit = attempt.timeout if attempt.cause is None else self._stuck_after
-                    attempt.deadline = now + limit
+                if left := self._time_left(attempt, now):
+                    attempt.deadline = now + left
                 elif attempt.cause is None:
                     self._stop(attempt, StopCause.JOB_TIMEOUT)
                 else:
@@ -246,6 +245,15 @@ class WorkGroup:
         self.watch(first)
         for attempt in stuck:
             self._tell_of_stuck(attempt, now)
+
+    def _time_left(self, attempt: Attempt, now: float) -> float:
+        """Seconds that an attempt has still at its deadline. That counts from the launch: where the
+        loop was held up since, its first step came late, or is to come."""
+        if not attempt.started:
+            limit = attempt.timeout if attempt.cause is None else self._stuck_after
+            return max(limit, SCAN_INTERVAL_MIN)
+        left = attempt.started + attempt.timeout - now
+        return left if attempt.cause is None and left > SCAN_INTERVAL_MIN else 0.0
 
     def _tell_of_stuck(self, attempt: Attempt, now: float) -> None:
         running = timedelta(seconds=now - attempt.started)

@@ -62,6 +62,8 @@ class Stubborn:
             while sum(attempt.started > 0 for attempt in work.attempts) < count:
                 await asyncio.sleep(0.001)
         for attempt in work.attempts:
+            if attempt.started:
+                attempt.timeout = 0.0
             attempt.deadline = time.monotonic()
             work.watch(attempt.deadline)
 

@@ -297,7 +297,6 @@ async def test_time_limit_of_a_late_first_step(rig: Rig) -> None:
             waiting = launch(rows, producer, slots)
             for attempt in run.work.attempts:
                 attempt.deadline = 0.0
-            run.work.prompt_until = 0.0
             return waiting
 
         run.work.launch = launch_late  # type: ignore[method-assign]
