@@ -19,6 +19,7 @@ from riverpy._db.executions import (
     ExecutionRow,
     exec_claim,
     exec_complete,
+    exec_expect_commit,
     exec_get,
     exec_give_back,
     exec_insert,
@@ -153,7 +154,9 @@ class ExecutionVerbs(ABC):
             ConfigError: the key or a time is not allowed; nothing was stored.
             SchemaMissingError: line `riverpy` is not migrated; the text has the command.
             ClientStateError: no `tx`, and the client is not open.
-            Exception: what `fn` raised, or one of DATABASE_ERRORS.
+            TransactionError: `fn` has ended the transaction itself.
+            Exception: what `fn` raised, or one of DATABASE_ERRORS: so where `fn` has hidden one of
+                a statement, after which the server commits nothing.
         """
         _check(key, kept=kept, wait=wait)
         try:
@@ -166,6 +169,8 @@ class ExecutionVerbs(ABC):
                     row = await exec_get(connection, self._config.schema, key=key)
                     return _answer(row)
                 value = await fn(connection)
+                if tx is None:  # else the end of the savepoint fails
+                    await exec_expect_commit(connection)
         except _BusyError:
             return Execution(ExecutionState.IN_PROGRESS)
         return Execution(ExecutionState.RAN, value, self.id)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._sql import query
+from riverpy.drivers.asyncpg import is_in_transaction
+from riverpy.errors import TransactionError
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
@@ -81,6 +83,22 @@ async def exec_get(connection: Transaction, schema: str | None, *, key: str) -> 
     statement = query(_FILE, "exec_get", schema)
     row = await connection.fetchrow(statement.text, *statement.arguments({"key": key}))
     return None if row is None else ExecutionRow(*row)
+
+
+async def exec_expect_commit(connection: Transaction) -> None:
+    """Before the commit after code of the user's: of a transaction that has failed, or is over,
+    the server commits nothing and calls that no error.
+
+    Raises:
+        TransactionError: it is over.
+        Exception: one of DATABASE_ERRORS: it has failed.
+    """
+    if not is_in_transaction(connection):
+        raise TransactionError(
+            "the function of run_once has ended the transaction that notes the key: leave it open, "
+            "and let the function raise to undo it"
+        )
+    await connection.execute(query(_FILE, "exec_expect_commit", None).text)
 
 
 async def exec_is_there(connection: Transaction, schema: str | None) -> bool:

@@ -57,6 +57,11 @@ from /* schema */ riverpy_exec
 where key = @key::text;
 
 
+-- name: exec_expect_commit
+-- An error in a transaction that has failed, of which a commit stores nothing and is none.
+select true;
+
+
 -- name: exec_is_there
 -- Whether the table exists.
 select to_regclass(coalesce(quote_ident(@schema::text) || '.', '') || 'riverpy_exec') is not null;

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import asyncpg
 import pytest
 
 from riverpy import (
@@ -104,6 +105,31 @@ async def test_once(client: Client, schema: Schema) -> None:
         assert second.claimed_at is not None
         assert (await other.run_once("invoice 8", writing(schema, "b"))).ran
     assert await effects(schema) == ["a", "b"]
+
+
+@pytest.mark.parametrize("ends", ["select 1 / 0", "rollback"])
+@pytest.mark.parametrize("is_given", [False, True])
+async def test_effect_that_hides_its_end(
+    client: Client, schema: Schema, ends: str, is_given: bool
+) -> None:
+    """A function that hides the error of a statement, or ends the transaction, has undone the note
+    with the effect: that is an error, though the server lets such a transaction commit nothing
+    without one."""
+
+    async def hide(connection: Any) -> None:
+        await writing(schema)(connection)
+        with suppress(asyncpg.DivisionByZeroError):
+            await connection.execute(ends)
+
+    async with AsyncExitStack() as stack:
+        tx: Any = None
+        if is_given:
+            tx = await stack.enter_async_context(schema.connected())
+            await tx.transaction().start()
+        with pytest.raises((asyncpg.InvalidTransactionStateError, TransactionError)):
+            await client.run_once("k", hide, tx=tx)
+    assert await effects(schema) == []
+    assert (await client.run_once("k", writing(schema))).ran
 
 
 async def test_failed_effect_never_happened(client: Client, schema: Schema) -> None:
