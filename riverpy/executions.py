@@ -319,9 +319,13 @@ class ExecutionVerbs(ABC):
                         return await exec_complete(
                             connection, self._config.schema, **claim._asdict(), kept=kept
                         )
-            except DATABASE_ERRORS:
+            except DATABASE_ERRORS as error:
                 delay = backoff.next()
                 if anyio.current_time() + delay > deadline:
+                    # Said here: a caller that is cancelled meanwhile does not hear of it.
+                    _log.error(
+                        "the end of an effect was not noted", key=claim.key, error=describe(error)
+                    )
                     raise
                 await anyio.sleep(delay)
 

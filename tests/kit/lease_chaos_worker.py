@@ -140,7 +140,7 @@ class Holding:
         number = next(numbers)
         async with connection.transaction():
             if settings.broken is not Break.FENCE:
-                if await connection.fetchrow(self._fence) is None:
+                if not await connection.fetchval(self._fence):
                     note("refused", *self._term)
                     return False
             elif self._is_over and not self._lease.is_held and random.random() < 0.1:

@@ -127,7 +127,7 @@ class Holder:
         self, connection: asyncpg.Connection, lease: Lease, fence_statement: str
     ) -> bool:
         async with connection.transaction():
-            if await connection.fetchrow(fence_statement) is None:
+            if not await connection.fetchval(fence_statement):
                 note("late_refused", lease)
                 return False
             if await connection.fetchval(WRITE, lease.epoch):

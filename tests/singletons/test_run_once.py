@@ -328,6 +328,25 @@ async def test_cancelled_when_it_has_happened(client: Client, schema: Schema, ca
     assert len(mailer.sent) == 1
 
 
+async def test_end_that_cannot_be_noted(
+    client: Client, schema: Schema, monkeypatch: pytest.MonkeyPatch, log: list[Any]
+) -> None:
+    """That what has happened could not be noted is told, also where the caller is cancelled and
+    does not hear of it."""
+    monkeypatch.setattr(executions, "STORE_BOUND", 0.1)
+
+    async def send(_claim: Claim) -> None:
+        await connection.execute("begin; lock table riverpy_exec in exclusive mode")
+        task.cancel()
+
+    async with schema.connected() as connection:
+        task = asyncio.create_task(client.run_at_most_once("mail", send))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    (line,) = [one for one in log if one["event"] == "the end of an effect was not noted"]
+    assert line["key"] == "mail"
+
+
 async def test_cancelled_while_it_is_given_back(client: Client, schema: Schema) -> None:
     """So is a claim given back whose code was cancelled."""
 
