@@ -322,6 +322,16 @@ def test_broken_history(broken: History, rule: str) -> None:
     assert rule in rules(broken)
 
 
+def test_rescue_of_what_did_not_begin() -> None:
+    """A worker may die with a claim that has not begun, of a job that another has snoozed."""
+    acts = [
+        *attempt(3, at=0.3, how="JobSnooze", stored=None, process="w1:1"),
+        act("stored", 3, 0, 0.3, 0.34, how="job_snoozed", process="w1:1"),
+        *attempt(3, 2, at=4.0),
+    ]
+    assert check(with_acts(3, acts)) == []
+
+
 def test_halts() -> None:
     """Nobody can be expected to work while the server is broken, or every worker is."""
     spans = [

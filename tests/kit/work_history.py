@@ -321,8 +321,14 @@ def _check_errors(history: History, job: JobEnd, acts: list[Act]) -> Iterator[Vi
 
 
 def _is_rescue_explained(history: History, acts: list[Act], attempt: int, at: float) -> bool:
-    """Whether the worker of the attempt, or any if it did not begin, was hit shortly before."""
-    workers = {act.worker for act in acts if act.what == "begin" and act.attempt == attempt}
+    """Whether the worker of the attempt, or any if it did not begin, was hit shortly before. An
+    attempt that was snoozed has the same number as the one that was rescued after it."""
+    ended = {act.claim for act in acts if act.what == "stored"}
+    workers = {
+        act.worker
+        for act in acts
+        if act.what == "begin" and act.attempt == attempt and act.claim not in ended
+    }
     since = at - 3 * history.dead_after
     return any(
         span.began <= at and span.ended >= since and (not workers or span.worker in {ALL, *workers})
