@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 
 RECONNECT_FIRST = timedelta(milliseconds=50)
 RECONNECT_MOST = timedelta(seconds=2)
-MAINTENANCE_STATEMENT_LIMIT = timedelta(seconds=5)
+MAINTENANCE_STATEMENT_LIMIT = timedelta(seconds=4)
 """After which the server ends a statement of maintenance: a leader that is gone delays the next one
-by no more."""
+by no more. It is less than a fenced transaction may take, so that the server ends a slow statement
+before we cut its connection."""
 MEANWHILE = "running jobs go on, their results are kept, and connecting is tried until it succeeds"
 CHECK_INTERVAL = timedelta(seconds=1)
 """How often the server looks, during a statement, whether we are still there."""
@@ -45,6 +46,13 @@ the reason that was told."""
 _UNUSABLE_CLASSES = {"08", "53", "57", "58", "XX"}
 _READ_ONLY = "25006"
 _STATEMENT_CANCELLED = "57014"
+_FATAL = {"FATAL", "PANIC"}
+
+
+class StatementTimeoutError(TimeoutError):
+    """Our own time limit ended a statement that was running. It had at least half of the limit. Any
+    other TimeoutError of a use means that no statement was sent: waiting for the connection, or
+    making it again, took the time."""
 
 
 @contextmanager
@@ -220,15 +228,18 @@ class DedicatedConnection:
         """The connection, alone, for at most `bound` seconds with the time to connect again if it
         was lost.
 
-        An error that leaves it in doubt cuts it; the next use makes a new one. Who has waited for
-        another user for half of the bound gives up: cutting it for want of time, when it answers,
-        would be a loss of its own.
+        An error that leaves it in doubt cuts it; the next use makes a new one. A use that has
+        waited for half of the bound, for another one or for the server, gives up: the time that is
+        left would say nothing about its statement.
 
         Raises:
-            TimeoutError: the bound is over; the text has the purpose.
+            StatementTimeoutError: the bound is over while the connection is used; the text has the
+                purpose.
+            TimeoutError: the bound is over, or half of it, before that; nothing was sent.
             Exception: one of DATABASE_ERRORS.
         """
         reason = f"{purpose} took longer than {bound:.3g} s"
+        is_cut = is_replaced = False
         try:
             with anyio.fail_after(bound, reason=reason) as scope:
                 async with self._lock:
@@ -239,19 +250,25 @@ class DedicatedConnection:
                     if connection is None or connection.is_closed():
                         self._tell_closed(connection)
                         connection = await self._reconnect()
+                        if scope.deadline - anyio.current_time() < bound / 2:
+                            raise TimeoutError(f"{purpose} waited for the connection for too long")
                     try:
                         yield connection
                     except BaseException as error:
+                        is_cut = not isinstance(error, Exception)
                         if connection.is_closed() or _leaves_doubt(error):
+                            is_replaced = not _is_lost(connection, error)
                             self._discard()
                         raise
                     self._outages = self._outage.count
                     self._outage.restored(self.name)
         except DATABASE_ERRORS as error:
-            if self._connection is None and not self._is_closed:
+            if self._connection is None and not self._is_closed and not is_replaced:
                 self._outage.lost(self.name, error)
                 if self._obstacle and isinstance(error, TimeoutError):
                     raise TimeoutError(f"{error}: {self._obstacle}") from error
+            if is_cut:
+                raise StatementTimeoutError(reason) from error
             raise
 
     def rest(self) -> None:
@@ -390,3 +407,17 @@ def _leaves_doubt(error: BaseException) -> bool:
     if sqlstate == _STATEMENT_CANCELLED:
         return False
     return sqlstate == _READ_ONLY or sqlstate[:2] in _UNUSABLE_CLASSES
+
+
+def _is_lost(connection: Connection, error: BaseException) -> bool:
+    """Whether the server or the network ended the connection. Otherwise we replace it, as the
+    session may be unusable."""
+    if connection.is_closed():
+        return True
+    if isinstance(error, PostgresError):
+        severity: str | None = getattr(error, "severity_en", None) or getattr(
+            error, "severity", None
+        )
+        sqlstate: str | None = getattr(error, "sqlstate", None)
+        return severity is None or severity in _FATAL or sqlstate == _READ_ONLY
+    return isinstance(error, DATABASE_ERRORS)

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 LOCK_TIMEOUT = "100ms"
 """How long a completion waits for a row that somebody's transaction has locked, before it goes on
 without it."""
-STATEMENT_LIMIT = timedelta(seconds=12)
-"""After which the server ends a statement of ours: a little more than any may take here."""
+STATEMENT_LIMIT = timedelta(seconds=8)
+"""After which the server ends a statement of ours. It is less than claims and results may take
+here, so that a slow statement ends with an error of the server and keeps its connection."""
 LISTENER_NAME = "riverpy listener"
 REINDEX_NAME = "riverpy reindex"
 

@@ -105,6 +105,20 @@ def is_statement_timeout(error: BaseException) -> bool:
     return isinstance(error, asyncpg.QueryCanceledError)
 
 
+def is_connection_loss(error: BaseException) -> bool:
+    """Whether the connection ended while it was used."""
+    return isinstance(
+        error,
+        (
+            OSError,
+            EOFError,
+            asyncpg.InterfaceError,
+            asyncpg.InternalClientError,
+            asyncpg.ConnectionDoesNotExistError,
+        ),
+    )
+
+
 def describe(error: BaseException) -> str:
     """The error in one line, without a password."""
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):  # while it is failed over

@@ -1,0 +1,399 @@
+"""Batches: how many rows a statement handles, and what happens to the rows that it fails for.
+
+A statement over many rows fails as a whole when one of them is refused, or when all together take
+longer than the time limit. So a failed batch is sent again in parts, down to one row. A row that
+fails alone is set aside: it is tried again alone, later and later, and delays no other row by more
+than its own try.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from datetime import timedelta
+from enum import Enum
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+import anyio
+
+from riverpy._clock import Backoff
+from riverpy._db.connection import StatementTimeoutError
+from riverpy.drivers.asyncpg import (
+    LockNotAvailableError,
+    PostgresError,
+    describe,
+    is_connection_loss,
+    is_refusal,
+    is_statement_timeout,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Hashable
+
+GROWTH_SHARE = 1 / 4
+"""Of the time limit: a full batch that took less makes the next one twice as large."""
+SINGLE_ROWS_MAX = 100
+"""Rows of a failed batch that are sent again one by one."""
+REPEAT_WINDOW = 60.0
+"""Seconds within which the same error counts as repeated."""
+FAILURES_MAX = 8
+"""Batches that may fail one after the other without a pause. Past that all rows are probably
+affected, as by a table that is locked or a disk that is full."""
+PAUSE_FIRST, PAUSE_MAX = timedelta(milliseconds=20), timedelta(seconds=2)
+RECOVERY_FAILURES = 3
+"""Failures one after the other, after which a success makes all rows that are set aside due."""
+SET_ASIDE_FIRST = 0.5
+SET_ASIDE_MAX = 60.0
+"""Seconds until the next try of a row that is set aside: they double with each try."""
+RETRY_REST = 4
+"""Seconds without such a try for each that one took: rows that are set aside and slow leave four
+fifths of the time to others."""
+
+Row = TypeVar("Row")
+
+
+class Cause(Enum):
+    """What an error says about the rows of its statement."""
+
+    ROWS = "rows"
+    """The server refused the statement for what it says or does: a row is the cause."""
+    TIME = "time"
+    """The statement took too long: the rows may be too many, or one of them too slow."""
+    UNKNOWN = "unknown"
+    """A row may be the cause if the same error comes again, for the statement was sent."""
+    NOT_SENT = "not sent"
+    """No statement was sent: it says nothing."""
+
+
+def cause_of(error: Exception) -> Cause:
+    """Classify an error of a statement that handles rows."""
+    if isinstance(error, StatementTimeoutError) or is_statement_timeout(error):
+        return Cause.TIME
+    if is_refusal(error) or isinstance(error, LockNotAvailableError):
+        return Cause.ROWS
+    return Cause.NOT_SENT if isinstance(error, TimeoutError) else Cause.UNKNOWN
+
+
+class StatementErrors:
+    """The errors of one kind of statement, to find those that come again and again.
+
+    Most errors pass, as a deadlock or a lost connection does. One that comes again although the
+    statement could be sent, so on a connection that works or was made again, may be the fault of a
+    row, as a damaged value or a trigger whose own server is away.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, float] = {}
+        """When each kind of error came last; monotonic seconds."""
+
+    def may_be_of_rows(self, error: Exception) -> bool:
+        """Remember the error. Returns whether a row may be its cause."""
+        cause = cause_of(error)
+        if cause is not Cause.UNKNOWN:
+            return cause is not Cause.NOT_SENT
+        kind, now = _kind(error), time.monotonic()
+        is_repeated = now - self._seen.get(kind, -math.inf) < REPEAT_WINDOW
+        self._seen[kind] = now
+        return is_repeated
+
+
+def _kind(error: Exception) -> str:
+    """What counts as the same error."""
+    if is_connection_loss(error):
+        return "connection"
+    sqlstate = getattr(error, "sqlstate", None) if isinstance(error, PostgresError) else None
+    return sqlstate or type(error).__name__
+
+
+class BatchSize:
+    """How many rows the next statement handles. It remembers what fitted into the time limit."""
+
+    def __init__(self, maximum: int, limit: float) -> None:
+        """Make it.
+
+        Args:
+            maximum: rows of a statement.
+            limit: seconds that a statement may take.
+        """
+        self.maximum = self.rows = maximum
+        self._limit = limit
+
+    def failed(self, rows: int) -> None:
+        """A statement with so many rows failed: the next one has half of them."""
+        self.rows = min(self.rows, max(rows // 2, 1))
+
+    def succeeded(self, rows: int, seconds: float) -> None:
+        """A statement with so many rows took so long. A full one that was quick doubles the
+        next."""
+        if self.rows <= rows and seconds < self._limit * GROWTH_SHARE:
+            self.rows = min(self.rows * 2, self.maximum)
+
+
+class AsideRow(NamedTuple, Generic[Row]):
+    """One row that is set aside. Times are monotonic seconds."""
+
+    row: Row
+    error: str
+    since: float
+    tries: int
+    """How often it failed alone."""
+    due: float
+    """When it is tried again."""
+
+
+class SetAside(Generic[Row]):
+    """Rows that fail alone, by a key of each. Each try that fails doubles the delay until the
+    next."""
+
+    def __init__(
+        self,
+        maximum: int | None = None,
+        *,
+        first: float = SET_ASIDE_FIRST,
+        last: float = SET_ASIDE_MAX,
+    ) -> None:
+        """Make it, empty.
+
+        Args:
+            maximum: rows that may be set aside. `is_full` tells the owner to set no more aside:
+                these rows, and what comes with them, then wait until one of the others is tried.
+                None: the owner limits its rows elsewhere.
+            first: seconds until the second try.
+            last: seconds between two tries, at most.
+        """
+        self._maximum = math.inf if maximum is None else maximum
+        self._first, self._last = first, last
+        self._rows: dict[Hashable, AsideRow[Row]] = {}
+        self._rest_until = 0.0
+        """No row is tried for the third time, or later, before that; monotonic seconds."""
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._rows
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more rows are to be set aside."""
+        return len(self._rows) >= self._maximum
+
+    @property
+    def rows(self) -> list[AsideRow[Row]]:
+        """Those that are set aside, the first that was is the first."""
+        return list(self._rows.values())
+
+    def failed(self, key: Hashable, row: Row, error: Exception, seconds: float) -> AsideRow[Row]:
+        """Set a row aside that failed alone, in a statement that took so many seconds."""
+        now = time.monotonic()
+        known = self._rows.get(key)
+        tries = 1 if known is None else known.tries + 1
+        since = now if known is None else known.since
+        delay = min(self._first * 2.0 ** min(tries - 1, 30), self._last)
+        if known is not None:
+            self._rest_until = now + RETRY_REST * seconds
+        aside = self._rows[key] = AsideRow(row, describe(error), since, tries, now + delay)
+        return aside
+
+    def remove(self, key: Hashable) -> None:
+        """Forget a row: it succeeded, or is gone."""
+        self._rows.pop(key, None)
+
+    def wake(self) -> None:
+        """Make all rows due: what failed them may be over."""
+        now = time.monotonic()
+        for key, aside in self._rows.items():
+            self._rows[key] = aside._replace(due=min(aside.due, now))
+
+    def due(self) -> AsideRow[Row] | None:
+        """The row that has been due for longest."""
+        first = min(self._rows.values(), key=self._due, default=None)
+        return first if first is not None and self._due(first) <= time.monotonic() else None
+
+    @property
+    def next_due(self) -> float:
+        """When the next row is tried again, in monotonic seconds; infinity if there is none."""
+        return min(map(self._due, self._rows.values()), default=math.inf)
+
+    def waiting(self) -> list[Row]:
+        """The rows that are not due."""
+        now = time.monotonic()
+        return [aside.row for aside in self._rows.values() if self._due(aside) > now]
+
+    def _due(self, aside: AsideRow[Row]) -> float:
+        return aside.due if aside.tries == 1 else max(aside.due, self._rest_until)
+
+
+class BatchSender(Generic[Row]):
+    """Sends rows by one statement after the other until each is sent or set aside.
+
+    New rows, the parts of batches that failed, and rows that are set aside take turns, so none of
+    them holds up the others.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[list[Row]], Awaitable[None]],
+        *,
+        size: BatchSize,
+        aside: SetAside[Row],
+        row_id: Callable[[Row], int],
+        key: Callable[[Row], Hashable] | None = None,
+        set_aside: Callable[[Row, Exception], None],
+        recovered: Callable[[Row], None] = lambda _row: None,
+    ) -> None:
+        """Make it.
+
+        Args:
+            send: sends one statement. An error means that none of the rows is done.
+            size: of the statements.
+            aside: where rows wait that fail alone.
+            row_id: the id of a row. Two rows with one id never share a statement.
+            key: what a row is known by while it is set aside; by default its id.
+            set_aside: called once for each row that is set aside, with the error: for a row that is
+                refused at once, for another when it fails alone for the second time.
+            recovered: called for each row that `set_aside` was called for, once it is sent.
+        """
+        self._send, self._row_id, self._key = send, row_id, key or row_id
+        self.size, self.aside = size, aside
+        self._set_aside, self._recovered = set_aside, recovered
+        self._backoff = Backoff(PAUSE_FIRST, PAUSE_MAX)
+        self._errors = StatementErrors()
+        self._named: set[Hashable] = set()
+        """The rows that `set_aside` was called for."""
+        self._new: list[Row] = []
+        self._parts: deque[list[Row]] = deque()
+        self._sending: list[Row] = []
+        self._failures = 0
+        """Batches that failed one after the other, without the tries of rows that are set aside."""
+        self._was_new = False
+        """Whether the last batch was one of new rows."""
+
+    @property
+    def rows(self) -> list[Row]:
+        """All rows that are not sent yet."""
+        parts = [row for part in self._parts for row in part]
+        return [*self._sending, *parts, *self._new, *(one.row for one in self.aside.rows)]
+
+    def __len__(self) -> int:
+        return len(self._new) + len(self._sending) + sum(map(len, self._parts)) + len(self.aside)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a row can be sent now."""
+        return bool(self._new or self._parts) or self.aside.due() is not None
+
+    @property
+    def pause(self) -> float:
+        """Seconds to wait before the next step: not 0, and longer each time, once many batches
+        failed one after the other."""
+        return self._backoff.next() if self._failures > FAILURES_MAX else 0.0
+
+    def add(self, row: Row) -> None:
+        """Take a row to be sent. One that is set aside stays so."""
+        if not self.aside or self._key(row) not in self.aside:
+            self._new.append(row)
+
+    def discard(self) -> None:
+        """Forget the rows that are not sent, but not those that are set aside."""
+        self._new.clear()
+        self._parts.clear()
+
+    async def step(self) -> None:
+        """Send one statement, if there is a row for it.
+
+        Raises:
+            Exception: the error of a statement that says nothing about its rows, as when the server
+                is away. They stay, and the next steps send them again.
+        """
+        rows = self._sending = self._take()
+        if not rows:
+            return
+        is_retry = len(rows) == 1 and bool(self.aside) and self._key(rows[0]) in self.aside
+        began = time.monotonic()
+        try:
+            await self._send(rows)
+        except BaseException as error:
+            self._failures += not is_retry
+            if not isinstance(error, Exception) or not self._errors.may_be_of_rows(error):
+                if not is_retry:
+                    self._parts.append(rows)
+                raise
+            self._failed(rows, error, time.monotonic() - began)
+        else:
+            self._succeeded(rows, time.monotonic() - began, is_retry=is_retry)
+        finally:
+            self._sending = []
+
+    async def send_all(self) -> None:
+        """Send what can be sent now: all rows but those that are set aside and not due.
+
+        Raises:
+            Exception: as `step`.
+        """
+        while self.is_ready:
+            await self.step()
+            if self.is_ready and (pause := self.pause):
+                await anyio.sleep(pause)
+
+    def _take(self) -> list[Row]:
+        """Take the rows of the next statement. One that is set aside goes alone, when no part
+        waits."""
+        retry = None if self._parts else self.aside.due()
+        if self._new and not (self._was_new and (self._parts or retry)):
+            self._was_new = True
+            return self._take_new()
+        self._was_new = False
+        if self._parts:
+            return self._take_part()
+        return [] if retry is None else [retry.row]
+
+    def _take_new(self) -> list[Row]:
+        batch, self._new = self._new[: self.size.rows], self._new[self.size.rows :]
+        firsts: dict[int, Row] = {}
+        for row in batch:
+            firsts.setdefault(self._row_id(row), row)
+        if len(firsts) < len(batch):
+            self._new[:0] = [row for row in batch if firsts[self._row_id(row)] is not row]
+        return list(firsts.values())
+
+    def _take_part(self) -> list[Row]:
+        part = self._parts.popleft()
+        rows, rest = part[: self.size.rows], part[self.size.rows :]
+        if rest:
+            self._parts.appendleft(rest)
+        return rows
+
+    def _failed(self, rows: list[Row], error: Exception, seconds: float) -> None:
+        if len(rows) > 1:
+            self.size.failed(len(rows))
+            self._parts.extend(split(rows))
+            return
+        row, key = rows[0], self._key(rows[0])
+        tries = self.aside.failed(key, row, error, seconds).tries
+        if key not in self._named and (tries > 1 or cause_of(error) is Cause.ROWS):
+            self._named.add(key)
+            self._set_aside(row, error)
+
+    def _succeeded(self, rows: list[Row], seconds: float, *, is_retry: bool) -> None:
+        if is_retry:
+            key = self._key(rows[0])
+            self.aside.remove(key)
+            if key in self._named:
+                self._named.discard(key)
+                self._recovered(rows[0])
+        else:
+            self.size.succeeded(len(rows), seconds)
+        if is_retry or self._failures >= RECOVERY_FAILURES:
+            self.aside.wake()
+        if self._failures:
+            self._failures = 0
+            self._backoff.reset()
+
+
+def split(rows: list[Row]) -> list[list[Row]]:
+    """Split a batch that failed: many rows into about as many parts as each part has rows, few into
+    single ones. So a row that fails each statement is alone after two more failures at most."""
+    size = math.isqrt(len(rows)) if len(rows) > SINGLE_ROWS_MAX else 1
+    return [rows[start : start + size] for start in range(0, len(rows), size)]

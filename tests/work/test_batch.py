@@ -1,0 +1,299 @@
+"""Batches that fail: sent in parts, down to the rows that fail alone."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from riverpy import _batch
+from riverpy._batch import BatchSender, BatchSize, Cause, SetAside, StatementErrors, cause_of, split
+from riverpy._db.connection import StatementTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+REFUSED = asyncpg.RaiseError("not this one")
+TOO_SLOW = asyncpg.QueryCanceledError("canceling statement due to statement timeout")
+DAMAGED = asyncpg.InternalServerError("missing chunk number 0 for toast value 1")
+LOST = asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation")
+AWAY = TimeoutError("storing took longer than 10 s: connection refused")
+LIMIT = 10.0
+
+
+class Statements:
+    """A server on which statements fail for what their rows are."""
+
+    def __init__(
+        self, fails: Callable[[list[int]], Exception | None], *, maximum: int = 1_000
+    ) -> None:
+        self.fails = fails
+        self.sent: list[list[int]] = []
+        self.done: list[int] = []
+        self.named: list[int] = []
+        self.recovered: list[int] = []
+        self.aside = SetAside[int](first=0.0, last=0.0)
+        self.sender = BatchSender(
+            self._send,
+            size=BatchSize(maximum, LIMIT),
+            aside=self.aside,
+            row_id=lambda row: row,
+            set_aside=lambda row, _error: self.named.append(row),
+            recovered=self.recovered.append,
+        )
+
+    async def _send(self, rows: list[int]) -> None:
+        self.sent.append(rows)
+        if (error := self.fails(rows)) is not None:
+            raise error
+        self.done += rows
+
+    def add(self, count: int) -> None:
+        """Have the rows from 1 on sent."""
+        for row in range(1, count + 1):
+            self.sender.add(row)
+
+    async def send(self, steps: int) -> None:
+        """Send so many statements, in spite of errors that say nothing."""
+        for _ in range(steps):
+            try:
+                await self.sender.step()
+            except (asyncpg.PostgresError, TimeoutError):
+                continue
+
+
+def bad(error: Exception, *rows: int) -> Callable[[list[int]], Exception | None]:
+    """Statements with one of these rows fail."""
+    return lambda sent: error if set(rows) & set(sent) else None
+
+
+@pytest.mark.parametrize(
+    "error", [REFUSED, TOO_SLOW, DAMAGED, LOST], ids=lambda one: type(one).__name__
+)
+async def test_one_bad_row(error: Exception) -> None:
+    """One row among 500 that fails every statement stops no other, whatever the error is: all
+    others are sent within few statements, and few of these fail."""
+    statements = Statements(bad(error, 333))
+    statements.add(500)
+    await statements.send(60)
+    assert sorted(statements.done) == [*range(1, 333), *range(334, 501)]
+    before_alone = [rows for rows in statements.sent if 333 in rows and len(rows) > 1]
+    assert len(before_alone) <= 4
+    assert statements.named == [333]
+    statements.fails = lambda _rows: None
+    while len(statements.sender):
+        await statements.send(1)
+    assert statements.recovered == [333]
+
+
+async def test_rows_flow_past_a_bad_one() -> None:
+    """While the bad row of a batch is searched, every second statement is one of new rows."""
+    statements = Statements(bad(TOO_SLOW, 1), maximum=10)
+    statements.add(100)
+    await statements.send(12)
+    new = [rows for rows in statements.sent[1:] if rows[0] > 10]
+    assert len(new) >= 5
+
+
+async def test_a_row_that_is_tried_again_goes_alone() -> None:
+    """A row that is set aside is sent alone, and new rows are sent between two of its tries."""
+    statements = Statements(bad(REFUSED, 1, 2), maximum=10)
+    statements.add(60)
+    await statements.send(60)
+    later = statements.sent[statements.sent.index([1]) :]
+    assert all(len(rows) == 1 for rows in later if {1, 2} & set(rows))
+    assert sorted(statements.done) == [*range(3, 61)]
+
+
+@pytest.mark.parametrize("each", [0.001, 0.1, 1.0, 3.0])
+async def test_slow_rows(each: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow rows are, batches shrink to what the time limit allows; they do not run into it
+    again and again, and are no smaller than they must be."""
+    now = 0.0
+    failed = 0
+
+    def take(rows: list[int]) -> Exception | None:
+        nonlocal now, failed
+        now += min(each * len(rows), LIMIT)
+        if each * len(rows) <= LIMIT:
+            return None
+        failed += 1
+        return TOO_SLOW
+
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    statements = Statements(take)
+    statements.add(3_000)
+    while len(statements.sender):
+        await statements.send(1)
+    assert sorted(statements.done) == [*range(1, 3_001)]
+    assert failed <= 10
+    full = max(map(len, statements.sent[-20:]))
+    assert each * full >= LIMIT / 8 or full == 1_000
+    assert statements.named == []
+
+
+async def test_every_row_is_too_slow() -> None:
+    """Where each row alone takes too long, each is set aside by name, after it failed twice."""
+    statements = Statements(lambda _rows: TOO_SLOW)
+    statements.add(20)
+    await statements.send(80)
+    assert sorted(statements.named) == [*range(1, 21)]
+    assert len(statements.sender) == 20
+    assert all(aside.tries > 1 for aside in statements.aside.rows)
+
+
+async def test_size_grows_again() -> None:
+    """Quick full batches double the next one up to the maximum; slow or partial ones do not."""
+    size = BatchSize(100, LIMIT)
+    size.failed(100)
+    size.failed(50)
+    assert size.rows == 25
+    size.succeeded(24, 0.1)
+    size.succeeded(25, LIMIT / 3)
+    assert size.rows == 25
+    size.succeeded(25, 0.1)
+    assert size.rows == 50
+    size.succeeded(50, 0.1)
+    size.succeeded(100, 0.1)
+    assert size.rows == 100
+    size.failed(1)
+    size.failed(1)
+    assert size.rows == 1
+
+
+async def test_server_that_is_away() -> None:
+    """While nothing can be sent no row is set aside and no batch becomes smaller; then all is
+    sent."""
+    statements = Statements(lambda _rows: AWAY)
+    statements.add(500)
+    await statements.send(50)
+    assert statements.sender.size.rows == 1_000
+    assert len(statements.sender) == 500
+    assert statements.sender.pause > 0
+    statements.fails = lambda _rows: None
+    await statements.send(1)
+    assert (len(statements.done), statements.named) == (500, [])
+    assert statements.sender.pause == 0
+
+
+async def test_error_that_passes() -> None:
+    """A batch is sent again as it is after an error that came once."""
+    errors: list[Exception] = [LOST, DAMAGED]
+    statements = Statements(lambda _rows: errors.pop() if errors else None)
+    statements.add(500)
+    await statements.send(3)
+    assert [len(rows) for rows in statements.sent] == [500] * 3
+    assert len(statements.done) == 500
+
+
+async def test_all_rows_fail_for_a_while() -> None:
+    """Where nothing succeeds few rows are tried alone before the sender pauses; the first success
+    makes all due that are set aside."""
+    statements = Statements(lambda _rows: REFUSED, maximum=500)
+    statements.aside = statements.sender.aside = SetAside(first=60.0)
+    statements.add(500)
+    count = 0
+    while not statements.sender.pause:
+        await statements.send(1)
+        count += 1
+    assert count < 20
+    assert len(statements.named) <= count
+    statements.fails = lambda _rows: None
+    await statements.sender.send_all()
+    assert len(statements.done) == 500
+    assert sorted(statements.recovered) == sorted(statements.named)
+
+
+async def test_two_rows_of_one_id() -> None:
+    """Two rows with one id go in two statements, also when one of them is set aside."""
+    sent: list[list[tuple[int, int]]] = []
+    fails = True
+
+    async def send(rows: list[tuple[int, int]]) -> None:
+        sent.append(rows)
+        if fails:
+            raise REFUSED
+
+    named: list[tuple[int, int]] = []
+    sender = BatchSender(
+        send,
+        size=BatchSize(10, LIMIT),
+        aside=SetAside(first=0.0, last=0.0),
+        row_id=lambda row: row[0],
+        key=lambda row: row,
+        set_aside=lambda row, _error: named.append(row),
+    )
+    sender.add((1, 1))
+    sender.add((1, 2))
+    for _ in range(4):
+        await sender.step()
+    assert set(named) == set(sender.rows) == {(1, 1), (1, 2)}
+    fails = False
+    await sender.send_all()
+    assert all(len(rows) == 1 for rows in sent)
+    assert len(sender) == 0
+
+
+def test_delays_of_a_row_that_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each failed try doubles the delay up to its maximum; slow tries leave most of the time to
+    others."""
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    aside = SetAside[int](2, first=1.0, last=8.0)
+    delays: list[float] = []
+    for _ in range(5):
+        aside.failed(7, 7, REFUSED, 0.0)
+        delays.append(aside.next_due - now)
+        assert aside.due() is None
+        assert aside.waiting() == [7]
+        now = aside.next_due
+        assert aside.due() is not None
+    assert delays == [1.0, 2.0, 4.0, 8.0, 8.0]
+    assert not aside.is_full
+    aside.failed(8, 8, TOO_SLOW, 5.0)
+    assert aside.is_full
+    assert aside.next_due == now
+    aside.failed(7, 7, TOO_SLOW, 5.0)
+    assert aside.next_due == now + 1.0
+    aside.remove(8)
+    assert aside.next_due == now + 20.0
+    aside.wake()
+    assert aside.next_due == now + 20.0
+    aside.remove(7)
+    assert aside.next_due == math.inf
+
+
+def test_causes() -> None:
+    """Refusals and time limits may be the fault of rows at once, an error of another class when it
+    is repeated, and waiting for the connection never."""
+    errors = StatementErrors()
+    assert [cause_of(error) for error in (REFUSED, TOO_SLOW, DAMAGED, AWAY)] == list(Cause)
+    assert cause_of(StatementTimeoutError("storing took longer than 10 s")) is Cause.TIME
+    assert errors.may_be_of_rows(REFUSED)
+    assert errors.may_be_of_rows(TOO_SLOW)
+    assert not errors.may_be_of_rows(AWAY)
+    assert not errors.may_be_of_rows(AWAY)
+    assert not errors.may_be_of_rows(DAMAGED)
+    assert not errors.may_be_of_rows(LOST)
+    assert errors.may_be_of_rows(DAMAGED)
+    assert errors.may_be_of_rows(ConnectionResetError())
+
+
+def test_repetition_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that comes again after a long time is not repeated."""
+    errors = StatementErrors()
+    assert not errors.may_be_of_rows(LOST)
+    monkeypatch.setattr(_batch, "REPEAT_WINDOW", 0.0)
+    assert not errors.may_be_of_rows(LOST)
+
+
+def test_split() -> None:
+    """The parts hold all rows in their order, and each is smaller than the whole."""
+    for count in (2, 3, 4, 5, 17, 500, 5_000):
+        rows = random.sample(range(10_000), count)
+        parts = split(rows)
+        assert [row for part in parts for row in part] == rows
+        assert max(map(len, parts)) <= math.isqrt(count) < count or max(map(len, parts)) == 1
