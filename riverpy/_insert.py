@@ -363,7 +363,7 @@ class Inserter:
         statement = query(_FILE, name, self._schema)
         return await connection.fetch(
             statement.text,
-            *statement.arguments({**values, "schema": self._schema, "notify": queues}),
+            *statement.arguments({**values, "notify": queues}),
         )
 
 

@@ -66,8 +66,7 @@ async def copy_rows(
             await _copy(connection, rows, schema=schema, timeout=timeout)
             if queues:
                 notify = query(_FILE, "insert_notify", schema)
-                arguments = notify.arguments({"schema": schema, "notify": queues})
-                await connection.fetch(notify.text, *arguments)
+                await connection.fetch(notify.text, queues)
     except DATABASE_ERRORS as error:
         if getattr(error, "constraint_name", None) != _UNIQUE_INDEX:
             raise

@@ -2,8 +2,9 @@
 
 A query file holds blocks that start with a line `-- name: job_insert`. In a block `@queue` is a
 parameter and `/* schema */` stands before the name of each table, type and function of the River
-schema, so that psql can read the file as it is. Rendered for asyncpg, a parameter becomes `$1`,
-`$2`, … in the order of its first use.
+schema, so that psql can read the file as it is. `/* schema of river_job */ current_schema()::text`
+is the name of the schema in which that table is, as a value. Rendered for asyncpg, a parameter
+becomes `$1`, `$2`, … in the order of its first use.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ _BLOCK = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _COMMENT_LINE = re.compile(r"^\s*--.*\n", re.MULTILINE)
 _PARAMETER = re.compile(r"(?<![\w@])@([a-z_]\w*)")
 _SCHEMA_MARK = re.compile(r"/\* schema \*/\s*")
+_SCHEMA_OF_MARK = re.compile(r"/\* schema of (\w+) \*/ current_schema\(\)::text")
+_SCHEMA_OF_TABLE = (
+    "coalesce((pg_identify_object_as_address('pg_catalog.pg_class'::regclass, "
+    "to_regclass('{table}'), 0)).object_names[1], current_schema()::text)"
+)
+"""Where the search path finds a table. Functions of the catalog's caches cost microseconds; a query
+of `pg_class` costs six times as much, and has to be planned."""
 
 
 class Query(NamedTuple):
@@ -50,10 +58,21 @@ def quote_identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def quote_literal(text: str) -> str:
+    """`text` as a single-quoted SQL string. It holds no backslash."""
+    return "'" + text.replace("'", "''") + "'"
+
+
 def splice_schema(text: str, schema: str | None) -> str:
-    """Put the quoted schema, or nothing (the search path decides), at each `/* schema */`."""
+    """Put the schema at each mark. None: the search path decides."""
     prefix = f"{quote_identifier(schema)}." if schema else ""
-    return _SCHEMA_MARK.sub(lambda _: prefix, text)
+
+    def schema_of(match: re.Match[str]) -> str:
+        if schema:
+            return f"{quote_literal(schema)}::text"
+        return _SCHEMA_OF_TABLE.format(table=match[1])
+
+    return _SCHEMA_OF_MARK.sub(schema_of, _SCHEMA_MARK.sub(lambda _: prefix, text))
 
 
 @cache

@@ -116,7 +116,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a client beyond its database, workers and queues."""
 
     schema: str | None = None
-    """The schema of River's tables. Default: the first one of the connection's search path, as
+    """The schema of River's tables. Default: where the connection's search path finds them, as
     River does."""
     id: str | None = None
     """The client's id, at most 100 characters, no two running clients alike. Default

@@ -18,6 +18,7 @@ import msgspec
 import structlog
 
 from riverpy._clock import Backoff
+from riverpy._db.leases import TOPIC as LEASE_TOPIC
 from riverpy._lifecycle import TestSignal
 from riverpy._sql import query
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, close, listen
@@ -131,22 +132,28 @@ class Notifier:
         reason = f"listening for notifications took longer than {LISTEN_TIMEOUT:g} s"
         with anyio.fail_after(LISTEN_TIMEOUT, reason=reason):
             self._connection = connection = await self._connect()
-            schema = await connection.fetchval(
-                query("river_notification", "schema_of_channels", None).text, self._schema
-            )
-            if schema is None:
-                raise ConfigError(
-                    "the search path of the listening connection names no schema: set "
-                    "Config(schema=…)"
-                )
-            channels: dict[str, Callable[[str], None]] = {
-                f"{schema}.{topic}": self._isolated(topic, callbacks)
-                for topic, callbacks in self._callbacks.items()
-            }
-            self._probe_channel = f"{schema}.{PROBE_TOPIC}"
-            channels[self._probe_channel] = self._heard_probe
-            await listen(connection, channels, partial(self._ended, lost))
+            await listen(connection, await self._channels(connection), partial(self._ended, lost))
         self.connected.emit()
+
+    async def _channels(self, connection: Connection) -> dict[str, Callable[[str], None]]:
+        """What to call for each channel. Its schema is the one in which the table of the topic was
+        found. River in Go notifies the first schema of the search path, also if the table is in
+        another."""
+        statement = query("river_notification", "notification_schemas", self._schema)
+        ((jobs, leases, first),) = await connection.fetch(statement.text)
+        if jobs is None:
+            raise ConfigError(
+                "the search path of the listening connection names no schema: set Config(schema=…)"
+            )
+        channels: dict[str, Callable[[str], None]] = {}
+        for topic, callbacks in self._callbacks.items():
+            deliver = self._isolated(topic, callbacks)
+            channels[f"{leases if topic == LEASE_TOPIC else jobs}.{topic}"] = deliver
+            if self._schema is None and topic.startswith("river_"):
+                channels[f"{first}.{topic}"] = deliver
+        self._probe_channel = f"{jobs}.{PROBE_TOPIC}"
+        channels[self._probe_channel] = self._heard_probe
+        return channels
 
     def _isolated(
         self, topic: str, callbacks: Sequence[Callable[[str], None]]

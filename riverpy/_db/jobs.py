@@ -116,7 +116,7 @@ async def job_settle(
 
 async def job_tell(connection: Transaction, schema: str | None, queues: list[str]) -> None:
     """Tell the clients of these queues that a job of theirs is due again."""
-    await _fetch(connection, "job_tell", schema, {"queue": queues, "schema": schema})
+    await _fetch(connection, "job_tell", schema, {"queue": queues})
 
 
 async def job_lock_attempts(
@@ -171,7 +171,7 @@ async def job_put_back(
         connection,
         "job_put_back",
         schema,
-        {"id": ids, "attempt": attempts, "attempted_at": attempted_ats, "schema": schema},
+        {"id": ids, "attempt": attempts, "attempted_at": attempted_ats},
     )
     return {row[0] for row in rows}
 
@@ -213,7 +213,7 @@ async def job_list(
 
 async def job_cancel(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
     """Cancel a job, or mark a running one and tell its client."""
-    return _one(await _fetch(connection, "job_cancel", schema, {"id": job_id, "schema": schema}))
+    return _one(await _fetch(connection, "job_cancel", schema, {"id": job_id}))
 
 
 async def job_retry(connection: Transaction, schema: str | None, job_id: int) -> Record | None:

@@ -68,11 +68,7 @@ async def leader_resign(
 ) -> bool:
     """End a term. False: it was over before."""
     statement = query("river_leader", "leader_resign", schema)
-    values: dict[str, object] = {
-        "leader_id": leader_id,
-        "elected_at": elected_at,
-        "schema": schema,
-    }
+    values: dict[str, object] = {"leader_id": leader_id, "elected_at": elected_at}
     return await connection.fetchrow(statement.text, *statement.arguments(values)) is not None
 
 
@@ -106,8 +102,7 @@ async def leader_get(connection: Transaction, schema: str | None) -> LeaderRow |
 
 async def leader_request_resign(connection: Transaction, schema: str | None) -> None:
     """Ask whoever leads to resign, at the commit."""
-    statement = query("river_leader", "leader_request_resign", schema)
-    await connection.execute(statement.text, *statement.arguments({"schema": schema}))
+    await connection.execute(query("river_leader", "leader_request_resign", schema).text)
 
 
 class LeaderTable:

@@ -102,7 +102,7 @@ async def lease_release(
     """End a term. False: it was over before. Fails if somebody keeps the row locked for longer than
     `RELEASE_LOCK_LIMIT`."""
     statement = query(_FILE, "lease_release", schema)
-    values: dict[str, object] = {"name": name, "epoch": epoch, "holder": holder, "schema": schema}
+    values: dict[str, object] = {"name": name, "epoch": epoch, "holder": holder}
     values["lock_milliseconds"] = _milliseconds(RELEASE_LOCK_LIMIT)
     return await connection.fetchrow(statement.text, *statement.arguments(values)) is not None
 
@@ -173,5 +173,4 @@ async def lease_list(connection: Transaction, schema: str | None) -> list[LeaseR
 async def lease_request_resign(connection: Transaction, schema: str | None, *, name: str) -> bool:
     """Ask the holder to give its term up, at the commit. False: nobody holds the lease."""
     statement = query(_FILE, "lease_request_resign", schema)
-    values: dict[str, object] = {"name": name, "schema": schema}
-    return await connection.fetchrow(statement.text, *statement.arguments(values)) is not None
+    return await connection.fetchrow(statement.text, name) is not None

@@ -71,8 +71,7 @@ async def owner_is_empty(connection: Transaction, schema: str | None) -> bool:
 
 async def owner_lock(connection: Transaction, schema: str | None) -> None:
     """Let nobody else change whose queues are until the end of the open transaction."""
-    statement = query(_FILE, "owner_lock", schema)
-    await connection.execute(statement.text, *statement.arguments({"schema": schema}))
+    await connection.execute(query(_FILE, "owner_lock", schema).text)
 
 
 async def owner_held(
@@ -103,8 +102,7 @@ async def owner_claim(
 async def owner_notify(connection: Transaction, schema: str | None) -> None:
     """Tell the leaders, at the commit, that queues have changed hands."""
     statement = query(_FILE, "owner_notify", schema)
-    values: dict[str, object] = {"schema": schema, "action": OWNERS_ACTION}
-    await connection.execute(statement.text, *statement.arguments(values))
+    await connection.execute(statement.text, OWNERS_ACTION)
 
 
 async def member_keep(

@@ -183,7 +183,7 @@ async def _change(connection: Transaction, schema: str | None, block: str, job_i
     if not found:
         raise await _not_found(connection, schema, job_id)
     notify = query(_FILE, "periodic_notify", schema)
-    await connection.execute(notify.text, *notify.arguments({"schema": schema, "id": job_id}))
+    await connection.execute(notify.text, job_id)
 
 
 async def _not_found(connection: Transaction, schema: str | None, job_id: str) -> NotFoundError:

@@ -105,9 +105,7 @@ async def queue_waiting(connection: Transaction, schema: str | None, limit: int)
 async def control_notify(connection: Transaction, schema: str | None, payload: str) -> None:
     """Send a control message to every client of the schema, at commit."""
     statement = query("river_queue", "control_notify", schema)
-    await connection.execute(
-        statement.text, *statement.arguments({"schema": schema, "payload": payload})
-    )
+    await connection.execute(statement.text, payload)
 
 
 def _queue(row: Record) -> Queue:

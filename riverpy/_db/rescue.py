@@ -81,7 +81,6 @@ async def job_rescue(
         "attempted_at": [rescue.stamp.attempted_at for rescue in rescues],
         "delay": [rescue.delay for rescue in rescues],
         "error": error,
-        "schema": schema,
     }
     rows = await connection.fetch(statement.text, *statement.arguments(values))
     return {row[0]: row[1] for row in rows}

@@ -128,7 +128,7 @@ async def job_schedule(
     """Make due jobs available; notify the queues of those that can be worked at once, and tell
     riverpy's clients when the others can."""
     statement = query(_FILE, "job_schedule", schema)
-    values: dict[str, object] = {"ids": ids, "ahead": ahead, "schema": schema}
+    values: dict[str, object] = {"ids": ids, "ahead": ahead}
     row = await connection.fetchrow(statement.text, *statement.arguments(values))
     return Scheduled(0, 0, list(ids)) if row is None else Scheduled(*row)
 

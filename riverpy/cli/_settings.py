@@ -154,7 +154,7 @@ def _one_of(*choices: str) -> Callable[[str], str]:
 
 DATABASE_URL: Setting[str] = Setting("database-url", _database_url, show_url)
 SCHEMA: Setting[str] = Setting(
-    "schema", _schema, default="the client's, else the first of the search path"
+    "schema", _schema, default="the client's, else where the search path finds them"
 )
 QUEUES: Setting[dict[str, int]] = Setting(
     "queues", parse_queues, format_queues, _toml_queues, "the client's"

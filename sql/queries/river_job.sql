@@ -103,9 +103,10 @@ returning job.id, job.state::text;
 -- name: job_tell
 -- Tell the clients of these queues that a job of theirs is due again.
 select pg_notify(
-  coalesce(@schema::text, current_schema()::text) || '.river_insert', '{"queue": "' || queue || '"}'
+  /* schema of river_job */ current_schema()::text || '.river_insert', '{"queue": "' || queue || '"}'
 )
-from unnest(@queue::text[]) as given (queue);
+from unnest(@queue::text[]) as given (queue)
+where (select pg_notification_queue_usage() < 0.9);
 
 
 -- name: job_lock_attempts
@@ -150,9 +151,10 @@ with given_back as (
   returning job.id, job.state, job.queue
 ), told as (
   select pg_notify(
-    coalesce(@schema::text, current_schema()::text) || '.river_insert', '{"queue": "' || queue || '"}'
+    /* schema of river_job */ current_schema()::text || '.river_insert', '{"queue": "' || queue || '"}'
   )
   from (select distinct queue from given_back where state = 'available') as waiting
+  where (select pg_notification_queue_usage() < 0.9)
 )
 select id
 from given_back
@@ -217,11 +219,11 @@ with found as (
   for update
 ), told as (
   select pg_notify(
-    coalesce(@schema::text, current_schema()::text) || '.river_control',
+    /* schema of river_job */ current_schema()::text || '.river_control',
     json_build_object('action', 'cancel', 'job_id', id, 'queue', queue)::text
   )
   from found
-  where finalized_at is null
+  where finalized_at is null and (select pg_notification_queue_usage() < 0.9)
 ), cancelled as (
   update /* schema */ river_job as job
   set

@@ -12,9 +12,10 @@
 -- Jobs that differ in their args and unique keys alone.
 with notified as (
   select pg_notify(
-    coalesce(@schema::cstring::text, current_schema()::text) || '.river_insert', '{"queue": "' || queue || '"}'
+    /* schema of river_job */ current_schema()::text || '.river_insert', '{"queue": "' || queue || '"}'
   )
   from unnest(@notify::text[]) as given (queue)
+  where (select pg_notification_queue_usage() < 0.9)
 )
 insert into /* schema */ river_job as job (
   args, kind, max_attempts, metadata, priority, queue, scheduled_at, state, tags, unique_key, unique_states
@@ -44,9 +45,10 @@ returning
 -- Jobs that differ in more than that.
 with notified as (
   select pg_notify(
-    coalesce(@schema::cstring::text, current_schema()::text) || '.river_insert', '{"queue": "' || queue || '"}'
+    /* schema of river_job */ current_schema()::text || '.river_insert', '{"queue": "' || queue || '"}'
   )
   from unnest(@notify::text[]) as given (queue)
+  where (select pg_notification_queue_usage() < 0.9)
 )
 insert into /* schema */ river_job as job (
   args, kind, max_attempts, metadata, priority, queue, scheduled_at, state, tags, unique_key, unique_states
@@ -79,9 +81,10 @@ returning
 -- name: insert_notify
 -- Wake the workers of these queues at the commit.
 select pg_notify(
-  coalesce(@schema::cstring::text, current_schema()::text) || '.river_insert', '{"queue": "' || queue || '"}'
+  /* schema of river_job */ current_schema()::text || '.river_insert', '{"queue": "' || queue || '"}'
 )
-from unnest(@notify::text[]) as given (queue);
+from unnest(@notify::text[]) as given (queue)
+where (select pg_notification_queue_usage() < 0.9);
 
 
 -- name: insert_now

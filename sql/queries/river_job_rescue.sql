@@ -151,9 +151,10 @@ with locked as materialized (
   returning job.id, job.state, job.queue
 ), told as (
   select pg_notify(
-    coalesce(@schema::text, current_schema()::text) || '.river_insert', '{"queue": "' || queue || '"}'
+    /* schema of river_job */ current_schema()::text || '.river_insert', '{"queue": "' || queue || '"}'
   )
   from (select distinct queue from rescued where state = 'available') as waiting
+  where (select pg_notification_queue_usage() < 0.9)
 )
 select id, state::text
 from rescued

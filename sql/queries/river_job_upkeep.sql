@@ -218,12 +218,13 @@ with due as materialized (
   returning job.id, job.queue, job.scheduled_at
 ), told as (
   select pg_notify(
-    coalesce(@schema::text, current_schema()::text) || '.river_insert', '{"queue": "' || queue || '"}'
+    /* schema of river_job */ current_schema()::text || '.river_insert', '{"queue": "' || queue || '"}'
   )
   from (select distinct queue from made where scheduled_at <= now()) as waiting
+  where (select pg_notification_queue_usage() < 0.9)
 ), foretold as (
   select pg_notify(
-    coalesce(@schema::text, current_schema()::text) || '.riverpy_event',
+    /* schema of river_job */ current_schema()::text || '.riverpy_event',
     json_build_object('action', 'due', 'queue', queue, 'seconds', json_agg(seconds order by seconds))::text
   )
   from (
@@ -231,6 +232,7 @@ with due as materialized (
     from made
     where scheduled_at > now()
   ) as later
+  where (select pg_notification_queue_usage() < 0.9)
   group by queue
 )
 select

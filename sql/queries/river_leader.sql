@@ -51,10 +51,13 @@ with resigned as (
   where name = 'default' and leader_id = @leader_id and elected_at = @elected_at
   returning leader_id
 )
-select pg_notify(
-  coalesce(@schema::text, current_schema()::text) || '.river_leadership',
-  json_build_object('leader_id', leader_id, 'action', 'resigned')::text
-)
+select case
+  when (select pg_notification_queue_usage() < 0.9)
+  then pg_notify(
+    /* schema of river_leader */ current_schema()::text || '.river_leadership',
+    json_build_object('leader_id', leader_id, 'action', 'resigned')::text
+  )
+end
 from resigned;
 
 
@@ -98,6 +101,7 @@ where name = 'default';
 -- name: leader_request_resign
 -- Ask whoever leads to resign, as River does.
 select pg_notify(
-  coalesce(@schema::text, current_schema()::text) || '.river_leadership',
+  /* schema of river_leader */ current_schema()::text || '.river_leadership',
   json_build_object('leader_id', '', 'action', 'request_resign')::text
-);
+)
+where (select pg_notification_queue_usage() < 0.9);

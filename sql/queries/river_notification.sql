@@ -1,10 +1,20 @@
--- Notifications. A channel is `<schema>.<topic>`.
+-- Notifications. A channel is `<schema>.<topic>`, with the schema in which the table of the topic was found.
+--
+-- Once the server's queue of notifications is full, each commit that notifies fails. So no statement of ours notifies
+-- any more from nine tenths on: what it changes is found by polling. Asking how full the queue is also makes the server
+-- drop what no session needs any more.
 
 
--- name: schema_of_channels
--- The schema that channels are named after: the given one, or the first of the search path.
-select coalesce(@schema::text, current_schema()::text);
+-- name: notification_schemas
+-- The schemas that channels are named after: that of River's jobs, that of our leases, and the first of the search path,
+-- which River in Go uses.
+select
+  /* schema of river_job */ current_schema()::text,
+  /* schema of riverpy_lease */ current_schema()::text,
+  current_schema()::text;
 
 
 -- name: notify
-select pg_notify(@channel::text, @payload::text);
+-- No row: the queue is too full.
+select pg_notify(@channel::text, @payload::text)
+where (select pg_notification_queue_usage() < 0.9);

@@ -106,7 +106,8 @@ returning name;
 
 
 -- name: control_notify
-select pg_notify(coalesce(@schema::text, current_schema()::text) || '.river_control', @payload::text);
+select pg_notify(/* schema of river_job */ current_schema()::text || '.river_control', @payload::text)
+where (select pg_notification_queue_usage() < 0.9);
 
 
 -- name: queue_lag

@@ -93,10 +93,13 @@ with own as materialized (
   where lease.name = own.name
   returning lease.name, lease.epoch, lease.holder
 )
-select pg_notify(
-  coalesce(@schema::text, current_schema()::text) || '.riverpy_lease',
-  json_build_object('v', 1, 'lease', name, 'epoch', epoch, 'holder', holder, 'action', 'released')::text
-)
+select case
+  when (select pg_notification_queue_usage() < 0.9)
+  then pg_notify(
+    /* schema of riverpy_lease */ current_schema()::text || '.riverpy_lease',
+    json_build_object('v', 1, 'lease', name, 'epoch', epoch, 'holder', holder, 'action', 'released')::text
+  )
+end
 from released;
 
 
@@ -169,9 +172,12 @@ order by name;
 
 -- name: lease_request_resign
 -- Ask the holder of a term to give it up, at the commit.
-select pg_notify(
-  coalesce(@schema::text, current_schema()::text) || '.riverpy_lease',
-  json_build_object('v', 1, 'lease', name, 'epoch', epoch, 'holder', holder, 'action', 'resign_requested')::text
-)
+select case
+  when (select pg_notification_queue_usage() < 0.9)
+  then pg_notify(
+    /* schema of riverpy_lease */ current_schema()::text || '.riverpy_lease',
+    json_build_object('v', 1, 'lease', name, 'epoch', epoch, 'holder', holder, 'action', 'resign_requested')::text
+  )
+end
 from /* schema */ riverpy_lease
 where name = @name::text and expires_at >= now();

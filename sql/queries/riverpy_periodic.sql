@@ -180,6 +180,7 @@ returning id;
 -- name: periodic_notify
 -- Tell the leader, at the commit, to look again.
 select pg_notify(
-  coalesce(@schema::text, current_schema()::text) || '.riverpy_event',
+  /* schema of river_job */ current_schema()::text || '.riverpy_event',
   json_build_object('action', 'periodic_changed', 'periodic_job_id', @id::text)::text
-);
+)
+where (select pg_notification_queue_usage() < 0.9);

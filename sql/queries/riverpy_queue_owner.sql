@@ -27,7 +27,7 @@ select pg_relation_size(
 -- name: owner_lock
 -- Let nobody else change whose queues are until the end of the transaction around this.
 select pg_advisory_xact_lock(
-  hashtextextended('riverpy domains ' || coalesce(@schema::text, current_schema()::text), 0)
+  hashtextextended('riverpy domains ' || /* schema of riverpy_queue_owner */ current_schema()::text, 0)
 );
 
 
@@ -62,8 +62,9 @@ returning queue;
 -- name: owner_notify
 -- Tell the leaders, at the commit, that queues have changed hands.
 select pg_notify(
-  coalesce(@schema::text, current_schema()::text) || '.riverpy_event', json_build_object('action', @action::text)::text
-);
+  /* schema of river_job */ current_schema()::text || '.riverpy_event', json_build_object('action', @action::text)::text
+)
+where (select pg_notification_queue_usage() < 0.9);
 
 
 -- name: member_keep

@@ -40,6 +40,7 @@ SENT = {
     "leader_resign",
     "migration_list",
     "migration_place",
+    "notification_schemas",
     "notify",
     "periodic_forget",
     "periodic_is_there",
@@ -48,12 +49,11 @@ SENT = {
     "queue_forget",
     "queue_paused",
     "queue_touch",
-    "schema_of_channels",
     "session_is_read_only",
     "session_limit",
 }
 """The blocks that the start, a term and the stop of a leader used before there were domains."""
-DIGEST = "d435f7b2e8ba3901feb197051a2f82b338a44360d1551834f39c236b1a557572"
+DIGEST = "ccf565e753a9ce2d97b495d337fa06824968fff56d7031b363b4a1c5ed4c147d"
 """Of their texts, then."""
 EXECUTIONS = {"exec_is_there", "exec_forget"}
 

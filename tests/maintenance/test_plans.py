@@ -288,7 +288,6 @@ async def test_job_schedule(large: asyncpg.Connection[Any], count: int) -> None:
         "job_schedule",
         ids=array_of([row[0] for row in ids], "bigint"),
         ahead="'5 s'",
-        schema="NULL",
     )
     assert plan.scans <= {PRIMARY, FETCH, UNIQUE}
     assert plan.scans >= {PRIMARY, UNIQUE}
@@ -364,7 +363,6 @@ async def test_job_rescue(large: asyncpg.Connection[Any], count: int) -> None:
         attempted_at=array_of([1] * count, "bigint"),
         delay=array_of([1] * count, "float8"),
         error="'gone'",
-        schema="NULL",
     )
     assert plan.scans <= {FETCH, PRIMARY}
     assert (bool(plan.scans), plan.walks) == (True, set())

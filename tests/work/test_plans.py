@@ -183,7 +183,7 @@ async def test_by_ids(large: asyncpg.Connection[Any], name: str) -> None:
 
 async def test_job_put_back(large: asyncpg.Connection[Any]) -> None:
     """Putting back reads those rows, or the running ones."""
-    nodes = await plan_of(large, "job_put_back", IDS_LITERAL, ONES, TIMES, "NULL")
+    nodes = await plan_of(large, "job_put_back", IDS_LITERAL, ONES, TIMES)
     assert scans_of(nodes) <= NARROW
 
 
