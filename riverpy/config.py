@@ -39,6 +39,7 @@ _SWITCHES = (
     "candidate",
     "durable_claims",
     "insert_notify",
+    "known_kinds_only",
     "pooler",
     "poll_only",
     "skip_job_kind_validation",
@@ -162,6 +163,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     was claimed in the last moment may run twice; its result is stored once."""
     insert_notify: bool = True
     """Let inserts notify the workers. Default True; without it jobs wait for the next poll."""
+    known_kinds_only: bool = True
+    """Claim only jobs of the kinds, and their aliases, that have a worker when the client starts.
+    Jobs of other kinds wait unchanged for a client that works them. Default True. False, River's
+    default: jobs of every kind are claimed, and an attempt at an unknown kind fails."""
     skip_unknown_job_check: bool = False
     """Let a client with workers insert kinds that it has no worker for. Default False."""
     skip_job_kind_validation: bool = False

@@ -37,6 +37,7 @@ async def job_claim(
     schema: str | None,
     *,
     queue: str,
+    kinds: list[str] | None,
     skipped: list[int],
     after: tuple[int, int, int],
     limit: int,
@@ -44,6 +45,7 @@ async def job_claim(
 ) -> list[Record]:
     """Claim up to `limit` due jobs of a queue but for the skipped ones; in no order.
 
+    `kinds` None means all kinds.
     `after` is a priority, a raw time and an id: what comes before in the order of claims, or is
     this, is left alone.
     """
@@ -54,6 +56,7 @@ async def job_claim(
         schema,
         {
             "queue": queue,
+            "kinds": kinds,
             "skipped": skipped,
             "priority": priority,
             "scheduled_at": scheduled_at,
@@ -65,11 +68,17 @@ async def job_claim(
 
 
 async def job_next(
-    connection: Transaction, schema: str | None, *, queue: str, skipped: list[int]
+    connection: Transaction,
+    schema: str | None,
+    *,
+    queue: str,
+    kinds: list[str] | None,
+    skipped: list[int],
 ) -> tuple[int, int, int] | None:
     """The priority, raw time and id of the job that a claim of one would take; locks it until the
     end of the transaction."""
-    row = _one(await _fetch(connection, "job_next", schema, {"queue": queue, "skipped": skipped}))
+    values = {"queue": queue, "kinds": kinds, "skipped": skipped}
+    row = _one(await _fetch(connection, "job_next", schema, values))
     return None if row is None else (row[0], row[1], row[2])
 
 
@@ -184,10 +193,16 @@ async def job_cancel_marks(
 
 
 async def job_any_available(
-    connection: Transaction, schema: str | None, *, queues: list[str], skipped: list[int]
+    connection: Transaction,
+    schema: str | None,
+    *,
+    queues: list[str],
+    kinds: list[str] | None,
+    skipped: list[int],
 ) -> bool:
-    """Whether one of the queues holds an available job that is due, but for the skipped ones."""
-    values = {"queue": queues, "skipped": skipped}
+    """Whether one of the queues holds an available job of these kinds that is due, but for the
+    skipped ones. `kinds` None means all kinds."""
+    values = {"queue": queues, "kinds": kinds, "skipped": skipped}
     ((found,),) = await _fetch(connection, "job_any_available", schema, values)
     return found
 

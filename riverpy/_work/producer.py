@@ -80,6 +80,7 @@ class Producer:
         *,
         client_id: str,
         schema: str | None,
+        kinds: list[str] | None,
         poll_interval: timedelta,
         claims: DedicatedConnection,
         completer: Completer,
@@ -93,6 +94,8 @@ class Producer:
         self.queue = queue
         self.counters, self._metrics = counters, metrics
         self._client_id, self._schema = client_id, schema
+        self._kinds = kinds
+        """Which kinds are claimed; None: all."""
         self._claims, self._completer, self._work = claims, completer, work
         self._subscriptions, self._heartbeat = subscriptions, heartbeat
         self._claim_failed = claim_failed
@@ -331,7 +334,11 @@ class Producer:
                 return await self._take_now(connection, limit, after)
             async with connection.transaction():
                 first = await job_next(
-                    connection, self._schema, queue=self.queue, skipped=self._refusals.skipped
+                    connection,
+                    self._schema,
+                    queue=self.queue,
+                    kinds=self._kinds,
+                    skipped=self._refusals.skipped,
                 )
                 if first is None:
                     return []
@@ -351,6 +358,7 @@ class Producer:
             connection,
             self._schema,
             queue=self.queue,
+            kinds=self._kinds,
             skipped=self._refusals.skipped,
             after=after,
             limit=limit,

@@ -199,12 +199,15 @@ class Run:
             quiet=self._quiet,
         )
         metrics = Metrics(Plugins(config.plugins, config.hooks).metric_emit)
+        self._kinds = list(workers) if config.known_kinds_only else None
+        """Which kinds are claimed, aliases included; None: all."""
         self.producers = {
             name: Producer(
                 name,
                 queue,
                 client_id=client_id,
                 schema=config.schema,
+                kinds=self._kinds,
                 poll_interval=config.fetch_poll_interval,
                 claims=self._claims,
                 completer=self._completer,
@@ -419,7 +422,11 @@ class Run:
         try:
             async with self._claims.use("looking for jobs", DRAIN_STATEMENT_TIMEOUT) as connection:
                 return not self._is_busy and not await job_any_available(
-                    connection, self._config.schema, queues=queues, skipped=skipped
+                    connection,
+                    self._config.schema,
+                    queues=queues,
+                    kinds=self._kinds,
+                    skipped=skipped,
                 )
         except DATABASE_ERRORS:  # unknown is not empty
             return False

@@ -162,6 +162,13 @@ QUEUES: Setting[dict[str, int]] = Setting(
 POLL_ONLY: Setting[bool] = Setting(
     "poll-only", _boolean, lambda on: str(on).lower(), _toml_boolean, "the client's, else false"
 )
+KNOWN_KINDS_ONLY: Setting[bool] = Setting(
+    "known-kinds-only",
+    _boolean,
+    lambda on: str(on).lower(),
+    _toml_boolean,
+    "the client's, else true",
+)
 CANDIDATE: Setting[bool] = Setting(
     "candidate", _boolean, lambda on: str(on).lower(), _toml_boolean, "the client's, else true"
 )
@@ -186,6 +193,7 @@ SETTINGS: tuple[Setting[Any], ...] = (
     SCHEMA,
     QUEUES,
     POLL_ONLY,
+    KNOWN_KINDS_ONLY,
     CANDIDATE,
     LEADER_DOMAIN,
     SOFT_STOP,

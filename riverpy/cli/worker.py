@@ -111,6 +111,12 @@ def _parse_queues(
     "--poll-only", is_flag=True, default=None, help="Find jobs by polling, do not LISTEN."
 )
 @click.option(
+    "--known-kinds-only/--no-known-kinds-only",
+    default=None,
+    help="Whether to claim only jobs of kinds that have a worker here. Default: the client's, else"
+    " yes.",
+)
+@click.option(
     "--candidate/--no-candidate",
     default=None,
     help="Whether to stand for election. Default: the client's, else yes.",
@@ -305,6 +311,7 @@ class _WorkerProcess:
             schema=settings[_settings.SCHEMA].value,
             name=settings[_settings.NAME].value,
             poll_only=settings[_settings.POLL_ONLY].value,
+            known_kinds_only=settings[_settings.KNOWN_KINDS_ONLY].value,
             candidate=settings[_settings.CANDIDATE].value,
             leader_domain=settings[_settings.LEADER_DOMAIN].value,
             soft_stop_timeout=settings[_settings.SOFT_STOP].value,
@@ -379,6 +386,7 @@ class _Started:
             kinds={unit.kind: _limits(unit, client) for unit in client.workers.units()}
             if client.workers
             else {},
+            known_kinds_only=config.known_kinds_only,
             poll_only=config.poll_only,
             pooler=config.pooler,
             listen_url=mask_url(config.listen_url or "") or None,

@@ -9,10 +9,13 @@
 -- Take up to @limit due jobs of one queue, after a place in their order, but for the skipped ones. The array form walks the primary key where a join
 -- would be planned as a sequential scan. The order of the result is undefined. An attempt at its type's end stays
 -- there: it is the last. A cancel mark on a job that waits is an old one's, which River in Go leaves at a retry.
+-- @kinds null means all kinds. The form of this condition lets the planner expect that nearly all rows pass: where it
+-- expects few, it reads the whole backlog and sorts it.
 with picked as materialized (
   select id
   from /* schema */ river_job
   where state = 'available' and queue = @queue and scheduled_at <= now() and id <> all(@skipped::bigint[])
+    and case when kind <> all(@kinds::text[]) then null else id end is not null
     and (priority, scheduled_at, id) > (@priority::smallint, @scheduled_at::timestamptz, @after_id::bigint)
   order by priority, scheduled_at, id
   limit @limit::bigint
@@ -43,6 +46,7 @@ returning
 select priority, scheduled_at, id
 from /* schema */ river_job
 where state = 'available' and queue = @queue and scheduled_at <= now() and id <> all(@skipped::bigint[])
+  and case when kind <> all(@kinds::text[]) then null else id end is not null
 order by priority, scheduled_at, id
 limit 1
 for update skip locked;
@@ -170,7 +174,7 @@ where job.id = any(@id::bigint[]) and job.state = 'running' and job.metadata ? '
 
 -- name: job_any_available
 -- Whether a queue holds a job that is due now or within moments: a retry is available when it is due in 5 seconds.
--- Jobs in @skipped do not count. Each queue is looked at in the order of its index: without an order a long backlog
+-- Jobs in @skipped and of other kinds than @kinds do not count. Each queue is looked at in the order of its index: without an order a long backlog
 -- makes a scan of the whole table look cheap, though all that ended may stand before it.
 select exists (
   select 1
@@ -180,6 +184,7 @@ select exists (
     from /* schema */ river_job as job
     where job.state = 'available' and job.queue = given.queue and job.scheduled_at <= now() + interval '6 seconds'
       and job.id <> all(@skipped::bigint[])
+      and case when job.kind <> all(@kinds::text[]) then null else job.id end is not null
     order by job.priority, job.scheduled_at, job.id
     limit 1
   ) as waiting

@@ -197,8 +197,8 @@ async def test_series_are_bounded(rig: Rig) -> None:
             raise ValueError(f"error {job.args.n}")
 
     queues = {"default": riverpy.QueueConfig(max_workers=4), "idle": riverpy.QueueConfig()}
-    async with rig.working(queues=queues) as client:
-        other = rig.client(slots=4)
+    async with rig.working(queues=queues, known_kinds_only=False) as client:
+        other = rig.client(slots=4, known_kinds_only=False)
         async with rig.running(other):
             params = [
                 riverpy.InsertManyParams(

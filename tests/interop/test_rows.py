@@ -317,7 +317,12 @@ async def python_workers(rig: Rig) -> AsyncGenerator[None]:
     }
     queues = {name: QueueConfig(max_workers=10) for name in ("default", "q2", "sq", "pq")}
     async with (
-        rig.working(queues=queues, job_timeout=timedelta(minutes=1), **settings),
+        rig.working(
+            queues=queues,
+            job_timeout=timedelta(minutes=1),
+            known_kinds_only=False,
+            **settings,
+        ),
         rig.working(
             queues={"tq": QueueConfig(max_workers=10)},
             job_timeout=timedelta(milliseconds=50),

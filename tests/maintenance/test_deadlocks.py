@@ -82,6 +82,7 @@ async def work(connection: asyncpg.Connection[Any], schema: str, chance: random.
         connection,
         schema,
         queue="default",
+        kinds=None,
         skipped=[],
         after=BEGINNING,
         limit=50,

@@ -166,7 +166,7 @@ async def test_outcomes(rig: Rig, telemetry: Telemetry) -> None:
                 await anyio.sleep_forever()
 
     args = [*map(Task, range(5)), RawArgs("nobody", "{}"), RawArgs("task", '{"n":"x"}')]
-    async with rig.working(plugins=[telemetry.plugin()]) as client:
+    async with rig.working(plugins=[telemetry.plugin()], known_kinds_only=False) as client:
         for one in args:
             await rig.work(client, one)
     spans = telemetry.spans("work default")
@@ -318,7 +318,7 @@ async def test_kinds_are_bounded(
     @rig.job
     async def work(job: Job[Task]) -> None: ...
 
-    async with rig.working(plugins=[telemetry.plugin()]) as client:
+    async with rig.working(plugins=[telemetry.plugin()], known_kinds_only=False) as client:
         await rig.work(client, *(RawArgs(f"kind{n}", "{}") for n in range(5)))
     points = telemetry.points("messaging.process.duration")
     kinds = {point.attributes["river.job.kind"]: point.count for point in points}

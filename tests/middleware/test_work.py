@@ -151,7 +151,7 @@ async def test_failures_before_the_code(rig: Rig, insert: Any, error: str) -> No
     @rig.job
     async def work(job: Job[Task]) -> None: ...
 
-    row = await rig.run_one(insert, plugins=[Recorder("p", calls)])
+    row = await rig.run_one(insert, plugins=[Recorder("p", calls)], known_kinds_only=False)
     assert calls == ["p in", "p begin", f"p end {error}", f"p out {error}"]
     assert len(errors_of(row)) == 1
 

@@ -249,7 +249,7 @@ async def test_error_handler_is_told(rig: Rig) -> None:
                 raise JobSnooze(timedelta(hours=1))
 
     await rig.insert_rows(1, kind="unknown_kind")
-    async with rig.working(error_handler=handler, slots=1) as client:
+    async with rig.working(error_handler=handler, slots=1, known_kinds_only=False) as client:
         await rig.event()
         rows = await rig.work(client, *(Task(n=n) for n in range(4)))
     assert [str(error) for _, error in handler.told] == [

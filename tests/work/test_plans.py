@@ -113,14 +113,19 @@ TEXTS = f"'{{{','.join(['x'] * 1000)}}}'::text[]"
 NULLS = f"'{{{','.join(['null'] * 1000)}}}'"
 
 
+MANY_KINDS = f"{{{','.join(f'k{n}' for n in range(200))}}}"
 BEGINNING_LITERALS = ("0", "'-infinity'", "0")
 
 
 @pytest.mark.parametrize("after", [BEGINNING_LITERALS, ("1", "'2026-01-01Z'", "17")])
 @pytest.mark.parametrize("limit", ["1", "100", "1000"])
-async def test_job_claim(large: asyncpg.Connection[Any], limit: str, after: Sequence[str]) -> None:
-    """A claim walks the index of its order, without a sort, and the primary key."""
-    nodes = await plan_of(large, "job_claim", "'q1'", "'{}'", *after, limit, "'client'")
+@pytest.mark.parametrize("kinds", ["NULL", "'{k1}'", "'{rare}'", f"'{MANY_KINDS}'"])
+async def test_job_claim(
+    large: asyncpg.Connection[Any], limit: str, after: Sequence[str], kinds: str
+) -> None:
+    """A claim walks the index of its order, without a sort, and the primary key, whichever kinds
+    it takes: all, those of nearly every waiting job, one of no job, or many."""
+    nodes = await plan_of(large, "job_claim", "'q1'", "'{}'", kinds, *after, limit, "'client'")
     (walk,) = [node for node in nodes if node.get("Index Name") == FETCH]
     assert "ROW(priority, scheduled_at, id) > " in walk["Index Cond"]
     assert scans_of(nodes) == {FETCH, "river_job_pkey"}
@@ -137,7 +142,8 @@ async def test_cost_of_a_claim(large: asyncpg.Connection[Any], queue: str, limit
     await transaction.start()
     text = await large.fetchval(
         "EXPLAIN (ANALYZE, BUFFERS, FORMAT json)"
-        f" EXECUTE planned('{queue}', '{{}}', {', '.join(BEGINNING_LITERALS)}, {limit}, 'client')"
+        f" EXECUTE planned('{queue}', '{{}}', '{{k1}}', {', '.join(BEGINNING_LITERALS)}, {limit},"
+        " 'client')"
     )
     await transaction.rollback()
     await large.execute("DEALLOCATE planned")
@@ -197,7 +203,8 @@ async def test_job_claimed_by(large: asyncpg.Connection[Any]) -> None:
 
 async def test_job_any_available(large: asyncpg.Connection[Any]) -> None:
     """Looking for work reads the index of the claims."""
-    nodes = await plan_of(large, "job_any_available", "'{q1,q2}'", "'{1,2}'")
+    for kinds in ("NULL", "'{rare}'"):
+        nodes = await plan_of(large, "job_any_available", "'{q1,q2}'", "'{1,2}'", kinds)
     assert scans_of(nodes) == {FETCH}
 
 

@@ -347,6 +347,7 @@ async def test_row(rig: Rig, scenario: str) -> None:
     queues = {name: QueueConfig(max_workers=10) for name in ("default", "q2", "sq", "pq", "tq")}
     timeout = timedelta(milliseconds=50) if "JobTimeout=1s" in scenario else timedelta(minutes=1)
     client = rig.client(
+        known_kinds_only=False,
         id=f"{CLIENT}-1",
         queues=queues,
         job_timeout=timeout,

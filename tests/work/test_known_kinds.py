@@ -1,0 +1,88 @@
+"""Claims take only jobs of kinds that have a worker, unless the client says otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import ClassVar
+
+import msgspec
+
+from riverpy import Job, Workers
+from tests.work.rig import PATIENCE, Rig, Task
+
+
+class Beta(msgspec.Struct):
+    """Args of a kind that only new clients know, by a new name."""
+
+    kind: ClassVar[str] = "beta"
+    kind_aliases: ClassVar[tuple[str, ...]] = ("old_beta",)
+
+
+def new_workers() -> Workers:
+    """Workers of a new release: `task` and `beta`."""
+    workers = Workers()
+
+    @workers.job
+    async def task(job: Job[Task]) -> None: ...
+
+    @workers.job
+    async def beta(job: Job[Beta]) -> None: ...
+
+    return workers
+
+
+async def test_other_kinds_wait_for_their_workers(rig: Rig) -> None:
+    """FR-09: jobs of a kind that a client has no worker for stay as they were inserted, those
+    behind them run at once, and a client that knows the kind or its alias completes each at the
+    first attempt."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None: ...
+
+    await rig.insert_rows(100, kind="beta")
+    await rig.insert_rows(1, kind="old_beta")
+    before = await rig.schema.fetch("SELECT * FROM river_job WHERE kind <> 'task' ORDER BY id")
+    await rig.insert_rows(20)
+    async with rig.working(slots=5) as old:
+        await rig.take(20)
+        assert await rig.states() == {"available": 101, "completed": 20}
+        await old.insert(Beta())
+        after = await rig.schema.fetch("SELECT * FROM river_job WHERE kind <> 'task' ORDER BY id")
+        assert after[:101] == before
+        new = rig.client(workers=new_workers())
+        async with new, new.working():
+            await rig.until_state("completed", 122)
+    assert all(row["attempt"] == 1 and not row["errors"] for row in await rig.schema.jobs())
+
+
+async def test_drain_leaves_other_kinds(rig: Rig) -> None:
+    """FR-09: a drain ends when no job of its kinds is left, whatever waits beside them."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None: ...
+
+    await rig.insert_rows(3, kind="beta")
+    await rig.insert_rows(3)
+    async with asyncio.timeout(PATIENCE):
+        report = await rig.client().run(drain=True)
+    assert report.is_clean
+    assert await rig.states() == {"available": 3, "completed": 3}
+
+
+async def test_known_kinds_are_those_of_the_start(rig: Rig) -> None:
+    """A worker that is registered while the client runs works from the next start on."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None: ...
+
+    await rig.insert_rows(1, kind="beta")
+    async with rig.working() as client:
+
+        @rig.job(args=Beta)
+        async def beta(job: Job[Beta]) -> None: ...
+
+        await client.insert(Task())
+        await rig.take(1)
+    assert await rig.states() == {"available": 1, "completed": 1}
+    await rig.client().run(drain=True)
+    assert await rig.states() == {"completed": 2}
