@@ -43,9 +43,11 @@ affected, as by a table that is locked or a disk that is full."""
 PAUSE_FIRST, PAUSE_MAX = timedelta(milliseconds=20), timedelta(seconds=2)
 RECOVERY_FAILURES = 3
 """Failures one after the other, after which a success makes all rows that are set aside due."""
-SET_ASIDE_FIRST = 0.5
+SET_ASIDE_FIRST = 1.0
 SET_ASIDE_MAX = 60.0
 """Seconds until the next try of a row that is set aside: they double with each try."""
+LOCKED_MAX = 2.0
+"""The same for a row that is locked: that ends soon, mostly."""
 RETRY_REST = 4
 """Seconds without such a try for each that one took: rows that are set aside and slow leave four
 fifths of the time to others."""
@@ -190,7 +192,8 @@ class SetAside(Generic[Row]):
         known = self._rows.get(key)
         tries = 1 if known is None else known.tries + 1
         since = now if known is None else known.since
-        delay = min(self._first * 2.0 ** min(tries - 1, 30), self._last)
+        last = LOCKED_MAX if isinstance(error, LockNotAvailableError) else self._last
+        delay = min(self._first * 2.0 ** min(tries - 1, 30), last)
         if known is not None:
             self._rest_until = now + RETRY_REST * seconds
         aside = self._rows[key] = AsideRow(row, describe(error), since, tries, now + delay)
@@ -240,8 +243,10 @@ class BatchSender(Generic[Row]):
         aside: SetAside[Row],
         row_id: Callable[[Row], int],
         key: Callable[[Row], Hashable] | None = None,
+        fitting: Callable[[list[Row]], int] = len,
         set_aside: Callable[[Row, Exception], None],
         recovered: Callable[[Row], None] = lambda _row: None,
+        too_slow: Callable[[int, Exception], None] = lambda _rows, _error: None,
     ) -> None:
         """Make it.
 
@@ -251,13 +256,16 @@ class BatchSender(Generic[Row]):
             aside: where rows wait that fail alone.
             row_id: the id of a row. Two rows with one id never share a statement.
             key: what a row is known by while it is set aside; by default its id.
+            fitting: how many of the first of these rows one statement can carry.
             set_aside: called once for each row that is set aside, with the error: for a row that is
                 refused at once, for another when it fails alone for the second time.
             recovered: called for each row that `set_aside` was called for, once it is sent.
+            too_slow: called with the new size, and the error, when a batch took too long.
         """
         self._send, self._row_id, self._key = send, row_id, key or row_id
         self.size, self.aside = size, aside
-        self._set_aside, self._recovered = set_aside, recovered
+        self._fitting, self._set_aside = fitting, set_aside
+        self._recovered, self._too_slow = recovered, too_slow
         self._backoff = Backoff(PAUSE_FIRST, PAUSE_MAX)
         self._errors = StatementErrors()
         self._named: set[Hashable] = set()
@@ -267,6 +275,8 @@ class BatchSender(Generic[Row]):
         self._sending: list[Row] = []
         self._failures = 0
         """Batches that failed one after the other, without the tries of rows that are set aside."""
+        self._pause_until = 0.0
+        """No row is sent before that, except for those that are set aside; monotonic seconds."""
         self._was_new = False
         """Whether the last batch was one of new rows."""
 
@@ -276,19 +286,20 @@ class BatchSender(Generic[Row]):
         parts = [row for part in self._parts for row in part]
         return [*self._sending, *parts, *self._new, *(one.row for one in self.aside.rows)]
 
-    def __len__(self) -> int:
-        return len(self._new) + len(self._sending) + sum(map(len, self._parts)) + len(self.aside)
+    @property
+    def next_due(self) -> float:
+        """When a row can be sent, in monotonic seconds; infinity if there is none."""
+        waits = self._new or self._parts
+        return min(self._pause_until if waits else math.inf, self.aside.next_due)
 
     @property
     def is_ready(self) -> bool:
         """Whether a row can be sent now."""
-        return bool(self._new or self._parts) or self.aside.due() is not None
+        return self.next_due <= time.monotonic()
 
-    @property
-    def pause(self) -> float:
-        """Seconds to wait before the next step: not 0, and longer each time, once many batches
-        failed one after the other."""
-        return self._backoff.next() if self._failures > FAILURES_MAX else 0.0
+    def __len__(self) -> int:
+        """How many rows wait, without those of a statement that runs."""
+        return len(self._new) + sum(map(len, self._parts)) + len(self.aside)
 
     def add(self, row: Row) -> None:
         """Take a row to be sent. One that is set aside stays so."""
@@ -320,6 +331,8 @@ class BatchSender(Generic[Row]):
                 if not is_retry:
                     self._parts.append(rows)
                 raise
+            if self._failures > FAILURES_MAX:
+                self._pause_until = time.monotonic() + self._backoff.next()
             self._failed(rows, error, time.monotonic() - began)
         else:
             self._succeeded(rows, time.monotonic() - began, is_retry=is_retry)
@@ -332,25 +345,27 @@ class BatchSender(Generic[Row]):
         Raises:
             Exception: as `step`.
         """
-        while self.is_ready:
+        while self._new or self._parts or self.is_ready:
+            await anyio.sleep(max(self.next_due - time.monotonic(), 0.0))
             await self.step()
-            if self.is_ready and (pause := self.pause):
-                await anyio.sleep(pause)
 
     def _take(self) -> list[Row]:
         """Take the rows of the next statement. One that is set aside goes alone, when no part
         waits."""
-        retry = None if self._parts else self.aside.due()
-        if self._new and not (self._was_new and (self._parts or retry)):
+        is_paused = time.monotonic() < self._pause_until
+        parts, new = not is_paused and self._parts, not is_paused and self._new
+        retry = None if parts else self.aside.due()
+        if new and not (self._was_new and (parts or retry)):
             self._was_new = True
             return self._take_new()
         self._was_new = False
-        if self._parts:
+        if parts:
             return self._take_part()
         return [] if retry is None else [retry.row]
 
     def _take_new(self) -> list[Row]:
-        batch, self._new = self._new[: self.size.rows], self._new[self.size.rows :]
+        count = self._fitting(self._new[: self.size.rows])
+        batch, self._new = self._new[:count], self._new[count:]
         firsts: dict[int, Row] = {}
         for row in batch:
             firsts.setdefault(self._row_id(row), row)
@@ -360,15 +375,17 @@ class BatchSender(Generic[Row]):
 
     def _take_part(self) -> list[Row]:
         part = self._parts.popleft()
-        rows, rest = part[: self.size.rows], part[self.size.rows :]
-        if rest:
-            self._parts.appendleft(rest)
-        return rows
+        count = self._fitting(part[: self.size.rows])
+        if count < len(part):
+            self._parts.appendleft(part[count:])
+        return part[:count]
 
     def _failed(self, rows: list[Row], error: Exception, seconds: float) -> None:
         if len(rows) > 1:
             self.size.failed(len(rows))
             self._parts.extend(split(rows))
+            if cause_of(error) is Cause.TIME:
+                self._too_slow(self.size.rows, error)
             return
         row, key = rows[0], self._key(rows[0])
         tries = self.aside.failed(key, row, error, seconds).tries
@@ -388,7 +405,7 @@ class BatchSender(Generic[Row]):
         if is_retry or self._failures >= RECOVERY_FAILURES:
             self.aside.wake()
         if self._failures:
-            self._failures = 0
+            self._failures, self._pause_until = 0, 0.0
             self._backoff.reset()
 
 

@@ -187,9 +187,24 @@ class DedicatedConnection:
     """One connection for one purpose, used by one task at a time."""
 
     def __init__(
-        self, name: str, connect: Callable[[], Awaitable[Connection]], outage: Outage
+        self,
+        name: str,
+        connect: Callable[[], Awaitable[Connection]],
+        outage: Outage,
+        *,
+        pooled: bool = False,
     ) -> None:
+        """Make it; nothing is connected.
+
+        Args:
+            name: what the log calls it.
+            connect: makes a connection.
+            outage: of all connections of its owner.
+            pooled: the server ends no slow statement before we do, for a pooler carries no setting
+                of a session. So a statement that we cut is no sign of a lost connection.
+        """
         self.name = name
+        self._pooled = pooled
         self.reconnected: Callable[[], None] | None = None
         """Called after the connection was lost and made again."""
         self._connect = connect
@@ -257,7 +272,7 @@ class DedicatedConnection:
                     except BaseException as error:
                         is_cut = not isinstance(error, Exception)
                         if connection.is_closed() or _leaves_doubt(error):
-                            is_replaced = not _is_lost(connection, error)
+                            is_replaced = not self._is_lost(connection, error)
                             self._discard()
                         raise
                     self._outages = self._outage.count
@@ -270,6 +285,17 @@ class DedicatedConnection:
             if is_cut:
                 raise StatementTimeoutError(reason) from error
             raise
+
+    def _is_lost(self, connection: Connection, error: BaseException) -> bool:
+        """Whether the server or the network ended the connection, or does not answer. Otherwise we
+        replace it, for its session may be unusable."""
+        if connection.is_closed():
+            return True
+        if isinstance(error, PostgresError):
+            severity: str | None = getattr(error, "severity_en", None)
+            sqlstate: str | None = getattr(error, "sqlstate", None)
+            return severity is None or severity in _FATAL or sqlstate == _READ_ONLY
+        return isinstance(error, DATABASE_ERRORS) or not self._pooled
 
     def rest(self) -> None:
         """Nobody uses it for now: if it is lost, nobody would say that it is back."""
@@ -407,17 +433,3 @@ def _leaves_doubt(error: BaseException) -> bool:
     if sqlstate == _STATEMENT_CANCELLED:
         return False
     return sqlstate == _READ_ONLY or sqlstate[:2] in _UNUSABLE_CLASSES
-
-
-def _is_lost(connection: Connection, error: BaseException) -> bool:
-    """Whether the server or the network ended the connection. Otherwise we replace it, as the
-    session may be unusable."""
-    if connection.is_closed():
-        return True
-    if isinstance(error, PostgresError):
-        severity: str | None = getattr(error, "severity_en", None) or getattr(
-            error, "severity", None
-        )
-        sqlstate: str | None = getattr(error, "sqlstate", None)
-        return severity is None or severity in _FATAL or sqlstate == _READ_ONLY
-    return isinstance(error, DATABASE_ERRORS)

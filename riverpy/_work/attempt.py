@@ -42,7 +42,6 @@ class Attempt(Job[Any]):
         "claimed",
         "deadline",
         "ended",
-        "is_held",
         "is_replaced",
         "outcome",
         "producer",
@@ -78,7 +77,7 @@ class Attempt(Job[Any]):
         self.started = self.ended = self.stored = 0.0
         """Monotonic seconds; 0 before. `started` stays so where it is given back."""
         self.state_stored: str | None = None
-        self.is_held = self.is_replaced = False
+        self.is_replaced = False
 
     @property
     def stamp(self) -> Stamp:

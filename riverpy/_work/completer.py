@@ -1,15 +1,13 @@
 """Completer: stores what became of attempts, by group commit.
 
 One statement is in flight; what ends meanwhile rides the next. A result stays here until the
-database has stored it or
-refused it: a lost connection, a locked row, or a value that cannot be stored holds up no other
-result.
+database has stored it, or says that the attempt is no longer ours. A lost connection only delays
+results. A row that is locked, refused or slow delays no other result by more than its own try.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import structlog
 
+from riverpy._batch import BatchSender, BatchSize, Cause, SetAside, cause_of
 from riverpy._clock import Backoff
 from riverpy._db import jobs
 from riverpy._lifecycle import TestSignal
@@ -29,15 +28,14 @@ from riverpy.drivers.asyncpg import (
     LockNotAvailableError,
     describe,
     is_data_error,
-    is_refusal,
-    is_statement_timeout,
 )
 from riverpy.events import EventKind
 from riverpy.job import JobState
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator
+    from collections.abc import AsyncGenerator, Callable
 
+    from riverpy._batch import AsideRow
     from riverpy._db.connection import DedicatedConnection
     from riverpy._work.attempt import Attempt
     from riverpy._work.counters import Counters
@@ -51,10 +49,8 @@ STATEMENT_SIZE_MAX = 8 * 1024 * 1024
 """Characters of outputs and errors in one statement, unless one result alone has more."""
 STATEMENT_TIMEOUT = 10.0
 """Seconds for one statement."""
-REFUSALS_MAX = 8
-"""Rows refused one after the other, after which a batch is held as a whole, not halved further."""
-HELD_RETRY_FIRST = timedelta(milliseconds=100)
-HELD_RETRY_MOST = timedelta(seconds=2)
+LOCKED_RETRY_FIRST = timedelta(milliseconds=100)
+LOCKED_RETRY_MOST = timedelta(seconds=2)
 LOCK_TOLD_AFTER = 1.0
 """Seconds after the end of an attempt from which on it is said that somebody locks its row."""
 LOCKED = "another transaction holds locks on the rows: see `riverpy doctor`"
@@ -95,15 +91,16 @@ class Completer:
         self._backlog_max = max(BACKLOG_MAX, 2 * slots)
         self._skip_locked = waits_for_locks
         self._stored, self._counters = stored, counters
-        self._backlog: list[Attempt] = []
-        self._storing: list[Attempt] = []
-        self._held: list[Attempt] = []
-        self._held_backoff = Backoff(HELD_RETRY_FIRST, HELD_RETRY_MOST)
-        self._is_hold_told = False
-        self._held_until = 0.0
-        """When the held results are tried again; a time of the loop."""
-        self._refusals = 0
-        """Rows refused one after the other in this flush."""
+        self._plain = self._sender()
+        self._settled = self._sender(fitting=_fitting)
+        """Attempts that did not simply complete."""
+        self._locked: list[Attempt] = []
+        """Attempts whose rows another transaction has locked."""
+        self._locked_backoff = Backoff(LOCKED_RETRY_FIRST, LOCKED_RETRY_MOST)
+        self._locked_until = 0.0
+        """When the locked rows are tried again; monotonic seconds."""
+        self._named: set[Attempt] = set()
+        """Results that the log says are not stored."""
         self._untold: set[str] = set()
         """Queues with a job that is due again, of which their clients are not told yet."""
         self._backoff = Backoff(RETRY_FIRST, RETRY_MOST)
@@ -112,24 +109,55 @@ class Completer:
         self._scope = anyio.CancelScope(shield=True)
         self._log: Any = structlog.get_logger("riverpy").bind()
         self._refused_lines = JobLines(self._log, "warning")
-        self._held_lines = JobLines(self._log, "warning")
+        self._named_lines = JobLines(self._log, "warning")
+        self._slow_lines = JobLines(self._log, "warning")
         self._unstorable_lines = JobLines(self._log, "error")
         self.flushed = TestSignal("Completer.flushed")
+
+    def _sender(self, **options: Any) -> BatchSender[Attempt]:
+        return BatchSender(
+            self._store,
+            size=BatchSize(BATCH_MAX, STATEMENT_TIMEOUT),
+            aside=SetAside(),  # limited as all results are
+            row_id=_by_id,
+            key=id,
+            set_aside=self._set_aside,
+            too_slow=self._too_slow,
+            **options,
+        )
+
+    @property
+    def _senders(self) -> tuple[BatchSender[Attempt], BatchSender[Attempt]]:
+        return self._plain, self._settled
 
     @property
     def unstored(self) -> set[Attempt]:
         """Attempts that ended and whose results are not stored yet."""
-        storing = (attempt for attempt in self._storing if not attempt.stored)
-        return {*storing, *self._held, *self._backlog}
+        waiting = {*self._locked, *self._plain.rows, *self._settled.rows}
+        return {attempt for attempt in waiting if not attempt.stored}
+
+    @property
+    def waiting(self) -> int:
+        """How many results wait, without those of a statement that runs."""
+        return len(self._plain) + len(self._settled) + len(self._locked)
+
+    @property
+    def set_aside(self) -> list[AsideRow[Attempt]]:
+        """The results that the database refuses, or takes too long for, and that are tried
+        again."""
+        return [*self._plain.aside.rows, *self._settled.aside.rows]
 
     def add(self, attempt: Attempt) -> None:
         """Take an attempt that ended. It neither waits nor fails."""
-        self._backlog.append(attempt)
+        self._enqueue(attempt)
         self._ready.set()
 
+    def _enqueue(self, attempt: Attempt) -> None:
+        (self._plain if attempt.is_plain else self._settled).add(attempt)
+
     async def accepting(self) -> None:
-        """Return when the backlog is short enough to claim more."""
-        while len(self._backlog) > self._backlog_max:
+        """Return when few enough results wait to claim more."""
+        while self.waiting > self._backlog_max:
             self._drained.clear()
             await self._drained.wait()
 
@@ -143,6 +171,8 @@ class Completer:
                 yield
             finally:
                 self._closing = True
+                for sender in self._senders:
+                    sender.aside.wake()
                 self._ready.set()
                 with anyio.move_on_after(close_bound(), shield=True):
                     await self._ended.wait()
@@ -151,7 +181,7 @@ class Completer:
     async def _run(self) -> None:
         try:
             with self._scope:
-                while self._backlog or self._held or not self._closing:
+                while self.waiting or not self._closing:
                     await self._wait()
                     self._ready.clear()
                     await self._flush()
@@ -159,52 +189,45 @@ class Completer:
             self._ended.set()
 
     async def _wait(self) -> None:
-        """Wait for a result, or until it is time to try the held results again."""
-        if not self._backlog:
-            deadline = self._held_until if self._held else math.inf
-            with anyio.CancelScope(deadline=deadline):
+        """Wait until a result can be sent."""
+        next_at = min(sender.next_due for sender in self._senders)
+        if self._locked:
+            next_at = min(next_at, self._locked_until)
+        if next_at:
+            with anyio.move_on_after(next_at - time.monotonic()):
                 await self._ready.wait()
-        if self._held and anyio.current_time() >= self._held_until:
-            self._backlog += self._held
-            self._held = []
+        if self._locked and time.monotonic() >= self._locked_until:
+            locked, self._locked = self._locked, []
+            for attempt in locked:
+                self._enqueue(attempt)
 
     async def _flush(self) -> None:
-        batch = self._storing = self._next_batch()
-        self._refusals = 0
-        others_wait = bool(self._held)
-        plain = [attempt for attempt in batch if attempt.is_plain]
-        await self._store(plain)
-        if len(plain) != len(batch):
-            for part in _parts([attempt for attempt in batch if not attempt.is_plain]):
-                await self._store(part)
-        self._storing = []
+        others_are_locked = bool(self._locked)
+        for sender in self._senders:
+            await self._step(sender)
         if self._untold:
             await self._tell()
-        if not self._held:
-            self._held_backoff.reset()
-            self._tell_none_held()
-        elif not others_wait:
-            self._held_until = anyio.current_time() + self._held_backoff.next()
-        if len(self._backlog) < self._backlog_max // 2:
+        if not self._locked:
+            self._locked_backoff.reset()
+        elif not others_are_locked:
+            self._locked_until = time.monotonic() + self._locked_backoff.next()
+        if self.waiting < self._backlog_max // 2:
             self._drained.set()
         self.flushed.emit()
 
-    def _next_batch(self) -> list[Attempt]:
-        """Take what is to be stored next. Answers name jobs: of two attempts at one job, as after a
-        claim that a crash of the server undid, the later one waits for another statement."""
-        batch, self._backlog = self._backlog[:BATCH_MAX], self._backlog[BATCH_MAX:]
-        firsts: dict[int, Attempt] = {}
-        for attempt in batch:
-            firsts.setdefault(attempt.id, attempt)
-        if len(firsts) == len(batch):
-            return batch
-        self._backlog[:0] = [one for one in batch if firsts[one.id] is not one]
-        return list(firsts.values())
-
-    def _tell_none_held(self) -> None:
-        if self._is_hold_told and not any(attempt.is_held for attempt in self._backlog):
-            self._is_hold_told = False
-            self._log.info("no job results are refused any more")
+    async def _step(self, sender: BatchSender[Attempt]) -> None:
+        if not sender.is_ready:
+            return
+        try:
+            await sender.step()
+        except DATABASE_ERRORS as error:
+            self._log.debug("job results not stored yet", error=describe(error))
+            await anyio.sleep(self._backoff.next())
+        except Exception:  # results outlive even a fault of ours
+            self._log.exception("job results not stored yet")
+            await anyio.sleep(self._backoff.next())
+        else:
+            self._backoff.reset()
 
     async def _tell(self) -> None:
         """Tell other clients of jobs that they can work now. Apart from the results: until these
@@ -221,81 +244,69 @@ class Completer:
             self._untold.clear()
 
     async def _store(self, attempts: list[Attempt]) -> None:
-        """Store attempts that are all plain or all not. Returns when each is stored, refused for
-        good, or held."""
-        if not attempts:
-            return
+        """Store attempts that are all plain or all not, or put those aside whose rows are locked.
+
+        Raises:
+            Exception: one of DATABASE_ERRORS; none is stored.
+        """
         attempts.sort(key=_by_id)  # so that two bulk statements cannot deadlock
-        skip_locked = self._skip_locked
-        while True:
-            try:
-                async with self._connection.use(
-                    "storing job results", STATEMENT_TIMEOUT
-                ) as connection:
-                    stored = await self._send(connection, attempts, skip_locked=skip_locked)
-            except Exception as error:  # results outlive even a fault of ours
-                if isinstance(error, LockNotAvailableError) and not skip_locked:
-                    skip_locked = True
-                    continue
-                if await self._dealt_with(attempts, error):
-                    return
-                if isinstance(error, DATABASE_ERRORS):
-                    self._log.debug("job results not stored yet", error=describe(error))
-                else:
-                    self._log.exception("job results not stored yet")
-                await anyio.sleep(self._backoff.next())
-            else:
-                self._backoff.reset()
-                self._refusals = 0
-                if stored and not stored[0].is_plain:
-                    self._untold.update(one.queue for one in stored if one.is_due)
-                self._stored(stored)
-                return
+        try:
+            stored = await self._send(attempts, skip_locked=self._skip_locked)
+        except LockNotAvailableError:
+            if self._skip_locked:
+                raise
+            stored = await self._send(attempts, skip_locked=True)
+        except Exception as error:
+            if len(attempts) > 1 or not is_data_error(error) or attempts[0].is_replaced:
+                raise
+            self._replace(attempts[0], error)
+            return
+        if stored and not stored[0].is_plain:
+            self._untold.update(one.queue for one in stored if one.is_due)
+        if self._named:
+            self._forget_names(attempts)
+        self._stored(stored)
 
-    async def _dealt_with(self, attempts: list[Attempt], error: Exception) -> bool:
-        """Find the row that keeps the others from being stored, by halves, and set it aside.
-        Returns False where the same statement may succeed when it is sent again."""
-        is_refused = is_refusal(error) or isinstance(error, LockNotAvailableError)
-        if not is_refused and not (is_statement_timeout(error) and len(attempts) > 1):
-            return False
-        if len(attempts) > 1 and self._refusals < REFUSALS_MAX:
-            middle = len(attempts) // 2
-            await self._store(attempts[:middle])
-            await self._store(attempts[middle:])
-        elif len(attempts) == 1 and is_data_error(error) and not attempts[0].is_replaced:
-            await self._replace(attempts[0], error)
-        else:
-            self._refusals += 1
-            self._hold(attempts, describe(error))
-        return True
+    def _set_aside(self, attempt: Attempt, error: Exception) -> None:
+        """A result fails alone."""
+        self._name([attempt], describe(error), is_slow=cause_of(error) is Cause.TIME)
 
-    def _hold(self, attempts: list[Attempt], why: str) -> None:
-        """Keep results for later that the server refuses for a reason that may pass."""
-        if not all(attempt.is_held for attempt in attempts):
-            self._is_hold_told = True
-            self._held_lines.say(
-                "job results are refused and will be tried again",
-                count=len(attempts),
-                job_ids=[attempt.id for attempt in attempts[:20]],
-                error=why,
-            )
-        for attempt in attempts:
-            attempt.is_held = True
-        self._held += attempts
+    def _name(self, attempts: list[Attempt], error: str, *, is_slow: bool = False) -> None:
+        self._named.update(attempts)
+        self._named_lines.say(
+            "job results take too long and will be tried again"
+            if is_slow
+            else "job results are refused and will be tried again",
+            count=len(attempts),
+            job_ids=[attempt.id for attempt in attempts[:20]],
+            error=error,
+        )
+
+    def _forget_names(self, attempts: list[Attempt]) -> None:
+        """These are stored or no longer ours, unless they are locked."""
+        self._named.difference_update(set(attempts).difference(self._locked))
+        if not self._named:
+            self._log.info("no job results are refused any more")
+
+    def _too_slow(self, rows: int, error: Exception) -> None:
+        """A batch took too long, and is sent in parts."""
+        self._slow_lines.say(
+            "storing job results takes too long, statements are smaller now",
+            rows=rows,
+            error=describe(error),
+        )
 
     def _hold_locked(self, attempts: list[Attempt]) -> None:
-        """Keep results whose rows somebody's transaction has locked, most for a moment only. Rows
-        that it locks besides are no news."""
+        """Keep results whose rows another transaction has locked, most for a moment only. The log
+        names them once they wait for long, and not the rows that are locked later with them."""
         now = time.monotonic()
-        told = any(attempt.is_held for attempt in attempts)
         late = [attempt for attempt in attempts if now - attempt.ended >= LOCK_TOLD_AFTER]
-        if late and not told:
-            self._hold(late, LOCKED)
-            attempts = [attempt for attempt in attempts if not attempt.is_held]
-        self._held += attempts
+        if late and self._named.isdisjoint(attempts):
+            self._name(late, LOCKED)
+        self._locked += attempts
 
-    async def _replace(self, attempt: Attempt, error: Exception) -> None:
-        """Store a plain failure in place of a result that the database refuses."""
+    def _replace(self, attempt: Attempt, error: Exception) -> None:
+        """Have a plain failure stored in place of a result that the database refuses."""
         self._unstorable_lines.say(
             "job result cannot be stored",
             job_id=attempt.id,
@@ -318,28 +329,32 @@ class Completer:
                 trace="",
             ),
         )
-        await self._store([attempt])
+        self._settled.add(attempt)
 
-    async def _send(
-        self, connection: Connection, attempts: list[Attempt], *, skip_locked: bool
-    ) -> list[Attempt]:
+    async def _send(self, attempts: list[Attempt], *, skip_locked: bool) -> list[Attempt]:
         """Send the results; returns the attempts whose results are stored now."""
-        if not skip_locked:
-            states = await self._write(connection, attempts)
-        else:
-            async with connection.transaction():
-                ids = [attempt.id for attempt in attempts]
-                free = await jobs.job_lock_attempts(connection, self._schema, ids)
-                unlocked = [attempt for attempt in attempts if attempt.id in free]
-                states = await self._write(connection, unlocked) if unlocked else {}
-        stored = attempts
-        if len(states) != len(attempts):
-            stored = await self._check(connection, attempts, states)
+        async with self._connection.use("storing job results", STATEMENT_TIMEOUT) as connection:
+            if not skip_locked:
+                states = await self._write(connection, attempts)
+            else:
+                states = await self._write_unlocked(connection, attempts)
+            stored = attempts
+            if len(states) != len(attempts):
+                stored = await self._check(connection, attempts, states)
         now = time.monotonic()
         for attempt in stored:
             attempt.stored = now
             attempt.state_stored = states[attempt.id]
         return stored
+
+    async def _write_unlocked(
+        self, connection: Connection, attempts: list[Attempt]
+    ) -> dict[int, str]:
+        async with connection.transaction():
+            ids = [attempt.id for attempt in attempts]
+            free = await jobs.job_lock_attempts(connection, self._schema, ids)
+            unlocked = [attempt for attempt in attempts if attempt.id in free]
+            return await self._write(connection, unlocked) if unlocked else {}
 
     async def _write(self, connection: Connection, attempts: list[Attempt]) -> dict[int, str]:
         """Send one statement; returns the state of each row that took its result."""
@@ -392,17 +407,14 @@ class Completer:
         return stored
 
 
-def _parts(attempts: list[Attempt]) -> Iterator[list[Attempt]]:
-    """The attempts in parts whose results one statement can carry in its time."""
-    part: list[Attempt] = []
+def _fitting(attempts: list[Attempt]) -> int:
+    """How many of the first attempts have results that one statement can carry in its time."""
     size = 0
-    for attempt in attempts:
-        if part and size + attempt.size > STATEMENT_SIZE_MAX:
-            yield part
-            part, size = [], 0
-        part.append(attempt)
+    for index, attempt in enumerate(attempts):
         size += attempt.size
-    yield part
+        if size > STATEMENT_SIZE_MAX and index:
+            return index
+    return len(attempts)
 
 
 def _by_id(attempt: Attempt) -> int:

@@ -125,9 +125,15 @@ class Run:
         self._cancelled_lines = JobLines(self._log, "info")
         self._counters = Counters(workers, queues)
         self._connector = connector = Connector(url, config)
-        self._claims = DedicatedConnection("claims", connector.claims, self._outage)
-        self._results = DedicatedConnection("results", connector.results, self._outage)
-        self._reserved = DedicatedConnection("reserved", connector.reserved, self._outage)
+        self._claims = DedicatedConnection(
+            "claims", connector.claims, self._outage, pooled=config.pooler
+        )
+        self._results = DedicatedConnection(
+            "results", connector.results, self._outage, pooled=config.pooler
+        )
+        self._reserved = DedicatedConnection(
+            "reserved", connector.reserved, self._outage, pooled=config.pooler
+        )
         registration = Registration(
             client_id=client_id,
             queues=list(queues),

@@ -82,7 +82,7 @@ async def test_slow_completion(rig: Rig, log: list[dict[str, Any]]) -> None:
         async def until_full() -> tuple[int, int]:
             """Wait until claims have stopped. Returns how many jobs were claimed and stored."""
             with anyio.fail_after(PATIENCE, reason="claims did not stop"):
-                while not slow.waits or len(run._completer._backlog) <= BOUND or run.work:
+                while not slow.waits or run._completer.waiting <= BOUND or run.work:
                     await asyncio.sleep(0.005)
             states = await rig.states()
             return JOBS - states["available"], states.get("completed", 0)

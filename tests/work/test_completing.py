@@ -199,7 +199,7 @@ async def test_locked_row_rides_along_under_load(rig: Rig, monkeypatch: pytest.M
             await other.execute("SELECT id FROM river_job WHERE id = 1 FOR UPDATE")
             held.set()
             completer.add(decoy)
-            while not completer._held:
+            while not completer._locked:
                 await rig.event()
             await transaction.commit()
         for _ in range(2_000):
@@ -609,7 +609,7 @@ async def test_backlog_holds_claims(rig: Rig, monkeypatch: pytest.MonkeyPatch) -
     async with rig.working(slots=5) as client:
         completer = client._run._completer  # type: ignore[union-attr]
         async with asyncio.timeout(PATIENCE):
-            while len(completer._backlog) <= 10:
+            while completer.waiting <= 10:
                 await asyncio.sleep(0)
         for _ in range(20):
             await asyncio.sleep(0.001)

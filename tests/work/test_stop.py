@@ -410,7 +410,7 @@ async def test_fault_of_ours(
 ) -> None:
     """SC-14: an unexpected error in a service ends the run with that error, its jobs interrupted;
     it is never swallowed, and never leaves a client that is alive but idle."""
-    method = {Producer: "_wait_for_more", Reconciler: "_read_pauses", Completer: "_store"}[service]
+    method = {Producer: "_wait_for_more", Reconciler: "_read_pauses", Completer: "_flush"}[service]
     monkeypatch.setattr("riverpy._work.reconciler.INTERVAL", 0.05)
 
     async def broken(*args: Any, **values: Any) -> None:
