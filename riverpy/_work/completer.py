@@ -290,6 +290,8 @@ class Completer:
 
     def _too_slow(self, rows: int, error: Exception) -> None:
         """A batch took too long, and is sent in parts."""
+        if self._connection.is_outage_told:
+            return
         self._slow_lines.say(
             "storing job results takes too long, statements are smaller now",
             rows=rows,

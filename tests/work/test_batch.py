@@ -135,9 +135,17 @@ async def test_slow_rows(each: float, monkeypatch: pytest.MonkeyPatch) -> None:
     assert statements.named == []
 
 
-async def test_every_row_is_too_slow() -> None:
+async def test_every_row_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where each row alone takes too long, each is set aside by name, after it failed twice."""
-    statements = Statements(lambda _rows: TOO_SLOW)
+    now = 0.0
+
+    def fail(_rows: list[int]) -> Exception:
+        nonlocal now
+        now += LIMIT
+        return TOO_SLOW
+
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    statements = Statements(fail)
     statements.add(20)
     await statements.send(80)
     assert sorted(statements.named) == [*range(1, 21)]
