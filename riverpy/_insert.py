@@ -16,8 +16,13 @@ from riverpy._insert_errors import check_open, sqlstate, translated
 from riverpy._insert_row import InsertRow, InsertRules, PreparedJob, prepare, prepare_all
 from riverpy._insert_stack import InsertStacks
 from riverpy._lifecycle import is_cancelled
+from riverpy._log import NotificationQueueLog
 from riverpy._sql import query
-from riverpy.drivers.asyncpg import DATABASE_ERRORS, is_transaction
+from riverpy.drivers.asyncpg import (
+    DATABASE_ERRORS,
+    is_notification_queue_full,
+    is_transaction,
+)
 from riverpy.errors import InsertError, TransactionError
 from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
 from riverpy.job import JobColumn, JobRow, JobState, RawArgs
@@ -59,6 +64,8 @@ _NOT_NOW = {"53300", "57P03"}
 """Too many connections; the server starts or stops."""
 _EXISTED = 18
 """Where a row that the statements return says whether the job existed."""
+_NOTIFIED = 19
+"""Where it says how many notifications were sent."""
 _BYTES = (
     JobColumn.ATTEMPTED_AT,
     JobColumn.CREATED_AT,
@@ -141,6 +148,7 @@ class Inserter:
         self._stacks = InsertStacks(plugins, rules)
         self._clock = clock
         self._limiter = NotifyLimiter(clock)
+        self._queue_log = NotificationQueueLog()
 
     async def insert(
         self, args: JobArgs | RawArgs, opts: InsertOpts | None, *, tx: Transaction | None
@@ -229,7 +237,9 @@ class Inserter:
                 lives.
             Exception: as `insert_many`.
         """
-        send = partial(copy_rows, schema=self._schema, timeout=SEND_TIMEOUT)
+        send = partial(
+            copy_rows, schema=self._schema, timeout=SEND_TIMEOUT, notified=self._notified
+        )
         return await self._insert(tx, *self._prepare(params), send)
 
     def _prepare(self, params: Sequence[InsertManyParams]) -> tuple[list[Args], list[InsertRow]]:
@@ -280,6 +290,10 @@ class Inserter:
             try:
                 return await self._send(rows, queues, send)
             except DATABASE_ERRORS as error:
+                if queues and is_notification_queue_full(error):
+                    self._notified(queues, 0)
+                    queues = []
+                    continue
                 if sqlstate(error) not in _ROLLED_BACK or retries == CONFLICT_RETRIES_MAX:
                     raise
             await anyio.sleep(backoff.next())
@@ -310,6 +324,11 @@ class Inserter:
                 await lent.__aexit__(None, None, None)
         raise TimeoutError(step)
 
+    def _notified(self, queues: list[str], count: int) -> None:
+        """Of these queues so many were notified: all, or none if the server's queue is full."""
+        if queues:
+            self._queue_log.report(is_full=count < len(queues))
+
     async def _lend(self) -> tuple[AbstractAsyncContextManager[Transaction], Transaction]:
         """A connection of the pool, and what takes it back."""
         backoff: Backoff | None = None
@@ -334,6 +353,7 @@ class Inserter:
         if firsts:
             sent.sort(key=lambda index: rows[index].lock_order)
         records = await self._fetch(connection, [rows[index] for index in sent], queues)
+        self._notified(queues, int(records[0][_NOTIFIED]))
         results = {
             index: InsertResult(_job(record), record[_EXISTED] == "t")
             for index, record in zip(sent, records, strict=True)

@@ -14,7 +14,7 @@ from riverpy.errors import UniqueConflictError
 from riverpy.job import timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from riverpy._insert_row import InsertRow
     from riverpy.drivers.asyncpg import Transaction
@@ -46,6 +46,7 @@ async def copy_rows(
     *,
     schema: str | None,
     timeout: float,
+    notified: Callable[[list[str], int], None],
 ) -> int:
     """Insert all rows or none, and return their number.
 
@@ -55,6 +56,7 @@ async def copy_rows(
         queues: which are notified.
         schema: where River's tables are. None: the search path decides.
         timeout: seconds within which the server must have stored what was sent.
+        notified: called with `queues` and how many of them were notified.
 
     Raises:
         UniqueConflictError: a job exists, or is twice among them; the transaction lives.
@@ -66,7 +68,7 @@ async def copy_rows(
             await _copy(connection, rows, schema=schema, timeout=timeout)
             if queues:
                 notify = query(_FILE, "insert_notify", schema)
-                await connection.fetch(notify.text, queues)
+                notified(queues, len(await connection.fetch(notify.text, queues)))
     except DATABASE_ERRORS as error:
         if getattr(error, "constraint_name", None) != _UNIQUE_INDEX:
             raise

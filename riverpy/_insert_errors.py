@@ -5,8 +5,19 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from riverpy.drivers.asyncpg import DATABASE_ERRORS, InterfaceError, describe
-from riverpy.errors import ArgsError, ConfigError, SchemaMissingError, TransactionError
+from riverpy.drivers.asyncpg import (
+    DATABASE_ERRORS,
+    InterfaceError,
+    describe,
+    is_notification_queue_full,
+)
+from riverpy.errors import (
+    ArgsError,
+    ConfigError,
+    DatabaseError,
+    SchemaMissingError,
+    TransactionError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -57,6 +68,14 @@ def _meaning(error: Exception, tx: Transaction | None) -> Exception | None:
         return SchemaMissingError(
             f"River's tables are missing or too old ({describe(error)}): run `riverpy migrate up`, "
             "or set Config(schema=...) to the schema that has them"
+        )
+    if is_notification_queue_full(error):
+        if tx is None:
+            return None
+        return DatabaseError(
+            "the commit was refused, since the server's queue of notifications is full: "
+            "`riverpy doctor` names the session that holds it back; a client with "
+            "Config(insert_notify=False) inserts without notifications"
         )
     if code == _TOO_LARGE or _NO_MEMORY in str(error):
         return ArgsError(

@@ -1,4 +1,4 @@
-"""Log: whether lines about single jobs are wanted, and how many of them."""
+"""Log: lines that would come again and again, and how many of them are wanted."""
 
 from __future__ import annotations
 
@@ -55,3 +55,25 @@ class JobLines:
             if self._level == "exception":
                 keys["exc_info"] = True
             self._log.debug(event, **keys)
+
+
+class NotificationQueueLog:
+    """Logs once that the server's queue of notifications is full, and once that it is not."""
+
+    def __init__(self) -> None:
+        self._log: Any = structlog.get_logger("riverpy")
+        self._is_full = False
+
+    def report(self, *, is_full: bool) -> None:
+        """Take what the last statement found that notifies."""
+        if is_full is self._is_full:
+            return
+        self._is_full = is_full
+        if is_full:
+            self._log.warning(
+                "notification queue full",
+                effect="jobs are stored without a notification, and are found by polling",
+                advice="`riverpy doctor` names the session that holds the queue back",
+            )
+        else:
+            self._log.info("notification queue no longer full")

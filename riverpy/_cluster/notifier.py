@@ -20,8 +20,14 @@ import structlog
 from riverpy._clock import Backoff
 from riverpy._db.leases import TOPIC as LEASE_TOPIC
 from riverpy._lifecycle import TestSignal
+from riverpy._log import NotificationQueueLog
 from riverpy._sql import query
-from riverpy.drivers.asyncpg import DATABASE_ERRORS, close, listen
+from riverpy.drivers.asyncpg import (
+    DATABASE_ERRORS,
+    close,
+    is_notification_queue_full,
+    listen,
+)
 from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -91,6 +97,10 @@ class Notifier:
         """Whether a first probe was sent over another connection since this one was made."""
         self._is_deaf = False
         """Whether somebody was told that none do."""
+        self._is_full = False
+        """Whether the last probe was not sent, since the server's queue of notifications is
+        full."""
+        self._queue_log = NotificationQueueLog()
         self.connected = TestSignal("Notifier.connected")
 
     @property
@@ -182,7 +192,7 @@ class Notifier:
         """Return when the connection is lost, or hears nothing. Returns whether it heard before."""
         while True:
             has_heard = self.proven
-            interval = self.probe_interval if has_heard else DEAF_RETRY
+            interval = self.probe_interval if has_heard or self._is_full else DEAF_RETRY
             if not self._is_tested:
                 interval = UNTESTED_RETRY
             scope.turns(within=interval + PROBE_TIMEOUT)
@@ -192,7 +202,9 @@ class Notifier:
             if not self._is_tested:
                 await self._prove(first=True)
             # Its own probe may come back by chance: a pooler can give both to one session.
-            elif not has_heard or not await self._prove(first=False):
+            elif not (has_heard or self._is_full) or not (
+                await self._prove(first=False) or self._is_full
+            ):
                 return has_heard
 
     async def _prove(self, *, first: bool) -> bool:
@@ -205,28 +217,39 @@ class Notifier:
             with anyio.fail_after(PROBE_TIMEOUT):
                 if first:
                     async with self._reserved.use("sending a probe", PROBE_TIMEOUT) as connection:
-                        await self._send_probe(connection, token)
-                    self._is_tested = True
+                        is_sent = await self._send_probe(connection, token)
+                    self._is_tested = is_sent
                 elif self._connection is not None:
-                    await self._send_probe(self._connection, token)
-                is_sent = True
-                await heard.wait()
+                    is_sent = await self._send_probe(self._connection, token)
+                else:
+                    raise ConnectionError("there is no listening connection")
+                self._found_full(not is_sent)
+                if is_sent:
+                    await heard.wait()
                 if self._lost.is_set():
                     raise ConnectionError("the listening connection is gone")
-        except DATABASE_ERRORS:
+        except DATABASE_ERRORS as error:
+            self._found_full(is_notification_queue_full(error))
             if is_sent and first and not self._lost.is_set():
                 self._say_deaf()
             self.proven = False
         else:
-            self.proven, self._is_deaf = True, False
-            self._backoff.reset()
+            self.proven = is_sent
+            if is_sent:
+                self._is_deaf = False
+                self._backoff.reset()
         finally:
             del self._probes[token]
         return self.proven
 
-    async def _send_probe(self, connection: Connection, token: str) -> None:
+    async def _send_probe(self, connection: Connection, token: str) -> bool:
+        """Returns False if the server's queue of notifications is full: nothing was sent."""
         statement = query("river_notification", "notify", None)
-        await connection.execute(statement.text, self._probe_channel, token)
+        return bool(await connection.fetch(statement.text, self._probe_channel, token))
+
+    def _found_full(self, is_full: bool) -> None:
+        self._is_full = is_full
+        self._queue_log.report(is_full=is_full)
 
     def _say_deaf(self) -> None:
         """Once, until it hears."""

@@ -50,6 +50,18 @@ class ConnectionsRow(NamedTuple):
     own: int
 
 
+class SessionRow(NamedTuple):
+    """A session of the server. What the role may not see is empty."""
+
+    pid: int
+    database: str
+    role: str
+    application: str
+    state: str
+    seconds: float | None
+    """Since its transaction began."""
+
+
 class RelationRow(NamedTuple):
     """What the role may do with a table or sequence."""
 
@@ -269,6 +281,21 @@ async def doctor_listeners(connection: Transaction) -> int:
 async def doctor_notify(connection: Transaction, *, channel: str, payload: str) -> None:
     """Notify whoever listens on the channel, at the commit."""
     await _rows(connection, "doctor_notify", channel=channel, payload=payload)
+
+
+async def doctor_notification_usage(connection: Transaction) -> float:
+    """How full the server's queue of notifications is, from 0 to 1."""
+    return (await _rows(connection, "doctor_notification_usage"))[0][0]
+
+
+async def doctor_show_warnings(connection: Transaction) -> None:
+    """Let the open transaction receive the server's warnings."""
+    await _rows(connection, "doctor_show_warnings")
+
+
+async def doctor_sessions(connection: Transaction, pid: int | None) -> list[SessionRow]:
+    """The session of a process; None: up to three, those with the oldest transactions."""
+    return [SessionRow(*row) for row in await _rows(connection, "doctor_sessions", pid=pid)]
 
 
 async def doctor_relations(connection: Transaction, schema: str) -> dict[str, RelationRow]:

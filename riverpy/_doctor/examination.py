@@ -15,6 +15,7 @@ from riverpy._doctor.fleet import look_at_clients, look_at_leader
 from riverpy._doctor.kinds import look_at_kinds
 from riverpy._doctor.leases import look_at_leases
 from riverpy._doctor.listening import look_at_listeners, look_at_listening
+from riverpy._doctor.notification_queue import look_at_notification_queue
 from riverpy._doctor.patient import PRIVILEGE_LACKING, Patient
 from riverpy._doctor.running import look_at_running
 from riverpy._doctor.server import (
@@ -49,6 +50,7 @@ _UNREACHABLE = (
 )
 _LOOKS: tuple[tuple[str, Callable[[Patient], Awaitable[list[Finding]]]], ...] = (
     ("grants", look_at_grants),
+    ("notifications", look_at_notification_queue),
     ("listen", look_at_listening),
     ("listeners", look_at_listeners),
     ("leader", look_at_leader),

@@ -22,6 +22,13 @@ PROBE_TIMEOUT = 2.0
 """Seconds within which a probe must come back."""
 LISTEN_TIMEOUT = 10.0
 """Seconds to connect and listen."""
+_NOT_TRIED = Finding(
+    Level.WARN,
+    "listen",
+    "not tried, since the server's queue of notifications is full: see `notifications`",
+    "run riverpy doctor again when it is not",
+    {"seconds": None},
+)
 
 
 async def look_at_listening(patient: Patient) -> list[Finding]:
@@ -30,7 +37,7 @@ async def look_at_listening(patient: Patient) -> list[Finding]:
     Raises:
         Exception: one of DATABASE_ERRORS.
     """
-    finding = await _try_listening(patient)
+    finding = _NOT_TRIED if patient.is_queue_full else await _try_listening(patient)
     patient.is_heard = finding.level is Level.OK
     return [finding]
 

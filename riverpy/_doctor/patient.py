@@ -92,6 +92,8 @@ class Patient:
     """For how long a job may be due without being reported."""
     is_heard: bool = True
     """Whether notifications arrive, as far as was seen."""
+    is_queue_full: bool = False
+    """Whether the server's queue of notifications is too full for notifications of ours."""
     _places: list[PlaceRow] | None = None
 
     @property

@@ -8,7 +8,7 @@ import os
 import re
 import socket
 import ssl
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
@@ -29,7 +29,7 @@ from riverpy.errors import ConfigError, ServerVersionError
 from riverpy.job import raw_timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
     from datetime import datetime
     from typing import TypeAlias
 
@@ -83,7 +83,18 @@ def is_data_error(error: BaseException) -> bool:
     sent."""
     sqlstate = getattr(error, "sqlstate", None) or ""
     return isinstance(error, asyncpg.DataError) or (
-        isinstance(error, asyncpg.PostgresError) and sqlstate[:2] in {"22", "23", "54"}
+        isinstance(error, asyncpg.PostgresError)
+        and sqlstate[:2] in {"22", "23", "54"}
+        and not is_notification_queue_full(error)
+    )
+
+
+def is_notification_queue_full(error: BaseException) -> bool:
+    """Whether a commit was refused because the server's queue of notifications is full. The class
+    of the error is that of values that are too large, so its place in the server decides."""
+    return (
+        isinstance(error, asyncpg.ProgramLimitExceededError)
+        and getattr(error, "server_source_filename", None) == "async.c"
     )
 
 
@@ -96,7 +107,9 @@ def is_refusal(error: BaseException) -> bool:
     again as it is, it is refused again."""
     sqlstate = getattr(error, "sqlstate", None) or ""
     return is_data_error(error) or (
-        isinstance(error, asyncpg.PostgresError) and sqlstate[:2] not in _PASSING_CLASSES
+        isinstance(error, asyncpg.PostgresError)
+        and sqlstate[:2] not in _PASSING_CLASSES
+        and not is_notification_queue_full(error)
     )
 
 
@@ -458,6 +471,30 @@ def is_closed_for_good(database: Pool | Transaction) -> bool:
         return database.is_closed()
     except asyncpg.InterfaceError:
         return True
+
+
+class Notice(NamedTuple):
+    """What the server says beside an answer."""
+
+    source: str
+    """The file of the server that says it."""
+    detail: str
+
+
+@contextmanager
+def warnings_of(connection: Connection, found: list[Notice]) -> Generator[None]:
+    """Append to `found` what the server warns of on this connection."""
+
+    def keep(_connection: Any, message: Any) -> None:
+        source = getattr(message, "server_source_filename", None) or ""
+        found.append(Notice(source, getattr(message, "detail", None) or ""))
+
+    connection.add_log_listener(keep)
+    try:
+        yield
+    finally:
+        if not connection.is_closed():
+            connection.remove_log_listener(keep)
 
 
 async def listen(

@@ -57,6 +57,29 @@ where datname = current_database() and application_name = 'riverpy listener';
 select pg_notify(@channel::text, @payload::text);
 
 
+-- name: doctor_notification_usage
+-- How full the server's queue of notifications is, from 0 to 1.
+select pg_notification_queue_usage();
+
+
+-- name: doctor_show_warnings
+-- Let the open transaction receive the server's warnings.
+select set_config('client_min_messages', 'warning', true);
+
+
+-- name: doctor_sessions
+-- The session of a process; null: those with the oldest transactions. Of other roles' sessions a role may see little.
+select
+  pid, coalesce(datname::text, '') as database, coalesce(usename::text, '') as role,
+  coalesce(application_name, '') as application, coalesce(state, '') as state,
+  extract(epoch from clock_timestamp() - xact_start)::float8 as seconds
+from pg_stat_activity
+where pid = coalesce(@pid::int, pid) and pid <> pg_backend_pid() and (xact_start is not null or @pid::int is not null)
+  and coalesce(backend_type, 'client backend') = 'client backend'
+order by xact_start
+limit 3;
+
+
 -- name: doctor_relations
 -- What this role may do with each table and sequence of River's and riverpy's.
 select

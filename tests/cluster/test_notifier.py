@@ -59,8 +59,9 @@ async def test_listener_that_is_lost_before_it_has_heard(
     async def work(job: Job[Task]) -> None:
         pass
 
-    async def lose(*_: object) -> None:
+    async def lose(*_: object) -> bool:
         is_sent.set()
+        return True
 
     async with proxied(schema.url) as proxy, rig.working(listen_url=proxy.url) as client:
         run: Any = client._run
@@ -94,8 +95,9 @@ async def test_listener_that_is_lost_again_and_again(
         delays: list[float] = []
         is_enough = asyncio.Event()
 
-        async def lose(*_: object) -> None:
+        async def lose(*_: object) -> bool:
             proxy.cut("riverpy listener")
+            return True
 
         def pause() -> float:
             delays.append(following())
@@ -175,9 +177,10 @@ async def test_half_open_listener_is_replaced_once(
             opened.append(await connect())
             return opened[-1]
 
-        async def send(connection: object, token: str) -> None:
-            await send_probe(connection, token)
+        async def send(connection: object, token: str) -> bool:
+            is_sent = await send_probe(connection, token)
             probed.append(connection)
+            return is_sent
 
         listening._connect, listening._send_probe = connect_again, send
         proxy.hold("riverpy listener")

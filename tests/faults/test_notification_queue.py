@@ -1,0 +1,218 @@
+"""A server whose queue of notifications is full, since a session that listens stays in a
+transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import asyncpg
+import pytest
+
+from riverpy import InsertManyParams, InsertOpts, Job, JobState, LeaseManager
+from riverpy._cluster import notifier
+from riverpy._db.jobs import Stamp, job_put_back
+from riverpy.drivers.asyncpg import (
+    is_data_error,
+    is_notification_queue_full,
+    is_refusal,
+    use_raw_timestamps,
+)
+from riverpy.embedded import EmbeddedPostgres
+from riverpy.migrate import migrate_all
+from tests._database import Schema, connected, run_apart
+from tests.doctor.conftest import examine
+from tests.work.rig import PATIENCE, Rig, Task
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+
+    from riverpy import Client
+
+PAGES = 64
+FULL, NOT_FULL = "notification queue full", "notification queue no longer full"
+SOON = timedelta(seconds=0.1)
+PAST = datetime(2020, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def small_url() -> Generator[str]:
+    """A server of its own whose queue of notifications is small, with River's tables."""
+    server = EmbeddedPostgres(
+        f"queue-{secrets.token_hex(4)}", settings={"max_notify_queue_pages": str(PAGES)}
+    )
+    try:
+        with server as url:
+            run_apart(migrate_all, url)
+            yield url
+    finally:
+        server.remove()
+
+
+@asynccontextmanager
+async def filled(url: str) -> AsyncGenerator[asyncpg.Connection[Any]]:
+    """The queue is full until the session that this gives ends its transaction."""
+    async with connected(url, application_name="lazy") as lazy, connected(url) as filler:
+        await lazy.execute("LISTEN somebody")
+        await lazy.execute("BEGIN")
+        await lazy.execute("SELECT 1")
+        refused: asyncpg.ProgramLimitExceededError | None = None
+        while refused is None:
+            try:
+                await filler.execute("SELECT pg_notify('somebody', $1)", "x" * 7900)
+            except asyncpg.ProgramLimitExceededError as error:
+                refused = error
+        assert is_notification_queue_full(refused)
+        assert not is_data_error(refused)
+        assert not is_refusal(refused)
+        yield lazy
+
+
+@pytest.fixture
+async def rig(small_url: str) -> AsyncGenerator[Rig]:
+    """Jobs on that server."""
+    async with connected(small_url) as connection:
+        await connection.execute("TRUNCATE river_job, river_queue, riverpy_lease")
+        yield Rig(Schema(small_url, "public", connection))
+
+
+async def ended(client: Client, job_id: int, state: JobState) -> None:
+    with anyio.fail_after(PATIENCE, reason=f"the job does not become {state}"):
+        while (await client.job_get(job_id)).state is not state:
+            await asyncio.sleep(0.02)
+
+
+async def test_everything_but_the_notifications_is_stored(
+    rig: Rig, log: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FR-05: while the queue is full, inserts, cancels, retries, pauses, releases, moves of the
+    scheduler and results are stored without notifications, which is logged once; doctor names the
+    session that holds the queue back. Once that has ended, all is as before."""
+    monkeypatch.setattr(notifier, "PROBE_INTERVAL", 0.1)
+    attempts: dict[int, int] = {}
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        attempts[job.id] = job.attempt
+        if job.args.n == 1 and job.attempt == 1:
+            raise ValueError("once")
+
+    async with rig.working(fetch_poll_interval=SOON) as client:
+        run: Any = client._run
+        async with filled(rig.url) as lazy, connected(rig.url) as tx:
+            pid = await lazy.fetchval("SELECT pg_backend_pid()")
+            plain = (await client.insert(Task(0))).job.id
+            (many,) = await client.insert_many([InsertManyParams(Task(1))])
+            assert await client.insert_many_fast([InsertManyParams(Task(0))]) == 1
+            async with tx.transaction():
+                inside = (await client.insert(Task(0), tx=tx)).job.id
+                assert await client.insert_many_fast([InsertManyParams(Task(0))], tx=tx) == 1
+            await ended(client, plain, JobState.COMPLETED)
+            await ended(client, inside, JobState.COMPLETED)
+            await ended(client, many.job.id, JobState.COMPLETED)
+            assert attempts[many.job.id] == 2
+
+            later = (await client.insert(Task(0), InsertOpts(scheduled_at=PAST))).job.id
+            await ended(client, later, JobState.COMPLETED)
+            waiting = (await client.insert(Task(0), InsertOpts(pending=True))).job.id
+            assert (await client.job_cancel(waiting)).state is JobState.CANCELLED
+            await client.job_retry(waiting)
+            await ended(client, waiting, JobState.COMPLETED)
+            await client.queue_pause("default")
+            await client.queue_resume("default")
+
+            async with LeaseManager(rig.url) as leases:
+                lease = await leases.try_acquire("one")
+                assert lease is not None
+                await leases.release(lease)
+
+            await use_raw_timestamps(tx)
+            row = await tx.fetchrow(
+                "INSERT INTO river_job (kind, args, max_attempts, state, attempt, attempted_at,"
+                " queue) VALUES ('k', '{}', 5, 'running', 1, now(), 'other')"
+                " RETURNING id, attempt, attempted_at"
+            )
+            assert row is not None
+            assert await job_put_back(tx, None, [Stamp(*row)]) == {row["id"]}
+
+            with anyio.fail_after(PATIENCE, reason="the listener does not find the queue full"):
+                while run._is_notified():
+                    await asyncio.sleep(0.02)
+            assert [line["event"] for line in log if "notification queue" in line["event"]] == [
+                FULL
+            ] * 2  # by inserts, and by the listener
+            assert not [line for line in log if line["event"] == "database connection lost"]
+
+            report = await examine("--database-url", rig.url)
+            found = report.one("notifications", "warn")
+            assert found["data"]["pids"] == [pid]
+            assert '"lazy"' in found["text"]
+            assert report.one("listen", "warn")["data"] == {"seconds": None}
+        heard = asyncio.Event()
+        async with connected(rig.url) as listener:
+            await listener.add_listener("public.river_insert", lambda *_: heard.set())
+            with anyio.fail_after(PATIENCE, reason="notifications do not arrive again"):
+                while not (heard.is_set() and run._is_notified()):
+                    await client.insert(Task(0))
+                    await asyncio.sleep(0.02)
+        assert [line["event"] for line in log if line["event"] == NOT_FULL] == [NOT_FULL] * 2
+    assert (await examine("--database-url", rig.url)).one("notifications", "ok")
+
+
+FLOOD = f"""
+CREATE SEQUENCE floods;
+CREATE FUNCTION flood() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+  IF nextval('floods') = 1 THEN
+    PERFORM pg_notify('somebody', n || repeat('x', 7900)) FROM generate_series(1, {2 * PAGES}) n;
+  END IF;
+  RETURN NEW;
+END $$;
+"""
+
+
+@pytest.fixture
+async def flood(rig: Rig) -> AsyncGenerator[None]:
+    """A function that fills the queue in the transaction that calls it first, which so fails at its
+    commit."""
+    await rig.schema.execute(FLOOD)
+    yield
+    await rig.schema.execute("DROP FUNCTION flood CASCADE; DROP SEQUENCE floods")
+
+
+@pytest.mark.parametrize("is_fast", [False, True])
+async def test_queue_that_fills_during_an_insert(
+    rig: Rig, flood: None, log: list[Any], is_fast: bool
+) -> None:
+    """An insert of our own whose commit is refused for its notifications is sent again without."""
+    await rig.schema.execute(
+        "CREATE TRIGGER flood AFTER INSERT ON river_job FOR EACH ROW EXECUTE FUNCTION flood()"
+    )
+    async with rig.client() as client:
+        if is_fast:
+            assert await client.insert_many_fast([InsertManyParams(Task(0))]) == 1
+        else:
+            await client.insert(Task(0))
+        assert len(await rig.schema.jobs()) == 1
+        assert [line["event"] for line in log] == [FULL]
+
+
+async def test_queue_that_fills_during_a_result(rig: Rig, flood: None) -> None:
+    """FR-05: a result whose commit is refused for notifications is stored at the next try, and not
+    replaced by a failure."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    await rig.schema.execute(
+        "CREATE TRIGGER flood AFTER UPDATE ON river_job FOR EACH ROW"
+        " WHEN (NEW.state = 'completed') EXECUTE FUNCTION flood()"
+    )
+    row = await rig.run_one()
+    assert row["state"] == "completed"
+    assert not row["errors"]
+    assert await rig.schema.fetchval("SELECT last_value FROM floods") == 2
