@@ -35,6 +35,8 @@ GROWTH_SHARE = 1 / 4
 """Of the time limit: a full batch that took less makes the next one twice as large."""
 SINGLE_ROWS_MAX = 100
 """Rows of a failed batch that are sent again one by one."""
+NARROW_ROWS_MAX = 10
+"""Rows of a statement that failed, and takes the first that it finds, after which it takes one."""
 REPEAT_WINDOW = 60.0
 """Seconds within which the same error counts as repeated."""
 FAILURES_MAX = 8
@@ -120,16 +122,31 @@ class BatchSize:
         """
         self.maximum = self.rows = maximum
         self._limit = limit
+        self._searched = 0
+        """Among how many of the next rows one is that fails its statement."""
 
     def failed(self, rows: int) -> None:
         """A statement with so many rows failed: the next one has half of them."""
         self.rows = min(self.rows, max(rows // 2, 1))
 
+    def narrow(self, rows: int) -> None:
+        """A statement failed that takes the first rows that it finds, so many at most: it will find
+        the same again. It does not grow before it got past them."""
+        self._searched = rows
+        self.rows = math.isqrt(rows) if rows > NARROW_ROWS_MAX else 1
+
     def succeeded(self, rows: int, seconds: float) -> None:
         """A statement with so many rows took so long. A full one that was quick doubles the
         next."""
+        self._searched -= rows
+        if self._searched > 0:
+            return
         if self.rows <= rows and seconds < self._limit * GROWTH_SHARE:
             self.rows = min(self.rows * 2, self.maximum)
+
+    def found(self) -> None:
+        """The row that fails is found, or there are no such rows any more."""
+        self._searched = 0
 
 
 class AsideRow(NamedTuple, Generic[Row]):
@@ -152,8 +169,8 @@ class SetAside(Generic[Row]):
         self,
         maximum: int | None = None,
         *,
-        first: float = SET_ASIDE_FIRST,
-        last: float = SET_ASIDE_MAX,
+        first: float | None = None,
+        last: float | None = None,
     ) -> None:
         """Make it, empty.
 
@@ -161,11 +178,12 @@ class SetAside(Generic[Row]):
             maximum: rows that may be set aside. `is_full` tells the owner to set no more aside:
                 these rows, and what comes with them, then wait until one of the others is tried.
                 None: the owner limits its rows elsewhere.
-            first: seconds until the second try.
-            last: seconds between two tries, at most.
+            first: seconds until the second try; None: `SET_ASIDE_FIRST`.
+            last: seconds between two tries, at most; None: `SET_ASIDE_MAX`.
         """
         self._maximum = math.inf if maximum is None else maximum
-        self._first, self._last = first, last
+        self._first = SET_ASIDE_FIRST if first is None else first
+        self._last = SET_ASIDE_MAX if last is None else last
         self._rows: dict[Hashable, AsideRow[Row]] = {}
         self._rest_until = 0.0
         """No row is tried for the third time, or later, before that; monotonic seconds."""

@@ -82,6 +82,14 @@ async def job_next(
     return None if row is None else (row[0], row[1], row[2])
 
 
+async def job_place(
+    connection: Transaction, schema: str | None, job_id: int, *, queue: str
+) -> tuple[int, int, int] | None:
+    """The same for this job, if it can be claimed from this queue."""
+    row = _one(await _fetch(connection, "job_place", schema, {"id": job_id, "queue": queue}))
+    return None if row is None else (row[0], row[1], row[2])
+
+
 async def job_complete(
     connection: Transaction,
     schema: str | None,

@@ -14,14 +14,13 @@ import anyio.lowlevel
 import structlog
 
 from riverpy._clock import Backoff
-from riverpy._db.jobs import job_claim, job_next
+from riverpy._db.jobs import job_claim, job_next, job_place
 from riverpy._lifecycle import TestSignal
 from riverpy._work.front import BEGINNING, Front, Position
 from riverpy._work.prefetch import Prefetch
-from riverpy._work.refusals import Refusals
+from riverpy._work.unclaimable import UnclaimableJobs
 from riverpy.drivers.asyncpg import (
     DATABASE_ERRORS,
-    PostgresError,
     describe,
     is_refusal,
     is_statement_timeout,
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
     from asyncpg import Record
 
+    from riverpy._batch import AsideRow
     from riverpy._cluster.heartbeat import Heartbeat
     from riverpy._db.connection import DedicatedConnection
     from riverpy._lifecycle import StopScope
@@ -122,7 +122,9 @@ class Producer:
         self._echoes: list[float] = []
         self._due: list[float] = []
         self._log: Any = structlog.get_logger("riverpy").bind(queue=queue)
-        self._refusals = Refusals(self._chunk, poll_interval, self._log)
+        self._unclaimable = UnclaimableJobs(self._chunk, CLAIM_TIMEOUT, self._log)
+        self._claiming: int | None = None
+        """The id of the job that a claim is for; None: it is for several, or not known yet."""
         self._front = Front()
         self._is_failing = False
         self.claimed = TestSignal(f"Producer({queue}).claimed")
@@ -150,7 +152,12 @@ class Producer:
     @property
     def skipped(self) -> list[int]:
         """The jobs that cannot be claimed and are left alone now."""
-        return self._refusals.skipped
+        return self._unclaimable.skipped
+
+    @property
+    def set_aside(self) -> list[AsideRow[int]]:
+        """The jobs that cannot be claimed, by their ids."""
+        return self._unclaimable.set_aside
 
     def notify(self) -> None:
         """Somebody inserted into the queue."""
@@ -269,9 +276,7 @@ class Producer:
     def _failed(self, error: Exception) -> None:
         """A claim failed. What the server itself refused took nothing; that the connection is lost
         is said elsewhere."""
-        if not is_refusal(error):
-            self._claim_failed()
-        self.counters.claim_failures += 1
+        self._count_failure(error)
         is_told = is_refusal(error) or is_statement_timeout(error)
         say = self._log.warning if is_told and not self._is_failing else self._log.debug
         say("jobs cannot be claimed", error=describe(error))
@@ -279,31 +284,56 @@ class Producer:
 
     async def _claim(self, scope: StopScope) -> bool:
         """Claim and launch. Returns whether the queue had fewer jobs than asked for."""
+        retry, began = self._unclaimable.retry(), time.monotonic()
         # There was room a moment ago; what there is no room for now waits, or is given back.
-        limit = self._refusals.limit(min(max(self._wanted(), 1), self._chunk))
+        wanted = 1 if retry is not None else min(max(self._wanted(), 1), self._chunk)
+        limit, self._claiming = self._unclaimable.limit(wanted), None
         # The bound of the use ends a claim, and tells of it; that of the scope ends a stop.
         longest = CLAIM_TIMEOUT + CLAIM_TIMEOUT_STOPPING
-        with scope.shielded(longest, after_stop=CLAIM_TIMEOUT_STOPPING):
-            async with self._claims.use("claiming jobs", CLAIM_TIMEOUT) as connection:
-                if self.paused:  # while it waited for the connection
-                    return True
-                if not self._heartbeat.may_claim:  # the loop was blocked meanwhile
-                    return False
-                sent = time.monotonic()
-                after = BEGINNING if self._refusals.is_stepping else self._front.start(sent)
-                self._cancelled = set()
-                try:
-                    rows = await self._take(connection, limit, after)
-                    if rows is None:
+        try:
+            with scope.shielded(longest, after_stop=CLAIM_TIMEOUT_STOPPING):
+                async with self._claims.use("claiming jobs", CLAIM_TIMEOUT) as connection:
+                    if self.paused:  # while it waited for the connection
+                        return True
+                    if not self._heartbeat.may_claim:  # the loop was blocked meanwhile
                         return False
-                    self._launch(rows, self._cancelled)
-                finally:
-                    self._cancelled = None
-        self._refusals.claimed(len(rows), limit)
-        is_full = len(rows) == limit
+                    sent = time.monotonic()
+                    return await self._claim_now(connection, limit, retry, sent)
+        except DATABASE_ERRORS as error:
+            took = time.monotonic() - began
+            if not self._unclaimable.failed(limit, self._claiming, error, took):
+                raise
+            self._count_failure(error)
+            return False
+
+    def _count_failure(self, error: Exception) -> None:
+        """The server may have carried out a claim, unless it says that it did not."""
+        if not is_refusal(error) and not is_statement_timeout(error):
+            self._claim_failed()
+        self.counters.claim_failures += 1
+
+    async def _claim_now(
+        self, connection: Connection, limit: int, retry: int | None, sent: float
+    ) -> bool:
+        is_alone = retry is not None or (limit == 1 and self._unclaimable.is_stepping)
+        after = BEGINNING if is_alone else self._front.start(sent)
+        self._cancelled = set()
+        try:
+            if is_alone:
+                rows = await self._take_one(connection, retry)
+            else:
+                rows = await self._take(connection, limit, after, self.skipped)
+            self._launch(rows, self._cancelled)
+        finally:
+            self._cancelled = None
         now = self._claimed_at = time.monotonic()
         self.counters.claimed(len(rows), now - sent)
         self._metrics.claimed(self.queue, len(rows), now - sent)
+        if retry is not None:
+            self._unclaimable.retried(retry)
+            return False
+        self._unclaimable.claimed(len(rows), limit, now - sent)
+        is_full = len(rows) == limit
         self._front.claimed(rows, start=after, is_full=is_full, took=now - sent, now=now)
         if not is_full and after != BEGINNING:
             self.expect(self._front.look_in(now))
@@ -321,45 +351,38 @@ class Producer:
         elif waiting:
             self._work.give_back(waiting)
 
-    async def _take(
-        self, connection: Connection, limit: int, after: Position
-    ) -> list[Record] | None:
-        """Claim up to `limit` jobs; None if one of them cannot be, and others may.
-
-        One at a time in a transaction that knows which one it is.
-        """
-        culprit = None
-        try:
-            if limit > 1 or not self._refusals.is_stepping:
-                return await self._take_now(connection, limit, after)
-            async with connection.transaction():
-                first = await job_next(
+    async def _take_one(self, connection: Connection, job_id: int | None) -> list[Record]:
+        """Claim this job, or the next one that is not set aside. The transaction knows which one it
+        is, in case that the claim fails."""
+        async with connection.transaction():
+            if job_id is not None:
+                self._claiming = job_id
+                place = await job_place(connection, self._schema, job_id, queue=self.queue)
+            else:
+                place = await job_next(
                     connection,
                     self._schema,
                     queue=self.queue,
                     kinds=self._kinds,
-                    skipped=self._refusals.skipped,
+                    skipped=self.skipped,
                 )
-                if first is None:
-                    return []
-                priority, scheduled_at, culprit = first
-                # From its place on: what was inserted before it meanwhile is not taken for it.
-                after = Position(priority, scheduled_at, culprit - 1)
-                return await self._take_now(connection, limit, after)
-        except PostgresError as error:
-            if not is_refusal(error) or not self._refusals.refused(limit, culprit, error):
-                raise
-            if culprit is not None:
-                self.expect(self._refusals.retry)
-            return None
+            if place is None:
+                return []
+            priority, scheduled_at, self._claiming = place
+            # From its place on: what was inserted before it meanwhile is not taken for it.
+            after = Position(priority, scheduled_at, self._claiming - 1)
+            skipped = [one for one in self.skipped if one != job_id]
+            return await self._take(connection, 1, after, skipped)
 
-    async def _take_now(self, connection: Connection, limit: int, after: Position) -> list[Record]:
+    async def _take(
+        self, connection: Connection, limit: int, after: Position, skipped: list[int]
+    ) -> list[Record]:
         return await job_claim(
             connection,
             self._schema,
             queue=self.queue,
             kinds=self._kinds,
-            skipped=self._refusals.skipped,
+            skipped=skipped,
             after=after,
             limit=limit,
             client_id=self._client_id,
@@ -377,7 +400,8 @@ class Producer:
         poll_at = time.monotonic() + self._next_poll()
         while not self._notified:
             self._stirred.clear()
-            next_at = min([poll_at, *self._echoes, *self._due[:1]])
+            retry_at = self._unclaimable.next_due
+            next_at = min([poll_at, retry_at, *self._echoes, *self._due[:1]])
             with anyio.move_on_after(next_at - time.monotonic()):
                 await self._stirred.wait()
                 continue

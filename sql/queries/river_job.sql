@@ -52,6 +52,14 @@ limit 1
 for update skip locked;
 
 
+-- name: job_place
+-- The place of one job in the order of claims, if it can be claimed.
+select priority, scheduled_at, id
+from /* schema */ river_job
+where id = @id and state = 'available' and queue = @queue and scheduled_at <= now()
+for update skip locked;
+
+
 -- name: job_complete
 -- Store attempts that just completed. @age is the seconds since each ended: the server's clock decides when that was,
 -- at the statement, for the transaction may have begun before and waited.

@@ -174,6 +174,23 @@ async def test_size_grows_again() -> None:
     assert size.rows == 1
 
 
+async def test_search_among_the_first_rows() -> None:
+    """A statement that takes the first rows that it finds does not grow before it got past those
+    that failed it."""
+    size = BatchSize(500, LIMIT)
+    size.narrow(500)
+    assert size.rows == 22
+    for _ in range(21):
+        size.succeeded(22, 0.0)
+    size.narrow(22)
+    size.narrow(4)
+    assert size.rows == 1
+    size.succeeded(1, 0.0)
+    size.found()
+    size.succeeded(1, 0.0)
+    assert size.rows == 2
+
+
 async def test_server_that_is_away() -> None:
     """While nothing can be sent no row is set aside and no batch becomes smaller; then all is
     sent."""

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+import riverpy._batch
 import riverpy._work.producer
-import riverpy._work.refusals
+import riverpy._work.unclaimable
 from riverpy import EventKind, Job, QueueConfig
 from riverpy.migrate import Migrator
 from tests._database import (
@@ -79,7 +80,9 @@ async def test_attempt_at_the_end_of_its_type(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 50])
-async def test_trigger_that_refuses(rig: Rig, log: list[dict[str, Any]], slots: int) -> None:
+async def test_trigger_that_refuses(
+    rig: Rig, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, slots: int
+) -> None:
     """What a user's trigger does not let be claimed is stepped over, named once, and tried again
     later; all others are worked, and no claim is thought lost."""
 
@@ -87,6 +90,7 @@ async def test_trigger_that_refuses(rig: Rig, log: list[dict[str, Any]], slots: 
     async def work(job: Job[Task]) -> None:
         pass
 
+    monkeypatch.setattr(riverpy._batch, "SET_ASIDE_FIRST", 60.0)
     await rig.insert_rows(120)
     await refuse(rig, "NEW.id IN (1, 60, 61, 120)")
     try:
@@ -102,7 +106,8 @@ async def test_trigger_that_refuses(rig: Rig, log: list[dict[str, Any]], slots: 
             assert await tries(rig) == refused
             assert client._run is not None
             assert not client._run._reconciler.in_doubt
-            assert client._run.producers["default"]._due
+            aside = client._run.producers["default"].set_aside
+            assert sorted(one.row for one in aside) == [1, 60, 61, 120]
     finally:
         await allow(rig)
     assert await rig.states() == {"completed": 137, "available": 4}
@@ -148,7 +153,8 @@ async def test_refused_row_is_tried_again(
     rig: Rig, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row that was refused is tried again by itself, and worked once nothing refuses it."""
-    monkeypatch.setattr(riverpy._work.refusals, "RETRY", 0.02)
+    monkeypatch.setattr(riverpy._batch, "SET_ASIDE_FIRST", 0.02)
+    monkeypatch.setattr(riverpy._batch, "SET_ASIDE_MAX", 0.02)
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -170,8 +176,7 @@ async def test_every_row_is_refused(
 ) -> None:
     """Where too many rows are refused it is said once, without a word for each, and claiming goes
     on when the reason is gone."""
-    monkeypatch.setattr(riverpy._work.refusals, "SKIPPED_MAX", 8)
-    monkeypatch.setattr(riverpy._work.refusals, "NAMED_MAX", 3)
+    monkeypatch.setattr(riverpy._work.unclaimable, "SKIPPED_MAX", 8)
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -184,8 +189,8 @@ async def test_every_row_is_refused(
             while not said(log, FAILING):
                 await asyncio.sleep(0.005)
         await allow(rig)
-        await rig.take(42)
-    assert len(said(log, LEFT_ALONE)) == 3
+        await rig.take(50)
+    assert len(said(log, LEFT_ALONE)) == 8
     assert len(said(log, FAILING)) == 1
 
 

@@ -1,0 +1,132 @@
+"""UnclaimableJobs: which jobs of a queue cannot be claimed, and how many to claim at a time so that
+the others are.
+
+A claim fails as a whole for one of its jobs: for a trigger of the user's that raises or waits, a
+damaged value, or a text that the connection's encoding cannot carry. So claims shrink to one job,
+which is then known. It is set aside, and tried again alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from riverpy._batch import (
+    RECOVERY_FAILURES,
+    BatchSize,
+    Cause,
+    SetAside,
+    StatementErrors,
+    cause_of,
+)
+from riverpy._log import JobLines
+from riverpy.drivers.asyncpg import describe
+
+if TYPE_CHECKING:
+    from riverpy._batch import AsideRow
+
+SKIPPED_MAX = 1000
+"""Jobs that are set aside at a time. Where more cannot be claimed, it is hardly for what they hold:
+claims then wait until one of them can."""
+
+
+class UnclaimableJobs:
+    """The jobs of one queue that cannot be claimed."""
+
+    def __init__(self, maximum: int, limit: float, log: Any) -> None:
+        """Make it.
+
+        Args:
+            maximum: jobs of a claim.
+            limit: seconds that a claim may take.
+            log: the producer's.
+        """
+        self._size = BatchSize(maximum, limit)
+        self._aside = SetAside[int](SKIPPED_MAX)
+        self._errors = StatementErrors()
+        self._named: set[int] = set()
+        """Those that the log names."""
+        self._failures = 0
+        """Claims that failed one after the other."""
+        self._was_retry = False
+        """Whether the last claim was one of a job that was set aside."""
+        self._lines = JobLines(log, "warning")
+        self._slow_lines = JobLines(log, "warning")
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether jobs are claimed one by one, each known before its claim."""
+        return self._size.rows == 1
+
+    @property
+    def skipped(self) -> list[int]:
+        """The ids of the jobs that are set aside."""
+        return [aside.row for aside in self._aside.rows]
+
+    @property
+    def set_aside(self) -> list[AsideRow[int]]:
+        """The jobs that are set aside."""
+        return self._aside.rows
+
+    @property
+    def next_due(self) -> float:
+        """When one of them is tried again, in monotonic seconds; infinity if there is none."""
+        return self._aside.next_due if self._aside else math.inf
+
+    def limit(self, wanted: int) -> int:
+        """How many jobs to claim where `wanted` could be."""
+        return min(wanted, self._size.rows)
+
+    def retry(self) -> int | None:
+        """The id of the job to try now, alone; None: it is the turn of the others."""
+        due = self._aside.due() if self._aside and not self._was_retry else None
+        self._was_retry = due is not None
+        return None if due is None else due.row
+
+    def claimed(self, count: int, limit: int, seconds: float) -> None:
+        """A claim of up to `limit` jobs took so long, and brought `count`."""
+        self._size.succeeded(count, seconds)
+        if count < limit:
+            self._size.found()
+        if count and self._failures:
+            if self._failures >= RECOVERY_FAILURES:
+                self._aside.wake()
+            self._failures = 0
+
+    def retried(self, job_id: int) -> None:
+        """A job that was set aside is claimed, or there is none to claim any more."""
+        self._named.discard(job_id)
+        self._aside.remove(job_id)
+        self._aside.wake()
+
+    def failed(self, limit: int, job_id: int | None, error: Exception, seconds: float) -> bool:
+        """A claim of up to `limit` jobs failed after so long; of this one, if it is known. Returns
+        whether to claim again at once."""
+        self._failures += job_id is None or job_id not in self._aside
+        if not self._errors.may_be_of_rows(error):
+            return False
+        if job_id is not None:
+            return self._set_aside(job_id, error, seconds)
+        may_shrink = not self.is_stepping
+        self._size.narrow(limit)
+        if cause_of(error) is Cause.TIME:
+            self._slow_lines.say(
+                "claiming jobs takes too long, statements are smaller now",
+                rows=self._size.rows,
+                error=describe(error),
+            )
+        return may_shrink
+
+    def _set_aside(self, job_id: int, error: Exception, seconds: float) -> bool:
+        if self._aside.is_full and job_id not in self._aside:
+            return False
+        aside = self._aside.failed(job_id, job_id, error, seconds)
+        self._size.found()
+        if job_id not in self._named and (aside.tries > 1 or cause_of(error) is Cause.ROWS):
+            self._named.add(job_id)
+            self._lines.say(
+                "job cannot be claimed and is left alone; it is tried again now and then",
+                job_id=job_id,
+                error=aside.error,
+            )
+        return True
