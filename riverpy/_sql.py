@@ -5,6 +5,9 @@ parameter and `/* schema */` stands before the name of each table, type and func
 schema, so that psql can read the file as it is. `/* schema of river_job */ current_schema()::text`
 is the name of the schema in which that table is, as a value. Rendered for asyncpg, a parameter
 becomes `$1`, `$2`, … in the order of its first use.
+
+`/* finite */ (x)` is the timestamp `x` between the years 1 and 9999, or null. No arithmetic on it
+fails, and Python can read it: a column may hold `infinity` or a year that Python lacks.
 """
 
 from __future__ import annotations
@@ -29,6 +32,9 @@ _SCHEMA_OF_TABLE = (
 )
 """Where the search path finds a table. Functions of the catalog's caches cost microseconds; a query
 of `pg_class` costs six times as much, and has to be planned."""
+_FINITE_MARK = re.compile(r"/\* finite \*/ \(((?:[^()]|\([^()]*\))*)\)")
+_FIRST = "timestamptz '0001-01-02 00:00:00+00'"
+_LAST = "timestamptz '9999-12-30 00:00:00+00'"
 
 
 class Query(NamedTuple):
@@ -80,9 +86,14 @@ def blocks(file: str) -> dict[str, str]:
     """The named blocks of `sql/queries/<file>.sql`, without their comment lines."""
     parts = _BLOCK.split(sql_directory().joinpath("queries", f"{file}.sql").read_text("utf-8"))
     return {
-        name: _COMMENT_LINE.sub("", body).strip().rstrip(";")
+        name: _FINITE_MARK.sub(_finite, _COMMENT_LINE.sub("", body)).strip().rstrip(";")
         for name, body in zip(parts[1::2], parts[2::2], strict=True)
     }
+
+
+def _finite(match: re.Match[str]) -> str:
+    x = match[1]
+    return f"(case when {x} < {_FIRST} then {_FIRST} when {x} > {_LAST} then {_LAST} else {x} end)"
 
 
 @cache

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -41,6 +42,7 @@ URL_VARIABLE = "RIVERPY_TEST_DATABASE_URL"
 LOOP_VARIABLE = "RIVERPY_TEST_LOOP"
 POOLER_VARIABLE = "RIVERPY_TEST_POOLER"
 pytest_plugins = ["tests._limits", "tests._scheduling"]
+_SYSTEM = sorted(path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb"))
 _HAS_FAILED = pytest.StashKey[bool]()
 
 # How long an example takes tells of the machine.
@@ -70,6 +72,19 @@ def server_url() -> Generator[str]:
         return
     with EmbeddedPostgres("test", settings={"max_connections": "300"}) as url:
         run_apart(drop_orphans, url)
+        yield url
+
+
+@pytest.fixture(scope="session", params=["own", *_SYSTEM], ids=str)
+def each_server_url(request: pytest.FixtureRequest, server_url: str) -> Generator[str]:
+    """The URL of the tests' own server, and of one for each PostgreSQL that the system has."""
+    if request.param == "own":
+        yield server_url
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RIVERPY_PG_BIN", str(request.param))
+        server = EmbeddedPostgres("test", settings={"max_connections": "300"})
+    with server as url:
         yield url
 
 

@@ -9,7 +9,7 @@ from riverpy._sql import query
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from datetime import datetime, timedelta
+    from datetime import timedelta
 
     from riverpy._db.filters import QueueFilter
     from riverpy.drivers.asyncpg import Transaction
@@ -32,7 +32,8 @@ class JobScope(NamedTuple):
 class SweepMark(NamedTuple):
     """How far a sweep through the ended jobs of a state has come."""
 
-    finalized_at: datetime
+    finalized_at: str
+    """A timestamp in the text form of the session, exact in every year."""
     id: int
 
 

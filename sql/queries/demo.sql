@@ -38,12 +38,12 @@ select
   state::text,
   count(*) as jobs,
   sum(attempt)::bigint as attempts,
-  (count(*) / nullif(extract(epoch from max(finalized_at) - min(attempted_at)), 0))::float8 as rate,
+  (count(*) / nullif(extract(epoch from /* finite */ (max(finalized_at)) - /* finite */ (min(attempted_at))), 0))::float8 as rate,
   percentile_cont(array[0.5, 0.95]) within group (
-    order by greatest(extract(epoch from attempted_at - scheduled_at), 0)::float8
+    order by greatest(extract(epoch from /* finite */ (attempted_at) - /* finite */ (scheduled_at)), 0)::float8
   ) as wait,
   percentile_cont(array[0.5, 0.95]) within group (
-    order by greatest(extract(epoch from finalized_at - attempted_at), 0)::float8
+    order by greatest(extract(epoch from /* finite */ (finalized_at) - /* finite */ (attempted_at)), 0)::float8
   ) as run,
   sum((metadata #>> '{output,bytes_in}')::bigint)::bigint as bytes_in,
   sum((metadata #>> '{output,bytes_out}')::bigint)::bigint as bytes_out

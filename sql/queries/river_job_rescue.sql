@@ -59,7 +59,7 @@ select
   id, args::text, attempt, timestamptz_send(attempted_at), attempted_by, timestamptz_send(created_at), errors::text[],
   timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,
   timestamptz_send(scheduled_at), tags::text[], unique_key, unique_states::int,
-  extract(epoch from now() - attempted_at)::float8
+  extract(epoch from now() - /* finite */ (attempted_at))::float8
 from /* schema */ river_job
 where id = any(array(select id from found order by id limit @limit::bigint)) and state = 'running'
 order by id;
@@ -77,7 +77,7 @@ select
   id, args::text, attempt, timestamptz_send(attempted_at), attempted_by, timestamptz_send(created_at), errors::text[],
   timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,
   timestamptz_send(scheduled_at), tags::text[], unique_key, unique_states::int,
-  extract(epoch from now() - attempted_at)::float8
+  extract(epoch from now() - /* finite */ (attempted_at))::float8
 from /* schema */ river_job
 where id = any(array(select id from found order by id limit @limit::bigint)) and state = 'running'
 order by id;
@@ -95,7 +95,7 @@ select
   id, args::text, attempt, timestamptz_send(attempted_at), attempted_by, timestamptz_send(created_at), errors::text[],
   timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,
   timestamptz_send(scheduled_at), tags::text[], unique_key, unique_states::int,
-  extract(epoch from now() - attempted_at)::float8
+  extract(epoch from now() - /* finite */ (attempted_at))::float8
 from /* schema */ river_job
 where id = any(array(select id from found order by id limit @limit::bigint)) and state = 'running'
 order by id;
@@ -146,8 +146,7 @@ with locked as materialized (
     as given (id, attempt, attempted_at, delay)
   where job.id = any(array(select id from locked)) and job.id = given.id
     and job.state = 'running' and job.attempt = given.attempt
-    and job.attempted_at
-      = timestamptz '2000-01-01 00:00:00+00' + given.attempted_at * interval '1 microsecond'
+    and timestamptz_send(job.attempted_at) = int8send(given.attempted_at)
   returning job.id, job.state, job.queue
 ), told as (
   select pg_notify(

@@ -53,8 +53,8 @@ with seen as materialized (
   from /* schema */ river_job
   where state = @state::text::/* schema */ river_job_state
     and finalized_at < now() - @retention::interval
-    and finalized_at >= coalesce(@after_time::timestamptz, '-infinity')
-    and (finalized_at, id) > (coalesce(@after_time::timestamptz, '-infinity'), coalesce(@after_id::bigint, 0))
+    and finalized_at >= coalesce(@after_time::text::timestamptz, '-infinity')
+    and (finalized_at, id) > (coalesce(@after_time::text::timestamptz, '-infinity'), coalesce(@after_id::bigint, 0))
   order by finalized_at, id
   limit @limit::bigint
 ), picked as materialized (
@@ -69,7 +69,7 @@ with seen as materialized (
   where id = any(array(select id from picked))
   returning id
 )
-select (select count(*) from seen), (select count(*) from gone), last.finalized_at, last.id
+select (select count(*) from seen), (select count(*) from gone), last.finalized_at::text, last.id
 from (select finalized_at, id from seen order by finalized_at desc, id desc limit 1) as last;
 
 

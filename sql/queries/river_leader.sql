@@ -16,7 +16,11 @@ with expired as materialized (
   update /* schema */ river_leader as leader
   set
     leader_id = @leader_id::text,
-    elected_at = greatest(now(), expired.elected_at + interval '1 microsecond'),
+    elected_at = case
+      when expired.elected_at between now() and now() + interval '1 year'
+      then expired.elected_at + interval '1 microsecond'
+      else now()
+    end,
     expires_at = now() + @ttl::interval
   from expired
   where leader.name = expired.name
@@ -31,7 +35,9 @@ with expired as materialized (
 select true as elected, @leader_id::text as leader_id, elected_at, null::float8 as remaining
 from (select elected_at from taken union all select elected_at from made) as won
 union all
-select false, leader.leader_id, leader.elected_at, extract(epoch from leader.expires_at - now())::float8
+select
+  false, leader.leader_id, /* finite */ (leader.elected_at),
+  extract(epoch from /* finite */ (leader.expires_at) - now())::float8
 from /* schema */ river_leader as leader
 where leader.name = 'default' and leader.expires_at >= now();
 
@@ -93,7 +99,9 @@ for key share;
 
 -- name: leader_get
 -- Who leads, or led last: times, and the seconds until the lease expires.
-select leader_id, elected_at, expires_at, extract(epoch from expires_at - now())::float8 as remaining
+select
+  leader_id, /* finite */ (elected_at), /* finite */ (expires_at),
+  extract(epoch from /* finite */ (expires_at) - now())::float8 as remaining
 from /* schema */ river_leader
 where name = 'default';
 

@@ -45,13 +45,13 @@ FROM place;
 
 -- name: migration_list
 -- Times as microseconds since 1970, since the connection may have a codec of its own for timestamps.
-SELECT line, version, (extract(epoch FROM created_at) * 1000000)::bigint AS created_at
+SELECT line, version, (extract(epoch FROM /* finite */ (created_at)) * 1000000)::bigint AS created_at
 FROM /* schema */ river_migration
 ORDER BY line, version;
 
 -- name: migration_list_without_line
 -- The table before version 5 of line main.
-SELECT 'main' AS line, version, (extract(epoch FROM created_at) * 1000000)::bigint AS created_at
+SELECT 'main' AS line, version, (extract(epoch FROM /* finite */ (created_at)) * 1000000)::bigint AS created_at
 FROM /* schema */ river_migration
 ORDER BY version;
 

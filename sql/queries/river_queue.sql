@@ -115,7 +115,7 @@ where (select pg_notification_queue_usage() < 0.9);
 -- once for each queue and priority.
 select
   given.queue,
-  coalesce(max(extract(epoch from now() - greatest(oldest.scheduled_at, oldest.created_at))), 0)::float8
+  greatest(max(extract(epoch from now() - /* finite */ (greatest(oldest.scheduled_at, oldest.created_at)))), 0)::float8
 from unnest(@name::text[]) as given (queue)
 cross join generate_series(1, 4) as level (priority)
 left join lateral (

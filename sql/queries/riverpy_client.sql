@@ -39,7 +39,7 @@ where client_id = @client_id::text;
 -- Who leads, whether that is a client of ours, and whether one of ours stands for election and gives signs of life.
 select
   leader.leader_id,
-  to_char(leader.elected_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as elected_at,
+  to_char(/* finite */ (leader.elected_at) at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as elected_at,
   exists (select from /* schema */ riverpy_client where client_id = leader.leader_id) as is_registered,
   exists (
     select from /* schema */ riverpy_client where candidate and heartbeat_at >= now() - dead_after
@@ -54,7 +54,7 @@ left join /* schema */ river_leader as leader on leader.name = 'default' and lea
 -- for a leader of another language.
 delete from /* schema */ riverpy_client as client
 where client_id = @client_id
-  and started_at = timestamptz '2000-01-01 00:00:00+00' + @registered_at::bigint * interval '1 microsecond'
+  and timestamptz_send(started_at) = int8send(@registered_at::bigint)
   and not exists (
     select from /* schema */ river_leader where leader_id = client.client_id and expires_at >= now()
   );
@@ -64,7 +64,9 @@ where client_id = @client_id
 -- Which clients give no signs of life, and in how many seconds the next of the others may be one of them: null, if
 -- there are no others.
 with clients as (
-  select client_id, extract(epoch from heartbeat_at + greatest(dead_after, @dead_after::interval) - now()) as silent_in
+  select
+    client_id,
+    extract(epoch from /* finite */ (heartbeat_at) - now() + greatest(dead_after, @dead_after::interval)) as silent_in
   from /* schema */ riverpy_client
 )
 select
@@ -96,7 +98,7 @@ where client_id = any(@client_id::text[]);
 
 -- name: client_candidates
 -- Who stands for election in a domain and gives signs of life. Through jsonb, since the column may not be there.
-select client_id, version, started_at, heartbeat_at
+select client_id, version, /* finite */ (started_at), /* finite */ (heartbeat_at)
 from /* schema */ riverpy_client as client
 where candidate and heartbeat_at >= now() - dead_after
   and coalesce(to_jsonb(client) ->> 'domain', 'default') = @domain::text

@@ -110,9 +110,9 @@ where nspname = @schema;
 -- and stuck jobs may not be there.
 select
   client_id, queues, kinds, candidate, poll_only, version,
-  extract(epoch from now() - heartbeat_at)::float8 as silent,
+  extract(epoch from now() - /* finite */ (heartbeat_at))::float8 as silent,
   extract(epoch from dead_after)::float8 as dead_after,
-  extract(epoch from now() - started_at)::float8 as running,
+  extract(epoch from now() - /* finite */ (started_at))::float8 as running,
   to_jsonb(client) ->> 'slots' as slots,
   to_jsonb(client) ->> 'stuck' as stuck
 from /* schema */ riverpy_client as client
@@ -136,7 +136,7 @@ with found as materialized (
 select
   found.client_id, found.kind, found.queue, stuck.id is not null as is_stuck, count(*) as jobs,
   count(*) filter (where found.attempted_at <= now() - @long::float8 * interval '1 second') as long,
-  coalesce(extract(epoch from now() - min(found.attempted_at)), 0)::float8 as longest,
+  coalesce(extract(epoch from now() - /* finite */ (min(found.attempted_at))), 0)::float8 as longest,
   (array_agg(found.id order by found.attempted_at, found.id))[1] as id
 from found
 left join stuck on stuck.client_id = found.client_id and stuck.id = found.id
@@ -170,7 +170,7 @@ with recursive place (state, queue) as (
 select
   waits.state::text, waits.queue, waiting.jobs,
   waiting.jobs >= (select share.jobs from share) as is_cut,
-  extract(epoch from now() - first.scheduled_at)::float8 as due_for
+  extract(epoch from now() - /* finite */ (first.scheduled_at))::float8 as due_for
 from waits
 cross join lateral (
   select count(*) as jobs
@@ -243,8 +243,8 @@ limit 1000;
 -- The queues that have a row: whether each is paused, and when a client last said that it works it.
 select
   name,
-  extract(epoch from now() - paused_at)::float8 as paused_for,
-  extract(epoch from now() - updated_at)::float8 as touched
+  extract(epoch from now() - /* finite */ (paused_at))::float8 as paused_for,
+  extract(epoch from now() - /* finite */ (updated_at))::float8 as touched
 from /* schema */ river_queue
 order by name
 limit 5000;
@@ -255,8 +255,8 @@ limit 5000;
 -- late, but nobody's.
 select
   id,
-  extract(epoch from now() - paused_at)::float8 as paused_for,
-  case when paused_at is null then extract(epoch from now() - least(next_run_at, run_requested_at)) end::float8
+  extract(epoch from now() - /* finite */ (paused_at))::float8 as paused_for,
+  case when paused_at is null then extract(epoch from now() - /* finite */ (least(next_run_at, run_requested_at))) end::float8
     as late,
   updated_at >= now() - interval '2 hours' as is_used
 from /* schema */ riverpy_periodic

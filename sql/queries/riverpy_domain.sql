@@ -8,8 +8,9 @@
 -- Who leads each domain, or led it last, and who holds what the schema has one of; null: it was released, or the row is
 -- River's own, which has no epoch. Clients that know of domains have settings.
 select
-  'default' as domain, leader.leader_id as holder, null::bigint as epoch, leader.elected_at, leader.expires_at,
-  extract(epoch from leader.expires_at - now())::float8 as remaining,
+  'default' as domain, leader.leader_id as holder, null::bigint as epoch,
+  /* finite */ (leader.elected_at), /* finite */ (leader.expires_at),
+  extract(epoch from /* finite */ (leader.expires_at) - now())::float8 as remaining,
   exists (select from /* schema */ riverpy_client where client_id = leader.leader_id) as is_registered,
   exists (
     select from /* schema */ riverpy_client where client_id = leader.leader_id and settings is not null
@@ -19,8 +20,9 @@ where leader.name = 'default'
 union all
 select
   case when lease.name = @schema_lease::text then lease.name else substr(lease.name, 3) end,
-  lease.holder, lease.epoch, lease.acquired_at, nullif(lease.expires_at, '-infinity'),
-  case when isfinite(lease.expires_at) then extract(epoch from lease.expires_at - now()) end::float8,
+  lease.holder, lease.epoch, /* finite */ (lease.acquired_at),
+  /* finite */ (nullif(lease.expires_at, '-infinity')),
+  extract(epoch from /* finite */ (nullif(lease.expires_at, '-infinity')) - now())::float8,
   exists (select from /* schema */ riverpy_client where client_id = lease.holder), true
 from /* schema */ riverpy_lease as lease
 where lease.name = @schema_lease::text or starts_with(lease.name, 'd:')
@@ -30,7 +32,8 @@ order by 1;
 -- name: domain_owners
 -- Which queue is which domain's, and how many seconds ago a client of the domain gave a sign of life.
 select
-  queue, domain, claimed_by, claimed_at, last_seen_at, extract(epoch from now() - last_seen_at)::float8 as silent
+  queue, domain, claimed_by, /* finite */ (claimed_at), /* finite */ (last_seen_at),
+  extract(epoch from now() - /* finite */ (last_seen_at))::float8 as silent
 from /* schema */ riverpy_queue_owner
 order by queue;
 
@@ -38,7 +41,7 @@ order by queue;
 -- name: domain_members
 -- Which clients give signs of life, and whose they are.
 select
-  client_id, domain, queues, kinds, candidate, settings, extract(epoch from now() - started_at)::float8 as running
+  client_id, domain, queues, kinds, candidate, settings, extract(epoch from now() - /* finite */ (started_at))::float8 as running
 from /* schema */ riverpy_client
 where heartbeat_at >= now() - dead_after
 order by started_at, client_id

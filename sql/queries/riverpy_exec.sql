@@ -52,7 +52,8 @@ where key = @key::text and epoch = @epoch::bigint and completed_at is null;
 
 -- name: exec_get
 -- How it stands with a key.
-select claimed_by, claimed_at, expires_at is not null as can_expire, completed_at
+select
+  claimed_by, /* finite */ (claimed_at), expires_at is not null as can_expire, /* finite */ (completed_at)
 from /* schema */ riverpy_exec
 where key = @key::text;
 

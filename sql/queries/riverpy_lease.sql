@@ -48,7 +48,8 @@ select true as is_granted, @holder::text as holder, epoch, acquired_at, null::fl
 from (select epoch, acquired_at from taken union all select epoch, acquired_at from made) as won
 union all
 select
-  false, lease.holder, lease.epoch, lease.acquired_at, extract(epoch from lease.expires_at - now())::float8
+  false, lease.holder, lease.epoch, /* finite */ (lease.acquired_at),
+  extract(epoch from lease.expires_at - now())::float8
 from /* schema */ riverpy_lease as lease
 where lease.name = @name::text and lease.expires_at >= now() and lease.expires_at <= now() + 2 * lease.ttl;
 
@@ -164,8 +165,8 @@ from held;
 -- name: lease_list
 -- All leases, by name: times, and the seconds until each expires; null: it was released.
 select
-  name, epoch, holder, ttl, acquired_at, nullif(expires_at, '-infinity') as expires_at,
-  case when isfinite(expires_at) then extract(epoch from expires_at - now()) end::float8 as remaining
+  name, epoch, holder, ttl, /* finite */ (acquired_at), /* finite */ (nullif(expires_at, '-infinity')) as expires_at,
+  extract(epoch from /* finite */ (nullif(expires_at, '-infinity')) - now())::float8 as remaining
 from /* schema */ riverpy_lease
 order by name;
 

@@ -16,7 +16,9 @@ select now();
 
 -- name: periodic_list
 -- Every row.
-select id, schedule, next_run_at, last_run_at, paused_at, run_requested_at
+select
+  id, schedule, /* finite */ (next_run_at) as next_run_at, /* finite */ (last_run_at) as last_run_at,
+  /* finite */ (paused_at) as paused_at, /* finite */ (run_requested_at) as run_requested_at
 from /* schema */ riverpy_periodic
 order by id;
 
@@ -30,7 +32,9 @@ order by id;
 
 -- name: periodic_get
 -- One row.
-select id, schedule, next_run_at, last_run_at, paused_at, run_requested_at
+select
+  id, schedule, /* finite */ (next_run_at) as next_run_at, /* finite */ (last_run_at) as last_run_at,
+  /* finite */ (paused_at) as paused_at, /* finite */ (run_requested_at) as run_requested_at
 from /* schema */ riverpy_periodic
 where id = @id;
 
@@ -80,11 +84,12 @@ select id from made;
 -- name: periodic_look
 -- What there is to do for these ids, and how many seconds until each is due: below zero, it is.
 select
-  id, next_run_at, run_requested_at, paused_at is not null as is_paused, resumed_at, now() as looked_at,
-  extract(epoch from next_run_at - now())::float8 as due_in
-from /* schema */ riverpy_periodic
+  id, /* finite */ (next_run_at), /* finite */ (run_requested_at), paused_at is not null as is_paused,
+  /* finite */ (resumed_at), now() as looked_at,
+  extract(epoch from /* finite */ (next_run_at) - now())::float8 as due_in
+from /* schema */ riverpy_periodic as periodic
 where id = any(@id::text[]) and (next_run_at is not null or run_requested_at is not null)
-order by next_run_at, id;
+order by periodic.next_run_at, periodic.id;
 
 
 -- name: periodic_advance
@@ -100,8 +105,8 @@ with given as (
   select periodic.id
   from /* schema */ riverpy_periodic as periodic
   join given using (id)
-  where periodic.next_run_at is not distinct from given.slot
-    and periodic.run_requested_at is not distinct from given.requested_at
+  where /* finite */ (periodic.next_run_at) is not distinct from given.slot
+    and /* finite */ (periodic.run_requested_at) is not distinct from given.requested_at
     and (periodic.paused_at is not null) = given.is_paused
   order by periodic.id
   for no key update of periodic skip locked

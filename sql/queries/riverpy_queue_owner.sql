@@ -114,7 +114,7 @@ where client_id = @client_id::text and domain = 'default' and settings is null;
 -- gives signs of life; and whether the leader of `default` says that it knows of domains.
 select
   leader.leader_id,
-  to_char(leader.elected_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as elected_at,
+  to_char(/* finite */ (leader.elected_at) at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as elected_at,
   exists (select from /* schema */ riverpy_client where client_id = leader.leader_id) as is_registered,
   exists (select from /* schema */ riverpy_lease where name = @lease::text and expires_at >= now())
     or exists (

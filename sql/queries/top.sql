@@ -22,8 +22,8 @@ select
   version,
   queues,
   candidate,
-  started_at,
-  extract(epoch from now() - heartbeat_at)::float8 as silent_for,
+  /* finite */ (started_at) as started_at,
+  extract(epoch from now() - /* finite */ (heartbeat_at))::float8 as silent_for,
   heartbeat_at < now() - dead_after as is_silent,
   coalesce(jsonb_array_length(nullif(to_jsonb(client) -> 'stuck', 'null')), 0) as stuck,
   to_jsonb(client) ->> 'slots' as slots
@@ -36,7 +36,7 @@ limit @limit::bigint;
 -- Who runs how many jobs, among the first @cap running ones, and for how many seconds the longest.
 select
   claimed.client_id, count(*) as jobs,
-  coalesce(extract(epoch from now() - min(claimed.attempted_at)), 0)::float8 as longest
+  coalesce(extract(epoch from now() - /* finite */ (min(claimed.attempted_at))), 0)::float8 as longest
 from (
   select coalesce(attempted_by[array_upper(attempted_by, 1)], '') as client_id, attempted_at
   from /* schema */ river_job
@@ -104,7 +104,7 @@ select
   scheduled.number as scheduled,
   retryable.number as retryable,
   scheduled.late + retryable.late as late,
-  oldest.due_at,
+  /* finite */ (oldest.due_at) as due_at,
   running.started + available.failed + running.failed + retryable.failed as started,
   available.failed + running.failed + retryable.failed as failed
 from unnest(@name::text[]) as given (name)
@@ -208,14 +208,16 @@ with ended as materialized (
   ) as of_state
 )
 select
-  span.since,
-  greatest(extract(epoch from now() - span.since), 0.001)::float8 as seconds,
+  /* finite */ (span.since) as since,
+  greatest(extract(epoch from now() - /* finite */ (span.since)), 0.001)::float8 as seconds,
   ended.queue,
   count(*) filter (where ended.state = 'completed') as completed,
   count(*) filter (where ended.attempted_at >= span.since) + count(*) filter (where again.failed) as started,
   count(*) filter (where ended.state = 'discarded' or again.failed) as failed,
   percentile_cont(0.95) within group (
-    order by greatest(extract(epoch from ended.attempted_at - ended.scheduled_at), 0)::float8
+    order by greatest(
+      extract(epoch from /* finite */ (ended.attempted_at) - /* finite */ (ended.scheduled_at)), 0
+    )::float8
   ) filter (where ended.attempted_at >= span.since) as wait_p95
 from span
 left join ended on ended.finalized_at >= span.since
@@ -223,7 +225,7 @@ cross join lateral (
   select
     ended.state = 'completed'
     and (ended.errors[array_upper(ended.errors, 1)] ->> 'at') collate "C"
-      >= to_char(span.since at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS') as failed
+      >= to_char(/* finite */ (span.since) at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS') as failed
 ) as again
 group by span.since, ended.queue
 order by ended.queue;

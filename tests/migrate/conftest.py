@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from riverpy.embedded import EmbeddedPostgres
 from tests._database import connected, create_database, drop_database, new_database_name
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import AsyncGenerator
 
     import asyncpg
-
-_SYSTEM = sorted(path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb"))
 
 
 @pytest.fixture
@@ -24,19 +20,6 @@ async def connection(fresh_database_url: str) -> AsyncGenerator[asyncpg.Connecti
     async with connected(fresh_database_url) as connection:
         await connection.execute('CREATE SCHEMA "MixedCase_1"')
         yield connection
-
-
-@pytest.fixture(scope="session", params=["own", *_SYSTEM], ids=str)
-def each_server_url(request: pytest.FixtureRequest, server_url: str) -> Generator[str]:
-    """The URL of the tests' own server, and of one for each PostgreSQL that the system has."""
-    if request.param == "own":
-        yield server_url
-        return
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RIVERPY_PG_BIN", str(request.param))
-        server = EmbeddedPostgres("test", settings={"max_connections": "300"})
-    with server as url:
-        yield url
 
 
 @pytest.fixture
