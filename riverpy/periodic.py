@@ -11,13 +11,11 @@ import hashlib
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from difflib import get_close_matches
 from typing import Literal, Protocol, TypeAlias, cast, get_args
-from zoneinfo import ZoneInfo, available_timezones
 
 import msgspec
-from cronsim import CronSim, CronSimError
 
+from riverpy._cron import cron_fields, cron_pattern, time_zone
 from riverpy._duration import format_duration, parse_duration
 from riverpy._lifecycle import only_exceptions
 from riverpy._names import validate_kind
@@ -35,21 +33,8 @@ INTERVAL_MAX = timedelta(days=365_000)
 
 _SECOND = timedelta(seconds=1)
 _DAY = timedelta(days=1)
-_ZONE_HINT = (
-    "give a name such as Europe/Berlin (the machine needs the system's time zones or the package "
-    "tzdata)"
-)
-_FIELDS = 5
-_DESCRIPTORS = {
-    "@ANNUALLY": "0 0 1 1 *",
-    "@YEARLY": "0 0 1 1 *",
-    "@MONTHLY": "0 0 1 * *",
-    "@WEEKLY": "0 0 * * 0",
-    "@DAILY": "0 0 * * *",
-    "@MIDNIGHT": "0 0 * * *",
-    "@HOURLY": "0 * * * *",
-}
 _EVERY, _CRON = "every ", "cron "
+_STARS = ("*", "?")
 
 
 # Schedules
@@ -93,21 +78,22 @@ class CronSchedule:
     """Due when a cron expression says so, on the clocks of a time zone. Its text is
     `cron 0 9 * * MON Europe/Berlin`.
 
-    The clocks change. An entry at fixed times (neither its minute nor its hour begins with `*`)
-    keeps them: one that the clocks leap over comes at the first instant after the gap, one that
-    they show twice comes the first time only. Any other entry is due at each instant whose local
-    time matches: an hourly one once in each hour that passes.
+    The clocks change. An entry at fixed times (neither its minute nor its hour begins with `*` or
+    `?`) keeps them: one that the clocks leap over comes at the first instant after the gap, one
+    that they show twice comes the first time only. Any other entry is due at each instant whose
+    local time matches: an hourly one once in each hour that passes.
     """
 
     def __init__(self, expression: str, timezone: str) -> None:
         """Make it; see `cron`."""
-        self._zone = _zone(timezone)
-        self.expression = " ".join(_expression(expression))
+        self.zone = time_zone(timezone)
+        fields = cron_fields(expression)
+        self.expression = " ".join(fields)
         self.timezone = timezone
-        self._pattern = _pattern(self.expression, expression)
-        minute, hour = self.expression.split()[:2]
+        self._pattern = cron_pattern(fields, expression)
+        minute, hour = fields[:2]
         self._is_fixed = not (
-            minute.startswith("*") or hour.startswith("*") or len(self._pattern.hours) == 24
+            minute.startswith(_STARS) or hour.startswith(_STARS) or len(self._pattern.hours) == 24
         )
         if self._next_wall(datetime(2000, 1, 1)) is None:  # noqa: DTZ001 (a reading of a clock)
             raise ConfigError(f"cron expression {expression!r} never comes: there is no such date")
@@ -148,17 +134,17 @@ class CronSchedule:
         return next(pattern, None)
 
     def _wall(self, instant: datetime) -> datetime:
-        return instant.astimezone(self._zone).replace(tzinfo=None, fold=0)
+        return instant.astimezone(self.zone).replace(tzinfo=None, fold=0)
 
     def _offset(self, instant: datetime) -> timedelta:
-        return instant.astimezone(self._zone).utcoffset() or timedelta(0)
+        return instant.astimezone(self.zone).utcoffset() or timedelta(0)
 
     def _instant(self, wall: datetime) -> datetime:
         """When the clocks show this for the first time or, if never, when they leap over it."""
-        instant = wall.replace(tzinfo=self._zone).astimezone(UTC)
+        instant = wall.replace(tzinfo=self.zone).astimezone(UTC)
         if self._wall(instant) == wall:
             return instant
-        before = wall.replace(tzinfo=self._zone, fold=1).astimezone(UTC)
+        before = wall.replace(tzinfo=self.zone, fold=1).astimezone(UTC)
         return self._first_change(before, instant) or instant
 
     def _first_change(self, start: datetime, end: datetime) -> datetime | None:
@@ -194,7 +180,8 @@ def cron(expression: str, *, timezone: str = "UTC") -> CronSchedule:
     Args:
         expression: minute, hour, day of the month, month and day of the week, as in
             `30 9 * * MON-FRI`; or @hourly, @daily, @midnight, @weekly, @monthly, @yearly,
-            @annually. If both kinds of days are restricted, either is enough.
+            @annually. If both day fields restrict, a day that matches either one counts; `*` and
+            `?` do not restrict, `*/2` does, as in Go.
         timezone: as in `Europe/Berlin`. Default UTC.
 
     Raises:
@@ -246,38 +233,6 @@ def next_time(schedule: PeriodicSchedule, after: datetime) -> datetime | None:
             f"{due.isoformat()} after {after.isoformat()}"
         )
     return due.astimezone(UTC)
-
-
-def _zone(timezone: object) -> ZoneInfo:
-    if not isinstance(timezone, str):
-        raise ConfigError(f"a time zone is given by its name, got {type(timezone).__name__}")
-    try:
-        return ZoneInfo(timezone)
-    except (LookupError, ValueError, OSError):
-        near = get_close_matches(timezone[:80], available_timezones(), n=3)
-        hint = f"did you mean {', '.join(near)}?" if near else _ZONE_HINT
-        raise ConfigError(f"there is no time zone {timezone[:80]!r}: {hint}") from None
-
-
-def _expression(expression: object) -> list[str]:
-    if not isinstance(expression, str):
-        raise ConfigError(f"a cron expression is a text, got {type(expression).__name__}")
-    upper = expression.upper().strip()
-    fields = _DESCRIPTORS.get(upper, upper).split()
-    if len(fields) != _FIELDS:
-        raise ConfigError(
-            "a cron expression has five fields (minute, hour, day of the month, month, day of the "
-            f"week) or is one of {', '.join(_DESCRIPTORS).lower()}, got {expression[:80]!r}"
-        )
-    return fields
-
-
-def _pattern(expression: str, given: str) -> CronSim:
-    try:
-        return CronSim(expression, datetime(2000, 1, 1))  # noqa: DTZ001 (a reading of a clock)
-    except (CronSimError, ValueError, AssertionError) as error:
-        reason = str(error) or "cannot be read"
-        raise ConfigError(f"cron expression {given[:80]!r} is not allowed: {reason[:80]}") from None
 
 
 # Jobs

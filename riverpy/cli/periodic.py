@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
-from zoneinfo import ZoneInfo
 
 import click
 import msgspec
@@ -122,8 +121,9 @@ def next_(database: DatabaseSettings, *, job_id: str, count: int, as_json: bool)
     if as_json:
         print_json(NextOutput(state.id, state.schedule, state.paused_at is not None, slots))
         return
-    zone = ZoneInfo(schedule.timezone) if isinstance(schedule, CronSchedule) else None
-    columns = ("UTC",) if zone is None else ("UTC", str(zone).upper())
+    is_cron = isinstance(schedule, CronSchedule)
+    zone = schedule.zone if is_cron else None
+    columns = ("UTC", schedule.timezone.upper()) if is_cron else ("UTC",)
     print_table(
         columns,
         [(format_time(slot), format_time(slot.astimezone(zone)))[: len(columns)] for slot in slots],
