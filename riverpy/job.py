@@ -200,10 +200,11 @@ class JobRow:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The metadata, decoded anew at each call; empty if the row holds no JSON object."""
+        """The metadata, decoded anew at each call; empty if the row holds no JSON object, or one
+        that Python cannot read."""
         try:
             return msgspec.json.decode(self._row[JobColumn.METADATA], type=dict[str, Any])
-        except msgspec.ValidationError:
+        except (msgspec.ValidationError, RecursionError):
             return {}
 
     @property

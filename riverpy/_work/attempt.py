@@ -179,7 +179,7 @@ class Attempt(Job[Any]):
             members = msgspec.json.decode(
                 self._row[JobColumn.METADATA], type=dict[str, msgspec.Raw]
             )
-        except msgspec.ValidationError:  # no object: the merge replaces it
+        except (msgspec.ValidationError, RecursionError):  # no object: the merge replaces it
             members = {}
         texts = {key: bytes(raw).decode() for key, raw in members.items()}
         return _object(texts | self._updates)

@@ -13,7 +13,7 @@ from riverpy.cli._output import print_json, print_note
 from riverpy.cli._run import EXIT_FAILURE, CommandError, describe, run, show_traceback
 from riverpy.client import Client
 from riverpy.config import Config
-from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from riverpy.drivers.asyncpg import DATABASE_ERRORS, is_refusal
 from riverpy.errors import NotFoundError, UniqueConflictError
 
 if TYPE_CHECKING:
@@ -103,6 +103,10 @@ def change_each(
                 try:
                     done = await bounded("it", _change_one(client, thing, connection, change))
                 except DATABASE_ERRORS as error:
+                    if _is_refused(error):
+                        message = f"{noun.one} {thing} cannot be changed: {describe(error)}"
+                        teller.tell(thing, Change(FAILED, message))
+                        continue
                     show_traceback(error)
                     rest = "; those after it are left as they are" if number < len(things) else ""
                     raise CommandError(
@@ -116,6 +120,13 @@ def change_each(
         teller.end()
     if teller.has_failed:
         raise click.exceptions.Exit(EXIT_FAILURE)
+
+
+def _is_refused(error: Exception) -> bool:
+    """Whether this one row is refused, as by a trigger. What the role may not do, or what is not
+    there, is the same for all rows."""
+    sqlstate: str = getattr(error, "sqlstate", None) or ""
+    return is_refusal(error) and not sqlstate.startswith("42")
 
 
 async def _change_one(

@@ -3,6 +3,7 @@
 -- Every statement that returns whole jobs lists the columns in the order of riverpy.job.JobColumn.
 -- An attempt is fenced by its stamp (id, attempt, attempted_at): an attempt number alone comes again after a job was
 -- put back, or when a crash of the server loses the commit of a claim.
+-- A cancel mark is a key of the metadata. `->` finds it in an object only: `?` also finds the text in an array or string.
 
 
 -- name: job_claim
@@ -30,7 +31,7 @@ set
     job.attempted_by[greatest(array_length(job.attempted_by, 1) - 98, 1):], @client_id::text
   ),
   metadata = case
-    when jsonb_typeof(job.metadata) = 'object' and job.metadata ? 'cancel_attempted_at'
+    when job.metadata -> 'cancel_attempted_at' is not null
     then job.metadata - 'cancel_attempted_at'
     else job.metadata
   end
@@ -78,19 +79,19 @@ returning job.id;
 update /* schema */ river_job as job
 set
   state = case
-    when done.finalize is null and job.metadata ? 'cancel_attempted_at' then 'cancelled'
+    when done.finalize is null and job.metadata -> 'cancel_attempted_at' is not null then 'cancelled'
     else done.state::/* schema */ river_job_state
   end,
   finalized_at = case
-    when done.finalize is null and job.metadata ? 'cancel_attempted_at' then statement_timestamp()
+    when done.finalize is null and job.metadata -> 'cancel_attempted_at' is not null then statement_timestamp()
     when done.finalize then statement_timestamp() - done.age * interval '1 second'
   end,
   attempt = case
-    when done.finalize is null and job.metadata ? 'cancel_attempted_at' then job.attempt
+    when done.finalize is null and job.metadata -> 'cancel_attempted_at' is not null then job.attempt
     else done.new_attempt
   end,
   scheduled_at = case
-    when done.finalize is null and not job.metadata ? 'cancel_attempted_at'
+    when done.finalize is null and job.metadata -> 'cancel_attempted_at' is null
     then coalesce(statement_timestamp() + done.delay * interval '1 second', job.scheduled_at)
     else job.scheduled_at
   end,
@@ -151,9 +152,9 @@ where job.state = 'running' and job.queue = any(@queue::text[])
 with given_back as (
   update /* schema */ river_job as job
   set
-    state = case when job.metadata ? 'cancel_attempted_at' then 'cancelled' else 'available' end
+    state = case when job.metadata -> 'cancel_attempted_at' is not null then 'cancelled' else 'available' end
       ::/* schema */ river_job_state,
-    finalized_at = case when job.metadata ? 'cancel_attempted_at' then now() end,
+    finalized_at = case when job.metadata -> 'cancel_attempted_at' is not null then now() end,
     attempt = greatest(job.attempt - 1, 0),
     scheduled_at = now()
   from unnest(@id::bigint[], @attempt::smallint[], @attempted_at::timestamptz[])
@@ -177,7 +178,7 @@ where (select count(*) from told) >= 0;
 -- Which of the given jobs somebody asked to cancel while they run.
 select job.id
 from /* schema */ river_job as job
-where job.id = any(@id::bigint[]) and job.state = 'running' and job.metadata ? 'cancel_attempted_at';
+where job.id = any(@id::bigint[]) and job.state = 'running' and job.metadata -> 'cancel_attempted_at' is not null;
 
 
 -- name: job_any_available
@@ -224,9 +225,14 @@ limit @limit::bigint;
 
 
 -- name: job_cancel
--- A job that does not run is cancelled; a running one is marked, and its client told. A final one stays as it is.
+-- A job that does not run is cancelled; a running one is marked, and its client is notified. A final one stays as it is.
+-- The mark of a running job replaces metadata that is no object.
 with found as (
-  select id, queue, state, finalized_at
+  select
+    id, queue, state, finalized_at,
+    jsonb_build_object(
+      'cancel_attempted_at', to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
+    ) as mark
   from /* schema */ river_job
   where id = @id
   for update
@@ -242,9 +248,11 @@ with found as (
   set
     state = case when job.state = 'running' then job.state else 'cancelled' end,
     finalized_at = case when job.state = 'running' then null else now() end,
-    metadata = jsonb_set(job.metadata, '{cancel_attempted_at}', to_jsonb(
-      to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
-    ))
+    metadata = case
+      when jsonb_typeof(job.metadata) = 'object' then job.metadata || found.mark
+      when job.state = 'running' then found.mark
+      else job.metadata
+    end
   from found
   where job.id = found.id and found.finalized_at is null
   returning job.*
@@ -275,7 +283,10 @@ with found as (
     finalized_at = null,
     scheduled_at = now(),
     max_attempts = job.max_attempts + case when job.attempt = job.max_attempts then 1 else 0 end,
-    metadata = job.metadata - 'cancel_attempted_at'
+    metadata = case
+      when jsonb_typeof(job.metadata) = 'object' then job.metadata - 'cancel_attempted_at'
+      else job.metadata
+    end
   from found
   where job.id = found.id and found.state <> 'running'
     and not (found.state = 'available' and found.scheduled_at < now())

@@ -115,16 +115,16 @@ with locked as materialized (
   update /* schema */ river_job as job
   set
     state = case
-      when job.metadata ? 'cancel_attempted_at' then 'cancelled'
+      when job.metadata -> 'cancel_attempted_at' is not null then 'cancelled'
       when job.attempt >= job.max_attempts then 'discarded'
       when given.delay <= 5 then 'available'
       else 'retryable'
     end::/* schema */ river_job_state,
     finalized_at = case
-      when job.metadata ? 'cancel_attempted_at' or job.attempt >= job.max_attempts then now()
+      when job.metadata -> 'cancel_attempted_at' is not null or job.attempt >= job.max_attempts then now()
     end,
     scheduled_at = case
-      when job.metadata ? 'cancel_attempted_at' or job.attempt >= job.max_attempts then job.scheduled_at
+      when job.metadata -> 'cancel_attempted_at' is not null or job.attempt >= job.max_attempts then job.scheduled_at
       else now() + given.delay * interval '1 second'
     end,
     errors = array_append(job.errors, jsonb_build_object(

@@ -1,0 +1,237 @@
+"""Metadata that is no object, or whose keys have values of other types than River's, as SQL by hand
+and other programs leave it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from riverpy import EventKind, Job, JobCancel, JobSnooze
+from riverpy._db.jobs import (
+    Settlement,
+    Stamp,
+    job_cancel_marks,
+    job_put_back,
+    job_settle,
+)
+from riverpy._db.rescue import Rescue, job_rescue
+from riverpy._db.upkeep import job_schedule
+from riverpy.cli import main
+from riverpy.drivers.asyncpg import use_raw_timestamps
+from riverpy.job import JobState
+from tests.doctor.conftest import examine
+from tests.work.rig import Rig, Task
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from riverpy import Client
+    from tests._database import Schema
+
+NO_OBJECTS = [
+    "[]",
+    '["cancel_attempted_at"]',
+    '["a", {"cancel_attempted_at": 1}]',
+    '"cancel_attempted_at"',
+    '"x"',
+    "1",
+    "null",
+    "true",
+]
+ODD_OBJECTS = [
+    '{"snoozes": "x", "output": [], "river:rescue_count": "x", "tags": null}',
+    '{"snoozes": -1e400, "river:rescue_count": -1.5, "a": 1e400}',
+    '{"snoozes": null, "river:rescue_count": {}}',
+    '{"snoozes": true, "river:rescue_count": 1e400, "deep": ' + "[" * 2000 + "]" * 2000 + "}",
+]
+ALL = NO_OBJECTS + ODD_OBJECTS
+ERROR = '{"at": "2026-01-01T00:00:00Z", "attempt": 1, "error": "x", "trace": ""}'
+
+
+@pytest.fixture
+def rig(schema: Schema) -> Rig:
+    return Rig(schema)
+
+
+@pytest.fixture
+async def client(rig: Rig) -> AsyncGenerator[Client]:
+    async with rig.client() as client:
+        yield client
+
+
+async def add(schema: Schema, state: str, texts: list[str] = ALL) -> dict[int, str]:
+    """A job in this state for each of these metadata; which has which."""
+    rows = await schema.fetch(
+        "INSERT INTO river_job (kind, args, max_attempts, state, attempt, attempted_at,"
+        " scheduled_at, metadata, finalized_at)"
+        " SELECT 'task', '{}', 3, $1::text::river_job_state, 1, now(), now() - interval '1 h',"
+        " given::jsonb, CASE WHEN $1 IN ('cancelled', 'completed', 'discarded') THEN now() END"
+        " FROM unnest($2::text[]) AS given RETURNING id",
+        state,
+        texts,
+    )
+    return dict(zip([row["id"] for row in rows], texts, strict=True))
+
+
+async def stamps(schema: Schema) -> list[Stamp]:
+    async with schema.connected() as connection:
+        await use_raw_timestamps(connection)
+        rows = await connection.fetch(
+            "SELECT id, attempt, attempted_at FROM river_job WHERE state = 'running'"
+        )
+        return [Stamp(*row) for row in rows]
+
+
+async def states(schema: Schema) -> set[str]:
+    return {row["state"] for row in await schema.jobs()}
+
+
+async def check_kept(schema: Schema, jobs: dict[int, str]) -> None:
+    """Metadata that is no object stays as it is; of an object each key does."""
+    for job_id, text in jobs.items():
+        operator = "@>" if text in ODD_OBJECTS else "="
+        found = await schema.fetchval(
+            f"SELECT metadata {operator} $2::text::jsonb FROM river_job WHERE id = $1", job_id, text
+        )
+        assert found, text[:80]
+
+
+async def test_text_is_no_mark(schema: Schema) -> None:
+    """The text `cancel_attempted_at` in metadata that is no object cancels no job: in none of the
+    statements that read the mark."""
+    jobs = await add(schema, "running")
+    running = await stamps(schema)
+    async with schema.connected() as connection:
+        await use_raw_timestamps(connection)
+        assert await job_cancel_marks(connection, schema.name, list(jobs)) == []
+        settled = await job_settle(
+            connection,
+            schema.name,
+            [Settlement(*one, "retryable", None, 0.0, 1, 1.0, ERROR, None) for one in running],
+        )
+        assert settled == dict.fromkeys(jobs, "retryable")
+        await schema.execute("UPDATE river_job SET state = 'running'")
+        assert await job_put_back(connection, schema.name, running) == set(jobs)
+        assert await states(schema) == {"available"}
+        await schema.execute("UPDATE river_job SET state = 'running', attempt = 1")
+        await check_kept(schema, jobs)
+        rescues = [Rescue(one, None, 10.0) for one in running]
+        rescued = await job_rescue(connection, schema.name, rescues, error="gone")
+        assert rescued == dict.fromkeys(jobs, "retryable")
+
+
+async def test_updates_of_any_metadata(schema: Schema) -> None:
+    """Each result that records something is stored, whatever the metadata."""
+    jobs = await add(schema, "running")
+    running = await stamps(schema)
+    async with schema.connected() as connection:
+        await use_raw_timestamps(connection)
+        updates = '{"output": 5}'
+        settled = await job_settle(
+            connection,
+            schema.name,
+            [Settlement(*one, "completed", True, 0.0, 1, None, None, updates) for one in running],
+        )
+    assert settled == dict.fromkeys(jobs, "completed")
+    outputs = await schema.fetch("SELECT DISTINCT metadata ->> 'output' FROM river_job")
+    assert [row[0] for row in outputs] == ["5"]
+
+
+async def test_due_jobs_of_any_metadata(schema: Schema) -> None:
+    """The scheduler makes each due job available, and discards each whose key another holds."""
+    jobs = await add(schema, "scheduled")
+    twins = await add(schema, "scheduled")
+    await schema.execute(
+        "UPDATE river_job SET unique_states = B'01110101', unique_key ="
+        f" decode(lpad(to_hex(id % {len(ALL)}), 64, '0'), 'hex')"
+    )
+    async with schema.connected() as connection:
+        ids = [*jobs, *twins]
+        done = await job_schedule(connection, schema.name, ids=ids, ahead=timedelta(0))
+    assert (done.available, done.discarded) == (len(ALL), len(ALL))
+
+
+@pytest.mark.parametrize("text", ALL, ids=range(len(ALL)))
+async def test_verbs(schema: Schema, client: Client, text: str) -> None:
+    """A job of any metadata is read, cancelled, retried and given an output. Of one that does not
+    run the metadata stay; the mark of a running one is found, even where it has to replace them."""
+    for state in ("available", "scheduled", "pending", "retryable"):
+        jobs = await add(schema, state, [text])
+        (job_id,) = jobs
+        assert (await client.job_get(job_id)).id == job_id
+        assert (await client.job_cancel(job_id)).state is JobState.CANCELLED
+        await check_kept(schema, jobs)
+        assert (await client.job_retry(job_id)).state is JobState.AVAILABLE
+        await check_kept(schema, jobs)
+    jobs = await add(schema, "running", [text])
+    (job_id,) = jobs
+    assert (await client.job_cancel(job_id)).state is JobState.RUNNING
+    async with schema.connected() as connection:
+        assert await job_cancel_marks(connection, schema.name, [job_id]) == [job_id]
+    assert (await client.job_cancel(job_id)).state is JobState.RUNNING
+    assert (await client.job_retry(job_id)).state is JobState.RUNNING
+    await client.job_update(job_id, output=7)
+    sql = "SELECT (metadata ->> 'output')::int FROM river_job WHERE id = $1"
+    assert await schema.fetchval(sql, job_id) == 7
+
+
+async def test_attempts(rig: Rig, schema: Schema) -> None:
+    """Jobs of any metadata are worked, and end in each way."""
+    jobs = await add(schema, "available")
+    ends: dict[int, int] = {}
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        assert isinstance(job.metadata, dict)
+        ends[job.id] = ends.get(job.id, 0) + 1
+        match job.id % 4, ends[job.id]:
+            case 0, 1:
+                raise ValueError("once")
+            case 1, 1:
+                raise JobSnooze(timedelta(0))
+            case 2, _:
+                raise JobCancel("enough")
+            case _:
+                job.record_output(1)
+
+    async with rig.working(fetch_poll_interval=timedelta(seconds=0.1)):
+        final: set[int] = set()
+        while len(final) < len(jobs):
+            event = await rig.event()
+            assert event.job is not None
+            if event.kind in {EventKind.JOB_COMPLETED, EventKind.JOB_CANCELLED}:
+                final.add(event.job.id)
+    assert await states(schema) == {"completed", "cancelled"}
+
+
+async def test_commands(schema: Schema) -> None:
+    """A row whose metadata are no object, or that a trigger refuses, keeps no command from the
+    others: list, show, cancel, retry, doctor."""
+    jobs = await add(schema, "pending")
+    await schema.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE EXCEPTION 'not this one'; END $$"
+    )
+    await schema.execute(
+        "CREATE TRIGGER refuse BEFORE UPDATE ON river_job FOR EACH ROW"
+        f" WHEN (old.id = {min(jobs)}) EXECUTE FUNCTION refuse()"
+    )
+    where = [f"--database-url={schema.url}", f"--schema={schema.name}", "--json"]
+    ids = list(map(str, jobs))
+    for command in (["cancel", *ids], ["retry", *ids], ["list"], ["show", ids[-1]]):
+        result = await asyncio.to_thread(CliRunner().invoke, main, ["job", *command, *where])
+        if len(command) > 2:
+            assert result.exit_code == 1
+            done = [one["action"] for one in json.loads(result.stdout)["jobs"]]
+            assert done[0] == "failed"
+            assert set(done[1:]) == {"cancelled" if command[0] == "cancel" else "retried"}
+        else:
+            assert result.exit_code == 0, result.output
+    await schema.execute("DROP FUNCTION refuse CASCADE")
+    report = await examine(*where[:2])
+    assert not [one for one in report.findings if "could not be looked at" in one["text"]]
