@@ -30,13 +30,20 @@ _PORT_MAX = 65535
 _SOCKETS = "/run/postgresql, /var/run/postgresql, /tmp, localhost"
 """Where asyncpg looks if nobody names a host."""
 
-# A password may hold what should have been percent-encoded: all up to the last @ is taken for one.
-_URL_PASSWORD = re.compile(r"(?P<user>://[\w.%+~-]*):(?:\S+|[^/?#\n]{1,200})(?=@)")
-_LIKE_URL_PASSWORD = re.compile(r"(?i)(?P<user>\bpostgres(?:ql)?[:：]?/+[^\s:：/@]*)[:：]\S+(?=@)")
-_BARE_PASSWORD = re.compile(r"(?<![\w/:])(?P<user>[\w.%+~-]{0,200}):(?!//)\S+(?=@)")
+# Each pattern takes time linear in the text: it is applied to one word (a run of characters without
+# spaces), no part of it can be read in two ways, and no search for an end starts twice.
+_LOGINS = (
+    re.compile(r"://[\w.%+~-]*+:"),
+    re.compile(r"(?i)\bpostgres(?:ql)?[:：]?/++[^\s:：/@]*+[:：]"),
+    re.compile(r"(?:(?<![\w.%+~/:-])|(?<=[/:])\w*+[.%+~-])[\w.%+~-]*+:(?!//)"),
+)
+"""A user and the colon before the password, in a URL, in what looks like one, and without one."""
+_SPACED_PASSWORD = re.compile(r"(?P<user>://[\w.%+~-]*+):(?!\*\*\*@)[^/?#\n]{1,200}(?=@)")
 _PASSWORD_PARAMETER = re.compile(r"(?i)(?<=[?&])((?:ssl)?(?:pass(?:w(?:or)?d)?|pwd))=[^&#\s]*")
-_PASSWORD_KEYWORD = re.compile(r"(?i)\b((?:ssl)?password\s*=\s*)('[^']*'|\S+)")
-_URL_QUERY = re.compile(r"(?i)(?P<place>\bpostgres(?:ql)?://[^\s?]*\?)(?P<query>[^\s'\"`]*)")
+_PASSWORD_KEYWORD = re.compile(r"(?i)\b((?:ssl)?password\s*+=\s*+)('[^']*'|\S+)")
+_URL_START = re.compile(r"(?i)\bpostgres(?:ql)?://")
+_QUERY_END = re.compile("[^'\"`]*")
+_WORD = re.compile(r"\S+")
 
 _FILE_VARIABLES = {
     "sslrootcert": "PGSSLROOTCERT",
@@ -92,17 +99,46 @@ _LIBPQ_ONLY = frozenset(
 
 
 def mask_url(text: str) -> str:
-    """`text` with each password in it, of a URL or of a keyword list, replaced by three stars."""
+    """`text` with each password in it, of a URL or of a keyword list, replaced by three stars.
+
+    It takes time linear in the length of the text.
+    """
     if "@" in text:
-        text = _URL_PASSWORD.sub(r"\g<user>:***", text)
-        text = _LIKE_URL_PASSWORD.sub(r"\g<user>:***", text)
-        text = _BARE_PASSWORD.sub(r"\g<user>:***", text)
+        text = _WORD.sub(lambda word: _mask_login(word[0]), text)
+        if "://" in text:
+            text = _SPACED_PASSWORD.sub(r"\g<user>:***", text)
     if "=" not in text:  # as in most lines of a log, which may be long
         return text
     text = _PASSWORD_PARAMETER.sub(r"\1=***", text)
     if "://" in text:
-        text = _URL_QUERY.sub(lambda match: match["place"] + _masked_query(match["query"]), text)
+        text = _WORD.sub(lambda word: _mask_queries(word[0]), text)
     return _PASSWORD_KEYWORD.sub(r"\1***", text)
+
+
+def _mask_login(word: str) -> str:
+    """Mask a password before an `@`. It may hold what should have been percent-encoded, so all up
+    to the last `@` is taken for it."""
+    for pattern in _LOGINS:
+        end = word.rfind("@")
+        login = pattern.search(word, 0, max(end, 0))
+        if login is not None and login.end() < end:
+            word = f"{word[: login.end()]}***{word[end:]}"
+    return word
+
+
+def _mask_queries(word: str) -> str:
+    """Mask the parameters of each URL, but for those that are known to hold no password."""
+    parts: list[str] = []
+    done = 0
+    while url := _URL_START.search(word, done):
+        start = word.find("?", url.end()) + 1
+        if not start:
+            break
+        query = _QUERY_END.match(word, start)
+        assert query is not None  # noqa: S101 (it matches an empty text)
+        parts += [word[done:start], _masked_query(query[0])]
+        done = query.end()
+    return "".join([*parts, word[done:]])
 
 
 def _masked_query(query: str) -> str:

@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -37,8 +38,8 @@ _MANGLED = re.compile(
 )
 _MANGLED_PATH = re.compile(r"[|#@*?\\:\[{!]|^\.|\.$|\.\.")
 _WILDCARD = re.compile(r"[|#@*?]")
-_TANGLED = re.compile(r"\\:|[.|][\[{]|^[\[{].*[|#@*?]|\\.*[|#@*?]|[|#@*?].*\\", re.DOTALL)
-"""Meanings that change each other."""
+_TANGLED = re.compile(r"\\:|[.|][\[{]")
+"""Characters whose meanings change each other."""
 _SELECTOR = re.compile(r"(?:\[\w+\]|\{\w+\})", re.ASCII)
 _ARRAY_INDEX_MAX = 1000
 _WARNINGS_MAX = 1000
@@ -249,7 +250,7 @@ def _mangled_args(kind: str, members: dict[str, str]) -> str:
         if not _MANGLED.search(key):
             document[key] = members[key]
             continue
-        if _TANGLED.search(key):
+        if _is_tangled(key):
             raise _unpredictable(kind, key)
         _warn(kind, key)
         if not _WILDCARD.search(key):
@@ -260,10 +261,14 @@ def _mangled_args(kind: str, members: dict[str, str]) -> str:
     return _render(document)
 
 
+def _is_tangled(key: str) -> bool:
+    is_mixed = key.startswith(("[", "{")) or "\\" in key
+    return _TANGLED.search(key) is not None or (is_mixed and _WILDCARD.search(key) is not None)
+
+
 def _matches_any(key: str, document: dict[str, _Node]) -> bool:
-    first = re.escape(re.split(r"[.|]", key)[0])
-    pattern = re.compile(first.replace(r"\*", ".*").replace(r"\?", "."), re.DOTALL)
-    return any(map(pattern.fullmatch, document))
+    first = re.split(r"[.|]", key)[0].replace("[", "[[]")  # a bracket means itself here
+    return any(fnmatchcase(name, first) for name in document)
 
 
 def _split(key: str) -> list[str]:

@@ -14,7 +14,7 @@ import msgspec
 HEAD_MAX = 8 * 1024
 """Bytes of a request line and its headers."""
 _LINE = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]*) HTTP/1\.[0-9]")
-_HOST = re.compile(rb"^host:[ \t]*([^\r\n]*?)[ \t]*\r?$", re.IGNORECASE | re.MULTILINE)
+_HOST = re.compile(rb"^host:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
 _HEADERS = "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
 
 Body: TypeAlias = bytes | AsyncGenerator[bytes, None]
@@ -85,4 +85,6 @@ def parse(head: bytes) -> Request:
     except ValueError:
         raise Refused(HTTPStatus.BAD_REQUEST, "the target of the request is wrong") from None
     host = _HOST.search(head)
-    return Request(method, url.path, params, host[1].decode("latin-1").lower() if host else "")
+    return Request(
+        method, url.path, params, host[1].strip(b" \t").decode("latin-1").lower() if host else ""
+    )

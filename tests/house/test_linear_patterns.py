@@ -1,0 +1,128 @@
+"""Each regular expression over text from outside takes time linear in its length.
+
+A quadratic one does not end within the time of a test: 100,000 characters are 5,000,000,000 steps.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+
+from riverpy._doctor.finding import masked_query
+from riverpy._dsn import mask_url, validate_url
+from riverpy._duration import parse_duration
+from riverpy._health.address import Address
+from riverpy._health.http import Refused, parse
+from riverpy._json import normalize
+from riverpy._maintenance.reindexer import Postponement
+from riverpy._names import (
+    validate_kind,
+    validate_lease_name,
+    validate_queue,
+    validate_schema,
+    validate_tag,
+)
+from riverpy._unique import unique_key
+from riverpy.errors import RiverError
+from riverpy.insert_opts import UniqueOpts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LENGTH = 100_000
+FRAGMENTS = (
+    *(
+        "a",
+        "1",
+        "a:",
+        ":",
+        "a.",
+        ".",
+        "/",
+        "://",
+        "://a:",
+        "x://u:p ",
+        "@",
+        "a@",
+        "-",
+        "_",
+        "#",
+        "{[",
+    ),
+    *("postgres", "postgres/", "postgres//a:", "postgres://", "postgres://a?", "postgres://a?b='"),
+    *("password", "password=", "password= ", "password='", "?password", "&pwd=", "?pwd=a&", "="),
+    *(
+        "'",
+        '"',
+        "''",
+        "\\",
+        "\\'",
+        '\\"',
+        " ",
+        "\t",
+        "\n",
+        "$a",
+        "$a$",
+        "/*",
+        "*/",
+        "--",
+        "e'",
+        "E'\\",
+    ),
+    *("[", "]", "{", '"a', "\\u00", "host:", "\nhost: ", "[Errno ", "1w", "1.", "0e", "riverpy: 1"),
+)
+TAILS = ("", "@=", '"', "?'")
+
+
+def _parse_head(text: str) -> None:
+    parse(f"GET /x HTTP/1.1\r\n{text}\r\n\r\n".encode())
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        mask_url,
+        masked_query,
+        _parse_head,
+        validate_url,
+        parse_duration,
+        Address.parse,
+        normalize,
+        Postponement.read,
+        validate_kind,
+        validate_lease_name,
+        validate_queue,
+        validate_schema,
+        validate_tag,
+    ],
+)
+@pytest.mark.timeout(120)
+def test_time_is_linear(read: Callable[[str], object]) -> None:
+    """Text that is made to be slow to search is read, or refused, in time."""
+    for fragment in FRAGMENTS:
+        for tail in TAILS:
+            with suppress(ValueError, RiverError, Refused):
+                read(fragment * (LENGTH // len(fragment)) + tail)
+
+
+@pytest.mark.timeout(120)
+def test_unique_keys_are_linear() -> None:
+    """A unique key over args whose names are made to be slow to search is made or refused in
+    time."""
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    for fragment in ("\\", "*", "a*", "a?", "#", "[#", "a*\\"):
+        name = fragment * (LENGTH // len(fragment))
+        args = json.dumps({name: 1, "a" * LENGTH: 2}, separators=(",", ":"))
+        with suppress(RiverError):
+            unique_key(
+                UniqueOpts(by_args=True),
+                kind="slow",
+                args_class=dict,
+                args=args,
+                queue="default",
+                now=now,
+            )
