@@ -7,7 +7,7 @@ import asyncio
 import os
 import secrets
 import socket
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -38,7 +38,7 @@ from riverpy.stats import ClientStats
 from riverpy.worker import Workers
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
     from datetime import timedelta
     from types import TracebackType
@@ -116,6 +116,8 @@ class Client(Verbs, ExecutionVerbs, LeaseVerbs):
         self._pool: Pool | None = None
         self._home: _Home | None = None
         self._run: Run | None = None
+        self._early_stop: Callable[[Run], None] | None = None
+        """What was asked of a run that has not begun."""
         self._overview: Overview | None = None
         """Of the run, or of the last one."""
         self._made_id: tuple[int, str] | None = None
@@ -449,6 +451,8 @@ class Client(Verbs, ExecutionVerbs, LeaseVerbs):
             raise ClientStateError("the client runs already")
         run = self._run = self._new_run()
         self._overview = run.overview
+        if self._early_stop is not None:
+            self._early_stop(run)
         try:
             async with AsyncExitStack() as opened:
                 if not self.is_open:
@@ -521,14 +525,28 @@ class Client(Verbs, ExecutionVerbs, LeaseVerbs):
             raise error
 
     def stop(self) -> None:
-        """Ask the run to claim no more and to let its jobs end. Without a run it does nothing."""
-        if self._run is not None:
-            self._run.stop()
+        """Ask the run to claim no more and to let its jobs end. Without a run it does nothing.
+
+        A run whose task was created just before, and has not begun, stops as soon as it begins.
+        """
+        self._ask(Run.stop)
 
     def stop_and_cancel(self) -> None:
-        """Ask the run to stop and to cancel its jobs now. Without a run it does nothing."""
+        """Ask the run to stop and to cancel its jobs now. Without a run it does nothing; see
+        `stop`."""
+        self._ask(Run.stop_hard)
+
+    def _ask(self, stop: Callable[[Run], None]) -> None:
         if self._run is not None:
-            self._run.stop_hard()
+            stop(self._run)
+            return
+        with suppress(RuntimeError):  # no event loop runs here, so no task waits to begin
+            # The tasks that exist now begin before what the loop is asked to call now.
+            asyncio.get_running_loop().call_soon(self._forget_early_stop)
+            self._early_stop = stop
+
+    def _forget_early_stop(self) -> None:
+        self._early_stop = None
 
     def running_stamps(self) -> list[Stamp]:
         """What tells the attempts that run now from all others; may be called from another

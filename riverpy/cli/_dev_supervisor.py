@@ -16,6 +16,7 @@ import anyio.to_thread
 
 from riverpy.cli._output import print_note
 from riverpy.cli._run import EXIT_USAGE, CommandError
+from riverpy.cli._signals import STOP_SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -150,7 +151,7 @@ class Supervisor:
         return worker.exit_code
 
     async def _follow_signals(self, *, task_status: TaskStatus[None]) -> None:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        with anyio.open_signal_receiver(*STOP_SIGNALS) as signals:
             task_status.started()
             async for _ in signals:
                 if self._stopping.is_set():

@@ -1,6 +1,8 @@
 """How signals stop a worker process, whatever its event loop is doing.
 
-The first SIGTERM or SIGINT stops softly, the second hard, the third leaves the process at once.
+The first SIGTERM, SIGINT, SIGQUIT or SIGHUP stops softly, the second hard, the third leaves the
+process at once. But a SIGHUP hurries no stop that has begun: a terminal that closes may send two of
+them, and takes the reader of the log away as well.
 Python runs a signal handler when the main thread comes back to Python code, which a job that blocks
 the event loop may never do. So a thread reads the byte that the interpreter writes at once for each
 signal. It also ends the process when a stop takes longer than it may. C code that holds the GIL
@@ -34,7 +36,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from datetime import timedelta
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = tuple(
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP")  # Windows lacks the last two
+    if hasattr(signal, name)
+)
+SIGNALS_MAX = 2
+"""Signals that a stop takes; the next one leaves the process at once."""
 GRACE = 1.0
 """Seconds, after the soft and the hard limit, until the last resort begins."""
 LAST_RESORT = 2.5
@@ -44,6 +52,8 @@ FLUSH = 0.3
 _STDERR = 2
 _WAKE = 0
 """No signal: makes the thread look at the deadline."""
+_ASK = 255
+"""No signal: a stop is requested."""
 _LONGEST_WAIT = 3600.0
 
 _handlers_before: dict[signal.Signals, Any] = {}
@@ -54,23 +64,39 @@ class StoppedBeforeStart(BaseException):
     """A signal came while there was nothing to stop yet."""
 
 
+def _raise_stopped(_number: int, _frame: types.FrameType | None) -> NoReturn:
+    raise StoppedBeforeStart
+
+
 @contextmanager
 def stopping_before_start() -> Generator[None]:
     """Let a signal raise StoppedBeforeStart, until `StopSignals` takes it."""
-
-    def handler(_number: int, _frame: types.FrameType | None) -> NoReturn:
-        raise StoppedBeforeStart
-
-    for number in STOP_SIGNALS:
+    for number in filter(_is_free, STOP_SIGNALS):
         # None: a handler that is not Python's, which Python cannot set again.
-        _handlers_before[number] = signal.signal(number, handler) or signal.SIG_DFL
+        _handlers_before[number] = signal.signal(number, _raise_stopped) or signal.SIG_DFL
     try:
         yield
     finally:
         for number, before in list(_handlers_before.items()):
-            if signal.getsignal(number) is handler:
+            if signal.getsignal(number) is _raise_stopped:
                 signal.signal(number, before)
                 del _handlers_before[number]
+
+
+def _is_free(number: int, *ours: Callable[..., object]) -> bool:
+    """Whether a stop may take the signal. `nohup` has SIGHUP ignored, and code of the user's may
+    have a handler of its own for SIGHUP and SIGQUIT. A shell has SIGINT and SIGQUIT ignored in what
+    it runs in the background: these still stop."""
+    if number in {signal.SIGTERM, signal.SIGINT}:
+        return True
+    handler = signal.getsignal(number)
+    is_ignored_quit = handler == signal.SIG_IGN and number != getattr(signal, "SIGHUP", None)
+    return handler in (signal.SIG_DFL, None, _raise_stopped, *ours) or is_ignored_quit
+
+
+def _hurries(number: int) -> bool:
+    """Whether the signal makes a stop that has begun a hard one."""
+    return number not in {_ASK, getattr(signal, "SIGHUP", None)}
 
 
 class StopPlan:
@@ -118,7 +144,10 @@ class StopSignals:
     def __init__(self, plan: StopPlan, loop: asyncio.AbstractEventLoop) -> None:
         self._plan = plan
         self._loop = loop
-        self._numbers = itertools.count(1)  # next() is atomic: a handler may come in between
+        # next() is atomic: a handler may come in between.
+        self._requests = itertools.count(1)
+        self._numbers = itertools.count(1)
+        """Of the requests that count: see `_hurries`."""
         self._handled = itertools.count(1)
         self._deadline = math.inf
         self._exit_code: int | None = None
@@ -132,7 +161,7 @@ class StopSignals:
         """Take the signals. Called in the main thread. A crash in C code, which nothing can take,
         tells where it was."""
         faulthandler.enable(_STDERR if _is_socket(_STDERR) else _unwaiting_stderr())
-        for number in STOP_SIGNALS:
+        for number in filter(_is_free, STOP_SIGNALS):
             signal.signal(number, self._handler)
         self.take_wake_ups()
         threading.Thread(target=self._run, name="riverpy signals", daemon=True).start()
@@ -150,8 +179,8 @@ class StopSignals:
         self._plan = plan
 
     def request_stop(self) -> None:
-        """Do as if SIGTERM had come. May be called from any thread."""
-        self._send(signal.SIGTERM)
+        """Stop softly, unless a stop has begun. May be called from any thread."""
+        self._send(_ASK)
 
     def finish(self, exit_code: int, limit: float) -> None:
         """The run has ended: if the process has not, it is left with this code in `limit` seconds.
@@ -173,7 +202,7 @@ class StopSignals:
         # C code as that of `re` lets handlers run, but no other thread: what that thread had read
         # when it began is not acted on, so handlers are counted too.
         self._take_all()
-        if next(self._handled) > len(STOP_SIGNALS):
+        if _hurries(number) and next(self._handled) > SIGNALS_MAX:
             os._exit(128 + number)
         self._send(_WAKE)
 
@@ -199,15 +228,17 @@ class StopSignals:
                 number = self._reader.recv(1)[0]
             except BlockingIOError:
                 return
-            if number in STOP_SIGNALS:
+            if number == _ASK or (number in STOP_SIGNALS and _is_free(number, self._handler)):
                 self._stop(number)
             elif number != _WAKE and self._wakeup_before != -1:
                 with suppress(OSError):  # full: then it wakes up anyway
                     os.write(self._wakeup_before, bytes([number]))
 
     def _stop(self, signal_number: int) -> None:
+        if next(self._requests) > 1 and not _hurries(signal_number):
+            return
         number = next(self._numbers)
-        if number > len(STOP_SIGNALS):
+        if number > SIGNALS_MAX:
             os._exit(128 + signal_number)
         if self._exit_code is not None:  # it is being left
             return

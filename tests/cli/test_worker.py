@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import termios
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -69,9 +71,9 @@ def worker_of(
 # -- stopping
 
 
-@pytest.mark.parametrize("number", [TERM, INT])
+@pytest.mark.parametrize("number", [TERM, INT, signal.SIGQUIT, signal.SIGHUP])
 async def test_first_signal_stops(schema: Schema, tmp_path: Path, number: signal.Signals) -> None:
-    """SC-07: SIGTERM or SIGINT ends an idle worker with 0."""
+    """SC-07, FR-13: each signal that means an end stops an idle worker with 0."""
     async with worker_of(schema, tmp_path, "jobs") as worker:
         await worker.until_logged("worker started")
         worker.send(number)
@@ -95,12 +97,19 @@ async def test_first_signal_lets_jobs_end(schema: Schema, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("signals", "args"), [([TERM, TERM], ["--soft-stop=1h"]), ([INT], ["--soft-stop=50ms"])]
+    ("signals", "args"),
+    [
+        ([TERM, TERM], ["--soft-stop=1h"]),
+        ([INT], ["--soft-stop=50ms"]),
+        ([signal.SIGHUP], ["--soft-stop=50ms"]),
+        ([signal.SIGQUIT], ["--soft-stop=50ms"]),
+    ],
 )
 async def test_hard_stop_cancels(
     schema: Schema, tmp_path: Path, signals: list[signal.Signals], args: list[str]
 ) -> None:
-    """SC-07: a second signal, or the end of --soft-stop, cancels jobs; they are put back."""
+    """SC-07, FR-13: a second signal, or the end of --soft-stop, cancels jobs; their rows are
+    available again and no attempt is lost."""
     await insert(schema, "sleep")
     async with worker_of(schema, tmp_path, "jobs:patient", *args) as worker:
         await worker.until_printed("job sleep")
@@ -121,6 +130,50 @@ async def test_signal_handler_of_user_code(schema: Schema, tmp_path: Path) -> No
         worker.send(TERM)
         assert await worker.exit_code() == 0
     assert await row(schema) == PUT_BACK
+
+
+async def test_closed_terminal(schema: Schema, tmp_path: Path) -> None:
+    """FR-13: a worker whose terminal is closed stops, though nothing can be printed any more."""
+    await insert(schema, "sleep")
+    (tmp_path / "jobs.py").write_text(JOBS)
+    terminal, side = os.openpty()
+
+    def take_terminal() -> None:
+        os.setsid()
+        fcntl.ioctl(side, termios.TIOCSCTTY, 0)
+
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "riverpy", "worker", "jobs:patient", "--soft-stop=50ms"),
+        *(f"--database-url={schema.url}", f"--schema={schema.name}"),
+        cwd=tmp_path,
+        stdin=side,
+        stdout=side,
+        stderr=side,
+        preexec_fn=take_terminal,
+    )
+    os.close(side)
+    try:
+        while (await row(schema))["state"] != "running":
+            await asyncio.sleep(0.02)
+        os.close(terminal)
+        assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert await row(schema) == PUT_BACK
+
+
+async def test_signal_that_is_ignored(schema: Schema, tmp_path: Path) -> None:
+    """FR-13: a worker under `nohup` goes on when SIGHUP comes, and SIGTERM still stops it."""
+    nohup = f"{JOBS}\nimport signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    async with worker_of(schema, tmp_path, "jobs", code=nohup) as worker:
+        await worker.until_logged("worker started")
+        worker.send(signal.SIGHUP)
+        await insert(schema, "wait")
+        await worker.until_printed("job wait")
+        (tmp_path / "release").touch()
+        worker.send(TERM)
+        assert await worker.exit_code() == 0
 
 
 async def test_wake_ups_taken_by_user_code(schema: Schema, tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ from riverpy.drivers.asyncpg import close_pool
 from riverpy.errors import SchemaMissingError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests._database import Schema
 
 URL = "postgres://nobody@127.0.0.1:1/nowhere"
@@ -242,6 +244,21 @@ def test_stop_without_a_run_does_nothing() -> None:
     client.stop()
     client.stop_and_cancel()
     assert not client.is_running
+
+
+@pytest.mark.parametrize("stop", [Client.stop, Client.stop_and_cancel])
+async def test_stop_before_the_first_step(schema: Schema, stop: Callable[[Client], None]) -> None:
+    """A run stops that was asked to before its task began; the next run works."""
+    client = Client(
+        schema.url, workers=make_workers(), queues=QUEUES, config=Config(schema=schema.name)
+    )
+    run = asyncio.create_task(client.run())
+    stop(client)
+    assert (await run).is_clean
+    stop(client)
+    await asyncio.sleep(0)
+    async with client.working():
+        assert client.is_running
 
 
 def test_subscribing_needs_known_kinds() -> None:
