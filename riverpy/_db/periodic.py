@@ -11,7 +11,7 @@ from riverpy.errors import NotFoundError, SchemaMissingError
 from riverpy.periodic import PeriodicJobState
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Mapping, Sequence
     from datetime import datetime, timedelta
 
     from riverpy.drivers.asyncpg import Transaction
@@ -59,8 +59,6 @@ class Advance(NamedTuple):
     requested_at: datetime | None
     is_paused: bool
     next_run_at: datetime | None
-    ran_at: datetime | None
-    """The slot of the newest job that is inserted; None: no job is."""
 
 
 async def periodic_is_there(connection: Transaction, schema: str | None) -> bool:
@@ -144,6 +142,16 @@ async def periodic_advance(
     values = _columns(Advance._fields, advances)
     rows = await connection.fetch(statement.text, *statement.arguments(values))
     return {row[0] for row in rows}
+
+
+async def periodic_ran(
+    connection: Transaction, schema: str | None, ran: Mapping[str, datetime]
+) -> None:
+    """Store, in the transaction of `periodic_advance`, the slot of the newest job that was inserted
+    for each id."""
+    statement = query(_FILE, "periodic_ran", schema)
+    values: dict[str, object] = {"id": list(ran), "ran_at": list(ran.values())}
+    await connection.execute(statement.text, *statement.arguments(values))
 
 
 async def periodic_keep(

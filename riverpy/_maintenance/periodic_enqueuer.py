@@ -26,6 +26,7 @@ from riverpy._db.periodic import (
     periodic_list,
     periodic_look,
     periodic_now,
+    periodic_ran,
     periodic_register,
 )
 from riverpy._lifecycle import awaiting_only_exceptions
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
     from riverpy._maintenance.base import Office
     from riverpy.drivers.asyncpg import Connection
+    from riverpy.insert_opts import InsertResult
+    from riverpy.job import JobRow
     from riverpy.periodic import PeriodicJob, PeriodicJobs, PeriodicJobState
 
 LOOK_INTERVAL = 5.0
@@ -68,16 +71,28 @@ KEEP_INTERVAL = 3600.0
 """Seconds between two marks on the rows that they are in use."""
 FORGET_AFTER = timedelta(days=30)
 """How long the row is kept of a periodic job that no leader has had."""
+SKIP_REMEDY = (
+    "the finished job keeps the unique key: leave completed out of UniqueOpts(by_state=…), so that "
+    "a job is inserted whenever none is waiting or running"
+)
 _RETRY_FIRST = timedelta(seconds=1)
 _RETRY_MOST = timedelta(seconds=30)
 """The delay after a failure of one periodic job doubles up to this."""
+
+
+class Run(NamedTuple):
+    """A job to insert."""
+
+    slot: datetime
+    """Or when the run was requested."""
+    job: PreparedJob
 
 
 class Firing(NamedTuple):
     """What is to be done for one periodic job."""
 
     advance: Advance
-    jobs: list[PreparedJob]
+    runs: list[Run]
     failed: Exception | None = None
     """Why it does not come further."""
 
@@ -120,6 +135,8 @@ class PeriodicEnqueuer(MaintenanceService):
         """By the id of the row, which names the domain too: two domains may each have one of the
         same id."""
         self._failures: dict[str, _Failure] = {}
+        self._skipped: set[str] = set()
+        """Ids of rows of which a lost slot was reported."""
         self._batch = BATCH
         self._is_there = False
         self._is_missing_said = False
@@ -275,7 +292,7 @@ class PeriodicEnqueuer(MaintenanceService):
             firing = self._plan(look)
             if firing is not None:
                 firings.append(firing)
-            rows = sum(len(firing.jobs) for firing in firings)
+            rows = sum(len(firing.runs) for firing in firings)
             is_long = self.office.timer.boottime() - began >= PLAN_TIME
             if is_long or rows >= ROWS_MOST or len(firings) >= BATCH:
                 yield firings
@@ -306,31 +323,29 @@ class PeriodicEnqueuer(MaintenanceService):
     def _requested(self, job: PeriodicJob, look: Look, at: datetime) -> Firing:
         """The run that somebody asked for; its slots wait for the next pass."""
         prepared = self._prepare(job, at)
-        ran_at = None if prepared is None else at
-        return Firing(_advance(look, look.next_run_at, ran_at), [prepared] if prepared else [])
+        runs = [] if prepared is None else [Run(at, prepared)]
+        return Firing(_advance(look, look.next_run_at), runs)
 
     def _due(self, job: PeriodicJob, look: Look, first: datetime) -> Firing:
         """Its slots, up to the first whose job cannot be made."""
         due = due_slots(job.schedule, job.missed, first, look.looked_at)
         if look.is_paused:
-            return Firing(_advance(look, due.following, None), [])
+            return Firing(_advance(look, due.following), [])
         if due.passed_over:
             self.log.warning(
                 "too many slots were missed, only the newest are inserted", periodic_job_id=job.id
             )
-        jobs: list[PreparedJob] = []
-        ran_at = None
+        runs: list[Run] = []
         for slot in due.slots:
             if look.resumed_at is not None and slot <= look.resumed_at:
                 continue
             try:
                 prepared = self._prepare(job, slot)
             except Exception as error:
-                return Firing(_advance(look, slot, ran_at), jobs, error)
+                return Firing(_advance(look, slot), runs, error)
             if prepared is not None:
-                jobs.append(prepared)
-                ran_at = slot
-        return Firing(_advance(look, due.following, ran_at), jobs)
+                runs.append(Run(slot, prepared))
+        return Firing(_advance(look, due.following), runs)
 
     def _prepare(self, job: PeriodicJob, due_at: datetime) -> PreparedJob | None:
         run = job.construct()
@@ -408,14 +423,46 @@ class PeriodicEnqueuer(MaintenanceService):
             done = await periodic_advance(
                 connection, self.office.schema, [firing.advance for firing in firings]
             )
-            jobs = [job for firing in firings if firing.advance.id in done for job in firing.jobs]
-            if jobs:
-                await self._insert(jobs, connection)
+            runs = [
+                (firing.advance.id, run)
+                for firing in firings
+                if firing.advance.id in done
+                for run in firing.runs
+            ]
+            results = await self._insert([run.job for _, run in runs], connection) if runs else []
+            inserted = {
+                row_id: run.slot
+                for (row_id, run), result in zip(runs, results, strict=True)
+                if not result.unique_skipped_as_duplicate
+            }
+            if inserted:
+                await periodic_ran(connection, self.office.schema, inserted)
+        for (row_id, run), result in zip(runs, results, strict=True):
+            if result.unique_skipped_as_duplicate:
+                self._say_skipped(row_id, run.slot, result.job)
         return done
 
-    async def _insert(self, jobs: list[PreparedJob], connection: Connection) -> None:
+    def _say_skipped(self, row_id: str, slot: datetime, existing: JobRow) -> None:
+        """Log that a slot is a duplicate: once as a warning if the existing job has finished and is
+        of an earlier slot, since each slot is lost then until the row of that job is deleted."""
+        job = self._registered[row_id]
+        is_lost = existing.finalized_at is not None and _has_slot(job, existing.scheduled_at, slot)
+        say = self.log.debug
+        if is_lost and row_id not in self._skipped:
+            self._skipped.add(row_id)
+            say = self.log.warning
+        say(
+            "periodic slot skipped as a duplicate",
+            periodic_job_id=job.id,
+            slot=slot,
+            job_id=existing.id,
+            state=existing.state.value,
+            remedy=SKIP_REMEDY if is_lost else None,
+        )
+
+    async def _insert(self, jobs: list[PreparedJob], connection: Connection) -> list[InsertResult]:
         try:
-            await self._inserter.insert_rows(jobs, tx=connection)
+            return await self._inserter.insert_rows(jobs, tx=connection)
         except TransactionError as error:  # meant for whoever brings a connection: it is lost
             raise ConnectionError(describe(error.__cause__ or error)) from error
 
@@ -426,7 +473,14 @@ class PeriodicEnqueuer(MaintenanceService):
             self.log.info("periodic job works again", periodic_job_id=firing.advance.id)
 
 
-def _advance(look: Look, next_run_at: datetime | None, ran_at: datetime | None) -> Advance:
-    return Advance(
-        look.id, look.next_run_at, look.run_requested_at, look.is_paused, next_run_at, ran_at
-    )
+def _advance(look: Look, next_run_at: datetime | None) -> Advance:
+    return Advance(look.id, look.next_run_at, look.run_requested_at, look.is_paused, next_run_at)
+
+
+def _has_slot(job: PeriodicJob, after: datetime, until: datetime) -> bool:
+    """Whether the schedule has a slot in this time."""
+    try:
+        following = next_time(job.schedule, after)
+    except Exception:  # code of the user's, about a time that it was not asked for before
+        return False
+    return following is not None and following <= until

@@ -96,11 +96,10 @@ order by periodic.next_run_at, periodic.id;
 -- Fenced, in one transaction with the insert of the jobs. Move rows on from where they were seen; returns those that
 -- were there still.
 with given as (
-  select id, slot, requested_at, is_paused, next_run_at, ran_at
+  select id, slot, requested_at, is_paused, next_run_at
   from unnest(
-    @id::text[], @slot::timestamptz[], @requested_at::timestamptz[], @is_paused::boolean[], @next_run_at::timestamptz[],
-    @ran_at::timestamptz[]
-  ) as given (id, slot, requested_at, is_paused, next_run_at, ran_at)
+    @id::text[], @slot::timestamptz[], @requested_at::timestamptz[], @is_paused::boolean[], @next_run_at::timestamptz[]
+  ) as given (id, slot, requested_at, is_paused, next_run_at)
 ), taken as materialized (
   select periodic.id
   from /* schema */ riverpy_periodic as periodic
@@ -114,13 +113,20 @@ with given as (
 update /* schema */ riverpy_periodic as periodic
 set
   next_run_at = given.next_run_at,
-  last_run_at = coalesce(given.ran_at, periodic.last_run_at),
   run_requested_at = null,
   updated_at = now()
 from given
 join taken using (id)
 where periodic.id = given.id
 returning periodic.id;
+
+
+-- name: periodic_ran
+-- In the transaction of periodic_advance, after its insert: store the newest slots whose jobs were inserted.
+update /* schema */ riverpy_periodic as periodic
+set last_run_at = given.ran_at
+from unnest(@id::text[], @ran_at::timestamptz[]) as given (id, ran_at)
+where periodic.id = given.id;
 
 
 -- name: periodic_keep

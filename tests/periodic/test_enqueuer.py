@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -15,7 +15,7 @@ from riverpy.drivers.asyncpg import DATABASE_ERRORS
 from riverpy.errors import FencedOutError
 from riverpy.hooks import HookPeriodicJobsStartFunc
 from riverpy.insert_opts import InsertOpts, UniqueOpts
-from riverpy.job import RawArgs
+from riverpy.job import JobState, RawArgs
 from riverpy.periodic import PeriodicJob, cron, every
 from tests.kit.proxy import proxied
 from tests.maintenance.office import StillTimer
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
 UNIQUE = InsertOpts(unique_opts=UniqueOpts(by_args=True))
+SKIPPED = "periodic slot skipped as a duplicate"
+WAITING = ("available", "pending", "retryable", "running", "scheduled")
 
 
 def ticks(job_id: str = "ticks", *, missed: Missed = "one") -> PeriodicJob:
@@ -119,6 +121,55 @@ async def test_unique_jobs_collapse(schema: Schema) -> None:
             await one.run()
         assert len(await one.slots("unique")) == 1
         assert len(await one.slots("hourly")) == 3
+
+
+async def finish(schema: Schema) -> int:
+    """Let the only job be one of ten minutes ago, and completed. Returns its id."""
+    return await schema.fetchval(
+        "UPDATE river_job SET state = 'completed', finalized_at = now(),"
+        " scheduled_at = scheduled_at - interval '10 minutes' RETURNING id"
+    )
+
+
+async def test_lost_slots_are_reported(schema: Schema, log: list[Any]) -> None:
+    """FR-11: a slot that a finished job keeps from being inserted is reported, once, with the
+    remedy; the last slot of a periodic job is that of a job that exists."""
+    unique = PeriodicJob(MINUTELY, lambda: (Tick(), UNIQUE), id="unique")
+    async with enqueuing(schema, unique) as one:
+        await one.move("unique", SECOND)
+        await one.run()
+        (inserted,) = await one.slots("unique")
+        assert (await one.row("unique"))["last_run_at"] == inserted
+        job_id = await finish(schema)
+        for ago in (60, 30, 0):
+            await one.move("unique", ago * SECOND)
+            await one.run()
+        assert len(await one.slots("unique")) == 1
+        assert (await one.row("unique"))["last_run_at"] == inserted
+        assert (await one.row("unique"))["next_run_at"] > inserted
+    entries = [entry for entry in log if entry["event"] == SKIPPED]
+    warnings = [entry for entry in entries if entry["log_level"] == "warning"]
+    assert len(entries) == 3
+    (warning,) = warnings
+    assert (warning["periodic_job_id"], warning["job_id"]) == ("unique", job_id)
+    assert warning["state"] == "completed"
+    assert "by_state" in warning["remedy"]
+
+
+async def test_slots_are_skipped_while_a_job_runs(schema: Schema, log: list[Any]) -> None:
+    """FR-11: with `completed` left out of the states a slot is skipped only while a job of an
+    earlier one waits or runs, which is no warning."""
+    states = [state for state in JobState if state.value in WAITING]
+    opts = InsertOpts(unique_opts=UniqueOpts(by_args=True, by_state=states))
+    unique = PeriodicJob(MINUTELY, lambda: (Tick(), opts), id="unique")
+    async with enqueuing(schema, unique) as one:
+        for inserted, ended in ((1, False), (1, True), (2, False)):
+            await one.move("unique", SECOND)
+            await one.run()
+            assert len(await one.slots("unique")) == inserted
+            if ended:
+                await finish(schema)
+    assert [entry["log_level"] for entry in log if entry["event"] == SKIPPED] == ["debug"]
 
 
 # --- missed slots
