@@ -40,6 +40,7 @@ async def job_claim(
     kinds: list[str] | None,
     skipped: list[int],
     after: tuple[int, int, int],
+    last_priority: int,
     limit: int,
     client_id: str,
 ) -> list[Record]:
@@ -47,7 +48,7 @@ async def job_claim(
 
     `kinds` None means all kinds.
     `after` is a priority, a raw time and an id: what comes before in the order of claims, or is
-    this, is left alone.
+    this, is left alone, as are lower priorities than `last_priority` (larger numbers).
     """
     priority, scheduled_at, after_id = after
     return await _fetch(
@@ -61,10 +62,17 @@ async def job_claim(
             "priority": priority,
             "scheduled_at": scheduled_at,
             "after_id": after_id,
+            "last_priority": last_priority,
             "limit": limit,
             "client_id": client_id,
         },
     )
+
+
+async def job_claim_time(connection: Transaction, schema: str | None) -> int:
+    """The server's time, raw."""
+    ((now,),) = await _fetch(connection, "job_claim_time", schema, {})
+    return now
 
 
 async def job_next(

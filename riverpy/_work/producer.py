@@ -14,9 +14,9 @@ import anyio.lowlevel
 import structlog
 
 from riverpy._clock import Backoff
-from riverpy._db.jobs import job_claim, job_next, job_place
+from riverpy._db.jobs import job_claim, job_claim_time, job_next, job_place
 from riverpy._lifecycle import TestSignal
-from riverpy._work.front import BEGINNING, Front, Position
+from riverpy._work.claim_cursor import WHOLE, ClaimCursor, Position, Stretch
 from riverpy._work.prefetch import Prefetch
 from riverpy._work.unclaimable import UnclaimableJobs
 from riverpy.drivers.asyncpg import (
@@ -28,7 +28,7 @@ from riverpy.drivers.asyncpg import (
 from riverpy.events import EventKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from anyio.abc import TaskStatus
     from asyncpg import Record
@@ -57,6 +57,9 @@ ECHOES = (0.005, 0.1)
 """Seconds after a notification at which the queue is looked at again. A sender notifies once for
 all it inserts within a few milliseconds (River in Go: within 100), and commits of the others may
 end after the notification came."""
+EMPTY_MAX, EMPTY_PAUSE = 20, 0.02
+"""So many claims that brought nothing may follow at once on notifications; then there are seconds
+between two. Others may insert jobs of kinds that only other clients work, at any rate."""
 DUE_MARGIN = 0.002
 """Seconds that the server may be behind in seeing a job become due."""
 BACKOFF_FIRST, BACKOFF_MOST = timedelta(milliseconds=50), timedelta(seconds=2)
@@ -100,6 +103,8 @@ class Producer:
         self._subscriptions, self._heartbeat = subscriptions, heartbeat
         self._claim_failed = claim_failed
         self.slots = self._free = config.max_workers
+        self._empty = 0
+        """How many claims in a row have brought nothing."""
         self._claimed_at = 0.0
         """When the last claim ended that succeeded, or claiming began; 0 before."""
         self._prefetch = Prefetch(config.max_workers, work.give_back) if config.prefetch else None
@@ -125,7 +130,7 @@ class Producer:
         self._unclaimable = UnclaimableJobs(self._chunk, CLAIM_TIMEOUT, self._log)
         self._claiming: int | None = None
         """The id of the job that a claim is for; None: it is for several, or not known yet."""
-        self._front = Front()
+        self._cursor = ClaimCursor()
         self._is_failing = False
         self.claimed = TestSignal(f"Producer({queue}).claimed")
 
@@ -253,8 +258,9 @@ class Producer:
                 self._log.info("jobs are claimed again")
             if drained:
                 await self._wait_for_more()
-            if self._cooldown:
-                await anyio.sleep(max(0.0, started + self._cooldown - time.monotonic()))
+            pause = max(self._cooldown, EMPTY_PAUSE if self._empty > EMPTY_MAX else 0.0)
+            if pause:
+                await anyio.sleep(max(0.0, started + pause - time.monotonic()))
             elif not drained:
                 await asyncio.sleep(0)  # noqa: TID251 (a turn for the launched jobs, no delay)
 
@@ -297,8 +303,9 @@ class Producer:
                         return True
                     if not self._heartbeat.may_claim:  # the loop was blocked meanwhile
                         return False
-                    sent = time.monotonic()
-                    return await self._claim_now(connection, limit, retry, sent)
+                    if retry is not None or (limit == 1 and self._unclaimable.is_stepping):
+                        return await self._claim_one(connection, retry)
+                    return await self._claim_many(connection, limit, scope)
         except DATABASE_ERRORS as error:
             took = time.monotonic() - began
             if not self._unclaimable.failed(limit, self._claiming, error, took):
@@ -312,33 +319,61 @@ class Producer:
             self._claim_failed()
         self.counters.claim_failures += 1
 
-    async def _claim_now(
-        self, connection: Connection, limit: int, retry: int | None, sent: float
-    ) -> bool:
-        is_alone = retry is not None or (limit == 1 and self._unclaimable.is_stepping)
-        after = BEGINNING if is_alone else self._front.start(sent)
-        self._cancelled = set()
-        try:
-            if is_alone:
-                rows = await self._take_one(connection, retry)
-            else:
-                rows = await self._take(connection, limit, after, self.skipped)
-            self._launch(rows, self._cancelled)
-        finally:
-            self._cancelled = None
-        now = self._claimed_at = time.monotonic()
-        self.counters.claimed(len(rows), now - sent)
-        self._metrics.claimed(self.queue, len(rows), now - sent)
+    async def _claim_one(self, connection: Connection, retry: int | None) -> bool:
+        """Claim the job that is tried again, or the next one. Returns whether there was none."""
+        rows, took = await self._claim_and_launch(self._take_one(connection, retry))
         if retry is not None:
             self._unclaimable.retried(retry)
             return False
-        self._unclaimable.claimed(len(rows), limit, now - sent)
-        is_full = len(rows) == limit
-        self._front.claimed(rows, start=after, is_full=is_full, took=now - sent, now=now)
-        if not is_full and after != BEGINNING:
-            self.expect(self._front.look_in(now))
+        self._unclaimable.claimed(len(rows), 1, took)
+        self._empty = 0 if rows else self._empty + 1
         self.claimed.emit()
-        return not is_full
+        return not rows
+
+    async def _claim_many(self, connection: Connection, limit: int, scope: StopScope) -> bool:
+        """Claim up to `limit` jobs. Returns whether there were fewer."""
+        sent, found = time.monotonic(), 0
+        for stretch in self._cursor.stretches(sent):
+            found += await self._claim_stretch(connection, limit - found, stretch)
+            if found == limit or scope.cause is not None:
+                break
+        self._unclaimable.claimed(found, limit, self._claimed_at - sent)
+        self._empty = 0 if found else self._empty + 1
+        wait = self._cursor.full_in(self._claimed_at)
+        if wait and found < limit:
+            self.expect(wait)
+        self.claimed.emit()
+        return found < limit
+
+    async def _claim_stretch(self, connection: Connection, limit: int, stretch: Stretch) -> int:
+        """Claim up to `limit` jobs of one stretch of the queue. Returns how many there were."""
+        claim = self._take(connection, limit, stretch, self.skipped)
+        rows, took = await self._claim_and_launch(claim)
+        is_full, now = len(rows) == limit, self._claimed_at
+        if self._cursor.is_slow(stretch, len(rows), took):
+            server_time = await job_claim_time(connection, self._schema)
+            seen_at = server_time - int((time.monotonic() - now + took) * 1e6)
+            self._cursor.passed(rows, is_full=is_full, seen_at=seen_at, took=took, now=now)
+        else:
+            self._cursor.claimed(stretch, rows, is_full=is_full, now=now)
+        return len(rows)
+
+    async def _claim_and_launch(
+        self, claim: Awaitable[list[Record]]
+    ) -> tuple[list[Record], float]:
+        """Await a claim and launch its jobs. Returns them, and the seconds that it took."""
+        sent = time.monotonic()
+        self._cancelled = set()
+        try:
+            rows = await claim
+            self._launch(rows, self._cancelled)
+        finally:
+            self._cancelled = None
+        self._claimed_at = time.monotonic()
+        took = self._claimed_at - sent
+        self.counters.claimed(len(rows), took)
+        self._metrics.claimed(self.queue, len(rows), took)
+        return rows, took
 
     def _launch(self, rows: list[Record], cancelled: set[int]) -> None:
         may_begin = self.may_begin  # the answer may have come long after the claim
@@ -372,10 +407,10 @@ class Producer:
             # From its place on: what was inserted before it meanwhile is not taken for it.
             after = Position(priority, scheduled_at, self._claiming - 1)
             skipped = [one for one in self.skipped if one != job_id]
-            return await self._take(connection, 1, after, skipped)
+            return await self._take(connection, 1, WHOLE._replace(after=after), skipped)
 
     async def _take(
-        self, connection: Connection, limit: int, after: Position, skipped: list[int]
+        self, connection: Connection, limit: int, stretch: Stretch, skipped: list[int]
     ) -> list[Record]:
         return await job_claim(
             connection,
@@ -383,7 +418,8 @@ class Producer:
             queue=self.queue,
             kinds=self._kinds,
             skipped=skipped,
-            after=after,
+            after=stretch.after,
+            last_priority=stretch.last_priority,
             limit=limit,
             client_id=self._client_id,
         )

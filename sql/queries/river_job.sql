@@ -7,7 +7,8 @@
 
 
 -- name: job_claim
--- Take up to @limit due jobs of one queue, after a place in their order, but for the skipped ones. The array form walks the primary key where a join
+-- Take up to @limit due jobs of one queue, after a place in their order and up to @last_priority, but for the skipped
+-- ones. The array form walks the primary key where a join
 -- would be planned as a sequential scan. The order of the result is undefined. An attempt at its type's end stays
 -- there: it is the last. A cancel mark on a job that waits is an old one's, which River in Go leaves at a retry.
 -- @kinds null means all kinds. The form of this condition lets the planner expect that nearly all rows pass: where it
@@ -18,6 +19,7 @@ with picked as materialized (
   where state = 'available' and queue = @queue and scheduled_at <= now() and id <> all(@skipped::bigint[])
     and case when kind <> all(@kinds::text[]) then null else id end is not null
     and (priority, scheduled_at, id) > (@priority::smallint, @scheduled_at::timestamptz, @after_id::bigint)
+    and priority <= @last_priority::smallint
   order by priority, scheduled_at, id
   limit @limit::bigint
   for update skip locked
@@ -40,6 +42,11 @@ returning
   job.id, job.args::text, job.attempt, job.attempted_at, job.attempted_by, job.created_at, job.errors::text[],
   job.finalized_at, job.kind, job.max_attempts, job.metadata::text, job.priority, job.queue, 'running',
   job.scheduled_at, job.tags, job.unique_key, job.unique_states::int;
+
+
+-- name: job_claim_time
+-- The server's time, which decides what is due.
+select now();
 
 
 -- name: job_next

@@ -53,7 +53,7 @@ SENT = {
     "session_limit",
 }
 """The blocks that the start, a term and the stop of a leader used before there were domains."""
-DIGEST = "5cde81cd2781f0e71bcdb731ac47ed97059dbd17571a3b05b9011fbc75becc4c"
+DIGEST = "d78a1b1e4d3a46fb824540515c1b60b2bb50019d05b0fd63d44f7657951f0691"
 """Of their texts, then."""
 EXECUTIONS = {"exec_is_there", "exec_forget"}
 

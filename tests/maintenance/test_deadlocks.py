@@ -18,7 +18,7 @@ from riverpy._maintenance.job_cleaner import JobCleaner
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.job_scheduler import JobScheduler
 from riverpy._maintenance.scope import All, Except, Only
-from riverpy._work.front import BEGINNING
+from riverpy._work.claim_cursor import WHOLE
 from riverpy.drivers.asyncpg import use_raw_timestamps
 from tests.maintenance.office import held_office
 
@@ -84,7 +84,8 @@ async def work(connection: asyncpg.Connection[Any], schema: str, chance: random.
         queue="default",
         kinds=None,
         skipped=[],
-        after=BEGINNING,
+        after=WHOLE.after,
+        last_priority=WHOLE.last_priority,
         limit=50,
         client_id="worker",
     )

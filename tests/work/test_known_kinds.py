@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import ClassVar
 
 import msgspec
 
 from riverpy import Job, Workers
+from riverpy._work.producer import EMPTY_MAX, EMPTY_PAUSE
 from tests.work.rig import PATIENCE, Rig, Task
 
 
@@ -86,3 +88,23 @@ async def test_known_kinds_are_those_of_the_start(rig: Rig) -> None:
     assert await rig.states() == {"available": 1, "completed": 1}
     await rig.client().run(drain=True)
     assert await rig.states() == {"completed": 2}
+
+
+async def test_notifications_of_other_kinds(rig: Rig) -> None:
+    """FR-09: a stream of notifications for jobs of other kinds does not keep a client busy with
+    claims that bring nothing; a job of its own is found beside them."""
+    @rig.job
+    async def work(job: Job[Task]) -> None: ...
+
+    await rig.insert_rows(1, kind="beta")
+    async with rig.working() as client:
+        assert client._run is not None
+        producer = client._run.producers["default"]
+        claims: list[float] = []
+        producer.claimed.emit = lambda: claims.append(time.monotonic())  # type: ignore[method-assign]
+        began = time.monotonic()
+        while time.monotonic() < began + 1.0:
+            producer.notify()
+            await asyncio.sleep(0.001)
+        assert len(claims) <= EMPTY_MAX + 1.2 * (time.monotonic() - began) / EMPTY_PAUSE
+        await rig.work(client, Task())

@@ -114,10 +114,10 @@ NULLS = f"'{{{','.join(['null'] * 1000)}}}'"
 
 
 MANY_KINDS = f"{{{','.join(f'k{n}' for n in range(200))}}}"
-BEGINNING_LITERALS = ("0", "'-infinity'", "0")
+BEGINNING_LITERALS = ("0", "'-infinity'", "0", "4")
 
 
-@pytest.mark.parametrize("after", [BEGINNING_LITERALS, ("1", "'2026-01-01Z'", "17")])
+@pytest.mark.parametrize("after", [BEGINNING_LITERALS, ("1", "'2026-01-01Z'", "17", "1")])
 @pytest.mark.parametrize("limit", ["1", "100", "1000"])
 @pytest.mark.parametrize("kinds", ["NULL", "'{k1}'", "'{rare}'", f"'{MANY_KINDS}'"])
 async def test_job_claim(

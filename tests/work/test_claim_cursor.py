@@ -1,0 +1,195 @@
+"""Claims that start behind what they have seen, while those from the beginning are slow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import riverpy._work.claim_cursor
+import riverpy._work.producer
+from riverpy import Job
+from riverpy._work.claim_cursor import (
+    FULL_INTERVAL_MAX,
+    FULL_SHARE,
+    WHOLE,
+    ClaimCursor,
+    Position,
+    Stretch,
+)
+from riverpy.job import JobColumn
+from tests.work.rig import Task
+
+if TYPE_CHECKING:
+    from tests.work.rig import Rig
+
+FAST, SLOW = 0.001, 0.02
+"""Seconds that claims take."""
+SEEN = 10_000_000
+LATE = 1_000_000
+"""Raw times: microseconds."""
+FIRST = -(2**63)
+
+
+def row(priority: int, scheduled_at: int, job_id: int) -> list[Any]:
+    """A claimed row, as far as its place goes."""
+    columns: list[Any] = [None] * 18
+    columns[JobColumn.PRIORITY] = priority
+    columns[JobColumn.SCHEDULED_AT] = scheduled_at
+    columns[JobColumn.ID] = job_id
+    return columns
+
+
+def places(cursor: ClaimCursor, now: float) -> list[tuple[int, int] | None]:
+    """The time and id after which each claim starts; None for one from the beginning."""
+    stretches = cursor.stretches(now)
+    parts = [stretch for stretch in stretches if stretch != WHOLE]
+    assert [(part.after.priority, part.last_priority) for part in parts] == [
+        (number, number) for number in range(1, len(parts) + 1)
+    ]
+    return [
+        None if stretch == WHOLE else (stretch.after.scheduled_at, stretch.after.id)
+        for stretch in stretches
+    ]
+
+
+def slow_cursor(*rows: list[Any], is_full: bool) -> ClaimCursor:
+    """A cursor after a fast claim, and a slow one at time 0 that brought these rows."""
+    cursor = ClaimCursor()
+    assert not cursor.is_slow(WHOLE, 0, FAST)
+    assert not cursor.is_slow(WHOLE, len(rows), SLOW)
+    assert cursor.is_slow(WHOLE, len(rows), SLOW)
+    cursor.passed(rows, is_full=is_full, seen_at=SEEN, took=SLOW, now=0.0)
+    return cursor
+
+
+def test_fast_claims_start_at_the_beginning() -> None:
+    """Fast means: compared to the fastest claim, which the way to the server decides, and to the
+    number of rows. A single slow one does not count."""
+    cursor = ClaimCursor()
+    for rows, took in ((1, 0.3), (1, 0.309), (1, 0.309), (1000, 0.34), (1000, 0.34), (1, 0.32)):
+        assert not cursor.is_slow(WHOLE, rows, took)
+    assert cursor.is_slow(WHOLE, 1, 0.32)
+    assert not cursor.is_slow(WHOLE, 1, 0.3)
+    assert not cursor.is_slow(WHOLE, 1, 0.32)
+    cursor.claimed(WHOLE, [row(1, 5, 9)], is_full=True, now=0.0)
+    assert places(cursor, 0.0) == [None]
+    assert cursor.full_in(0.0) is None
+
+
+def test_slow_claim_that_found_all() -> None:
+    """FR-09: what a slow claim has seen and left is passed over, in every priority, but for jobs
+    of the last second: the transactions of more of these may commit yet."""
+    cursor = slow_cursor(row(2, 7, 1), is_full=False)
+    assert places(cursor, 0.5) == [(SEEN - LATE, 0)] * 4
+    cursor = slow_cursor(is_full=False)
+    assert places(cursor, 0.5) == [(SEEN - LATE, 0)] * 4
+
+
+def test_slow_claim_that_is_full() -> None:
+    """PF-03: the next ones start behind its last row, whatever the order of the rows; lower
+    priorities have not been seen."""
+    cursor = slow_cursor(row(2, 7, 1), row(1, 5, 9), is_full=True)
+    assert places(cursor, 0.5) == [(SEEN - LATE, 0), (7, 1), (FIRST, 0), (FIRST, 0)]
+    part = Stretch(Position(2, 7, 1), 2)
+    assert not cursor.is_slow(part, 1, SLOW)
+    cursor.claimed(part, [row(2, 8, 3)], is_full=True, now=0.6)
+    assert places(cursor, 0.7) == [(SEEN - LATE, 0), (8, 3), (FIRST, 0), (FIRST, 0)]
+
+
+def test_claim_from_the_beginning_again() -> None:
+    """It comes last when it is time; first, where the others leave it no turn. One that is fast
+    ends it all; a slow and full one goes back to where it ended, so that nothing is passed over."""
+    cursor = slow_cursor(row(2, 7, 1), is_full=True)
+    now = cursor.full_in(0.0)
+    assert now == SLOW / FULL_SHARE
+    assert places(cursor, now - 0.001)[-1] is not None
+    assert places(cursor, now) == [(SEEN - LATE, 0), (7, 1), (FIRST, 0), (FIRST, 0), None]
+    cursor.claimed(Stretch(Position(2, 7, 1), 2), [row(2, 8, 3)], is_full=True, now=now)
+    assert places(cursor, now) == [None]
+    cursor.passed([row(2, 6, 1)], is_full=True, seen_at=SEEN, took=SLOW, now=now)
+    assert places(cursor, now) == [(SEEN - LATE, 0), (6, 1), (FIRST, 0), (FIRST, 0)]
+    cursor.claimed(WHOLE, [], is_full=False, now=9.0)
+    assert places(cursor, 9.0) == [None]
+
+
+def test_pause_is_bounded() -> None:
+    """However slow claims are, a job that was passed over waits for seconds at most."""
+    cursor = ClaimCursor()
+    cursor.passed([], is_full=False, seen_at=SEEN, took=60.0, now=0.0)
+    assert cursor.full_in(0.0) == FULL_INTERVAL_MAX
+
+
+@pytest.fixture
+def claims(monkeypatch: pytest.MonkeyPatch) -> list[Stretch]:
+    """Where each claim looked; every one from the beginning counts as slow."""
+    seen: list[Stretch] = []
+    claim = riverpy._work.producer.job_claim
+
+    async def spy(*args: Any, after: Position, last_priority: int, **values: Any) -> Any:
+        seen.append(Stretch(after, last_priority))
+        return await claim(*args, after=after, last_priority=last_priority, **values)
+
+    monkeypatch.setattr(riverpy._work.claim_cursor, "SLOW", -1.0)
+    monkeypatch.setattr(riverpy._work.claim_cursor, "SLOW_PER_ROW", 0.0)
+    monkeypatch.setattr(riverpy._work.producer, "job_claim", spy)
+    return seen
+
+
+async def test_nothing_is_passed_over(rig: Rig, claims: list[Stretch]) -> None:
+    """PF-03: with claims that start behind the last one's rows, every job runs once, also those
+    that come before these, of a higher priority and of an earlier time, though nobody tells of
+    them."""
+    runs: list[int] = []
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        runs.append(job.id)
+        if len(runs) == 100:
+            await rig.schema.execute(
+                "INSERT INTO river_job (kind, max_attempts, args, priority, scheduled_at)"
+                " SELECT 'task', 25, '{}'::jsonb, 1, now() FROM generate_series(1, 20) UNION ALL"
+                " SELECT 'task', 25, '{}'::jsonb, 2, now() - interval '1 hour'"
+                " FROM generate_series(1, 20) UNION ALL"
+                " SELECT 'task', 25, '{}'::jsonb, 4, now() - interval '1 hour'"
+                " FROM generate_series(1, 20)"
+            )
+
+    await rig.schema.execute(
+        "INSERT INTO river_job (kind, max_attempts, args, priority)"
+        " SELECT 'task', 25, '{}', 2 FROM generate_series(1, 300)"
+    )
+    async with rig.working(slots=5):
+        await rig.take(360)
+    assert len(runs) == len(set(runs)) == 360
+    assert any(stretch != WHOLE for stretch in claims)
+
+
+async def test_other_kinds_are_passed_over(rig: Rig, claims: list[Stretch]) -> None:
+    """FR-09: behind jobs of other kinds, a claim finds a job that is inserted without reading these
+    again, and one that committed late is found by a claim from the beginning."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None: ...
+
+    await rig.schema.execute(
+        "INSERT INTO river_job (kind, max_attempts, args, scheduled_at)"
+        " SELECT 'other', 25, '{}'::jsonb, now() - interval '1 hour'"
+        " FROM generate_series(1, 100)"
+    )
+    async with rig.working() as client:
+        await rig.work(client, Task())  # the claims before it are slow
+        before = len(claims)
+        await rig.work(client, Task())
+        newest = await rig.schema.fetchval("SELECT max(id) FROM river_job")
+        found = claims[before:]
+        assert found[0].last_priority == 1
+        assert found[0].after.scheduled_at > FIRST
+        await rig.schema.execute(
+            "INSERT INTO river_job (kind, max_attempts, args, scheduled_at)"
+            " VALUES ('task', 25, '{}'::jsonb, now() - interval '1 hour')"
+        )
+        await rig.take(1)
+        assert WHOLE in claims[before:]
+    assert await rig.states() == {"available": 100, "completed": 3}
+    assert newest == 102
