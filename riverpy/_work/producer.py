@@ -358,9 +358,7 @@ class Producer:
             self._cursor.claimed(stretch, rows, is_full=is_full, now=now)
         return len(rows)
 
-    async def _claim_and_launch(
-        self, claim: Awaitable[list[Record]]
-    ) -> tuple[list[Record], float]:
+    async def _claim_and_launch(self, claim: Awaitable[list[Record]]) -> tuple[list[Record], float]:
         """Await a claim and launch its jobs. Returns them, and the seconds that it took."""
         sent = time.monotonic()
         self._cancelled = set()

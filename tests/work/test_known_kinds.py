@@ -93,6 +93,7 @@ async def test_known_kinds_are_those_of_the_start(rig: Rig) -> None:
 async def test_notifications_of_other_kinds(rig: Rig) -> None:
     """FR-09: a stream of notifications for jobs of other kinds does not keep a client busy with
     claims that bring nothing; a job of its own is found beside them."""
+
     @rig.job
     async def work(job: Job[Task]) -> None: ...
 
