@@ -56,7 +56,7 @@ from riverpy.insert_opts import (
     Unique,
     UniqueOpts,
 )
-from riverpy.job import AttemptError, Job, JobArgs, JobRow, JobState, RawArgs
+from riverpy.job import AttemptError, CancelFlag, Job, JobArgs, JobRow, JobState, RawArgs
 from riverpy.leases import Lease, LeaseManager, MemoryLeases, MemoryTransaction
 from riverpy.middleware import (
     InsertInner,
@@ -94,6 +94,7 @@ from riverpy.worker import Worker, Workers
 __all__ = [
     "ArgsError",
     "AttemptError",
+    "CancelFlag",
     "Claim",
     "Client",
     "ClientStateError",

@@ -26,6 +26,7 @@ from riverpy._lifecycle import only_error
 from riverpy._names import CLIENT_ID_LENGTH_MAX, validate_queue
 from riverpy._plugins import Plugins
 from riverpy._verbs import Verbs
+from riverpy._work.child_process import ChildProcesses
 from riverpy._work.put_back import put_back
 from riverpy._work.run import Run
 from riverpy._work.subscriptions import SUBSCRIPTION_SIZE_DEFAULT, Subscription, Subscriptions
@@ -122,6 +123,7 @@ class Client(Verbs, ExecutionVerbs, LeaseVerbs):
         """Of the run, or of the last one."""
         self._made_id: tuple[int, str] | None = None
         self._abandoned: frozenset[Stamp] = frozenset()
+        self._children = ChildProcesses()
         self._subscriptions = Subscriptions()
         self._leadership = Leadership(lambda: self.id, lambda: self._config.domain)
         self._log: Any = structlog.get_logger("riverpy").bind()
@@ -486,6 +488,7 @@ class Client(Verbs, ExecutionVerbs, LeaseVerbs):
             periodic_jobs=self._periodic_jobs,
             inserter=self._inserter,
             abandoned=self._abandoned,
+            children=self._children,
         )
 
     @asynccontextmanager
@@ -557,11 +560,14 @@ class Client(Verbs, ExecutionVerbs, LeaseVerbs):
         """Make attempts of this client available again without counting them, over a connection of
         its own.
 
-        It is the very last thing that a process does: their code must not go on after it. Takes at
-        most 2 seconds. Returns how many were given back.
+        It is the very last thing that a process does: their code must not go on after it. Their
+        child processes are killed; an attempt whose child has not ended stays `running`. Takes at
+        most 2.5 seconds. Returns how many were released.
         """
+        working = await self._children.end(stamps)
+        ended = [stamp for stamp in stamps if stamp not in working]
         return await put_back(
-            self._working_url(), self._config.schema, stamps, pooled=self._config.pooler
+            self._working_url(), self._config.schema, ended, pooled=self._config.pooler
         )
 
     def _working_url(self) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
@@ -251,13 +253,52 @@ class JobRow:
         return [state for bit, state in enumerate(UNIQUE_STATE_BITS) if mask >> bit & 1]
 
 
+class CancelFlag:
+    """Whether an attempt was cancelled: by its timeout, by `job_cancel`, or by a stop that does not
+    wait any longer. It is never reset. Safe to use in any thread."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self, event: threading.Event) -> None:
+        """`event` is set when the attempt is cancelled."""
+        self._event = event
+
+    def is_set(self) -> bool:
+        """Whether the attempt was cancelled."""
+        return self._event.is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until the attempt is cancelled, and return whether it was.
+
+        Args:
+            timeout: seconds to wait at most; None: no limit.
+
+        Raises:
+            ClientStateError: the calling thread runs an event loop, which this would block.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._event.wait(timeout)
+        raise ClientStateError(
+            "job.cancelled.wait() would block the event loop: an async job gets a CancelledError "
+            "where it awaits"
+        )
+
+
+_cancelled_lock = threading.Lock()
+"""Held while a job makes its event."""
+
+
 class Job(JobRow, Generic[ArgsT_co]):
     """The job that a worker is given: the claimed row, its decoded `args`, and what the attempt
     records."""
 
-    __slots__ = ("_args", "_updates")
+    __slots__ = ("_args", "_cancelled", "_updates")
 
     _args: ArgsT_co
+    _cancelled: threading.Event
+    """Made at its first use: most attempts need none."""
     _updates: dict[str, str] | None
     """Metadata to merge when the attempt ends: key to JSON text."""
 
@@ -289,6 +330,24 @@ class Job(JobRow, Generic[ArgsT_co]):
         row = list(self._row)
         row[JobColumn.ARGS] = text
         self._row = row
+
+    @property
+    def cancelled(self) -> CancelFlag:
+        """A flag that is set when this attempt is cancelled: by its timeout, by `job_cancel`, or by
+        a stop that does not wait any longer.
+
+        For blocking jobs, which get no `CancelledError`: check `job.cancelled.is_set()`, or sleep
+        with `job.cancelled.wait(seconds)`, and raise `asyncio.CancelledError` to end the attempt.
+        """
+        return CancelFlag(self._cancelled_event())
+
+    def _cancelled_event(self) -> threading.Event:
+        with _cancelled_lock:
+            try:
+                return self._cancelled
+            except AttributeError:
+                event = self._cancelled = threading.Event()
+                return event
 
     def record_output(self, value: object) -> None:
         """Store `value` as the job's output (metadata key `output`) when this attempt ends, however

@@ -140,6 +140,10 @@ class Attempt(Job[Any]):
             text += " (the client's job_timeout; give the worker a timeout of its own to change it)"
         return TimeoutError(text)
 
+    def set_cancelled(self) -> None:
+        """Set `cancelled`."""
+        self._cancelled_event().set()
+
     def set_args(self, args: Any) -> None:
         """Keep the decoded args."""
         self._args = args

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import math
-import os
-import pickle
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import anyio
-import anyio.to_process
 
-from riverpy._work.failure import error_text, trace_text
-from riverpy.job import Job
+from riverpy._work.child_process import pack_job, unpack_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from riverpy._work.attempt import Attempt
+    from riverpy._work.child_process import ChildProcess, ChildProcesses
+    from riverpy.job import Job
+
+ArgsT = TypeVarTuple("ArgsT")
+ResultT = TypeVar("ResultT")
 
 THREADS_MAX = 1_000_000
 """More than there can be slots; a thread is made only when no other is free."""
@@ -29,9 +29,15 @@ class BlockingRunner:
     """Runs the blocking jobs of one client. A job in a slot has its thread or process at once, so
     the slots alone bound how many there are."""
 
-    def __init__(self) -> None:
+    def __init__(self, children: ChildProcesses, cancel_grace: float) -> None:
+        """
+        Args:
+            children: the client's.
+            cancel_grace: seconds between `job.cancelled` in a process and its end.
+        """
+        self._children = children
+        self._cancel_grace = cancel_grace
         self._threads: ThreadPoolExecutor | None = None
-        self._processes: anyio.CapacityLimiter | None = None
 
     async def in_thread(self, function: Callable[[Job[Any]], None], attempt: Attempt) -> None:
         """Run it in a thread, to its end: a thread cannot be stopped, so a cancellation waits for
@@ -39,34 +45,34 @@ class BlockingRunner:
 
         What the function returned or raised counts; the cancellation only where it raised nothing.
         """
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="riverpy job")
         context = contextvars.copy_context()
-        future = asyncio.get_running_loop().run_in_executor(
-            self._threads, lambda: context.run(_work, function, attempt)
-        )
+        future = self._run(lambda: context.run(_work, function, attempt))
         try:
-            # A cancelled scope of a middleware's would end the wait at every turn of the loop.
-            with anyio.CancelScope(shield=True):
-                while not future.done():
-                    try:
-                        await asyncio.wait([future])
-                    except asyncio.CancelledError:
-                        continue  # the cause is on the attempt; the thread still works
+            await _ended(future, attempt.set_cancelled)
             future.result()
         finally:
             del future  # its exception holds this frame
 
     async def in_process(self, function: Callable[[Job[Any]], None], attempt: Attempt) -> None:
-        """Run it in a process of its own, which a cancellation kills."""
-        if self._processes is None:
-            self._processes = anyio.CapacityLimiter(math.inf)
-        updates, error = await anyio.to_process.run_sync(
-            _work_detached,
-            pickle.dumps((function, tuple(attempt.columns()), attempt.args)),
-            cancellable=True,
-            limiter=self._processes,
-        )
+        """Run it in a process of its own, which a cancellation kills: at once, or after
+        `cancel_grace` where its code uses `job.cancelled`. Returns when the process has ended or
+        is idle.
+
+        What the function returned or raised before that counts, as in a thread.
+        """
+        job, stamp = pack_job(function, attempt), attempt.stamp
+        child = self._children.take(stamp)
+        future = self._run(child.work, job)
+        try:
+            await self._process_end(future, child)
+            updates, error = unpack_result(future.result())
+        except ChildProcessError as ended:
+            if not child.is_cancelled:
+                raise
+            raise asyncio.CancelledError from ended
+        finally:
+            self._children.release(stamp)
+            del future  # its exception holds this frame
         for key, text in updates.items():
             attempt.merge_metadata(key, text)
         if error is not None:
@@ -75,8 +81,25 @@ class BlockingRunner:
             finally:
                 del error  # it holds this frame
 
+    async def _process_end(self, future: asyncio.Future[bytes], child: ChildProcess) -> None:
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError:
+            child.cancel()
+            timer = asyncio.get_running_loop().call_later(self._cancel_grace, child.kill)
+            try:
+                await _ended(future, child.kill)
+            finally:
+                timer.cancel()
+
+    def _run(self, function: Callable[[*ArgsT], ResultT], *args: *ArgsT) -> asyncio.Future[ResultT]:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="riverpy job")
+        return asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+
     def close(self) -> None:
-        """Let idle threads end. One that is still at work is left to itself."""
+        """Let idle threads and processes end. One that is still at work is left to itself."""
+        self._children.close()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -89,43 +112,12 @@ def _work(function: Callable[[Job[Any]], None], job: Job[Any]) -> None:
         raise RuntimeError("blocking job raised StopIteration") from error
 
 
-class _DetachedJob(Job[Any]):
-    """The job as a process of its own sees it."""
-
-    __slots__ = ()
-
-    def __init__(self, row: tuple[Any, ...], args: Any) -> None:
-        self._row, self._args, self._updates = row, args, {}
-
-    @property
-    def updates(self) -> dict[str, str]:
-        return self._updates or {}
-
-
-def _work_detached(pickled: bytes) -> tuple[dict[str, str], BaseException | None]:
-    """Run it; returns what it recorded, and what it raised with its trace as a note, since a
-    traceback cannot leave the process.
-
-    What it takes is read here, since that imports user code, which may take long: first the process
-    leaves the terminal, whose Ctrl-C is for the worker alone.
-    """
-    if hasattr(os, "setsid") and os.getsid(0) != os.getpid():
-        os.setsid()
-    function, row, args = pickle.loads(pickled)  # noqa: S301 (our own bytes)
-    job = _DetachedJob(row, args)
-    try:
-        function(job)
-    except BaseException as error:
-        portable = _portable(error)
-        portable.add_note(f"In the process of the job:\n{trace_text(error)}")
-        return job.updates, portable
-    return job.updates, None
-
-
-def _portable(error: BaseException) -> BaseException:
-    """The error, or one that says the same where it cannot be pickled and read back."""
-    try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301 (our own bytes)
-    except Exception:
-        return RuntimeError(f"{type(error).__qualname__}: {error_text(error)}")
-    return error
+async def _ended(future: asyncio.Future[Any], cancelled: Callable[[], None]) -> None:
+    """Wait until it is done. `cancelled` is called at each cancellation meanwhile."""
+    # A cancelled scope of a middleware's would end the wait at every turn of the loop.
+    with anyio.CancelScope(shield=True):
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError:
+                cancelled()

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from msgspec import UnsetType
 
     from riverpy._work.attempt import Attempt
+    from riverpy._work.child_process import ChildProcesses
     from riverpy._work.work_group import WorkGroup
     from riverpy.config import Config
     from riverpy.worker import Workers, WorkUnit
@@ -47,6 +48,10 @@ SOON = timedelta(seconds=5)
 """River's scheduler interval: what is due sooner goes straight back to available."""
 ERROR_HANDLER_TIMEOUT = 10.0
 """Seconds."""
+CANCEL_GRACE_MAX = 2.0
+"""Seconds that a process job which uses `job.cancelled` has to end after its cancellation."""
+CANCEL_GRACE_SHARE = 0.3
+"""Of the hard stop's time, such a job has no more than this."""
 REMOTE_CANCEL = "job cancelled remotely"
 
 
@@ -64,10 +69,12 @@ class Plan:
 class Executor:
     """Runs attempts with the workers of one client."""
 
-    def __init__(self, workers: Workers, config: Config) -> None:
+    def __init__(self, workers: Workers, config: Config, children: ChildProcesses) -> None:
         self._config = config
         self._default_policy = DefaultRetryPolicy()
-        self._blocking = BlockingRunner()
+        hard_stop = config.hard_stop_timeout.total_seconds()
+        grace = min(CANCEL_GRACE_MAX, hard_stop * CANCEL_GRACE_SHARE)
+        self._blocking = BlockingRunner(children, grace)
         self._log: Any = structlog.get_logger("riverpy").bind()
         self._handler_lines = JobLines(self._log, "exception")
         self._unclear_lines = JobLines(self._log, "exception")

@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from riverpy._db.jobs import Stamp
     from riverpy._insert import Inserter
     from riverpy._work.attempt import Attempt
+    from riverpy._work.child_process import ChildProcesses
     from riverpy._work.client_leases import ClientLeases
     from riverpy._work.subscriptions import Subscriptions
     from riverpy.config import Config, QueueConfig
@@ -108,12 +109,13 @@ class Run:
         periodic_jobs: PeriodicJobs,
         inserter: Inserter,
         abandoned: frozenset[Stamp],
+        children: ChildProcesses,
     ) -> None:
         """Make it; nothing is started.
 
         Args:
             url, config, client_id, workers, queues, singletons, leases, subscriptions, leadership,
-                periodic_jobs, inserter: the client's.
+                periodic_jobs, inserter, children: the client's.
             abandoned: attempts of earlier runs in this process whose code may still go on.
         """
         self._url, self._config = url, config
@@ -177,7 +179,7 @@ class Run:
             stored=self._stored,
             counters=self._counters,
         )
-        self._executor = Executor(workers, config)
+        self._executor = Executor(workers, config, children)
         self._leases = leases
         self._singletons = SingletonRunners(singletons, leases, config, SystemTimer())
         self._notifier: Notifier | None = None

@@ -204,6 +204,7 @@ class WorkGroup:
         """
         if attempt.cause is None:
             attempt.cause = cause
+            attempt.set_cancelled()
             attempt.deadline = time.monotonic() + self._stuck_after
             self.watch(attempt.deadline)
         elif cause is not StopCause.HARD_STOP:

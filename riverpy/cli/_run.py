@@ -37,8 +37,6 @@ EXIT_NOT_READY = 3
 EXIT_ABANDONED = 4
 EXIT_WARNING = 5
 
-_OF_ANYIO = "AnyIO "
-"""How the name of the task begins that ends its pool of processes."""
 _DEBUG = "riverpy.debug"
 _OFF = {"", "0", "false", "no", "off"}
 
@@ -110,10 +108,9 @@ def close_loop(loop: asyncio.AbstractEventLoop) -> None:
         tasks = asyncio.all_tasks(loop)
         for task in tasks:
             task.cancel()
-        if left := [task for task in tasks if not task.get_name().startswith(_OF_ANYIO)]:
-            log: Any = structlog.get_logger("riverpy")
-            log.warning("cancelling tasks that jobs left behind", count=len(left))
         if tasks:
+            log: Any = structlog.get_logger("riverpy")
+            log.warning("cancelling tasks that jobs left behind", count=len(tasks))
             loop.run_until_complete(asyncio.wait(tasks))
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.run_until_complete(loop.shutdown_default_executor())

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ALLOWED = {
-    ("riverpy/_work/blocking.py", "pickle"),  # to and from a process of ours, its own bytes
+    ("riverpy/_work/child_process.py", "pickle"),  # to and from a process of ours, its own bytes
     ("riverpy/cli/__init__.py", "import_module"),  # the module of a command
     ("riverpy/cli/_target.py", "import_module"),  # what the command line names
 }

@@ -57,6 +57,9 @@ async def welcome(job: riverpy.Job[Welcome]) -> None:
 @workers.job
 async def resize(job: riverpy.Job[Resize]) -> None:
     job.record_output({"path": job.args.path})
+    assert_type(job.cancelled, riverpy.CancelFlag)
+    assert_type(job.cancelled.is_set(), bool)
+    assert_type(job.cancelled.wait(1.5), bool)
     print(job.args.size)  # pyright: ignore
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import anyio
 import msgspec
@@ -44,7 +44,11 @@ class Odd(Exception):
 
 def work_apart(job: Job[Apart]) -> None:
     """What a job does in a process of its own."""
-    Path(job.args.path).write_text(str(os.getpid())) if job.args.path else None
+    if job.args.do == "ignore":
+        assert not job.cancelled.is_set()
+    if job.args.path:
+        Path(f"{job.args.path}.new").write_text(str(os.getpid()))
+        Path(f"{job.args.path}.new").rename(job.args.path)
     match job.args.do:
         case "return":
             job.record_output({"pid": os.getpid(), "attempt": job.attempt, "id": job.id})
@@ -62,6 +66,25 @@ def work_apart(job: Job[Apart]) -> None:
             os._exit(3)
         case _:
             time.sleep(3600)
+
+
+class Watch(msgspec.Struct):
+    """Args of a job that ends itself when it is cancelled."""
+
+    kind: ClassVar[str] = "watch"
+    directory: str
+
+
+def watch(job: Job[Watch]) -> None:
+    """Wait for the cancellation, and say that it was seen."""
+    directory, cancelled = Path(job.args.directory), job.cancelled
+    assert not cancelled.is_set()
+    assert not cancelled.wait(0)
+    (directory / "started").touch()
+    assert cancelled.wait(60)
+    assert job.cancelled.is_set()
+    (directory / "seen").touch()
+    raise asyncio.CancelledError
 
 
 def register_apart(rig: Rig, timeout: timedelta) -> None:
@@ -249,43 +272,118 @@ async def test_as_many_processes_as_slots(rig: Rig, tmp_path: Path) -> None:
     async with rig.working(slots=count, soft_stop_timeout=timedelta(0)) as client:
         for file in files:
             await client.insert(Apart("hang", str(file)))
-        async with asyncio.timeout(90):
-            while not all(file.exists() and file.read_text() for file in files):
-                await asyncio.sleep(0.01)
+        for file in files:
+            await until_exists(file)
+
+
+async def end_by(how: str, client: riverpy.Client, job_id: int) -> None:
+    """Let the running job be cancelled."""
+    if how == "cancel":
+        await client.job_cancel(job_id)
+    elif how == "stop":
+        client.stop()
+    else:
+        assert client._run is not None
+        work = client._run.work
+        for attempt in work.attempts:  # the minute is over
+            attempt.timeout, attempt.deadline = 0.0, time.monotonic()
+            work.watch(attempt.deadline)
+
+
+async def until_exists(file: Path) -> None:
+    """Wait for a file."""
+    async with asyncio.timeout(90):
+        while not file.exists():
+            await asyncio.sleep(0.01)
+
+
+CANCELLED = {
+    "timeout": (EventKind.JOB_FAILED, "retryable", 1),
+    "cancel": (EventKind.JOB_CANCELLED, "cancelled", 1),
+    "stop": (EventKind.JOB_INTERRUPTED, "available", 0),
+}
+"""What becomes of a job that was cancelled so."""
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("how", ["timeout", "cancel", "stop"])
+@pytest.mark.parametrize("how", CANCELLED)
 async def test_process_is_killed(rig: Rig, tmp_path: Path, how: str) -> None:
-    """A process is killed at its timeout, by a cancel, or by a hard stop."""
+    """A process whose job does not use `job.cancelled` is killed at its timeout, by a cancel, or by
+    a hard stop."""
     register_apart(rig, timedelta(minutes=1))
     file = tmp_path / "pid"
     async with rig.working(soft_stop_timeout=timedelta(0)) as client:
         inserted = await client.insert(Apart("hang", str(file)))
-        async with asyncio.timeout(90):
-            while not (file.exists() and file.read_text()):
-                await asyncio.sleep(0.01)
+        await until_exists(file)
         pid = int(file.read_text())
-        if how == "cancel":
-            await client.job_cancel(inserted.job.id)
-        elif how == "stop":
-            client.stop()
-        else:
-            assert client._run is not None
-            work = client._run.work
-            for attempt in work.attempts:  # the minute is over
-                attempt.timeout, attempt.deadline = 0.0, time.monotonic()
-                work.watch(attempt.deadline)
+        await end_by(how, client, inserted.job.id)
         event = await rig.event()
-    expected = {
-        "timeout": (EventKind.JOB_FAILED, "retryable", 1),
-        "cancel": (EventKind.JOB_CANCELLED, "cancelled", 1),
-        "stop": (EventKind.JOB_INTERRUPTED, "available", 0),
-    }
     row = await rig.row(inserted.job.id)
-    assert (event.kind, row["state"], row["attempt"]) == expected[how]
+    assert (event.kind, row["state"], row["attempt"]) == CANCELLED[how]
     with suppress(psutil.NoSuchProcess):
         assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("how", CANCELLED)
+@pytest.mark.parametrize("executor", ["thread", "process"])
+async def test_job_sees_that_it_is_cancelled(
+    rig: Rig, tmp_path: Path, executor: Literal["thread", "process"], how: str
+) -> None:
+    """A blocking job sees its timeout, a cancel and a hard stop in `job.cancelled`, and ends itself
+    as cancelled."""
+    later = timedelta(hours=1)
+    rig.workers.blocking_job(
+        executor=executor, timeout=timedelta(minutes=1), next_retry=lambda job: later
+    )(watch)
+    # A cancelled process may take a share of the hard stop's time, and be late here.
+    stop = {"soft_stop_timeout": timedelta(0), "hard_stop_timeout": timedelta(minutes=1)}
+    async with rig.working(**stop) as client:
+        assert client._run is not None
+        client._run._executor._blocking._cancel_grace = 60.0
+        inserted = await client.insert(Watch(str(tmp_path)))
+        await until_exists(tmp_path / "started")
+        await end_by(how, client, inserted.job.id)
+        event = await rig.event()
+    row = await rig.row(inserted.job.id)
+    assert (event.kind, row["state"], row["attempt"]) == CANCELLED[how]
+    assert (tmp_path / "seen").exists()
+
+
+@pytest.mark.timeout(120)
+async def test_process_that_sees_and_goes_on(rig: Rig, tmp_path: Path) -> None:
+    """A process whose job uses `job.cancelled` and does not end is killed a moment later."""
+    register_apart(rig, timedelta(minutes=1))
+    async with rig.working() as client:
+        inserted = await client.insert(Apart("ignore", str(tmp_path / "pid")))
+        await until_exists(tmp_path / "pid")
+        await client.job_cancel(inserted.job.id)
+        assert (await rig.event()).kind is EventKind.JOB_CANCELLED
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+
+
+async def test_cancelled_of_an_async_job(rig: Rig) -> None:
+    """In an async job `job.cancelled` is set when it gets its CancelledError; to wait for it would
+    block the loop, and is refused."""
+    seen: list[bool] = []
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        seen.append(job.cancelled.is_set())
+        with pytest.raises(riverpy.ClientStateError, match="block the event loop"):
+            job.cancelled.wait()
+        try:
+            rig.release.set()
+            await asyncio.sleep(60)
+        finally:
+            seen.append(job.cancelled.is_set())
+
+    async with rig.working() as client:
+        inserted = await client.insert(Task())
+        await rig.release.wait()
+        await client.job_cancel(inserted.job.id)
+        assert (await rig.event()).kind is EventKind.JOB_CANCELLED
+    assert seen == [False, True]
 
 
 def test_what_is_refused() -> None:

@@ -1,0 +1,108 @@
+"""Process jobs and the end of their worker: no child works on, and no row is released before its
+child has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from tests.cli.test_worker import PATIENT_END, PUT_BACK, insert, worker_of
+from tests.cli.worker_process import SIGNAL_TIMEOUT
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from pathlib import Path
+
+    from tests._database import Schema
+
+CODE = f"""{PATIENT_END}
+
+class Child(msgspec.Struct, frozen=True):
+    kind: ClassVar[str] = "child"
+    what: str
+
+
+@workers.blocking_job(timeout=None, executor="process")
+def child(job: riverpy.Job[Child]) -> None:
+    if job.args.what == "without the kernel":
+        ctypes.CDLL(None).prctl(1, 0)
+    Path("pid.new").write_text(str(os.getpid()))
+    os.rename("pid.new", "pid")
+    if job.args.what == "holds the GIL":
+        re.match("(a+)+$", "a" * 60 + "b")
+    time.sleep(3600)
+"""
+IMMORTAL = f"""{CODE}
+import riverpy._work.child_process
+riverpy._work.child_process.ChildProcess.kill = lambda self: None
+riverpy._work.child_process.ChildProcess.cancel = lambda self: None
+"""
+
+
+@asynccontextmanager
+async def child_of(tmp_path: Path) -> AsyncGenerator[psutil.Process]:
+    """The child that runs the job. It is killed in the end."""
+    async with asyncio.timeout(SIGNAL_TIMEOUT):
+        while not (tmp_path / "pid").exists():
+            await asyncio.sleep(0.01)
+    child = psutil.Process(int((tmp_path / "pid").read_text()))
+    try:
+        yield child
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether it still works."""
+    with suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+@pytest.mark.parametrize("what", ["sleeps", "without the kernel", "holds the GIL"])
+async def test_child_of_a_killed_worker(schema: Schema, tmp_path: Path, what: str) -> None:
+    """A child ends when its worker is killed: by the kernel, even while C code holds its GIL, and
+    by the end of the pipe where the kernel does not do it."""
+    await insert(schema, what, kind="child")
+    async with (
+        worker_of(schema, tmp_path, "jobs", code=CODE) as worker,
+        child_of(tmp_path) as child,
+    ):
+        worker.send(signal.SIGKILL)
+        async with asyncio.timeout(SIGNAL_TIMEOUT):
+            while runs(child):
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("blocker", [None, "block sleep"])
+@pytest.mark.parametrize("ends", [True, False])
+async def test_row_of_a_child(
+    schema: Schema, tmp_path: Path, blocker: str | None, *, ends: bool
+) -> None:
+    """After SIGTERM, also while another job blocks the event loop, the row of a process job is
+    released once its child has ended; where the child does not end, the row stays `running`."""
+    await insert(schema, "sleeps", kind="child")
+    args = ("jobs", "--soft-stop=100ms")
+    code = CODE if ends else IMMORTAL
+    async with (
+        worker_of(schema, tmp_path, *args, code=code) as worker,
+        child_of(tmp_path) as child,
+    ):
+        if blocker is not None:
+            await insert(schema, blocker)
+            await worker.until_printed(f"job {blocker}")
+        worker.send(signal.SIGTERM)
+        assert await worker.exit_code() == (4 if blocker or not ends else 0)
+        assert not (ends and runs(child))
+        (job,) = [job for job in await schema.jobs() if job["kind"] == "child"]
+        if ends:
+            found = {"state": job["state"], "attempt": job["attempt"], "errors": job["errors"]}
+            assert found == PUT_BACK
+        else:
+            assert job["state"] == "running"
