@@ -11,18 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 import anyio
 
 from riverpy._clock import Backoff
+from riverpy._db.transactions import expect_transaction
 from riverpy._insert_copy import copy_rows
-from riverpy._insert_errors import check_open, sqlstate, translated
+from riverpy._insert_errors import sqlstate, translated
 from riverpy._insert_row import InsertRow, InsertRules, PreparedJob, prepare, prepare_all
 from riverpy._insert_stack import InsertStacks
 from riverpy._lifecycle import is_cancelled
 from riverpy._log import NotificationQueueLog
 from riverpy._sql import query
-from riverpy.drivers.asyncpg import (
-    DATABASE_ERRORS,
-    is_notification_queue_full,
-    is_transaction,
-)
+from riverpy.drivers.asyncpg import DATABASE_ERRORS, is_notification_queue_full
 from riverpy.errors import InsertError, TransactionError
 from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
 from riverpy.job import JobColumn, JobRow, JobState, RawArgs
@@ -169,9 +166,9 @@ class Inserter:
             InsertError, ConfigError: a job was refused; nothing was sent.
             BaseException: what a hook or middleware raised; unless it did so after its inner part,
                 nothing was sent.
-            TransactionError: `tx` is aborted or closed.
+            TransactionError: `tx` is in no transaction, aborted or closed.
             SchemaMissingError: River's tables are not there.
-            TypeError: `tx` is nothing that jobs can be inserted on.
+            TypeError: `tx` is no connection of asyncpg.
             asyncpg.PostgresError, OSError, TimeoutError: the database failed; without `tx` the jobs
                 may have been stored if the connection was lost.
         """
@@ -271,11 +268,7 @@ class Inserter:
         queues = _queues_to_notify(rows) if self._rules.notify else []
         if tx is None:
             return await self._run_on_pool(rows, self._limiter.allowed(queues), send)
-        if not is_transaction(tx):
-            raise TypeError(
-                f"tx must be an asyncpg connection, its own or from a pool, got {type(tx).__name__}"
-            )
-        check_open(tx)
+        expect_transaction(tx)
         with translated(tx):
             return await send(tx, rows, queues)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager, suppress
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-import anyio
-
+from riverpy._db.transactions import savepoint
+from riverpy._insert_errors import translated
 from riverpy._sql import query
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
 from riverpy.errors import UniqueConflictError
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from riverpy._insert_row import InsertRow
     from riverpy.drivers.asyncpg import Transaction
 
-ROLLBACK_TIMEOUT = 5.0
-"""Seconds for undoing a savepoint."""
 _FILE = "river_job_insert"
 _ROWS = 500
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"})
@@ -62,20 +59,22 @@ async def copy_rows(
         UniqueConflictError: a job exists, or is twice among them; the transaction lives.
         Exception: one of DATABASE_ERRORS.
     """
-    try:
-        async with _atomic(connection):
-            rows = sorted(rows, key=attrgetter("lock_order"))
-            await _copy(connection, rows, schema=schema, timeout=timeout)
-            if queues:
-                notify = query(_FILE, "insert_notify", schema)
-                notified(queues, len(await connection.fetch(notify.text, queues)))
-    except DATABASE_ERRORS as error:
-        if getattr(error, "constraint_name", None) != _UNIQUE_INDEX:
-            raise
-        raise UniqueConflictError(
-            "a job with the same unique key exists, or is twice in the batch; nothing of it "
-            f"was inserted ({getattr(error, 'detail', None)}); insert_many skips duplicates"
-        ) from error
+    rows = sorted(rows, key=attrgetter("lock_order"))
+    is_given = connection.is_in_transaction()
+    with translated(connection if is_given else None, in_savepoint=True):
+        try:
+            async with savepoint(connection) if is_given else connection.transaction():
+                await _copy(connection, rows, schema=schema, timeout=timeout)
+                if queues:
+                    notify = query(_FILE, "insert_notify", schema)
+                    notified(queues, len(await connection.fetch(notify.text, queues)))
+        except DATABASE_ERRORS as error:
+            if getattr(error, "constraint_name", None) != _UNIQUE_INDEX:
+                raise
+            raise UniqueConflictError(
+                "a job with the same unique key exists, or is twice in the batch; nothing of it "
+                f"was inserted ({getattr(error, 'detail', None)}); insert_many skips duplicates"
+            ) from error
     return len(rows)
 
 
@@ -100,28 +99,6 @@ async def _copy(
         format="text",
         timeout=timeout,
     )
-
-
-@asynccontextmanager
-async def _atomic(connection: Transaction) -> AsyncGenerator[None]:
-    """All or nothing: a transaction, or a savepoint in the one that is there."""
-    if not connection.is_in_transaction():
-        async with connection.transaction():
-            yield
-        return
-    await connection.execute(_text("insert_savepoint"))
-    try:
-        yield
-    except BaseException:
-        with anyio.move_on_after(ROLLBACK_TIMEOUT, shield=True), suppress(*DATABASE_ERRORS):
-            await connection.execute(_text("insert_savepoint_rollback"))
-            await connection.execute(_text("insert_savepoint_release"))
-        raise
-    await connection.execute(_text("insert_savepoint_release"))
-
-
-def _text(name: str) -> str:
-    return query(_FILE, name, None).text
 
 
 async def _chunks(rows: Sequence[InsertRow], now: str | None) -> AsyncGenerator[bytes]:

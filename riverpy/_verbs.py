@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -30,13 +30,21 @@ NOTIFICATION_SIZE_MAX = 7_999
 
 
 class Verbs(ABC):
-    """The verbs on jobs, queues and periodic jobs. Each takes `tx=`, as `Client.insert` does."""
+    """The verbs on jobs, queues and periodic jobs. Each takes `tx=`, as `Client.insert` does, and
+    runs in a savepoint of it: an error leaves that transaction usable. It raises TransactionError
+    where `tx` is in no transaction, aborted or closed."""
 
     _config: Config
 
     @abstractmethod
-    def _transaction(self, tx: Transaction | None) -> AbstractAsyncContextManager[Transaction]:
-        """The caller's transaction, or one of the client's own."""
+    def _transaction(
+        self,
+        tx: Transaction | None,
+        *,
+        isolation: Literal["read_committed"] | None = "read_committed",
+    ) -> AbstractAsyncContextManager[Transaction]:
+        """A savepoint in the caller's transaction, or a transaction of the client's own, of this
+        isolation; None: the session's default."""
 
     # -- jobs
 

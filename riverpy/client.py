@@ -9,7 +9,7 @@ import secrets
 import socket
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import anyio
 import msgspec
@@ -18,6 +18,7 @@ from msgspec import UNSET, UnsetType
 
 from riverpy._clock import SystemClock
 from riverpy._cluster.leadership import Leadership, LeadershipSubscription
+from riverpy._db.transactions import expect_transaction, savepoint
 from riverpy._dsn import validate_url
 from riverpy._insert import ACQUIRE_TIMEOUT, NO_CONNECTION, Inserter
 from riverpy._insert_row import InsertRules
@@ -308,10 +309,17 @@ class Client(Verbs, ExecutionVerbs, LeaseVerbs):
         return self._pool
 
     @asynccontextmanager
-    async def _transaction(self, tx: Transaction | None) -> AsyncGenerator[Transaction]:
-        """The caller's transaction, or one of our own."""
+    async def _transaction(
+        self,
+        tx: Transaction | None,
+        *,
+        isolation: Literal["read_committed"] | None = "read_committed",
+    ) -> AsyncGenerator[Transaction]:
+        """A savepoint in the caller's transaction, or a transaction of our own."""
         if tx is not None:
-            yield tx
+            connection = expect_transaction(tx)
+            async with savepoint(connection):
+                yield connection
             return
         pool = self._open_pool()
         reason = f"the call took longer than {STATEMENT_TIMEOUT:g} s"
@@ -319,7 +327,7 @@ class Client(Verbs, ExecutionVerbs, LeaseVerbs):
             with anyio.fail_after(ACQUIRE_TIMEOUT, reason=NO_CONNECTION):
                 connection = await pool.acquire()
             try:
-                async with connection.transaction():
+                async with connection.transaction(isolation=isolation):
                     yield connection
             finally:
                 await pool.release(connection)
@@ -359,12 +367,12 @@ class Client(Verbs, ExecutionVerbs, LeaseVerbs):
         Args:
             args: what the job is given.
             opts: options of this insert; they win over those of the args class.
-            tx: a connection of yours, with its open transaction: the job exists when it commits.
+            tx: a connection of yours, in a transaction: the job exists when that commits.
                 Default: a connection of the client's pool; the job exists when this returns.
 
         Raises:
             InsertError: the job is not allowed; nothing was sent.
-            TransactionError: `tx` is aborted or closed.
+            TransactionError: `tx` is in no transaction, aborted or closed.
             SchemaMissingError: the database has no River tables.
             ClientStateError: no `tx`, and the client is not open.
         """

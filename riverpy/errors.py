@@ -6,7 +6,7 @@
     ├ InsertError            a job was refused before anything was sent (also a ValueError)
     │ ├ ArgsError            its args cannot be stored as JSON; `path` says where
     │ └ UnknownJobKindError  no worker is registered for its kind
-    ├ TransactionError       the caller's transaction is aborted or its connection is closed
+    ├ TransactionError       the caller's connection is closed, or in no usable transaction
     ├ UniqueConflictError    insert_many_fast met a job that exists already
     ├ NotFoundError          no such job or queue
     ├ JobRunningError        a running job cannot be deleted
@@ -109,13 +109,14 @@ class UnknownJobKindError(InsertError):
 
 
 class TransactionError(RiverError):
-    """The transaction given as `tx` is aborted, or its connection is closed: nothing was
-    inserted. Or a fence, or what leases do, may not stand in the transaction, or without one."""
+    """The connection given as `tx` is closed, in no transaction, or in an aborted one: nothing was
+    done. Or the function of a call has ended the transaction. Or a fence, or what leases do, may
+    not stand in the transaction, or without one."""
 
 
 class UniqueConflictError(RiverError):
-    """A job with the same unique key exists. Nothing of the batch was inserted; the transaction
-    lives."""
+    """A job with the same unique key exists. Nothing was changed; a transaction given as `tx` is
+    usable."""
 
 
 class NotFoundError(RiverError):

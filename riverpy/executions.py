@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -27,7 +27,14 @@ from riverpy._db.executions import (
 from riverpy._db.schema import OWN_LINE, migrate_command
 from riverpy._lifecycle import finish
 from riverpy._names import validate_execution_key
-from riverpy.drivers.asyncpg import DATABASE_ERRORS, UndefinedTableError, describe
+from riverpy.drivers.asyncpg import (
+    DATABASE_ERRORS,
+    LockNotAvailableError,
+    QueryCanceledError,
+    SerializationError,
+    UndefinedTableError,
+    describe,
+)
 from riverpy.errors import ConfigError, SchemaMissingError
 
 if TYPE_CHECKING:
@@ -52,9 +59,12 @@ STORE_BOUND = 10.0
 """Seconds in which an outcome is stored, tried again where the database does not answer."""
 _RETRY_FIRST = timedelta(milliseconds=100)
 _RETRY_MOST = timedelta(seconds=2)
+_BLOCKED_FIRST = timedelta(milliseconds=5)
+_BLOCKED_MOST = timedelta(milliseconds=200)
 
 _log: Any = structlog.get_logger("riverpy")
 ResultT = TypeVar("ResultT")
+AnswerT = TypeVar("AnswerT")
 
 
 class ExecutionState(Enum):
@@ -103,14 +113,24 @@ class _BusyError(Exception):
     """Another transaction with the key did not end in time."""
 
 
+class _BlockedError(Exception):
+    """Another transaction with the key was in the way; a new attempt may pass."""
+
+
 class ExecutionVerbs(ABC):
     """The verbs on effects that happen once."""
 
     _config: Config
 
     @abstractmethod
-    def _transaction(self, tx: Transaction | None) -> AbstractAsyncContextManager[Transaction]:
-        """The caller's transaction, or one of the client's own."""
+    def _transaction(
+        self,
+        tx: Transaction | None,
+        *,
+        isolation: Literal["read_committed"] | None = "read_committed",
+    ) -> AbstractAsyncContextManager[Transaction]:
+        """A savepoint in the caller's transaction, or a transaction of the client's own, of this
+        isolation; None: the session's default."""
 
     @property
     @abstractmethod
@@ -143,9 +163,10 @@ class ExecutionVerbs(ABC):
             kept: how long the key is known after; then it is forgotten, and would run again.
                 Default 30 days. None: for ever.
             wait: how long to wait for another call with this key. Default 10 seconds.
-            tx: a connection of yours, with its open transaction: it is done when that commits, and
+            tx: a connection of yours, in a transaction: it is done when that commits, and that
                 stays usable when `fn` fails. A fence is called before, for `fn` runs in a savepoint
-                of it. Default: a transaction of the client's own, which has 30 seconds.
+                of it. Default: a transaction of the client's own, of the isolation that the role
+                has as its default, which has 30 seconds.
 
         Returns:
             RAN, DONE_BEFORE or, after `wait`, IN_PROGRESS.
@@ -154,25 +175,34 @@ class ExecutionVerbs(ABC):
             ConfigError: the key or a time is not allowed; nothing was stored.
             SchemaMissingError: line `riverpy` is not migrated; the text has the command.
             ClientStateError: no `tx`, and the client is not open.
-            TransactionError: `fn` has ended the transaction itself.
+            TransactionError: `fn` has ended the transaction itself, or replaced it by another; a
+                `tx` is over then. Or `tx` is in no transaction, aborted or closed.
             Exception: what `fn` raised, or one of DATABASE_ERRORS: so where `fn` has hidden one of
-                a statement, after which the server commits nothing.
+                a statement, after which the server commits nothing; or, where `tx` has a snapshot,
+                asyncpg.SerializationError: the effect was done after that was taken.
         """
         _check(key, kept=kept, wait=wait)
-        try:
-            async with (
-                self._transaction(tx) as connection,
-                nullcontext() if tx is None else connection.transaction(),
-            ):
-                epoch = await self._note(connection, key, kept, wait.total_seconds())
-                if epoch is None:
-                    row = await exec_get(connection, self._config.schema, key=key)
-                    return _answer(row)
-                value = await fn(connection)
-                if tx is None:  # else the end of the savepoint fails
-                    await exec_expect_commit(connection)
-        except _BusyError:
-            return Execution(ExecutionState.IN_PROGRESS)
+        return await _while_blocked(wait, partial(self._run_once, key, fn, kept, tx))
+
+    async def _run_once(
+        self,
+        key: str,
+        fn: Callable[[Transaction], Awaitable[ResultT]],
+        kept: timedelta | None,
+        tx: Transaction | None,
+        wait: float,
+    ) -> Execution[ResultT]:
+        schema = self._config.schema
+        async with self._transaction(tx, isolation=None) as connection:
+            with self._waiting_for_key(wait, can_retry_conflicts=tx is None):
+                transaction_id = await exec_insert(
+                    connection, schema, key=key, claimed_by=self.id, kept=kept
+                )
+            if transaction_id is None:
+                return _answer(await exec_get(connection, schema, key=key))
+            value = await fn(connection)
+            if tx is None:  # else the savepoint is lost with the transaction
+                await exec_expect_commit(connection, transaction_id)
         return Execution(ExecutionState.RAN, value, self.id)
 
     async def run_at_most_once(
@@ -263,24 +293,23 @@ class ExecutionVerbs(ABC):
             raise
         return await self._complete(claim, value, kept)
 
-    async def _note(
-        self, connection: Transaction, key: str, kept: timedelta | None, wait: float
-    ) -> int | None:
-        with self._waiting_for_key(wait):
-            return await exec_insert(
-                connection, self._config.schema, key=key, claimed_by=self.id, kept=kept
-            )
-
     async def _claim(
         self, key: str, expires_after: timedelta | None, kept: timedelta | None
     ) -> Claim | Execution[Any]:
-        """The claim; or, if there is none to be had, the answer. One that may be stored when the
-        caller is cancelled is given back."""
+        """The claim; or, if there is none to be had, the answer."""
+        return await _while_blocked(
+            WAIT_DEFAULT, partial(self._claim_once, key, expires_after, kept)
+        )
+
+    async def _claim_once(
+        self, key: str, expires_after: timedelta | None, kept: timedelta | None, wait: float
+    ) -> Claim | Execution[Any]:
+        """A claim that may be stored when the caller is cancelled is given back."""
         schema = self._config.schema
         claim: Claim | None = None
         try:
             async with self._transaction(None) as connection:
-                with self._waiting_for_key(WAIT_DEFAULT.total_seconds()):
+                with self._waiting_for_key(wait, can_retry_conflicts=True):
                     epoch = await exec_claim(
                         connection,
                         schema,
@@ -292,8 +321,6 @@ class ExecutionVerbs(ABC):
                 if epoch is None:
                     return _answer(await exec_get(connection, schema, key=key))
                 claim = Claim(key, epoch)
-        except _BusyError:  # a transaction of run_once holds the key
-            return Execution(ExecutionState.IN_PROGRESS)
         except anyio.get_cancelled_exc_class():
             if claim is not None:
                 await finish(partial(self._give_back, claim))
@@ -339,16 +366,25 @@ class ExecutionVerbs(ABC):
             _log.warning("a claim was not given back, it expires", error=describe(error))
 
     @contextmanager
-    def _waiting_for_key(self, wait: float) -> Generator[None]:
+    def _waiting_for_key(self, wait: float, *, can_retry_conflicts: bool) -> Generator[None]:
         """Around the statement that waits for another transaction with its key: `wait` seconds. A
         server that does not answer does not roll back after them either, which is an error.
 
         Raises:
             _BusyError: the time is over.
+            _BlockedError: the session's limits ended the wait before; or, if the caller
+                `can_retry_conflicts`, its snapshot does not see who had the key.
             SchemaMissingError: line `riverpy` is not migrated.
         """
-        with self._expecting_table(), anyio.move_on_after(wait) as scope:
-            yield
+        try:
+            with self._expecting_table(), anyio.move_on_after(wait) as scope:
+                yield
+        except (LockNotAvailableError, QueryCanceledError) as error:
+            raise _BlockedError from error
+        except SerializationError as error:
+            if not can_retry_conflicts:
+                raise
+            raise _BlockedError from error
         if scope.cancelled_caught:
             raise _BusyError
 
@@ -365,11 +401,27 @@ class ExecutionVerbs(ABC):
             ) from None
 
 
+async def _while_blocked(
+    wait: timedelta, attempt: Callable[[float], Awaitable[AnswerT]]
+) -> AnswerT | Execution[Any]:
+    """The answer of an attempt, which gets the seconds that are left; repeated until `wait` is
+    over, for a session may limit the wait for a lock, or see a snapshot."""
+    deadline = anyio.current_time() + wait.total_seconds()
+    backoff = Backoff(_BLOCKED_FIRST, _BLOCKED_MOST)
+    while True:
+        try:
+            return await attempt(deadline - anyio.current_time())
+        except _BusyError:
+            return Execution(ExecutionState.IN_PROGRESS)
+        except _BlockedError:
+            await anyio.sleep(backoff.next())
+
+
 def _answer(row: ExecutionRow | None) -> Execution[Any]:
     """What is known of another call."""
     if row is None:  # deleted just now
         return Execution(ExecutionState.IN_PROGRESS)
-    if row.completed_at is not None:
+    if row.is_completed:
         state = ExecutionState.DONE_BEFORE
     else:
         state = ExecutionState.IN_PROGRESS if row.can_expire else ExecutionState.UNKNOWN

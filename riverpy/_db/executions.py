@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from riverpy._sql import query
 from riverpy.drivers.asyncpg import is_in_transaction
 from riverpy.errors import TransactionError
+from riverpy.job import timestamp
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
@@ -23,7 +24,7 @@ class ExecutionRow(NamedTuple):
     claimed_at: datetime
     can_expire: bool
     """Whether the claim may be taken over one day."""
-    completed_at: datetime | None
+    is_completed: bool
 
 
 async def exec_insert(
@@ -33,11 +34,11 @@ async def exec_insert(
     key: str,
     claimed_by: str,
     kept: timedelta | None,
-) -> int | None:
-    """Note an effect of the transaction that is open; returns the epoch. None: it was done
-    before."""
+) -> str | None:
+    """Note an effect of the transaction that is open; returns the transaction's id. None: it was
+    done before."""
     statement = query(_FILE, "exec_insert", schema)
-    values: dict[str, object] = {"key": key, "claimed_by": claimed_by, "kept": kept}
+    values: dict[str, object] = {"key": key, "claimed_by": claimed_by, "kept": _interval(kept)}
     return await connection.fetchval(statement.text, *statement.arguments(values))
 
 
@@ -55,10 +56,11 @@ async def exec_claim(
     values: dict[str, object] = {
         "key": key,
         "claimed_by": claimed_by,
-        "expires_after": expires_after,
-        "kept": kept,
+        "expires_after": _interval(expires_after),
+        "kept": _interval(kept),
     }
-    return await connection.fetchval(statement.text, *statement.arguments(values))
+    epoch = await connection.fetchval(statement.text, *statement.arguments(values))
+    return None if epoch is None else int(epoch)
 
 
 async def exec_complete(
@@ -66,7 +68,7 @@ async def exec_complete(
 ) -> bool:
     """Say that it is done, once or again. False: another has taken the claim over."""
     statement = query(_FILE, "exec_complete", schema)
-    values: dict[str, object] = {"key": key, "epoch": epoch, "kept": kept}
+    values: dict[str, object] = {"key": key, "epoch": str(epoch), "kept": _interval(kept)}
     return await connection.fetchval(statement.text, *statement.arguments(values)) is not None
 
 
@@ -75,30 +77,38 @@ async def exec_give_back(
 ) -> None:
     """Let anybody claim it at once."""
     statement = query(_FILE, "exec_give_back", schema)
-    await connection.execute(statement.text, *statement.arguments({"key": key, "epoch": epoch}))
+    values: dict[str, object] = {"key": key, "epoch": str(epoch)}
+    await connection.execute(statement.text, *statement.arguments(values))
 
 
 async def exec_get(connection: Transaction, schema: str | None, *, key: str) -> ExecutionRow | None:
     """How it stands with a key. None: nobody has claimed it."""
     statement = query(_FILE, "exec_get", schema)
     row = await connection.fetchrow(statement.text, *statement.arguments({"key": key}))
-    return None if row is None else ExecutionRow(*row)
+    if row is None:
+        return None
+    claimed_by, digits, can_expire, is_completed = row
+    claimed_at = timestamp(bytes.fromhex(digits))
+    assert claimed_at is not None  # noqa: S101 (the column is not null)
+    return ExecutionRow(claimed_by, claimed_at, can_expire == "t", is_completed == "t")
 
 
-async def exec_expect_commit(connection: Transaction) -> None:
-    """Before the commit after code of the user's: of a transaction that has failed, or is over,
-    the server commits nothing and calls that no error.
+async def exec_expect_commit(connection: Transaction, transaction_id: str) -> None:
+    """Check, before the commit, that code of the user's has left the transaction as it was: of one
+    that has failed, or is over, the server commits nothing and calls that no error.
 
     Raises:
-        TransactionError: it is over.
+        TransactionError: it is over; another one may have been begun.
         Exception: one of DATABASE_ERRORS: it has failed.
     """
-    if not is_in_transaction(connection):
+    is_the_same = is_in_transaction(connection) and transaction_id == await connection.fetchval(
+        query(_FILE, "exec_expect_commit", None).text
+    )
+    if not is_the_same:
         raise TransactionError(
             "the function of run_once has ended the transaction that notes the key: leave it open, "
             "and let the function raise to undo it"
         )
-    await connection.execute(query(_FILE, "exec_expect_commit", None).text)
 
 
 async def exec_is_there(connection: Transaction, schema: str | None) -> bool:
@@ -112,3 +122,9 @@ async def exec_forget(connection: Transaction, schema: str | None, *, limit: int
     statement = query(_FILE, "exec_forget", schema)
     rows = await connection.fetch(statement.text, *statement.arguments({"limit": limit}))
     return len(rows)
+
+
+def _interval(value: timedelta | None) -> str | None:
+    if value is None:
+        return None
+    return f"{value.days} days {value.seconds} seconds {value.microseconds} microseconds"

@@ -87,7 +87,8 @@ def resume(database: DatabaseSettings, *, names: Sequence[str], as_json: bool) -
 async def _list(database: DatabaseSettings, limit: int) -> list[Queue]:
     async with connected(database) as (connection, schema, _state):
         client = Client(config=Config(schema=schema))
-        return await bounded("reading queues", client.queue_list(limit=limit, tx=connection))
+        async with connection.transaction():
+            return await bounded("reading queues", client.queue_list(limit=limit, tx=connection))
 
 
 async def _pause(client: Client, name: str, tx: Transaction) -> Change:

@@ -74,6 +74,7 @@ InsufficientPrivilegeError = asyncpg.InsufficientPrivilegeError
 InFailedTransactionError = asyncpg.InFailedSQLTransactionError
 LockNotAvailableError = asyncpg.LockNotAvailableError
 SerializationError = asyncpg.SerializationError
+QueryCanceledError = asyncpg.QueryCanceledError
 InterfaceError = asyncpg.InterfaceError
 PostgresError = asyncpg.PostgresError
 

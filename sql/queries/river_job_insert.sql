@@ -90,16 +90,3 @@ where (select pg_notification_queue_usage() < 0.9);
 -- name: insert_now
 -- The time of this transaction, in hexadecimal digits of the wire format.
 select textout(encode(timestamptz_send(now()), 'hex'));
-
-
--- name: insert_savepoint
-savepoint riverpy_insert;
-
-
--- name: insert_savepoint_release
-release savepoint riverpy_insert;
-
-
--- name: insert_savepoint_rollback
--- The savepoint itself stays, and has to be released too.
-rollback to savepoint riverpy_insert;

@@ -2,18 +2,21 @@
 --
 -- Only the server's clock is compared. An epoch is not below that clock in microseconds, so that the epochs of a key
 -- rise even where its row was deleted meanwhile.
+--
+-- A caller's connection may have codecs of its own for any type but pseudo-types and text[]: values cross as cstring,
+-- times in hexadecimal digits of the wire format.
 
 
 -- name: exec_insert
--- Note an effect of this transaction. It waits for another transaction that has noted it; no row: that one, or an
--- earlier one, did it.
+-- Note an effect of this transaction; returns the transaction's id. It waits for another transaction that has noted it;
+-- no row: that one, or an earlier one, did it.
 insert into /* schema */ riverpy_exec (key, epoch, claimed_by, completed_at, kept_until)
 values (
-  @key::text, (extract(epoch from clock_timestamp()) * 1000000)::bigint, @claimed_by::text, now(),
-  now() + @kept::interval
+  @key::cstring::text, (extract(epoch from clock_timestamp()) * 1000000)::bigint, @claimed_by::cstring::text, now(),
+  now() + @kept::cstring::text::interval
 )
 on conflict (key) do nothing
-returning epoch;
+returning xid8out(pg_current_xact_id());
 
 
 -- name: exec_claim
@@ -21,8 +24,8 @@ returning epoch;
 -- claim has expired; no row: it is done, or claimed.
 insert into /* schema */ riverpy_exec as exec (key, epoch, claimed_by, expires_at, kept_until)
 values (
-  @key::text, (extract(epoch from clock_timestamp()) * 1000000)::bigint, @claimed_by::text,
-  now() + @expires_after::interval, now() + @kept::interval
+  @key::cstring::text, (extract(epoch from clock_timestamp()) * 1000000)::bigint, @claimed_by::cstring::text,
+  now() + @expires_after::cstring::text::interval, now() + @kept::cstring::text::interval
 )
 on conflict (key) do update
 set
@@ -32,35 +35,37 @@ set
   expires_at = excluded.expires_at,
   kept_until = excluded.kept_until
 where exec.completed_at is null and exec.expires_at < now()
-returning epoch;
+returning int8out(exec.epoch);
 
 
 -- name: exec_complete
 -- Say that what was claimed is done. No row: another has taken the claim over.
 update /* schema */ riverpy_exec
-set completed_at = coalesce(completed_at, now()), kept_until = now() + @kept::interval
-where key = @key::text and epoch = @epoch::bigint
-returning key;
+set completed_at = coalesce(completed_at, now()), kept_until = now() + @kept::cstring::text::interval
+where key = @key::cstring::text and epoch = @epoch::cstring::text::bigint
+returning textout(key);
 
 
 -- name: exec_give_back
 -- Let anybody claim at once what was not done.
 update /* schema */ riverpy_exec
 set expires_at = '-infinity'
-where key = @key::text and epoch = @epoch::bigint and completed_at is null;
+where key = @key::cstring::text and epoch = @epoch::cstring::text::bigint and completed_at is null;
 
 
 -- name: exec_get
 -- How it stands with a key.
 select
-  claimed_by, /* finite */ (claimed_at), expires_at is not null as can_expire, /* finite */ (completed_at)
+  textout(claimed_by), textout(encode(timestamptz_send(/* finite */ (claimed_at)), 'hex')),
+  boolout(expires_at is not null), boolout(completed_at is not null)
 from /* schema */ riverpy_exec
-where key = @key::text;
+where key = @key::cstring::text;
 
 
 -- name: exec_expect_commit
--- An error in a transaction that has failed, of which a commit stores nothing and is none.
-select true;
+-- The id of the transaction; null: it has written nothing. An error in a transaction that has failed, of which a commit
+-- stores nothing and is none.
+select xid8out(pg_current_xact_id_if_assigned());
 
 
 -- name: exec_is_there

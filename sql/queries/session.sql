@@ -29,3 +29,16 @@ select exists (
 -- name: session_isolation
 -- Of the transaction that is open.
 select current_setting('transaction_isolation');
+
+
+-- name: session_savepoint
+savepoint riverpy_call;
+
+
+-- name: session_savepoint_release
+release savepoint riverpy_call;
+
+
+-- name: session_savepoint_rollback
+-- The savepoint itself stays, and has to be released too.
+rollback to savepoint riverpy_call;

@@ -17,6 +17,7 @@ from riverpy import (
     ClientStateError,
     Config,
     ConfigError,
+    Execution,
     ExecutionState,
     LeaderTerm,
     SchemaMissingError,
@@ -107,14 +108,24 @@ async def test_once(client: Client, schema: Schema) -> None:
     assert await effects(schema) == ["a", "b"]
 
 
-@pytest.mark.parametrize("ends", ["select 1 / 0", "rollback"])
+@pytest.mark.parametrize(
+    "ends",
+    [
+        "select 1 / 0",
+        "rollback",
+        "rollback; begin",
+        "rollback and chain",
+        "rollback; begin; create temp table t ()",
+    ],
+)
 @pytest.mark.parametrize("is_given", [False, True])
 async def test_effect_that_hides_its_end(
     client: Client, schema: Schema, ends: str, is_given: bool
 ) -> None:
-    """A function that hides the error of a statement, or ends the transaction, has undone the note
-    with the effect: that is an error, though the server lets such a transaction commit nothing
-    without one."""
+    """A function that hides the error of a statement, ends the transaction, or replaces it by
+    another, has undone the note with the effect: that is an error, though the server lets such a
+    transaction commit nothing without one. A transaction of the caller's is usable, or the error
+    says that it is over."""
 
     async def hide(connection: Any) -> None:
         await writing(schema)(connection)
@@ -126,10 +137,98 @@ async def test_effect_that_hides_its_end(
         if is_given:
             tx = await stack.enter_async_context(schema.connected())
             await tx.transaction().start()
-        with pytest.raises((asyncpg.InvalidTransactionStateError, TransactionError)):
+        with pytest.raises((asyncpg.InvalidTransactionStateError, TransactionError)) as raised:
             await client.run_once("k", hide, tx=tx)
+        if is_given and isinstance(raised.value, TransactionError):
+            assert "is over, or aborted" in str(raised.value)
+        elif is_given:
+            assert await tx.fetchval("select 1") == 1
     assert await effects(schema) == []
     assert (await client.run_once("k", writing(schema))).ran
+    assert await effects(schema) == ["a"]
+
+
+async def test_effect_that_commits(client: Client, schema: Schema) -> None:
+    """A function that commits has made the effect and the note last; the error says that it ended
+    the transaction, and nothing that it does after that is stored."""
+
+    async def commit(connection: Any) -> None:
+        await writing(schema)(connection)
+        await connection.execute("commit and chain")
+        await writing(schema, "b")(connection)
+
+    with pytest.raises(TransactionError, match="has ended the transaction"):
+        await client.run_once("k", commit)
+    assert await effects(schema) == ["a"]
+    assert (await client.run_once("k", writing(schema))).state == DONE_BEFORE
+
+
+LIMITS = ("lock_timeout = '20ms'", "statement_timeout = '150ms'")
+ISOLATIONS = ("repeatable read", "serializable")
+
+
+@asynccontextmanager
+async def client_of_role(schema: Schema, setting: str) -> AsyncGenerator[Client]:
+    """A client whose sessions have this setting by default."""
+    name, _, value = setting.partition(" = ")
+    settings = {"search_path": schema.name, name: value.strip("'")}
+    async with (
+        asyncpg.create_pool(schema.url, min_size=0, max_size=4, server_settings=settings) as pool,
+        Client(pool, config=Config(schema=schema.name, id="role")) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [*LIMITS, *(f"default_transaction_isolation = '{level}'" for level in ISOLATIONS)],
+)
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+async def test_settings_of_a_role(client: Client, schema: Schema, setting: str, end: str) -> None:
+    """Where the role limits the wait for a lock, or has another isolation by default, a call waits
+    for another with its key as everywhere: it runs if that is rolled back, and does not if that
+    commits."""
+    async with client_of_role(schema, setting) as limited, schema.connected() as holder:
+        await holder.execute("begin")
+        assert (await client.run_once("k", writing(schema), tx=holder)).ran
+        busy = await limited.run_once("k", writing(schema), wait=SHORT)
+        assert busy.state == IN_PROGRESS
+        async with asyncio.TaskGroup() as tasks:
+            calls = [
+                tasks.create_task(limited.run_once("k", writing(schema, "b"), wait=LONG)),
+                tasks.create_task(limited.run_at_least_once("k", note)),
+            ]
+            if "isolation" not in setting:
+                calls.append(tasks.create_task(given(limited, schema, setting)))
+            await until_waiting(schema, 1)
+            await holder.execute(end)
+    states = [call.result().state for call in calls]
+    assert states.count(RAN) == (0 if end == "commit" else 1)
+    assert states.count(DONE_BEFORE) == len(calls) - states.count(RAN)
+
+
+async def note(_claim: Claim) -> None:
+    """An effect of which nothing is seen."""
+
+
+async def given(client: Client, schema: Schema, setting: str) -> Execution[Any]:
+    """A call in a transaction of a session with this setting."""
+    async with schema.connected() as tx:
+        await tx.execute(f"set {setting}")
+        async with tx.transaction():
+            return await client.run_once("k", writing(schema, "b"), wait=LONG, tx=tx)
+
+
+async def test_snapshot_of_the_caller(client: Client, schema: Schema) -> None:
+    """Where the caller's transaction has a snapshot from before the effect was done, the call
+    raises and leaves the transaction usable."""
+    async with schema.connected() as tx, tx.transaction(isolation="repeatable_read"):
+        await tx.fetchval("select 1 from effect")
+        assert (await client.run_once("k", writing(schema))).ran
+        with pytest.raises(asyncpg.SerializationError):
+            await client.run_once("k", writing(schema), tx=tx)
+        assert await tx.fetchval("select 1") == 1
+    assert await effects(schema) == ["a"]
 
 
 async def test_failed_effect_never_happened(client: Client, schema: Schema) -> None:

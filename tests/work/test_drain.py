@@ -77,7 +77,8 @@ async def test_pending_retry(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
             raise ValueError("once")
 
     for n in range(50):
-        await rig.client().insert(Task(n=n), tx=rig.schema._connection)
+        async with rig.schema._connection.transaction():
+            await rig.client().insert(Task(n=n), tx=rig.schema._connection)
         await rig.client().run(drain=True)
         assert await rig.states() == {"completed": n + 1}
 
