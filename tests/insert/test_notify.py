@@ -156,10 +156,11 @@ async def test_a_client_that_does_not_notify(schema: Schema, heard: Heard) -> No
     """NR-08: notifications can be switched off per client, for its own inserts and those by tx."""
     config = Config(schema=schema.name, insert_notify=False)
     async with Client(schema.url, config=config) as client, schema.connected() as connection:
-        for tx in (None, connection):
-            await client.insert(Welcome(1), tx=tx)
-            await client.insert_many(many(Welcome(1), Data()), tx=tx)
-            await client.insert_many_fast(many(Welcome(1)), tx=tx)
+        async with connection.transaction():
+            for tx in (None, connection):
+                await client.insert(Welcome(1), tx=tx)
+                await client.insert_many(many(Welcome(1), Data()), tx=tx)
+                await client.insert_many_fast(many(Welcome(1)), tx=tx)
         assert await heard.take() == []
 
 

@@ -57,7 +57,7 @@ async def test_uniqueness_holds_on_every_path(
     inserter: Inserter, schema: Schema, path: str
 ) -> None:
     """UQ-03: the second insert returns the first one's job."""
-    async with schema.connected() as tx:
+    async with schema.connected() as tx, tx.transaction():
         for expected in (False, True):
             on = tx if path.endswith("tx") else None
             if path.startswith("insert"):
