@@ -6,7 +6,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from riverpy._db.transactions import ABORTED
-from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe, is_closed_for_good
+from riverpy.drivers.asyncpg import (
+    DATABASE_ERRORS,
+    describe,
+    is_closed_for_good,
+    is_notification_queue_full,
+)
 from riverpy.errors import ArgsError, ConfigError, SchemaMissingError, TransactionError
 
 if TYPE_CHECKING:
@@ -51,6 +56,8 @@ def _meaning(error: Exception, tx: Transaction | None, aborted: str) -> Exceptio
             f"River's tables are missing or too old ({describe(error)}): run `riverpy migrate up`, "
             f"or set Config(schema=...) to the schema that has them{aborted}"
         )
+    if is_notification_queue_full(error):  # of the same class as what is too large
+        return None
     if code == _TOO_LARGE or _NO_MEMORY in str(error):
         return ArgsError(
             f"PostgreSQL cannot store args or metadata of this size: {describe(error)}{aborted}"
