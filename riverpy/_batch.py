@@ -259,7 +259,7 @@ class BatchSender(Generic[Row]):
         *,
         size: BatchSize,
         aside: SetAside[Row],
-        row_id: Callable[[Row], int],
+        row_id: Callable[[Row], Hashable],
         key: Callable[[Row], Hashable] | None = None,
         fitting: Callable[[list[Row]], int] = len,
         set_aside: Callable[[Row, Exception], None],
@@ -319,6 +319,11 @@ class BatchSender(Generic[Row]):
         """How many rows wait, without those of a statement that runs."""
         return len(self._new) + sum(map(len, self._parts)) + len(self.aside)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no row waits to be sent now."""
+        return not (self._new or self._parts or self.is_ready)
+
     def add(self, row: Row) -> None:
         """Take a row to be sent. One that is set aside stays so."""
         if not self.aside or self._key(row) not in self.aside:
@@ -357,15 +362,20 @@ class BatchSender(Generic[Row]):
         finally:
             self._sending = []
 
-    async def send_all(self) -> None:
-        """Send what can be sent now: all rows but those that are set aside and not due.
+    async def send_all(self, within: float = math.inf) -> bool:
+        """Send all rows but those that are set aside and not due. Returns False if there are more
+        after `within` seconds.
 
         Raises:
             Exception: as `step`.
         """
+        until = time.monotonic() + within
         while self._new or self._parts or self.is_ready:
+            if time.monotonic() >= until:
+                return not self._new and not self._parts
             await anyio.sleep(max(self.next_due - time.monotonic(), 0.0))
             await self.step()
+        return True
 
     def _take(self) -> list[Row]:
         """Take the rows of the next statement. One that is set aside goes alone, when no part
@@ -384,7 +394,7 @@ class BatchSender(Generic[Row]):
     def _take_new(self) -> list[Row]:
         count = self._fitting(self._new[: self.size.rows])
         batch, self._new = self._new[:count], self._new[count:]
-        firsts: dict[int, Row] = {}
+        firsts: dict[Hashable, Row] = {}
         for row in batch:
             firsts.setdefault(self._row_id(row), row)
         if len(firsts) < len(batch):

@@ -11,21 +11,21 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import structlog
 
+from riverpy._batch import BatchSender, BatchSize, SetAside
 from riverpy._db import jobs, queues
 from riverpy._db.rescue import Rescue, job_rescue, job_running_of
 from riverpy._lifecycle import TestSignal
 from riverpy._log import JobLines
-from riverpy._maintenance.job_rescuer import in_parts
 from riverpy._work.producer import CLAIM_TIMEOUT
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Hashable, Mapping
 
     from anyio.abc import TaskStatus
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from riverpy._db.connection import DedicatedConnection
     from riverpy._db.jobs import Stamp
     from riverpy._lifecycle import StopScope
+    from riverpy._work.attempt import Attempt
     from riverpy._work.completer import Completer
     from riverpy._work.producer import Producer
     from riverpy._work.work_group import WorkGroup
@@ -50,12 +51,18 @@ LAST_SWEEP_TIMEOUT = 1.0
 """Seconds that putting lost claims back may take at the end of a run."""
 RETRY = 2.0
 """Seconds until it looks again after the database did not answer."""
-TURN_MOST = 60.0
+ROWS_MAX = 5_000
+"""Rows of one statement."""
+SEND_TIMEOUT = 15.0
+"""Seconds for the statements of one task in one look, apart from the last of them; the rest is left
+for the next look."""
+TURN_MOST = 90.0
 """Seconds for all statements of one look, pages of lost jobs included."""
 SWEEP_MARGIN = 0.5
 """Seconds beyond the claim's own limit after which a lost claim is looked for."""
 PAGE = 1_000
 """Jobs of an earlier run that are read at a time."""
+Row = TypeVar("Row", bound="Stamp | Rescue | Attempt | str")
 RESTART_ERROR = "the client that worked this attempt started anew without ending it: rescued"
 
 
@@ -105,11 +112,58 @@ class Reconciler:
         self.in_doubt = False
         """Whether rows may be claimed in this client's name that it does not know of."""
         self._touch_at = 0.0
-        self._has_looked_back = False
-        """Whether what an earlier run left is rescued."""
+        self._look_after: int | None = 0
+        """The last job of an earlier run that was read; None: all of them were."""
+        self._put_backs = self._sender(self._put_back, lambda stamp: stamp)
+        self._rescues = self._sender(self._rescue, lambda rescue: rescue.stamp)
+        self._touches = self._sender(self._touch, lambda queue: queue)
+        self._marks = self._sender(self._read_marks, lambda attempt: attempt)
+        self._touch_error: Exception | None = None
+        """Why a queue could not be renewed."""
+        self._done = 0
+        """How many jobs were released or rescued in this look."""
+        self._paused: set[str] = set()
+        """The queues that are paused, of those that were renewed in this look."""
         self._log: Any = structlog.get_logger("riverpy").bind()
         self._refused_lines = JobLines(self._log, "warning")
+        self._queue_lines = JobLines(self._log, "warning")
         self.ran = TestSignal("Reconciler.ran")
+
+    def _sender(
+        self,
+        send: Callable[[list[Row]], Awaitable[None]],
+        row_id: Callable[[Row], Hashable],
+    ) -> BatchSender[Row]:
+        return BatchSender(
+            send,
+            size=BatchSize(ROWS_MAX, STATEMENT_TIMEOUT),
+            aside=SetAside(),  # as many as this client has jobs and queues, at most
+            row_id=row_id,
+            set_aside=self._set_aside,
+        )
+
+    def _set_aside(self, row: Stamp | Rescue | Attempt | str, error: Exception) -> None:
+        """A row fails alone."""
+        match row:
+            case str():
+                self._touch_error = error
+                self._queue_lines.say(
+                    "queue cannot be renewed and will be tried again",
+                    queue=row,
+                    error=describe(error),
+                )
+            case Rescue():
+                self._refused_lines.say(
+                    "job of an earlier run cannot be rescued",
+                    job_id=row.stamp.id,
+                    error=describe(error),
+                )
+            case _:
+                self._refused_lines.say(
+                    "job cannot be put back, or read, and will be tried again",
+                    job_id=row.id,
+                    error=describe(error),
+                )
 
     @property
     def interval(self) -> float:
@@ -138,8 +192,7 @@ class Reconciler:
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Adopt the pauses, then look again until stopped."""
-        await self._touch_queues(STATEMENT_TIMEOUT)
-        self._touch_at = time.monotonic() + TOUCH_INTERVAL
+        await self._touch_queues()
         self._sweep_at = time.monotonic() + self.interval
         await self._attempt("jobs of an earlier run", self._look_back)
         task_status.started()
@@ -173,7 +226,9 @@ class Reconciler:
             self._sweep_at = self._settled_at
         else:
             self._sweep_at = began + self.interval
-            self.in_doubt = False
+            self.in_doubt = bool(self._put_backs.aside)
+        if retry_at := min(self._put_backs.next_due, self._rescues.next_due):
+            self._sweep_at = min(self._sweep_at, max(retry_at, began + RETRY))
 
     async def _attempt(self, what: str, step: Callable[[], Awaitable[None]]) -> bool:
         try:
@@ -190,17 +245,39 @@ class Reconciler:
                 self._heard.add(name)
                 producer.set_paused(paused)
 
-    async def _touch_queues(self, bound: float) -> None:
+    async def _touch_queues(self) -> None:
+        """Renew the rows of the queues.
+
+        Raises:
+            Exception: one of DATABASE_ERRORS; also if none of the rows can be written.
+        """
         self._heard.clear()
-        async with self._reserved.use("renewing queues", bound) as connection:
-            rows = await queues.queue_touch(connection, self._schema, list(self._producers))
-        self._adopt_pauses({name for name, paused in rows.items() if paused})
+        self._paused.clear()
+        self._touches.discard()
+        for name in self._producers:
+            self._touches.add(name)
+        is_done = await self._touches.send_all(SEND_TIMEOUT)
+        failing = len(self._touches.aside)
+        if is_done and not failing:
+            self._adopt_pauses(self._paused)
+        elif failing == len(self._producers) and self._touch_error is not None:
+            raise self._touch_error
+        else:
+            await self._read_paused()
+        self._touch_at = time.monotonic() + TOUCH_INTERVAL
+
+    async def _touch(self, names: list[str]) -> None:
+        async with self._claims.use("renewing queues", STATEMENT_TIMEOUT) as connection:
+            rows = await queues.queue_touch(connection, self._schema, names)
+        self._paused.update(name for name, paused in rows.items() if paused)
 
     async def _read_pauses(self) -> None:
         if time.monotonic() >= self._touch_at:
-            await self._touch_queues(RESERVED_TIMEOUT)
-            self._touch_at = time.monotonic() + TOUCH_INTERVAL
-            return
+            await self._touch_queues()
+        else:
+            await self._read_paused()
+
+    async def _read_paused(self) -> None:
         self._heard.clear()
         async with self._reserved.use("reading pauses", RESERVED_TIMEOUT) as connection:
             paused = await queues.queue_paused(connection, self._schema, list(self._producers))
@@ -214,9 +291,12 @@ class Reconciler:
                 producer.set_paused(name in paused)
 
     async def _read_cancels(self) -> None:
-        asked = list(self._work.attempts)
-        if not asked:
-            return
+        self._marks.discard()
+        for attempt in self._work.attempts:
+            self._marks.add(attempt)
+        await self._marks.send_all(SEND_TIMEOUT)
+
+    async def _read_marks(self, asked: list[Attempt]) -> None:
         ids = [attempt.id for attempt in asked]
         async with self._reserved.use("reading cancels", RESERVED_TIMEOUT) as connection:
             marked = set(await jobs.job_cancel_marks(connection, self._schema, ids))
@@ -235,10 +315,10 @@ class Reconciler:
     async def _put_back_lost_claims(self, *, age: float) -> None:
         """Put back what is claimed in our name and neither works nor waits to be stored here.
 
-        On the connection of the claims: while this holds it no claim is in flight, so what is
-        active is all there is.
+        What is lost is found on the connection of the claims: while this holds it no claim is in
+        flight, so what is active is all there is. Once lost, a claim stays so.
         """
-        async with self._claims.use("putting back lost claims", STATEMENT_TIMEOUT) as connection:
+        async with self._claims.use("finding lost claims", STATEMENT_TIMEOUT) as connection:
             claimed = await jobs.job_claimed_by(
                 connection,
                 self._schema,
@@ -246,12 +326,23 @@ class Reconciler:
                 client_id=self._client_id,
                 age=age,
             )
-            active = self._active()
-            lost = [stamp for stamp in claimed if stamp not in active]
-            done = await jobs.job_put_back(connection, self._schema, lost) if lost else set[int]()
-        if done:
-            self._log.warning("put back jobs whose claims were lost", count=len(done))
-            self._wake_producers()
+            ours = self._active() | {rescue.stamp for rescue in self._rescues.rows}
+        self._put_backs.discard()
+        for stamp in claimed:
+            if stamp not in ours:
+                self._put_backs.add(stamp)
+        self._done = 0
+        try:
+            if not await self._put_backs.send_all(SEND_TIMEOUT):
+                raise TimeoutError("putting back lost claims goes on in the next look")
+        finally:
+            if self._done:
+                self._log.warning("put back jobs whose claims were lost", count=self._done)
+                self._wake_producers()
+
+    async def _put_back(self, lost: list[Stamp]) -> None:
+        async with self._claims.use("putting back lost claims", STATEMENT_TIMEOUT) as connection:
+            self._done += len(await jobs.job_put_back(connection, self._schema, lost))
 
     async def _look_back(self) -> None:
         """Rescue what an earlier run under our id claimed and did not end: a client that is
@@ -261,16 +352,25 @@ class Reconciler:
         Nothing is known of earlier runs where this one is not registered; their jobs are put back.
         """
         registered_at = self._heartbeat.registered_at
-        after: int | None = None if self._has_looked_back or registered_at is None else 0
-        while after is not None and registered_at is not None:
-            after = await self._rescue_page(registered_at, after)
-        self._has_looked_back = True
+        if registered_at is None:
+            self._look_after = None
+        self._done = 0
+        try:
+            while not self._rescues.is_empty or self._look_after is not None:
+                if not await self._rescues.send_all(SEND_TIMEOUT):
+                    raise TimeoutError("rescuing jobs goes on in the next look")
+                if self._look_after is None or registered_at is None:
+                    return
+                await self._read_page(registered_at, self._look_after)
+        finally:
+            if self._done:
+                self._log.warning("rescued jobs of an earlier run under this id", count=self._done)
+                self._wake_producers()
 
-    async def _rescue_page(self, registered_at: int, after: int) -> int | None:
-        """Rescue a page of what was claimed in our name before the time; returns where the next one
-        begins. On the connection of the claims, as for lost ones."""
-        done: dict[int, str] = {}
-        async with self._claims.use("rescuing jobs", STATEMENT_TIMEOUT) as connection:
+    async def _read_page(self, registered_at: int, after: int) -> None:
+        """Read a page of what was claimed in our name before the time. On the connection of the
+        claims, as for lost ones."""
+        async with self._claims.use("finding jobs to rescue", STATEMENT_TIMEOUT) as connection:
             claims = await job_running_of(
                 connection,
                 self._schema,
@@ -280,27 +380,15 @@ class Reconciler:
                 limit=PAGE,
             )
             active = self._active()
+        for stamp, client_id in claims:
+            if stamp.attempted_at < registered_at and stamp not in active:
+                self._rescues.add(Rescue(stamp, client_id))
+        self._look_after = claims[-1].stamp.id if len(claims) == PAGE else None
 
-            async def end(batch: list[Rescue]) -> None:
-                done.update(await job_rescue(connection, self._schema, batch, error=RESTART_ERROR))
-
-            lost = [
-                Rescue(stamp, client_id)
-                for stamp, client_id in claims
-                if stamp.attempted_at < registered_at and stamp not in active
-            ]
-            await in_parts([lost], end, self._say_refused)
-        if done:
-            self._log.warning("rescued jobs of an earlier run under this id", count=len(done))
-            self._wake_producers()
-        return claims[-1].stamp.id if len(claims) == PAGE else None
-
-    def _say_refused(self, rescue: Rescue, error: Exception) -> None:
-        self._refused_lines.say(
-            "job of an earlier run cannot be rescued",
-            job_id=rescue.stamp.id,
-            error=describe(error),
-        )
+    async def _rescue(self, rescues: list[Rescue]) -> None:
+        async with self._claims.use("rescuing jobs", STATEMENT_TIMEOUT) as connection:
+            done = await job_rescue(connection, self._schema, rescues, error=RESTART_ERROR)
+        self._done += len(done)
 
     def _active(self) -> set[Stamp]:
         """What is claimed in our name and ours to end."""

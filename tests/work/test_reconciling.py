@@ -28,7 +28,7 @@ async def _until(condition: Any) -> None:
     ("question", "ask"),
     [
         ("queue_paused", Reconciler._read_pauses),
-        ("queue_touch", lambda reconciler: reconciler._touch_queues(2.0)),
+        ("queue_touch", lambda reconciler: reconciler._touch_queues()),
     ],
 )
 async def test_pause_heard_before_an_older_answer(
@@ -125,7 +125,7 @@ async def test_cancel_beside_an_attempt_that_goes_on(
         producer: Any = client._run.producers["default"]  # type: ignore[union-attr]
         inserted = await client.insert(Task())
         await _until(lambda: attempts == [1])
-        take = producer._take_now
+        take = producer._take
 
         async def answered_late(*args: Any) -> Any:
             if rows := await take(*args):
@@ -134,7 +134,7 @@ async def test_cancel_beside_an_attempt_that_goes_on(
                 await _until(lambda: earlier.cause is not None)
             return rows
 
-        producer._take_now = answered_late
+        producer._take = answered_late
         await rig.schema.execute("UPDATE river_job SET state = 'available'")  # as a rescue does
         producer.wake()
         try:

@@ -1,0 +1,199 @@
+"""Rows that are slow, or that the server fails for: claims and results of the others go on."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import riverpy._db.connection
+from riverpy import InsertOpts, Job, QueueConfig
+from tests.work.rig import PATIENCE, Rig, Task
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+LIMIT = 0.5
+"""Seconds after which the server ends a statement here, and we do a little later."""
+LOST = "database connection lost"
+CLAIM, RESULT = "NEW.state = 'running'", "OLD.state = 'running'"
+NAMED = {
+    CLAIM: "job cannot be claimed and is left alone; it is tried again now and then",
+    RESULT: "job results are refused and will be tried again",
+}
+SLOW = {
+    CLAIM: NAMED[CLAIM],
+    RESULT: "job results take too long and will be tried again",
+}
+CLASSES = ["40001", "53200", "55000", "57014", "58030", "08001", "XX000"]
+
+
+@pytest.fixture
+def plain(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs of kind `task` complete at once. Rows that are set aside are soon tried again."""
+    monkeypatch.setattr("riverpy._batch.SET_ASIDE_FIRST", 0.05)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Statements may take half a second."""
+    short = riverpy._db.connection.timedelta(seconds=LIMIT)
+    limit = riverpy._db.connection.limit_statements
+
+    async def sooner(connection: Any, _limit: Any) -> None:
+        await limit(connection, short)
+
+    monkeypatch.setattr(riverpy._db.connection, "limit_statements", sooner)
+    monkeypatch.setattr("riverpy._work.completer.STATEMENT_TIMEOUT", 2 * LIMIT)
+    monkeypatch.setattr("riverpy._work.producer.CLAIM_TIMEOUT", 2 * LIMIT)
+
+
+@asynccontextmanager
+async def trigger(rig: Rig, when: str, body: str) -> AsyncGenerator[None]:
+    """Have a trigger of a user's run `body` before the claims or the results are stored."""
+    await rig.schema.execute(
+        "CREATE FUNCTION meddle() RETURNS trigger LANGUAGE plpgsql AS"
+        f" $$ BEGIN {body} RETURN NEW; END $$;"
+        " CREATE TRIGGER meddle BEFORE UPDATE ON river_job FOR EACH ROW"
+        f" WHEN ({when}) EXECUTE FUNCTION meddle()"
+    )
+    try:
+        yield
+    finally:
+        await rig.schema.execute("DROP FUNCTION IF EXISTS meddle CASCADE")
+
+
+def events_of(log: list[dict[str, Any]]) -> list[str]:
+    """What the log says."""
+    return [entry["event"] for entry in log if entry["log_level"] != "debug"]
+
+
+async def until_named(log: list[dict[str, Any]], event: str) -> dict[str, Any]:
+    """Wait until the log names a row."""
+    with anyio.fail_after(PATIENCE):
+        while True:
+            for entry in log:
+                if entry["event"] == event:
+                    return entry
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.usefixtures("plain", "limits")
+@pytest.mark.parametrize("when", [CLAIM, RESULT])
+async def test_each_row_is_slow(rig: Rig, log: list[dict[str, Any]], when: str) -> None:
+    """Where a full batch takes far longer than the time limit, claims and results go on in smaller
+    batches, and the log speaks of no lost connection and names no row."""
+    await rig.insert_rows(100)
+    async with trigger(rig, when, "PERFORM pg_sleep(0.02);"), rig.working(slots=100):
+        await rig.take(100)
+    assert await rig.states() == {"completed": 100}
+    assert not {LOST, *NAMED.values(), *SLOW.values()} & {*events_of(log)}
+
+
+@pytest.mark.usefixtures("plain", "limits")
+@pytest.mark.parametrize("when", [CLAIM, RESULT])
+async def test_one_row_is_too_slow(rig: Rig, log: list[dict[str, Any]], when: str) -> None:
+    """A row that alone takes longer than the limit is set aside by name; all others are worked, and
+    it is tried again by itself."""
+    await rig.insert_rows(120)
+    sleep = "IF NEW.id = 60 THEN PERFORM pg_sleep(15); END IF;"
+    async with trigger(rig, when, sleep), rig.working(slots=120):
+        events = await rig.take(119)
+        assert 60 not in {event.job.id for event in events if event.job}
+        entry = await until_named(log, SLOW[when])
+        assert entry.get("job_id", entry.get("job_ids")) in (60, [60])
+        assert "statement timeout" in entry["error"]
+        await rig.schema.execute("DROP FUNCTION meddle CASCADE")
+        await rig.take(1)
+    assert await rig.states() == {"completed": 120}
+    assert LOST not in events_of(log)
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize("sqlstate", CLASSES)
+@pytest.mark.parametrize("when", [CLAIM, RESULT])
+async def test_one_row_fails(rig: Rig, log: list[dict[str, Any]], when: str, sqlstate: str) -> None:
+    """An error for one row stops no other, whatever its class; the row is named, and tried again by
+    itself. The log speaks of no lost connection."""
+    await rig.insert_rows(200)
+    fail = f"IF NEW.id = 60 THEN RAISE 'not this one' USING ERRCODE = '{sqlstate}'; END IF;"
+    async with trigger(rig, when, fail), rig.working(slots=200):
+        events = await rig.take(199)
+        assert 60 not in {event.job.id for event in events if event.job}
+        entry = await until_named(log, (SLOW if sqlstate == "57014" else NAMED)[when])
+        assert entry.get("job_id", entry.get("job_ids")) in (60, [60])
+        assert "not this one" in entry["error"]
+        await rig.schema.execute("DROP FUNCTION meddle CASCADE")
+        await rig.take(1)
+    assert await rig.states() == {"completed": 200}
+    assert LOST not in events_of(log)
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize("when", [CLAIM, RESULT])
+async def test_one_row_ends_its_session(rig: Rig, log: list[dict[str, Any]], when: str) -> None:
+    """A row for which the session ends, as in a crash, is found as well."""
+    await rig.insert_rows(50)
+    end = "IF NEW.id = 20 THEN PERFORM pg_terminate_backend(pg_backend_pid()); END IF;"
+    async with trigger(rig, when, end), rig.working(slots=50):
+        events = await rig.take(49)
+        assert 20 not in {event.job.id for event in events if event.job}
+        await until_named(log, NAMED[when])
+        await rig.schema.execute("DROP FUNCTION meddle CASCADE")
+        await rig.take(1)
+    assert await rig.states() == {"completed": 50}
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize("sqlstate", ["P0001", "XX000"])
+async def test_lost_claims_beside_one_that_fails(
+    rig: Rig, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, sqlstate: str
+) -> None:
+    """Claims whose answer was lost are released although the server fails for one of them."""
+    monkeypatch.setattr("riverpy._work.reconciler.CLAIM_TIMEOUT", 0.0)
+    monkeypatch.setattr("riverpy._work.reconciler.RETRY", 0.05)
+    await rig.insert_rows(20)
+    fail = f"IF OLD.id = 7 THEN RAISE 'not this one' USING ERRCODE = '{sqlstate}'; END IF;"
+    async with trigger(rig, RESULT, fail):
+        client = rig.client()
+        await rig.schema.execute(
+            "UPDATE river_job SET state = 'running', attempt = 1, attempted_by = array[$1],"
+            " attempted_at = now() - interval '1 minute'",
+            client.id,
+        )
+        async with rig.running(client):
+            assert client._run is not None
+            client._run._reconciler.claim_failed()
+            events = await rig.take(19)
+            assert 7 not in {event.job.id for event in events if event.job}
+            await rig.schema.execute("DROP FUNCTION meddle CASCADE")
+            await rig.take(1)
+    assert await rig.states() == {"completed": 20}
+
+
+@pytest.mark.usefixtures("plain")
+async def test_one_queue_cannot_be_renewed(rig: Rig, log: list[dict[str, Any]]) -> None:
+    """A queue whose row cannot be written is named, and is worked as the others are."""
+    await rig.schema.execute(
+        "CREATE FUNCTION meddle() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE 'not this one'; END $$;"
+        " CREATE TRIGGER meddle BEFORE INSERT ON river_queue FOR EACH ROW"
+        " WHEN (NEW.name = 'second') EXECUTE FUNCTION meddle()"
+    )
+    queues = {name: QueueConfig(max_workers=2) for name in ("default", "second")}
+    try:
+        async with rig.working(queues=queues) as client:
+            entry = await until_named(log, "queue cannot be renewed and will be tried again")
+            assert entry["queue"] == "second"
+            await client.insert(Task(), InsertOpts(queue="second"))
+            await rig.take(1)
+        assert await rig.schema.fetchval("SELECT array_agg(name) FROM river_queue") == ["default"]
+    finally:
+        await rig.schema.execute("DROP FUNCTION meddle CASCADE")
