@@ -20,6 +20,7 @@ import anyio
 from riverpy._clock import Backoff
 from riverpy._db.connection import StatementTimeoutError
 from riverpy.drivers.asyncpg import (
+    DATABASE_ERRORS,
     LockNotAvailableError,
     PostgresError,
     describe,
@@ -91,15 +92,18 @@ class StatementErrors:
         self._seen: dict[str, float] = {}
         """When each kind of error came last; monotonic seconds."""
 
-    def may_be_of_rows(self, error: Exception) -> bool:
-        """Remember the error. Returns whether a row may be its cause."""
+    def may_be_of_rows(self, error: Exception, *, is_retry: bool = False) -> bool:
+        """Remember the error. Returns whether a row may be its cause. `is_retry`: it is that of one
+        row which failed alone before, maybe long ago."""
+        if not isinstance(error, DATABASE_ERRORS):
+            return False
         cause = cause_of(error)
         if cause is not Cause.UNKNOWN:
             return cause is not Cause.NOT_SENT
         kind, now = _kind(error), time.monotonic()
         is_repeated = now - self._seen.get(kind, -math.inf) < REPEAT_WINDOW
         self._seen[kind] = now
-        return is_repeated
+        return is_repeated or (is_retry and not is_connection_loss(error))
 
 
 def _kind(error: Exception) -> str:
@@ -265,6 +269,7 @@ class BatchSender(Generic[Row]):
         set_aside: Callable[[Row, Exception], None],
         recovered: Callable[[Row], None] = lambda _row: None,
         too_slow: Callable[[int, Exception], None] = lambda _rows, _error: None,
+        failures_max: int = FAILURES_MAX,
     ) -> None:
         """Make it.
 
@@ -279,11 +284,13 @@ class BatchSender(Generic[Row]):
                 refused at once, for another when it fails alone for the second time.
             recovered: called for each row that `set_aside` was called for, once it is sent.
             too_slow: called with the new size, and the error, when a batch took too long.
+            failures_max: batches that may fail one after the other without a pause.
         """
         self._send, self._row_id, self._key = send, row_id, key or row_id
         self.size, self.aside = size, aside
         self._fitting, self._set_aside = fitting, set_aside
         self._recovered, self._too_slow = recovered, too_slow
+        self._failures_max = failures_max
         self._backoff = Backoff(PAUSE_FIRST, PAUSE_MAX)
         self._errors = StatementErrors()
         self._named: set[Hashable] = set()
@@ -329,6 +336,12 @@ class BatchSender(Generic[Row]):
         if not self.aside or self._key(row) not in self.aside:
             self._new.append(row)
 
+    def forget(self, row: Row) -> None:
+        """Forget a row that is set aside."""
+        key = self._key(row)
+        self.aside.remove(key)
+        self._named.discard(key)
+
     def discard(self) -> None:
         """Forget the rows that are not sent, but not those that are set aside."""
         self._new.clear()
@@ -350,11 +363,13 @@ class BatchSender(Generic[Row]):
             await self._send(rows)
         except BaseException as error:
             self._failures += not is_retry
-            if not isinstance(error, Exception) or not self._errors.may_be_of_rows(error):
+            if not isinstance(error, Exception) or not self._errors.may_be_of_rows(
+                error, is_retry=is_retry
+            ):
                 if not is_retry:
                     self._parts.append(rows)
                 raise
-            if self._failures > FAILURES_MAX:
+            if self._failures > self._failures_max:
                 self._pause_until = time.monotonic() + self._backoff.next()
             self._failed(rows, error, time.monotonic() - began)
         else:

@@ -10,6 +10,7 @@ from riverpy.errors import TransactionError
 from riverpy.job import timestamp
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime, timedelta
 
     from riverpy.drivers.asyncpg import Transaction
@@ -117,11 +118,35 @@ async def exec_is_there(connection: Transaction, schema: str | None) -> bool:
     return await connection.fetchval(statement.text, *statement.arguments({"schema": schema}))
 
 
-async def exec_forget(connection: Transaction, schema: str | None, *, limit: int) -> int:
-    """Delete rows whose time is over; returns how many."""
+class ExpiredMark(NamedTuple):
+    """The place of a key among those whose time is over."""
+
+    kept_until: str
+    """As the server wrote it."""
+    key: str
+
+
+async def exec_expired(
+    connection: Transaction, schema: str | None, *, after: ExpiredMark | None, limit: int
+) -> list[ExpiredMark]:
+    """Up to `limit` keys whose time is over, from behind the mark on."""
+    statement = query(_FILE, "exec_expired", schema)
+    values: dict[str, object] = {
+        "after_time": after and after.kept_until,
+        "after_key": after and after.key,
+        "limit": limit,
+    }
+    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    return [ExpiredMark(row[1], row[0]) for row in rows]
+
+
+async def exec_forget(
+    connection: Transaction, schema: str | None, *, keys: Sequence[str]
+) -> set[str]:
+    """Delete those of the rows whose time is over and that are not locked; return their keys."""
     statement = query(_FILE, "exec_forget", schema)
-    rows = await connection.fetch(statement.text, *statement.arguments({"limit": limit}))
-    return len(rows)
+    rows = await connection.fetch(statement.text, *statement.arguments({"keys": keys}))
+    return {row[0] for row in rows}
 
 
 def _interval(value: timedelta | None) -> str | None:

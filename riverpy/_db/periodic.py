@@ -154,15 +154,36 @@ async def periodic_ran(
     await connection.execute(statement.text, *statement.arguments(values))
 
 
-async def periodic_keep(
-    connection: Transaction, schema: str | None, ids: Sequence[str], *, age: timedelta
-) -> list[str]:
-    """Say, in a fenced transaction, that these are in use; returns those that nobody has used for
-    `age` and that are forgotten."""
+async def periodic_keep(connection: Transaction, schema: str | None, ids: Sequence[str]) -> None:
+    """Note, in a fenced transaction, that these are in use."""
     await connection.execute(query(_FILE, "periodic_keep", schema).text, ids)
+
+
+async def periodic_unused(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    used: Sequence[str],
+    age: timedelta,
+    after: str,
+    limit: int,
+) -> list[str]:
+    """Up to `limit` ids behind `after`, but for the `used` ones, that no client has used for
+    `age`."""
+    statement = query(_FILE, "periodic_unused", schema)
+    values: dict[str, object] = {"used": used, "age": age, "after": after, "limit": limit}
+    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    return [row[0] for row in rows]
+
+
+async def periodic_forget(
+    connection: Transaction, schema: str | None, *, ids: Sequence[str], age: timedelta
+) -> set[str]:
+    """Delete, in a fenced transaction, those that are still unused and not locked; return their
+    ids."""
     statement = query(_FILE, "periodic_forget", schema)
     rows = await connection.fetch(statement.text, *statement.arguments({"age": age, "id": ids}))
-    return [row[0] for row in rows]
+    return {row[0] for row in rows}
 
 
 async def periodic_pause(connection: Transaction, schema: str | None, job_id: str) -> None:

@@ -49,20 +49,31 @@ async def queue_resume(connection: Transaction, schema: str | None, name: str) -
     return [row[0] for row in rows]
 
 
-async def queue_forget(
+async def queue_unused(
     connection: Transaction,
     schema: str | None,
     *,
     within: QueueFilter | None,
     age: timedelta,
+    after: str,
     limit: int,
 ) -> list[str]:
-    """Delete up to `limit` queues that were left alone for `age` and are neither paused nor
-    described; returns their names."""
-    values: dict[str, object] = {"age": age, "limit": limit}
-    text, arguments = filtered("river_queue", "queue_forget", schema, within, values)
+    """Up to `limit` names behind `after` of queues that were left alone for `age` and are neither
+    paused nor described."""
+    values: dict[str, object] = {"age": age, "after": after, "limit": limit}
+    text, arguments = filtered("river_queue", "queue_unused", schema, within, values)
     rows = await connection.fetch(text, *arguments)
     return [row[0] for row in rows]
+
+
+async def queue_forget(
+    connection: Transaction, schema: str | None, *, names: Sequence[str], age: timedelta
+) -> set[str]:
+    """Delete those of the queues that are still unused and not locked; return their names."""
+    statement = query("river_queue", "queue_forget", schema)
+    values: dict[str, object] = {"names": names, "age": age}
+    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    return {row[0] for row in rows}
 
 
 async def queue_get(connection: Transaction, schema: str | None, name: str) -> Queue | None:

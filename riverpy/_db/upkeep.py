@@ -29,22 +29,20 @@ class JobScope(NamedTuple):
     only_kinds: bool = False
 
 
-class SweepMark(NamedTuple):
-    """How far a sweep through the ended jobs of a state has come."""
+class EndedMark(NamedTuple):
+    """The place of a job among those that ended in one state."""
 
-    finalized_at: str
-    """A timestamp in the text form of the session, exact in every year."""
+    ended_at: str
+    """As the server wrote it."""
     id: int
 
 
-class Sweep(NamedTuple):
-    """What one statement of a sweep did."""
+class EndedJob(NamedTuple):
+    """A job that ended longer ago than a retention."""
 
-    found: int
-    """How many jobs it looked at."""
-    deleted: int
-    mark: SweepMark | None
-    """The last one that it looked at."""
+    mark: EndedMark
+    is_meant: bool
+    """Whether it is one of the scope."""
 
 
 class Scheduled(NamedTuple):
@@ -70,40 +68,44 @@ async def job_states_to_clean(
     return {row[0] for row in rows}
 
 
-async def job_delete_ended(
-    connection: Transaction, schema: str | None, *, state: str, retention: timedelta, limit: int
-) -> int:
-    """Delete up to `limit` jobs that ended longer ago than their retention; returns how many."""
-    statement = query(_FILE, "job_delete_ended", schema)
-    values: dict[str, object] = {"state": state, "retention": retention, "limit": limit}
-    return await connection.fetchval(statement.text, *statement.arguments(values))
-
-
-async def job_delete_ended_scoped(
+async def job_ended(
     connection: Transaction,
     schema: str | None,
     *,
     state: str,
     retention: timedelta,
     scope: JobScope,
-    after: SweepMark | None,
+    after: EndedMark | None,
     limit: int,
-) -> Sweep:
-    """Look at up to `limit` jobs that ended longer ago than the retention, from the mark on, and
-    delete those that are meant."""
-    statement = query(_FILE, "job_delete_ended_scoped", schema)
+) -> list[EndedJob]:
+    """Read up to `limit` jobs that ended longer ago than the retention, from behind the mark on."""
+    statement = query(_FILE, "job_ended", schema)
     values: dict[str, object] = {
         "state": state,
         "retention": retention,
         **scope._asdict(),
-        "after_time": after and after.finalized_at,
+        "after_time": after and after.ended_at,
         "after_id": after and after.id,
         "limit": limit,
     }
-    row = await connection.fetchrow(statement.text, *statement.arguments(values))
-    if row is None or row[2] is None:
-        return Sweep(0, 0, None)
-    return Sweep(row[0], row[1], SweepMark(row[2], row[3]))
+    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    return [EndedJob(EndedMark(row[1], row[0]), row[2]) for row in rows]
+
+
+async def job_delete_ended(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    ids: Sequence[int],
+    state: str,
+    retention: timedelta,
+) -> set[int]:
+    """Delete those of the jobs that ended longer ago than their retention and are not locked;
+    return their ids."""
+    statement = query(_FILE, "job_delete_ended", schema)
+    values: dict[str, object] = {"ids": ids, "state": state, "retention": retention}
+    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    return {row[0] for row in rows}
 
 
 async def job_due(

@@ -1,75 +1,172 @@
-"""Batches: how a service goes through many rows in statements that are short."""
+"""Batches: the rows that a service of the leader handles, in fenced transactions as large as their
+time limit allows.
+
+A row that the database refuses, or that takes longer than the limit, is set aside. It is tried
+again alone with growing delays, and no other row waits for it.
+"""
 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+import time
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from riverpy._maintenance.mandate import FenceBusyError
-from riverpy.drivers.asyncpg import is_statement_timeout
+from riverpy._batch import BatchSender, BatchSize, SetAside
+from riverpy._log import JobLines
+from riverpy.drivers.asyncpg import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Hashable, Iterable
+    from contextlib import AbstractAsyncContextManager
 
-    from riverpy._clock import Timer
+    from riverpy._db.connection import DedicatedConnection
+    from riverpy._maintenance.base import MaintenanceService
+    from riverpy.drivers.asyncpg import Connection
 
 BATCH_SIZE = 10_000
-"""Rows of a statement."""
-REDUCED_SIZE = 1_000
-"""Rows of a statement once `TIMEOUTS_MAX` of them ran into their limit one after the other."""
-TIMEOUTS_MAX = 3
-TIMEOUT_WINDOW = 600.0
-"""Seconds within which those count as one after the other."""
+"""Rows of a statement, at most."""
 PAUSE_MIN = 0.05
 PAUSE_MAX = 1.0
-"""Seconds between two batches: up to as long as the last one took, so that the database has as much
-time for the workers."""
+"""Seconds between two batches: about half of what the last one took, within these limits but never
+longer than it took, so that the database has time for the workers."""
+ASIDE_MAX = 1_000
+"""Rows that a service remembers as set aside. Past that it forgets the oldest, and finds it again
+when it reads all rows anew."""
+ASIDE_FIRST = 5.0
+ASIDE_LAST = 300.0
+"""Seconds until a row that is set aside is tried again: they double up to this."""
+DELAY_MIN = 1.0
+"""Seconds between two passes, at least."""
+PAGE_MIN = 100
+"""Rows that are read at a time, even where statements handle fewer."""
+FAILURES_MAX = 1_000
+"""Statements that may fail one after the other in a pass. The rest waits for the next pass."""
+
+Row = TypeVar("Row")
 
 
-class Batches:
-    """The batches of one service in one term. The size stays reduced until the term ends."""
+class Batches(Generic[Row]):
+    """The rows of one statement of one service, in one term."""
 
-    def __init__(self, timer: Timer, log: Any) -> None:
-        self.size = BATCH_SIZE
-        self._timer, self._log = timer, log
-        self._timeouts: list[float] = []
+    def __init__(
+        self,
+        service: MaintenanceService,
+        purpose: str,
+        send: Callable[[list[Row]], Awaitable[None]],
+        *,
+        key: Callable[[Row], Hashable],
+        connection: DedicatedConnection | None = None,
+    ) -> None:
+        """Make it.
 
-    async def run(self, step: Callable[[int], Awaitable[int]]) -> None:
-        """Let `step` handle up to so many rows again and again, until it found fewer.
+        Args:
+            service: whose rows these are.
+            purpose: of the statement, for the texts of errors.
+            send: handles rows, in `transaction`. An error means that none of them was handled.
+            key: what names a row.
+            connection: that of the transactions. Default: the office's for short statements.
+        """
+        self._office, self._log = service.office, service.log
+        self._purpose, self._key = purpose, key
+        self._connection = connection or self._office.connection
+        self._send_rows = send
+        self.aside: SetAside[Row] = SetAside(ASIDE_MAX, first=ASIDE_FIRST, last=ASIDE_LAST)
+        self._sender = BatchSender(
+            self._send,
+            row_id=key,
+            size=BatchSize(BATCH_SIZE, self._office.mandate.limit.total_seconds()),
+            aside=self.aside,
+            set_aside=self._set_aside,
+            recovered=self._recovered,
+            failures_max=FAILURES_MAX,
+        )
+        self._scope: object = None
+        self._failures = 0
+        """Statements that failed one after the other."""
+        self._lines = JobLines(self._log, "warning")
 
-        A batch that takes too long is tried again, so that each pass gets on: with fewer rows where
-        that has happened too often.
+    def delay(self, interval: float) -> float:
+        """The seconds until the next pass, which comes earlier for a row that is set aside."""
+        return min(interval, max(self.aside.next_due - time.monotonic(), DELAY_MIN))
+
+    @property
+    def rows(self) -> int:
+        """How many rows the next statement may have."""
+        return self._sender.size.rows
+
+    def begin(self, scope: object) -> None:
+        """Begin a pass. Rows that are set aside are forgotten when the scope changes: they may be
+        those of another leader now."""
+        if scope != self._scope:
+            self._scope = scope
+            for aside in self.aside.rows:
+                self._sender.forget(aside.row)
+
+    async def handle(self, rows: Iterable[Row]) -> bool:
+        """Handle rows, but for those that are set aside and not due.
+
+        Returns:
+            Whether to go on: False after too many failures one after the other.
 
         Raises:
-            Exception: what `step` raises, but for the timeouts that are tried again.
+            FencedOutError: the term is over.
+            Exception: one of DATABASE_ERRORS that says nothing about the rows.
         """
+        self._sender.discard()  # a pass that failed has left some, and its successor reads anew
+        for row in rows:
+            self._sender.add(row)
+        while self._sender.is_ready:
+            began = self._office.timer.boottime()
+            await self._sender.step()
+            if self._failures >= FAILURES_MAX:
+                self._failures = 0
+                self._sender.discard()
+                self._log.warning(
+                    "too many rows fail, the others wait for the next pass",
+                    purpose=self._purpose,
+                )
+                return False
+            await self.pause(self._office.timer.boottime() - began)
+        return True
+
+    async def handle_pages(self, read: Callable[[Row | None, int], Awaitable[list[Row]]]) -> bool:
+        """Read rows page by page, each page from behind the last row on, and handle them.
+
+        Raises and returns as `handle`."""
+        after: Row | None = None
         while True:
-            size, began = self.size, self._timer.boottime()
-            try:
-                found = await step(size)
-            except Exception as error:
-                if not _is_timeout(error) or size == REDUCED_SIZE:
-                    raise
-                self._timed_out()
-            else:
-                self._timeouts.clear()
-                if found < size:
-                    return
-            took = self._timer.boottime() - began
-            most = max(PAUSE_MIN, min(took, PAUSE_MAX))
-            await self._timer.sleep(random.uniform(PAUSE_MIN, most))  # noqa: S311 (no secret)
+            limit = max(self.rows, PAGE_MIN)
+            page = await read(after, limit)
+            if not await self.handle(page):
+                return False
+            if len(page) < limit:
+                return True
+            after = page[-1]
 
-    def _timed_out(self) -> None:
-        now = self._timer.boottime()
-        self._timeouts = [at for at in self._timeouts if now - at < TIMEOUT_WINDOW] + [now]
-        if len(self._timeouts) >= TIMEOUTS_MAX:
-            self.size = REDUCED_SIZE
-            self._log.warning("statements take too long, batches are smaller now", rows=self.size)
+    async def pause(self, took: float) -> None:
+        """Leave the database to the workers, after a statement that took so many seconds."""
+        first, last = min(took, PAUSE_MIN), min(took, PAUSE_MAX)
+        await self._office.timer.sleep(random.uniform(first, last))  # noqa: S311 (no secret)
 
+    def transaction(self) -> AbstractAsyncContextManager[Connection]:
+        """A fenced transaction. Raises as `Mandate.transaction`."""
+        return self._office.mandate.transaction(self._connection, self._purpose)
 
-def _is_timeout(error: Exception) -> bool:
-    """Whether the server or we ended a statement for its time. Waiting for the fence is not the
-    batch's fault."""
-    return is_statement_timeout(error) or (
-        isinstance(error, TimeoutError) and not isinstance(error, FenceBusyError)
-    )
+    async def _send(self, rows: list[Row]) -> None:
+        self._failures += 1
+        await self._send_rows(rows)
+        self._failures = 0
+
+    def _set_aside(self, row: Row, error: Exception) -> None:
+        key = self._key(row)
+        self._lines.say(
+            "row set aside, trying it again later",
+            purpose=self._purpose,
+            row=key,
+            error=describe(error),
+        )
+        if len(self.aside) > ASIDE_MAX:
+            self._sender.forget(self.aside.rows[0].row)
+
+    def _recovered(self, row: Row) -> None:
+        self._log.info("row no longer set aside", purpose=self._purpose, row=self._key(row))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from riverpy._db.executions import exec_forget, exec_is_there
+from riverpy._db.executions import ExpiredMark, exec_expired, exec_forget, exec_is_there
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batches import Batches
 
@@ -30,7 +30,9 @@ class ExecutionCleaner(MaintenanceService):
             office: what the services of the term share.
         """
         super().__init__(office)
-        self._batches = Batches(office.timer, self.log)
+        self.batches: Batches[ExpiredMark] = Batches(
+            self, "forgetting what was done once", self._forget, key=lambda row: row.key
+        )
 
     async def run_once(self, scope: StopScope) -> float:
         """Forget all that may be. Without the table there is nothing to forget.
@@ -43,11 +45,14 @@ class ExecutionCleaner(MaintenanceService):
         async with office.connection.use("looking for a table", STATEMENT_TIMEOUT) as connection:
             is_there = await exec_is_there(connection, office.schema)
         if is_there:
-            await self._batches.run(self._forget)
-        return INTERVAL
+            await self.batches.handle_pages(self._read)
+        return self.batches.delay(INTERVAL)
 
-    async def _forget(self, limit: int) -> int:
+    async def _read(self, after: ExpiredMark | None, limit: int) -> list[ExpiredMark]:
         office = self.office
-        purpose = "forgetting what was done once"
-        async with office.mandate.transaction(office.connection, purpose) as connection:
-            return await exec_forget(connection, office.schema, limit=limit)
+        async with office.connection.use("reading expired keys", STATEMENT_TIMEOUT) as connection:
+            return await exec_expired(connection, office.schema, after=after, limit=limit)
+
+    async def _forget(self, rows: list[ExpiredMark]) -> None:
+        async with self.batches.transaction() as connection:
+            await exec_forget(connection, self.office.schema, keys=[row.key for row in rows])

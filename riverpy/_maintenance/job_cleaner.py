@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._db.upkeep import (
+    EndedMark,
     JobScope,
-    SweepMark,
     job_delete_ended,
-    job_delete_ended_scoped,
+    job_ended,
     job_states_to_clean,
 )
 from riverpy._maintenance.base import MaintenanceService
-from riverpy._maintenance.batches import Batches
+from riverpy._maintenance.batches import PAGE_MIN, Batches
 from riverpy._maintenance.scope import NOTHING
 from riverpy.job import JobState
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import timedelta
 
+    from riverpy._db.upkeep import EndedJob
     from riverpy._lifecycle import StopScope
     from riverpy._maintenance.base import Office
     from riverpy._maintenance.scope import Scope
@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 INTERVAL = 30.0
 """Seconds between two passes."""
 SWEEP_INTERVAL = 3600.0
-"""Seconds after which jobs are looked at again that were kept or locked."""
+"""Seconds after which jobs are read again that were passed over: they are kept longer, or were
+locked."""
 _STATES = (JobState.CANCELLED, JobState.COMPLETED, JobState.DISCARDED)
 _PURPOSE = "deleting ended jobs"
-_LOOK_TIMEOUT = 5.0
+_READ_TIMEOUT = 5.0
 
 
 class Rule(NamedTuple):
@@ -86,18 +87,35 @@ def _kept(retention: JobRetention, state: JobState) -> timedelta | None:
     return getattr(retention, state.value)
 
 
+class Ended(NamedTuple):
+    """A job to delete."""
+
+    rule: Rule
+    id: int
+
+
 class JobCleaner(MaintenanceService):
-    """Deletes by one statement for each state and retention."""
+    """Finds jobs by state and retention, and deletes them in batches. One that cannot be deleted,
+    as by a foreign key that refers to it, is set aside."""
 
     name = "job cleaner"
 
     def __init__(self, office: Office) -> None:
         super().__init__(office)
-        self._batches = Batches(office.timer, self.log)
-        self._marks: dict[Rule, SweepMark | None] = {}
-        """How far each rule has come. A rule that another scope makes begins anew: it may mean jobs
-        that were passed over."""
+        self.batches: Batches[Ended] = Batches(
+            self,
+            "deleting ended jobs",
+            self._delete,
+            key=lambda job: job.id,
+            connection=office.cleaning,
+        )
+        self._marks: dict[Rule, EndedMark | None] = {}
+        """Up to where each rule has read. A rule that another scope makes starts from the
+        beginning: it may mean jobs that were passed over."""
+        self._unfinished: set[Rule] = set()
+        """Rules that have not read to the end since their beginning."""
         self._swept_at = office.timer.boottime()
+        self._deleted = 0
 
     async def run_once(self, scope: StopScope) -> float:
         """Delete all that is kept no longer.
@@ -106,20 +124,28 @@ class JobCleaner(MaintenanceService):
             FencedOutError: the term is over.
             Exception: one of DATABASE_ERRORS.
         """
-        now = self.office.timer.boottime()
-        if now - self._swept_at >= SWEEP_INTERVAL:
-            self._marks.clear()
-            self._swept_at = now
         rules = rules_of(self.office.config, await self.office.scope())
-        self._marks = {rule: self._marks.get(rule) for rule in rules}
+        self.batches.begin(rules)
+        self._renew_marks(rules)
         states = await self._states(rules)
         for rule in rules:
             if rule.state.value in states:
                 await self._apply(rule)
-        return INTERVAL
+        await self.batches.handle(())  # those that are set aside and due
+        return self.batches.delay(INTERVAL)
+
+    def _renew_marks(self, rules: Sequence[Rule]) -> None:
+        """Let each rule begin where it ended, and now and then at its beginning."""
+        now = self.office.timer.boottime()
+        marks = self._marks
+        if now - self._swept_at >= SWEEP_INTERVAL:
+            marks = {rule: mark for rule, mark in marks.items() if rule in self._unfinished}
+            self._swept_at = now
+        self._marks = {rule: marks.get(rule) for rule in rules}
+        self._unfinished.intersection_update(rules)
 
     async def _states(self, rules: Sequence[Rule]) -> set[str]:
-        """The states that there may be something to delete in: mostly none, and then one look is
+        """The states in which there may be something to delete: mostly none, and then one read is
         the whole pass."""
         shortest: dict[str, timedelta] = {}
         for rule in rules:
@@ -128,51 +154,60 @@ class JobCleaner(MaintenanceService):
         if not shortest:
             return set()
         async with self.office.connection.use(
-            "looking for jobs to delete", _LOOK_TIMEOUT
+            "looking for jobs to delete", _READ_TIMEOUT
         ) as connection:
             return await job_states_to_clean(connection, self.office.schema, shortest)
 
     async def _apply(self, rule: Rule) -> None:
-        deleted = 0
-
-        async def step(limit: int) -> int:
-            nonlocal deleted
-            found, count = await delete(rule, limit)
-            deleted += count
-            return found
-
-        delete = self._delete if rule.scope is None else partial(self._sweep, rule.scope)
+        self._deleted = 0
         try:
-            await self._batches.run(step)
+            await self._sweep(rule)
         finally:
-            if deleted:
-                self.log.info("ended jobs deleted", state=rule.state.value, count=deleted)
+            if self._deleted:
+                self.log.info("ended jobs deleted", state=rule.state.value, count=self._deleted)
 
-    async def _delete(self, rule: Rule, limit: int) -> tuple[int, int]:
-        """Returns how many were found, and how many of them are deleted."""
+    async def _sweep(self, rule: Rule) -> None:
+        """Read the jobs of a rule page by page, and delete them. A rule for all jobs reads from the
+        beginning each time, as it passes nothing over but what is set aside, unless that is too
+        much to be remembered."""
+        if rule.scope is None and not self.batches.aside.is_full:
+            self._marks[rule] = None
+        self._unfinished.add(rule)
+        while True:
+            limit = max(self.batches.rows, PAGE_MIN)
+            jobs = await self._read(rule, limit)
+            meant = [Ended(rule, job.mark.id) for job in jobs if job.is_meant]
+            if not await self.batches.handle(meant):
+                return
+            if jobs:
+                self._marks[rule] = jobs[-1].mark
+            if len(jobs) < limit:
+                self._unfinished.discard(rule)
+                return
+
+    async def _read(self, rule: Rule, limit: int) -> list[EndedJob]:
         office = self.office
-        async with office.mandate.transaction(office.cleaning, _PURPOSE) as connection:
-            deleted = await job_delete_ended(
+        office.mandate.expect_trusted()
+        async with office.cleaning.use("reading ended jobs", _READ_TIMEOUT) as connection:
+            return await job_ended(
                 connection,
                 office.schema,
                 state=rule.state,
                 retention=rule.retention,
-                limit=limit,
-            )
-        return deleted, deleted
-
-    async def _sweep(self, scope: JobScope, rule: Rule, limit: int) -> tuple[int, int]:
-        """The same where some jobs are kept longer than others."""
-        office = self.office
-        async with office.mandate.transaction(office.cleaning, _PURPOSE) as connection:
-            sweep = await job_delete_ended_scoped(
-                connection,
-                office.schema,
-                state=rule.state,
-                retention=rule.retention,
-                scope=scope,
+                scope=rule.scope or JobScope(),
                 after=self._marks[rule],
                 limit=limit,
             )
-        self._marks[rule] = sweep.mark or self._marks[rule]
-        return sweep.found, sweep.deleted
+
+    async def _delete(self, jobs: list[Ended]) -> None:
+        """Delete jobs of one rule: they were read for one, or are one job that was set aside."""
+        rule = jobs[0].rule
+        async with self.batches.transaction() as connection:
+            deleted = await job_delete_ended(
+                connection,
+                self.office.schema,
+                ids=[job.id for job in jobs],
+                state=rule.state,
+                retention=rule.retention,
+            )
+        self._deleted += len(deleted)

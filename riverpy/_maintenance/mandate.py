@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from riverpy.drivers.asyncpg import (
-    DATABASE_ERRORS,
-    LockNotAvailableError,
-    describe,
-    is_statement_timeout,
-)
+from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 from riverpy.errors import FencedOutError
 
 if TYPE_CHECKING:
@@ -37,8 +32,8 @@ cut."""
 
 
 class FenceBusyError(TimeoutError):
-    """A transaction did not begin in time: somebody has locked the leader's row, or the database
-    does not answer. What was to be written has no part in it."""
+    """A transaction did not begin: another session has locked the leader's row, or the database
+    does not answer. The rows that were to be written are not the cause."""
 
 
 class Mandate:
@@ -59,6 +54,11 @@ class Mandate:
         self._trust, self._store = trust, store
         self._fenced_out = fenced_out
         self._limit = min(TRANSACTION_LIMIT, trust.timing.ttl_delta)
+
+    @property
+    def limit(self) -> timedelta:
+        """How long a fenced transaction may take."""
+        return self._limit
 
     @property
     def is_trusted(self) -> bool:
@@ -82,9 +82,9 @@ class Mandate:
 
         Raises:
             FencedOutError: the term is over; nothing was written.
-            FenceBusyError: the block was not entered in time; nothing was written.
+            FenceBusyError: the block was not entered; nothing was written.
             TimeoutError: it took longer than `TRANSACTION_LIMIT`; the text has the purpose.
-            Exception: one of DATABASE_ERRORS.
+            Exception: one of DATABASE_ERRORS, of the block or of the commit.
         """
         self.expect_trusted()
         is_entered = False
@@ -97,7 +97,7 @@ class Mandate:
                 is_entered = True
                 yield open_connection
         except DATABASE_ERRORS as error:
-            if is_entered or not _is_wait(error):
+            if is_entered:
                 raise
             text = describe(error)
             raise FenceBusyError(
@@ -132,10 +132,6 @@ class Mandate:
         """End the term, and say what to raise."""
         self._fenced_out(self.term)
         return FencedOutError("another process leads, or may lead")
-
-
-def _is_wait(error: BaseException) -> bool:
-    return isinstance(error, (TimeoutError, LockNotAvailableError)) or is_statement_timeout(error)
 
 
 @asynccontextmanager

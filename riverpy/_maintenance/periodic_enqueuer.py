@@ -14,6 +14,7 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
+from riverpy._batch import BatchSize, StatementErrors, split
 from riverpy._clock import Backoff
 from riverpy._db.periodic import (
     MISSING,
@@ -21,6 +22,7 @@ from riverpy._db.periodic import (
     Look,
     Registration,
     periodic_advance,
+    periodic_forget,
     periodic_is_there,
     periodic_keep,
     periodic_list,
@@ -28,14 +30,16 @@ from riverpy._db.periodic import (
     periodic_now,
     periodic_ran,
     periodic_register,
+    periodic_unused,
 )
 from riverpy._lifecycle import awaiting_only_exceptions
 from riverpy._maintenance.base import MaintenanceService
+from riverpy._maintenance.batches import Batches
 from riverpy._maintenance.slots import due_slots
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._plugins import Plugins
-from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe, is_refusal
-from riverpy.errors import FencedOutError, InsertError, TransactionError
+from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
+from riverpy.errors import InsertError, TransactionError
 from riverpy.periodic import PeriodicJobsStart, next_time
 
 if TYPE_CHECKING:
@@ -97,6 +101,13 @@ class Firing(NamedTuple):
     """Why it does not come further."""
 
 
+class NewJob(NamedTuple):
+    """A periodic job to register."""
+
+    row: Registration
+    job: PeriodicJob
+
+
 class _Failure:
     """A periodic job that fails."""
 
@@ -137,7 +148,17 @@ class PeriodicEnqueuer(MaintenanceService):
         self._failures: dict[str, _Failure] = {}
         self._skipped: set[str] = set()
         """Ids of rows of which a lost slot was reported."""
-        self._batch = BATCH
+        self._size = BatchSize(BATCH, office.mandate.limit.total_seconds())
+        self._errors = StatementErrors()
+        self._registering: Batches[NewJob] = Batches(
+            self, "registering periodic jobs", self._register_rows, key=lambda new: new.row.id
+        )
+        self._keeping: Batches[str] = Batches(
+            self, "keeping periodic jobs", self._keep_rows, key=lambda row_id: row_id
+        )
+        self._forgetting: Batches[str] = Batches(
+            self, "forgetting periodic jobs", self._forget_rows, key=lambda row_id: row_id
+        )
         self._is_there = False
         self._is_missing_said = False
         self._kept_at: float | None = None
@@ -146,7 +167,8 @@ class PeriodicEnqueuer(MaintenanceService):
         """Call the hooks and register what there is.
 
         Raises:
-            Exception: a hook failed, or they took longer than 30 s, or one of DATABASE_ERRORS.
+            Exception: a hook failed, or they took longer than 30 s, or the table of periodic jobs
+                cannot be read.
         """
         await self._find_table()
         if self._hooks:
@@ -160,7 +182,10 @@ class PeriodicEnqueuer(MaintenanceService):
                 for hook in self._hooks:
                     await hook.periodic_jobs_start(start)
         if self._is_there:
-            await self._register()
+            try:
+                await self._register()
+            except DATABASE_ERRORS as error:  # each pass begins with it
+                self.log.debug("periodic jobs not registered yet", error=describe(error))
 
     async def run_once(self, scope: StopScope) -> float:
         """Insert what is due; returns the seconds until there is something to do."""
@@ -175,7 +200,6 @@ class PeriodicEnqueuer(MaintenanceService):
         for firings in self._slices(looks):
             moved += await self._fire_all(firings)
             await anyio.lowlevel.checkpoint()
-        self._batch = BATCH
         return 0.0 if moved else self._seconds_until_next(looks)
 
     # -- the table
@@ -224,22 +248,26 @@ class PeriodicEnqueuer(MaintenanceService):
         purpose = "registering periodic jobs"
         async with self.office.connection.use(purpose, STATEMENT_TIMEOUT) as connection:
             now = await periodic_now(connection)
-        registrations = [
-            registration
+        await self._registering.handle(
+            NewJob(registration, job)
             for job in new.values()
             if (registration := self._registration(job, now)) is not None
-        ]
-        if not registrations:
-            return
-        async with self.office.mandate.transaction(self.office.connection, purpose) as connection:
+        )
+
+    async def _register_rows(self, new: list[NewJob]) -> None:
+        jobs = {row.id: job for row, job in new}
+        when = {row_id: job.run_on_start for row_id, job in jobs.items()}
+        async with self._registering.transaction() as connection:
             done = await periodic_register(
                 connection,
                 self.office.schema,
-                registrations,
-                first=[one for one, job in new.items() if job.run_on_start == "first_registration"],
-                each=[one for one, job in new.items() if job.run_on_start == "each_term"],
+                [row for row, _ in new],
+                first=[
+                    one for one, job in jobs.items() if job.run_on_start == "first_registration"
+                ],
+                each=[row_id for row_id, run in when.items() if run == "each_term"],
             )
-        self._registered.update({row_id: new[row_id] for row_id in done})
+        self._registered.update({row_id: jobs[row_id] for row_id in done})
 
     def _registration(self, job: PeriodicJob, now: datetime) -> Registration | None:
         try:
@@ -253,15 +281,33 @@ class PeriodicEnqueuer(MaintenanceService):
         now = self.office.timer.boottime()
         if self._kept_at is not None and now - self._kept_at < KEEP_INTERVAL:
             return
-        async with self.office.mandate.transaction(
-            self.office.connection, "keeping periodic jobs"
-        ) as connection:
-            forgotten = await periodic_keep(
-                connection, self.office.schema, list(self._registered), age=FORGET_AFTER
-            )
+        await self._keeping.handle(list(self._registered))
+        await self._forgetting.handle_pages(self._read_unused)
         self._kept_at = now
+
+    async def _keep_rows(self, ids: list[str]) -> None:
+        async with self._keeping.transaction() as connection:
+            await periodic_keep(connection, self.office.schema, ids)
+
+    async def _read_unused(self, after: str | None, limit: int) -> list[str]:
+        purpose = "looking for unused periodic jobs"
+        async with self.office.connection.use(purpose, STATEMENT_TIMEOUT) as connection:
+            return await periodic_unused(
+                connection,
+                self.office.schema,
+                used=list(self._registered),
+                age=FORGET_AFTER,
+                after=after or "",
+                limit=limit,
+            )
+
+    async def _forget_rows(self, ids: list[str]) -> None:
+        async with self._forgetting.transaction() as connection:
+            forgotten = await periodic_forget(
+                connection, self.office.schema, ids=ids, age=FORGET_AFTER
+            )
         if forgotten:
-            self.log.info("unused periodic jobs forgotten", periodic_job_ids=forgotten)
+            self.log.info("unused periodic jobs forgotten", periodic_job_ids=sorted(forgotten))
 
     async def _look(self) -> list[Look]:
         async with self.office.connection.use(
@@ -378,43 +424,41 @@ class PeriodicEnqueuer(MaintenanceService):
     # -- the transactions
 
     async def _fire_all(self, firings: Sequence[Firing]) -> int:
-        """Returns how many were moved on.
-
-        One that has failed comes last and alone. After a failure that may be anybody's all are
-        alone, and the one that fails is held: it must not keep the others.
-        """
-        moved = 0
-        good = [firing for firing in firings if firing.advance.id not in self._failures]
-        batches = [good[start : start + self._batch] for start in range(0, len(good), self._batch)]
-        batches += [[firing] for firing in firings if firing.advance.id in self._failures]
-        for batch in batches:
-            try:
-                moved += await self._fire(batch)
-            except FencedOutError:
-                raise
-            except DATABASE_ERRORS as error:
-                if len(batch) == 1:
-                    self._hold(batch[0].advance.id, error)
-                self._batch = 1
-                raise
+        """Returns how many were moved on. One that failed before comes last and alone."""
+        alone = [firing for firing in firings if firing.advance.id in self._failures]
+        moved = await self._fire([firing for firing in firings if firing not in alone])
+        for firing in alone:
+            moved += await self._fire([firing])
         return moved
 
-    async def _fire(self, firings: Sequence[Firing]) -> int:
-        """In one transaction or, if one of them is refused, in halves."""
-        try:
-            done = await self._transact(firings)
-        except (*DATABASE_ERRORS, InsertError) as error:
-            if not (isinstance(error, InsertError) or is_refusal(error)):
-                raise
-            if len(firings) == 1:
-                self._hold(firings[0].advance.id, error)
-                return 0
-            half = len(firings) // 2
-            return await self._fire(firings[:half]) + await self._fire(firings[half:])
-        for firing in firings:
-            if firing.advance.id in done:
-                self._fired(firing)
-        return len(done)
+    async def _fire(self, firings: list[Firing]) -> int:
+        """In transactions as large as their time limit allows. One that fails is found by splitting
+        its batch, and held."""
+        moved, parts = 0, [firings]
+        while parts:
+            rows = parts.pop()
+            batch, rest = rows[: self._size.rows], rows[self._size.rows :]
+            if not batch:
+                continue
+            parts.append(rest)
+            began = self.office.timer.boottime()
+            try:
+                done = await self._transact(batch)
+            except (*DATABASE_ERRORS, InsertError) as error:
+                if not isinstance(error, InsertError) and not self._errors.may_be_of_rows(error):
+                    raise
+                if len(batch) == 1:
+                    self._hold(batch[0].advance.id, error)
+                else:
+                    self._size.failed(len(batch))
+                    parts += split(batch)
+            else:
+                self._size.succeeded(len(batch), self.office.timer.boottime() - began)
+                moved += len(done)
+                for firing in batch:
+                    if firing.advance.id in done:
+                        self._fired(firing)
+        return moved
 
     async def _transact(self, firings: Sequence[Firing]) -> set[str]:
         async with self.office.mandate.transaction(

@@ -6,7 +6,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from riverpy._db.queues import queue_forget
+from riverpy._db.queues import queue_forget, queue_unused
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batches import Batches
 
@@ -20,6 +20,7 @@ INTERVAL = 3600.0
 RETENTION = timedelta(hours=24)
 """How long the row of a queue is kept that nobody touches. Clients touch theirs each few
 minutes."""
+_READ_TIMEOUT = 5.0
 
 
 class QueueCleaner(MaintenanceService):
@@ -30,7 +31,9 @@ class QueueCleaner(MaintenanceService):
 
     def __init__(self, office: Office) -> None:
         super().__init__(office)
-        self._batches = Batches(office.timer, self.log)
+        self.batches: Batches[str] = Batches(
+            self, "forgetting queues", self._forget, key=lambda name: name
+        )
 
     async def run_once(self, scope: StopScope) -> float:
         """Forget all that may be.
@@ -39,16 +42,28 @@ class QueueCleaner(MaintenanceService):
             FencedOutError: the term is over.
             Exception: one of DATABASE_ERRORS.
         """
-        for within in (await self.office.scope()).filters():
-            await self._batches.run(partial(self._forget, within))
-        return INTERVAL
+        queues = await self.office.scope()
+        self.batches.begin(queues)
+        for within in queues.filters():
+            await self.batches.handle_pages(partial(self._read, within))
+        return self.batches.delay(INTERVAL)
 
-    async def _forget(self, within: QueueFilter | None, limit: int) -> int:
+    async def _read(self, within: QueueFilter | None, after: str | None, limit: int) -> list[str]:
         office = self.office
-        async with office.mandate.transaction(office.connection, "forgetting queues") as connection:
-            names = await queue_forget(
-                connection, office.schema, within=within, age=RETENTION, limit=limit
+        async with office.connection.use("looking for unused queues", _READ_TIMEOUT) as connection:
+            return await queue_unused(
+                connection,
+                office.schema,
+                within=within,
+                age=RETENTION,
+                after=after or "",
+                limit=limit,
             )
-        if names:
-            self.log.info("queues forgotten", count=len(names), queues=names[:10])
-        return len(names)
+
+    async def _forget(self, names: list[str]) -> None:
+        async with self.batches.transaction() as connection:
+            forgotten = await queue_forget(
+                connection, self.office.schema, names=names, age=RETENTION
+            )
+        if forgotten:
+            self.log.info("queues forgotten", count=len(forgotten), queues=sorted(forgotten)[:10])

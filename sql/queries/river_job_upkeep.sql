@@ -17,60 +17,42 @@ where (
 ) < now() - given.retention;
 
 
--- name: job_delete_ended
--- Delete the oldest of the jobs that ended in one state longer ago than @retention. Safe when two leaders run it at
--- once: rows that are locked are passed over.
-with picked as materialized (
-  select id
-  from /* schema */ river_job
-  where state = @state::text::/* schema */ river_job_state
-    and finalized_at < now() - @retention::interval
-  order by finalized_at
-  limit @limit::bigint
-  for update skip locked
-), gone as (
-  delete from /* schema */ river_job
-  where id = any(array(select id from picked))
-  returning id
-)
-select count(*) from gone;
-
-
--- name: job_delete_ended_scoped
--- The same for the jobs of some queues or kinds, or of all but some. It looks at no more than @limit jobs, and starts
--- behind the last one that it has looked at: those that are kept longer would be read again each time otherwise.
+-- name: job_ended
+-- Up to @limit jobs that ended in one state longer ago than @retention, oldest first, from behind the given one on; and
+-- whether each is a job of the given queues and kinds, or of all but these. The caller starts behind the last job that it
+-- has read: jobs that are kept longer, or cannot be deleted, would be read again each time otherwise. The time crosses
+-- as text, in ISO's form whatever the session's: it may be infinite, or in a year that Python does not know.
 --
 -- So a leader of few queues reads all that others keep longer, but once: of a million such jobs in 1.3 s, 25 ms at most
 -- at a time, and 0.5 ms in each pass from then on. The index of claims leads to its own queues alone, but in the order
 -- in which jobs were due. What was due long before its end would be read again in each pass (130 ms for two queues of
 -- that million), and what was cancelled before it was due would not be found.
---
--- Safe when two leaders run it at once: rows that are locked are passed over.
-with seen as materialized (
-  select
-    id, finalized_at,
-    (queue = any(@queues::text[])) = @only_queues::bool and (kind = any(@kinds::text[])) = @only_kinds::bool as is_meant
-  from /* schema */ river_job
-  where state = @state::text::/* schema */ river_job_state
-    and finalized_at < now() - @retention::interval
-    and finalized_at >= coalesce(@after_time::text::timestamptz, '-infinity')
-    and (finalized_at, id) > (coalesce(@after_time::text::timestamptz, '-infinity'), coalesce(@after_id::bigint, 0))
-  order by finalized_at, id
-  limit @limit::bigint
-), picked as materialized (
+select
+  id, to_jsonb(finalized_at) #>> '{}',
+  (queue = any(@queues::text[])) = @only_queues::bool and (kind = any(@kinds::text[])) = @only_kinds::bool as is_meant
+from /* schema */ river_job
+where state = @state::text::/* schema */ river_job_state
+  and finalized_at < now() - @retention::interval
+  and finalized_at >= coalesce(@after_time::text::timestamptz, '-infinity')
+  and (finalized_at, id) > (coalesce(@after_time::text::timestamptz, '-infinity'), coalesce(@after_id::bigint, 0))
+order by finalized_at, id
+limit @limit::bigint;
+
+
+-- name: job_delete_ended
+-- Delete those of the given jobs that ended in this state longer ago than @retention. Safe when two leaders run it at
+-- once: rows that are locked are passed over.
+with picked as materialized (
   select id
   from /* schema */ river_job
-  where id = any(array(select id from seen where is_meant))
+  where id = any(@ids::bigint[])
     and state = @state::text::/* schema */ river_job_state
     and finalized_at < now() - @retention::interval
   for update skip locked
-), gone as (
-  delete from /* schema */ river_job
-  where id = any(array(select id from picked))
-  returning id
 )
-select (select count(*) from seen), (select count(*) from gone), last.finalized_at::text, last.id
-from (select finalized_at, id from seen order by finalized_at desc, id desc limit 1) as last;
+delete from /* schema */ river_job
+where id = any(array(select id from picked))
+returning id;
 
 
 -- name: job_due

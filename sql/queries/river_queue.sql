@@ -60,46 +60,46 @@ returning
   name, timestamptz_send(created_at), metadata::text, timestamptz_send(paused_at), timestamptz_send(updated_at);
 
 
--- name: queue_forget
--- Delete queues that nobody has worked, paused or changed for @age, but for those whose row says something. Safe when
--- two leaders run it at once: rows that are locked are passed over.
-delete from /* schema */ river_queue
-where name = any(array(
-  select name
-  from /* schema */ river_queue
-  where updated_at < now() - @age::interval and paused_at is null and metadata = '{}'
-  order by name
-  limit @limit::bigint
-  for update skip locked
-))
-returning name;
+-- name: queue_unused
+-- Up to @limit queues behind the given name that no client has worked, paused or changed for @age, but for those whose
+-- row says something.
+select name
+from /* schema */ river_queue
+where name > @after::text and updated_at < now() - @age::interval and paused_at is null and metadata = '{}'
+order by name
+limit @limit::bigint;
 
 
--- name: queue_forget_in_queues
+-- name: queue_unused_in_queues
 -- The same of these queues.
-delete from /* schema */ river_queue
-where name = any(array(
-  select name
-  from /* schema */ river_queue
-  where name = any(@queues::text[])
-    and updated_at < now() - @age::interval and paused_at is null and metadata = '{}'
-  order by name
-  limit @limit::bigint
-  for update skip locked
-))
-returning name;
+select name
+from /* schema */ river_queue
+where name = any(@queues::text[])
+  and name > @after::text and updated_at < now() - @age::interval and paused_at is null and metadata = '{}'
+order by name
+limit @limit::bigint;
 
 
--- name: queue_forget_except_queues
+-- name: queue_unused_except_queues
 -- The same of all queues but these.
+select name
+from /* schema */ river_queue
+where name <> all(@queues::text[])
+  and name > @after::text and updated_at < now() - @age::interval and paused_at is null and metadata = '{}'
+order by name
+limit @limit::bigint;
+
+
+-- name: queue_forget
+-- Delete those of the given queues that are still unused. Safe when two leaders run it at once: rows that are locked are
+-- passed over.
 delete from /* schema */ river_queue
 where name = any(array(
   select name
   from /* schema */ river_queue
-  where name <> all(@queues::text[])
+  where name = any(@names::text[])
     and updated_at < now() - @age::interval and paused_at is null and metadata = '{}'
   order by name
-  limit @limit::bigint
   for update skip locked
 ))
 returning name;

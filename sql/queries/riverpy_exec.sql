@@ -73,15 +73,26 @@ select xid8out(pg_current_xact_id_if_assigned());
 select to_regclass(coalesce(quote_ident(@schema::text) || '.', '') || 'riverpy_exec') is not null;
 
 
+-- name: exec_expired
+-- Up to @limit keys whose time is over, the oldest first, from behind the given one on. The time crosses as text, in
+-- ISO's form whatever the session's.
+select key, to_jsonb(kept_until) #>> '{}'
+from /* schema */ riverpy_exec
+where kept_until < now()
+  and kept_until >= coalesce(@after_time::text::timestamptz, '-infinity')
+  and (kept_until, key) > (coalesce(@after_time::text::timestamptz, '-infinity'), coalesce(@after_key::text, ''))
+order by kept_until, key
+limit @limit::bigint;
+
+
 -- name: exec_forget
--- Delete rows whose time is over, the oldest first. Two leaders of two domains may do it at once: each skips what the
--- other has locked.
+-- Delete those of the given rows whose time is over. Two leaders of two domains may do it at once: each skips what the
+-- other has locked. The time is no plain column here, or its index would be read for all that is over.
 with over as materialized (
   select key
   from /* schema */ riverpy_exec
-  where kept_until < now()
-  order by kept_until
-  limit @limit::bigint
+  where key = any(@keys::text[]) and kept_until + interval '0' < now()
+  order by key
   for update skip locked
 )
 delete from /* schema */ riverpy_exec

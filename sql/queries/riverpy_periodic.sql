@@ -144,14 +144,22 @@ from kept
 where periodic.id = kept.id;
 
 
+-- name: periodic_unused
+-- Up to @limit ids behind the given one that no client has used for @age. A paused one is never forgotten.
+select id
+from /* schema */ riverpy_periodic
+where id > @after::text and updated_at < now() - @age::interval and paused_at is null and id <> all(@used::text[])
+order by id
+limit @limit::bigint;
+
+
 -- name: periodic_forget
--- Fenced. Delete what nobody has used for long. A paused one is never forgotten.
+-- Fenced. Delete those of the given rows that are still unused.
 with unused as materialized (
   select id
   from /* schema */ riverpy_periodic
-  where updated_at < now() - @age::interval and paused_at is null and id <> all(@id::text[])
+  where id = any(@id::text[]) and updated_at < now() - @age::interval and paused_at is null
   order by id
-  limit 1000
   for update skip locked
 )
 delete from /* schema */ riverpy_periodic as periodic

@@ -34,7 +34,6 @@ SENT = {
     "job_states_to_clean",
     "job_stuck",
     "leader_elect",
-    "leader_fence",
     "leader_look",
     "leader_renew",
     "leader_resign",
@@ -42,20 +41,19 @@ SENT = {
     "migration_place",
     "notification_schemas",
     "notify",
-    "periodic_forget",
     "periodic_is_there",
-    "periodic_keep",
     "periodic_now",
-    "queue_forget",
+    "periodic_unused",
     "queue_paused",
     "queue_touch",
+    "queue_unused",
     "session_is_read_only",
     "session_limit",
 }
 """The blocks that the start, a term and the stop of a leader used before there were domains."""
-DIGEST = "d78a1b1e4d3a46fb824540515c1b60b2bb50019d05b0fd63d44f7657951f0691"
+DIGEST = "329cbca408e19872baccc0031033f18434d2b6293dcdbe142ee9038bb227cdd9"
 """Of their texts, then."""
-EXECUTIONS = {"exec_is_there", "exec_forget"}
+EXECUTIONS = {"exec_is_there", "exec_expired"}
 
 
 def texts() -> dict[str, str]:

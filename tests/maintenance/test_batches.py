@@ -1,114 +1,112 @@
-"""Batches: their size, their pauses, and what a timeout does to them."""
+"""Batches: their pauses, and when a pass ends early."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
 
-from riverpy._maintenance.batches import (
-    BATCH_SIZE,
-    PAUSE_MAX,
-    PAUSE_MIN,
-    REDUCED_SIZE,
-    TIMEOUT_WINDOW,
-    Batches,
-)
+from riverpy._maintenance import batches
+from riverpy._maintenance.batches import PAUSE_MAX, PAUSE_MIN, Batches
 from riverpy._maintenance.mandate import FenceBusyError
+from riverpy.errors import FencedOutError
+from tests.maintenance.fakes import FakeService, office_without_database, term
 from tests.maintenance.office import StillTimer
 
-TIMEOUT = asyncpg.QueryCanceledError("canceling statement due to statement timeout")
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+REFUSAL = asyncpg.ForeignKeyViolationError("an invoice refers to it")
 
 
-class Log:
-    """Counts warnings."""
+class Numbers:
+    """Batches of numbers, of which some fail as the test says. Each statement takes `each` seconds
+    of a clock that stands still otherwise."""
 
-    def __init__(self) -> None:
-        self.warnings = 0
-
-    def warning(self, *_args: object, **_values: object) -> None:
-        self.warnings += 1
-
-
-class Steps:
-    """Batches whose steps do what the test says: find so many rows, raise, or take so long."""
-
-    def __init__(self) -> None:
+    def __init__(self, failing: Callable[[int], Exception | None] = lambda _number: None) -> None:
         self.timer = StillTimer()
-        self.log = Log()
-        self.batches = Batches(self.timer, self.log)
+        office, _ = office_without_database(self.timer, term(1))
+        self.batches: Batches[int] = Batches(
+            FakeService(office), "counting", self._send, key=lambda number: number
+        )
+        self.failing, self.each = failing, 0.0
+        self.handled: list[int] = []
         self.sizes: list[int] = []
 
-    async def run(self, *outcomes: int | Exception, each: float = 0.0) -> None:
-        self.sizes = []
-        left = list(outcomes)
-
-        async def step(size: int) -> int:
-            self.sizes.append(size)
-            self.timer.skipped += each
-            outcome = left.pop(0)
-            if isinstance(outcome, Exception):
-                raise outcome
-            return outcome
-
-        await self.batches.run(step)
-        assert not left
-
-
-async def test_until_all_are_done() -> None:
-    """MC7: batches follow each other until one is not full, with a pause after each full one."""
-    steps = Steps()
-    await steps.run(BATCH_SIZE, BATCH_SIZE, 3)
-    assert steps.sizes == [BATCH_SIZE] * 3
-    assert len(steps.timer.sleeps) == 2
+    async def _send(self, numbers: list[int]) -> None:
+        self.sizes.append(len(numbers))
+        self.timer.skipped += self.each
+        for number in numbers:
+            if (error := self.failing(number)) is not None:
+                raise error
+        self.handled += numbers
 
 
 @pytest.mark.parametrize("each", [0.0, 0.4, 30.0])
 async def test_pauses(each: float) -> None:
-    """A pause is at least 50 ms, and at most as long as the batch took and a second."""
-    steps = Steps()
-    await steps.run(*[BATCH_SIZE] * 50, 0, each=each)
-    most = min(max(each, PAUSE_MIN), PAUSE_MAX)
-    assert all(PAUSE_MIN <= pause <= most for pause in steps.timer.sleeps)
-    assert len(set(steps.timer.sleeps)) > 1 or each == 0.0
+    """A pause between two statements lasts for no longer than a statement took, and than a second;
+    quick ones leave at most 50 ms."""
+    numbers = Numbers()
+    numbers.each = each
+    for number in range(50):
+        await numbers.batches.handle([number])
+    pauses = numbers.timer.sleeps
+    assert len(pauses) == 50
+    assert all(min(each, PAUSE_MIN) <= pause <= min(each, PAUSE_MAX) for pause in pauses)
 
 
-async def test_reduced_after_timeouts() -> None:
-    """MC8: after three timeouts one after the other batches are small, for good."""
-    steps = Steps()
-    await steps.run(TIMEOUT, TimeoutError(), TIMEOUT, REDUCED_SIZE, 0)
-    assert steps.sizes == [BATCH_SIZE] * 3 + [REDUCED_SIZE] * 2
-    await steps.run(0)
-    assert steps.sizes == [REDUCED_SIZE]
-    assert steps.log.warnings == 1
+async def test_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are read from behind the last one on, so each row is read once in a pass, also one that
+    is refused."""
+    monkeypatch.setattr(batches, "PAGE_MIN", 10)
+    monkeypatch.setattr(batches, "BATCH_SIZE", 10)
+    numbers = Numbers(lambda number: REFUSAL if number % 7 == 0 else None)
+    read: list[int] = []
+
+    async def page(after: int | None, limit: int) -> list[int]:
+        first = 0 if after is None else after + 1
+        rows = list(range(first, min(first + limit, 95)))
+        read.extend(rows)
+        return rows
+
+    assert await numbers.batches.handle_pages(page)
+    assert read == list(range(95))
+    assert sorted(numbers.handled) == [number for number in range(95) if number % 7]
 
 
-async def test_success_in_between() -> None:
-    """MC9: a success between timeouts forgets those before it."""
-    steps = Steps()
-    await steps.run(TIMEOUT, TIMEOUT, BATCH_SIZE, TIMEOUT, TIMEOUT, 0)
-    assert steps.sizes == [BATCH_SIZE] * 6
+async def test_all_refused(monkeypatch: pytest.MonkeyPatch, log: list[dict[str, Any]]) -> None:
+    """Where all rows are refused a pass does not try each of them, which one line says; it
+    remembers so many as set aside, and names ten."""
+    monkeypatch.setattr(batches, "FAILURES_MAX", 100)
+    monkeypatch.setattr(batches, "ASIDE_MAX", 50)
+    numbers = Numbers(lambda _number: REFUSAL)
+    assert not await numbers.batches.handle(range(10_000))
+    assert len(numbers.sizes) == 100
+    assert await numbers.batches.handle(())
+    assert len(numbers.batches.aside) <= 50
+    warnings = [entry["event"] for entry in log if entry["log_level"] == "warning"]
+    assert warnings.count("too many rows fail, the others wait for the next pass") == 1
+    assert len(warnings) == 12  # with one that the other lines are at debug
 
 
-async def test_old_timeouts() -> None:
-    """Timeouts that are ten minutes apart are not one after the other."""
-    steps = Steps()
-    await steps.run(TIMEOUT, TIMEOUT, TIMEOUT, 0, each=TIMEOUT_WINDOW / 2)
-    assert steps.sizes == [BATCH_SIZE] * 4
-
-
-async def test_other_errors() -> None:
-    """Other errors end the pass; they neither count as timeouts nor forget them."""
-    steps = Steps()
-    for error in (ConnectionError(), FenceBusyError()):
+@pytest.mark.parametrize("error", [FencedOutError("over"), FenceBusyError("busy")])
+async def test_errors_that_are_not_of_rows(error: Exception) -> None:
+    """A term that is over, or a transaction that cannot begin, blames no row however often it
+    comes."""
+    numbers = Numbers(lambda _number: error)
+    for _ in range(5):
         with pytest.raises(type(error)):
-            await steps.run(TIMEOUT, error)
-    await steps.run(TIMEOUT, 0)
-    assert steps.sizes == [BATCH_SIZE, REDUCED_SIZE]
+            await numbers.batches.handle(range(10))
+    assert numbers.sizes == [10] * 5
+    assert len(numbers.batches.aside) == 0
 
 
-async def test_timeout_of_a_small_batch() -> None:
-    """A small batch that takes too long ends the pass, which is tried again as after any error."""
-    steps = Steps()
-    with pytest.raises(asyncpg.QueryCanceledError):
-        await steps.run(TIMEOUT, TIMEOUT, TIMEOUT, TIMEOUT)
-    assert steps.sizes == [BATCH_SIZE] * 3 + [REDUCED_SIZE]
+async def test_change_of_scope() -> None:
+    """Rows that are set aside are forgotten when the scope changes."""
+    numbers = Numbers(lambda number: REFUSAL if number == 3 else None)
+    for scope, kept in (("all", 1), ("all", 1), ("some", 0)):
+        numbers.batches.begin(scope)
+        assert len(numbers.batches.aside) == (kept if numbers.sizes else 0)
+        if not numbers.sizes:
+            await numbers.batches.handle(range(10))

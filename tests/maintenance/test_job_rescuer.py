@@ -596,7 +596,7 @@ async def test_maintenance_and_completer_do_not_deadlock(schema: Schema) -> None
 
     async def clean(connection: asyncpg.Connection[Any]) -> None:
         await upkeep.job_delete_ended(
-            connection, schema.name, state="discarded", retention=timedelta(0), limit=10
+            connection, schema.name, ids=ids, state="discarded", retention=timedelta(0)
         )
 
     async def run_again(connection: asyncpg.Connection[Any]) -> None:

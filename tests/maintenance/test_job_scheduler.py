@@ -14,7 +14,7 @@ import pytest
 from riverpy import Job, JobSnooze
 from riverpy._clock import SystemClock
 from riverpy._maintenance import batches
-from riverpy._maintenance.job_scheduler import INTERVAL, REFUSED_MAX, JobScheduler
+from riverpy._maintenance.job_scheduler import INTERVAL, JobScheduler
 from riverpy._maintenance.scope import NOTHING, Only
 from riverpy.errors import FencedOutError
 from tests.maintenance.office import held_office
@@ -278,15 +278,19 @@ async def test_uncommitted_rival(
             rf" VALUES ('task', 25, '{{}}', '\xaa', B'{REQUIRED}')"
         )
         for _ in range(2):
+            scheduler.batches.aside.wake()
             await held.run(scheduler)
             states = await states_of(schema)
             assert states.pop(contended) == "retryable"
             assert states == dict.fromkeys(others, "available")
         await (transaction.commit() if commits else transaction.rollback())
-    await held.run(scheduler)
+    with anyio.fail_after(30):
+        while (await states_of(schema))[contended] == "retryable":
+            scheduler.batches.aside.wake()
+            await held.run(scheduler)
     assert (await states_of(schema))[contended] == ("discarded" if commits else "available")
     warnings = [entry for entry in log if entry["log_level"] == "warning"]
-    assert [(entry["count"], entry["job_ids"]) for entry in warnings] == [(1, [contended])]
+    assert [entry["row"] for entry in warnings] == [contended]
 
 
 async def test_locked_row(held: HeldOffice, schema: Schema, log: list[dict[str, Any]]) -> None:
@@ -317,64 +321,11 @@ async def test_locked_batch(
     assert states == dict.fromkeys(locked, "scheduled") | {other: "available"}
 
 
-@asynccontextmanager
-async def trigger_refuses(schema: Schema, condition: str) -> AsyncGenerator[None]:
-    """A trigger of a user's that raises for the rows that meet a condition."""
-    await schema.execute(
-        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        f" IF {condition} THEN RAISE EXCEPTION 'not this one'; END IF; RETURN NEW; END $$;"
-        " CREATE TRIGGER refuse BEFORE UPDATE ON river_job FOR EACH ROW EXECUTE FUNCTION refuse()"
-    )
-    try:
-        yield
-    finally:
-        await schema.execute("DROP FUNCTION refuse CASCADE")
-
-
-async def test_refused_row(held: HeldOffice, schema: Schema, log: list[dict[str, Any]]) -> None:
-    """A row that a trigger of a user's refuses holds up no other, and is warned about once."""
-    ids = [await waiting(schema) for _ in range(33)]
-    scheduler = JobScheduler(held.office)
-    async with trigger_refuses(schema, f"NEW.id = {ids[16]}"):
-        await held.run(scheduler)
-        await held.run(scheduler)
-    states = await states_of(schema)
-    assert states.pop(ids[16]) == "scheduled"
-    assert set(states.values()) == {"available"}
-    warnings = [entry for entry in log if entry["log_level"] == "warning"]
-    assert [(entry["job_ids"], entry["error"]) for entry in warnings] == [
-        ([ids[16]], "not this one")
-    ]
-
-
-async def test_everything_refused(
-    held: HeldOffice, schema: Schema, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where all rows are refused a pass does not try each by itself."""
-    count = 10 * REFUSED_MAX
-    await insert_jobs(schema, count, state="'scheduled'", scheduled_at=DUE)
-    scheduler = JobScheduler(held.office)
-    tries = 0
-    move = scheduler._move_together
-
-    async def counted(ids: list[int]) -> Any:
-        nonlocal tries
-        tries += 1
-        return await move(ids)
-
-    monkeypatch.setattr(scheduler, "_move_together", counted)
-    async with trigger_refuses(schema, "true"):
-        await held.run(scheduler)
-    assert REFUSED_MAX < tries < 3 * REFUSED_MAX
-    assert set((await states_of(schema)).values()) == {"scheduled"}
-
-
 async def test_slow_moves(
     held: HeldOffice, schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a batch does not fit into the statement's limit, the pass goes on in smaller ones."""
     monkeypatch.setattr(batches, "BATCH_SIZE", 100)
-    monkeypatch.setattr(batches, "REDUCED_SIZE", 10)
     await insert_jobs(schema, 35, state="'scheduled'", scheduled_at=DUE)
     await refuse_many(schema, 10)
     try:

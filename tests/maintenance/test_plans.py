@@ -140,38 +140,23 @@ def array_of(values: Iterable[object], kind: str) -> str:
     return f"'{{{','.join(map(str, values))}}}'::{kind}[]"
 
 
-@pytest.mark.parametrize("state", ["cancelled", "completed", "discarded"])
-@pytest.mark.parametrize("age", ["1 hour", "24 hours", "1 year"])
-async def test_job_cleaner(large: asyncpg.Connection[Any], state: str, age: str) -> None:
-    """JC5: deleting walks the ended jobs of one state in the order of their end, whether there are
-    many, few or none, and takes what it found by primary key."""
-    plan = await plan_of(
-        large,
-        "river_job_upkeep",
-        "job_delete_ended",
-        state=f"'{state}'",
-        retention=f"'{age}'",
-        limit="10000",
-    )
-    assert (plan.scans, plan.walks) == ({ENDED, PRIMARY}, set())
-
-
 @pytest.mark.parametrize("age", ["1 hour", "1 year"])
 @pytest.mark.parametrize(
     ("queues", "kinds"),
-    [(SOME[0], "{}"), (SOME[1], "{}"), ("{}", "{k1}"), ("{q1}", "{k1,k2}")],
-    ids=["queues", "many queues", "kinds", "both"],
+    [("{}", "{}"), (SOME[0], "{}"), (SOME[1], "{}"), ("{}", "{k1}"), ("{q1}", "{k1,k2}")],
+    ids=["all", "queues", "many queues", "kinds", "both"],
 )
 @pytest.mark.parametrize("only", ["true", "false"])
-@pytest.mark.parametrize("after", ["NULL", "now() - interval '20 hours'"])
-async def test_job_cleaner_scoped(
+@pytest.mark.parametrize("after", ["NULL", "(now() - interval '20 hours')::text"])
+async def test_job_ended(
     large: asyncpg.Connection[Any], age: str, queues: str, kinds: str, only: str, after: str
 ) -> None:
-    """JC5: so does deleting the jobs of some queues and kinds, or of all but some."""
+    """JC5: reading what to delete walks the ended jobs of one state in the order of their end, also
+    those of some queues and kinds, or of all but some."""
     plan = await plan_of(
         large,
         "river_job_upkeep",
-        "job_delete_ended_scoped",
+        "job_ended",
         state="'completed'",
         retention=f"'{age}'",
         queues=f"'{queues}'",
@@ -182,7 +167,21 @@ async def test_job_cleaner_scoped(
         after_id="NULL" if after == "NULL" else "17",
         limit="10000",
     )
-    assert (plan.scans, plan.walks) == ({ENDED, PRIMARY}, set())
+    assert (plan.scans, plan.walks) == ({ENDED}, set())
+
+
+@pytest.mark.parametrize("count", [1, 10_000])
+async def test_job_delete_ended(large: asyncpg.Connection[Any], count: int) -> None:
+    """Deleting takes the given jobs by primary key."""
+    plan = await plan_of(
+        large,
+        "river_job_upkeep",
+        "job_delete_ended",
+        ids=array_of(range(1, count + 1), "bigint"),
+        state="'completed'",
+        retention="'1 hour'",
+    )
+    assert (plan.scans, plan.walks) == ({PRIMARY}, set())
 
 
 async def test_nothing_to_clean(large: asyncpg.Connection[Any]) -> None:
@@ -205,7 +204,7 @@ _SWEPT = {
     "queues": f"'{SOME[0]}'",
     "kinds": "'{}'",
     "only_kinds": "false",
-    "after_time": "now() - interval '1 hour 1 second'",
+    "after_time": "(now() - interval '1 hour 1 second')::text",
     "after_id": "0",
 }
 """A sweep that has looked at nearly all before."""
@@ -222,8 +221,8 @@ _SWEPT = {
             "job_states_to_clean",
             {"states": "'{cancelled,completed,discarded}'", "retentions": "'{1 y,1 y,1 y}'"},
         ),
-        ("job_delete_ended_scoped", {**_SWEPT, "only_queues": "true"}),
-        ("job_delete_ended_scoped", {**_SWEPT, "only_queues": "false"}),
+        ("job_ended", {**_SWEPT, "only_queues": "true"}),
+        ("job_ended", {**_SWEPT, "only_queues": "false"}),
     ],
     ids=[
         "nothing due",
@@ -332,23 +331,33 @@ async def test_job_stuck(
 
 
 @pytest.mark.parametrize("queues", SOME, ids=["few", "many"])
-async def test_queue_forget(large: asyncpg.Connection[Any], queues: str) -> None:
-    """Queues to forget of a few are found by their names; those of all others, like those of all,
-    by one look at the table of queues."""
-    parameters = {"age": "'24 hours'", "limit": "10000", "queues": f"'{queues}'"}
-    plan = await plan_of(large, "river_queue", "queue_forget_in_queues", **parameters)
+async def test_queue_unused(large: asyncpg.Connection[Any], queues: str) -> None:
+    """Unused queues of a few are found by their names; those of all others, like those of all, by
+    one read of the table of queues."""
+    parameters = {"age": "'24 hours'", "after": "''", "limit": "10000", "queues": f"'{queues}'"}
+    plan = await plan_of(large, "river_queue", "queue_unused_in_queues", **parameters)
     assert (plan.scans, plan.walks) == ({QUEUE}, set())
-    everywhere = await plan_of(large, "river_queue", "queue_forget", **parameters)
-    plan = await plan_of(large, "river_queue", "queue_forget_except_queues", **parameters)
+    everywhere = await plan_of(large, "river_queue", "queue_unused", **parameters)
+    plan = await plan_of(large, "river_queue", "queue_unused_except_queues", **parameters)
     assert (plan.scans, plan.walks) == (everywhere.scans, everywhere.walks)
 
 
-async def test_exec_forget(large: asyncpg.Connection[Any]) -> None:
-    """What was done once is forgotten in the order in which its time is over, and taken by its
-    key, however much is kept."""
-    plan = await plan_of(large, "riverpy_exec", "exec_forget", limit="10000")
-    assert plan.scans == {"riverpy_exec_kept_until_index", "riverpy_exec_pkey"}
+@pytest.mark.parametrize("after", ["NULL", "(now() - interval '20 hours')::text"])
+async def test_exec_expired(large: asyncpg.Connection[Any], after: str) -> None:
+    """Expired keys are read in the order in which their time ends, however much is kept."""
+    plan = await plan_of(
+        large, "riverpy_exec", "exec_expired", after_time=after, after_key="NULL", limit="10000"
+    )
+    assert plan.scans == {"riverpy_exec_kept_until_index"}
     assert plan.walks == set()
+
+
+async def test_forgetting_by_key(large: asyncpg.Connection[Any]) -> None:
+    """Queues and expired keys are deleted by their keys."""
+    plan = await plan_of(large, "river_queue", "queue_forget", names="'{q1,q2}'", age="'24 hours'")
+    assert (plan.scans, plan.walks) == ({QUEUE}, set())
+    plan = await plan_of(large, "riverpy_exec", "exec_forget", keys="'{key 1,key 2}'")
+    assert (plan.scans, plan.walks) == ({"riverpy_exec_pkey"}, set())
 
 
 @pytest.mark.parametrize("count", [1, 1000])

@@ -72,10 +72,8 @@ def _job(columns: str, values: str) -> str:
 _ENDED = _job("finalized_at", "'completed', now() - interval '25 hours'")
 _RUNNING = "SELECT queue FROM river_job WHERE state = 'running'"
 _CLEANED = "SELECT queue FROM river_job"
-_SWEEP = [
-    ("river_job_upkeep", "job_states_to_clean"),
-    ("river_job_upkeep", "job_delete_ended_scoped"),
-]
+_SWEEP = [("river_job_upkeep", "job_ended"), ("river_job_upkeep", "job_delete_ended")]
+_CLEAN = [("river_job_upkeep", "job_states_to_clean"), *_SWEEP]
 
 
 def _by_age(office: Office) -> JobRescuer:
@@ -91,18 +89,18 @@ CASES = {
         JobCleaner,
         _ENDED,
         _CLEANED,
-        [("river_job_upkeep", "job_states_to_clean"), ("river_job_upkeep", "job_delete_ended")],
+        _CLEAN,
         {},
     ),
     "cleaner by queue": Case(
         JobCleaner,
         _ENDED,
         _CLEANED,
-        [*_SWEEP, _SWEEP[1]],
+        [*_CLEAN, *_SWEEP],
         {"retention_by_queue": {"aa": HOUR, "bb": HOUR, "other": HOUR}},
     ),
     "cleaner by kind": Case(
-        JobCleaner, _ENDED, _CLEANED, [*_SWEEP, _SWEEP[1]], {"retention_by_kind": {"task": HOUR}}
+        JobCleaner, _ENDED, _CLEANED, [*_CLEAN, _SWEEP[0]], {"retention_by_kind": {"task": HOUR}}
     ),
     "scheduler": Case(
         JobScheduler,
@@ -141,7 +139,7 @@ CASES = {
         QueueCleaner,
         "INSERT INTO river_queue (name, updated_at) VALUES ($1, now() - interval '2 days')",
         "SELECT name FROM river_queue",
-        [("river_queue", "queue_forget")],
+        [("river_queue", "queue_unused"), ("river_queue", "queue_forget")],
         {},
     ),
 }
@@ -279,7 +277,7 @@ async def test_rules_that_meet_nothing(schema: Schema, monkeypatch: pytest.Monke
     async with held_office(schema, retention_by_queue={"aa": HOUR, "other": FOREVER}) as held:
         held.scope = only("aa")
         await run(held, JobCleaner(held.office))
-    sweep = query("river_job_upkeep", "job_delete_ended_scoped", schema.name).text
+    sweep = query("river_job_upkeep", "job_ended", schema.name).text
     assert [one.text for one in sent].count(sweep) == 1
     assert await done_in(schema, CASES["cleaner"]) == {"aa"}
 

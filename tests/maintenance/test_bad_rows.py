@@ -1,0 +1,132 @@
+"""Rows that the database refuses or that are slow: they keep no service from its other rows."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from riverpy._maintenance.job_cleaner import JobCleaner
+from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from tests.maintenance.bad_rows import (
+    CASES,
+    REFUSALS,
+    SETTINGS,
+    refusing,
+    registry,
+    sleeping,
+    triggered,
+)
+from tests.maintenance.office import held_office
+from tests.maintenance.rows import ENDED, ids_of, insert_ended
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from riverpy._maintenance.base import MaintenanceService
+    from tests._database import Schema
+    from tests.maintenance.bad_rows import Case
+    from tests.maintenance.office import HeldOffice
+
+SET_ASIDE = "row set aside, trying it again later"
+
+
+@pytest.fixture
+async def held(schema: Schema) -> AsyncGenerator[HeldOffice]:
+    """An office with workers, and with jobs that are kept for long."""
+    async with held_office(schema, workers=registry(), **SETTINGS) as held:
+        yield held
+
+
+async def passes(held: HeldOffice, service: MaintenanceService, count: int) -> None:
+    """So many passes, as the service makes them: one that fails is tried again."""
+    for _ in range(count):
+        try:
+            await held.run(service)
+        except DATABASE_ERRORS:
+            continue
+
+
+def named(log: list[dict[str, Any]]) -> list[str]:
+    """The rows that the log names as set aside."""
+    return [
+        str(entry["row"])
+        for entry in log
+        if entry["event"] == SET_ASIDE and entry["log_level"] == "warning"
+    ]
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+async def test_refused_rows(
+    held: HeldOffice, schema: Schema, log: list[dict[str, Any]], case: Case
+) -> None:
+    """A row that the server refuses, with whatever class of error, stops no other one. It is named
+    once, and handled when it is refused no more."""
+    keys = await case.insert(schema, 60)
+    bad = dict(zip(keys[5:50:5], REFUSALS, strict=True))
+    service = case.make(held)
+    async with triggered(schema, case.table, case.operation, refusing(case, bad)):
+        await passes(held, service, len(REFUSALS) + 1)
+        assert await case.remaining(schema) == set(bad)
+        for _ in range(2):
+            case.batches(service).aside.wake()
+            await passes(held, service, len(REFUSALS))
+    assert sorted(named(log)) == sorted(bad)
+    with anyio.fail_after(30):
+        while await case.remaining(schema):
+            case.batches(service).aside.wake()
+            await held.run(service)
+            await anyio.sleep(0.02)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+async def test_slow_rows(held: HeldOffice, schema: Schema, case: Case) -> None:
+    """Rows that are too slow for one statement together are handled in smaller batches."""
+    held.office.mandate._limit = timedelta(seconds=0.5)
+    await case.insert(schema, 150)
+    service = case.make(held)
+    async with triggered(schema, case.table, case.operation, sleeping(case, 0.01)):
+        await passes(held, service, 1)
+    assert await case.remaining(schema) == set()
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+async def test_row_slower_than_the_limit(
+    held: HeldOffice, schema: Schema, log: list[dict[str, Any]], case: Case
+) -> None:
+    """A row that alone takes longer than the limit is set aside, named when it does so again, and
+    stops no other one."""
+    held.office.mandate._limit = timedelta(seconds=0.5)
+    keys = await case.insert(schema, 40)
+    service = case.make(held)
+    async with triggered(schema, case.table, case.operation, sleeping(case, 15, keys[7:8])):
+        await passes(held, service, 1)
+        assert await case.remaining(schema) == {keys[7]}
+        case.batches(service).aside.wake()
+        await passes(held, service, 1)
+    assert named(log) == [keys[7]]
+
+
+@pytest.mark.parametrize("state", ENDED)
+async def test_row_that_a_foreign_key_holds(
+    held: HeldOffice, schema: Schema, log: list[dict[str, Any]], state: str
+) -> None:
+    """FR-03: a job that a table of the application refers to stays, whatever its state; all other
+    jobs are deleted, and the log names the constraint once."""
+    ids = {one: await insert_ended(schema, one, "30 days", 50) for one in ENDED}
+    await schema.execute(
+        "CREATE TABLE invoice (job_id bigint NOT NULL CONSTRAINT invoice_job REFERENCES river_job)"
+    )
+    try:
+        await schema.execute("INSERT INTO invoice VALUES ($1)", ids[state])
+        service = JobCleaner(held.office)
+        for _ in range(2):
+            service.batches.aside.wake()
+            await held.run(service)
+        assert await ids_of(schema) == {ids[state]}
+        lines = [entry["error"] for entry in log if entry["log_level"] == "warning"]
+        assert ["invoice_job" in line for line in lines] == [True]
+    finally:
+        await schema.execute("DROP TABLE invoice")
