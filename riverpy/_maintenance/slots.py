@@ -66,7 +66,7 @@ def _skip(schedule: PeriodicSchedule, slot: datetime, now: datetime, most: int) 
     if not (isinstance(schedule, CronSchedule) or _has(schedule, slot, now, STEPS_MAX)):
         return slot
     span = _SPAN_FIRST
-    while now - span > slot:
+    while now - slot > span:  # an ancient slot: the calendar has no time so far before it
         if _has(schedule, now - span, now, most):
             return next_time(schedule, now - span)
         span *= 2

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from riverpy._maintenance.slots import due_slots
 from riverpy.errors import ConfigError
 from riverpy.periodic import cron, every, next_time, parse_schedule, schedule_text
 
@@ -266,6 +267,16 @@ def test_interval_counts_from_the_last() -> None:
     found = times(schedule, datetime(2026, 3, 28, tzinfo=UTC), 10)
     assert {later - earlier for earlier, later in pairwise(found)} == {timedelta(hours=36)}
     assert next_time(schedule, datetime(9999, 12, 31, tzinfo=UTC)) is None
+
+
+@pytest.mark.parametrize("zone", ["UTC", NEW_YORK])
+def test_slot_of_the_first_year(zone: str) -> None:
+    """A slot of the year 1, and the rare ones since, are caught up with."""
+    first, now = datetime(1, 1, 2, tzinfo=UTC), datetime(2026, 11, 29, tzinfo=UTC)
+    due = due_slots(cron("0 0 29 2 *", timezone=zone), "all", first, now)
+    assert 480 < len(due.slots) < 500
+    assert due.following is not None
+    assert due.following.year == 2028
 
 
 def test_end_of_calendar() -> None:
