@@ -210,7 +210,7 @@ with due as materialized (
     json_build_object('action', 'due', 'queue', queue, 'seconds', json_agg(seconds order by seconds))::text
   )
   from (
-    select distinct queue, (ceil(2 * extract(epoch from scheduled_at - now())) / 2)::float8 as seconds
+    select distinct queue, (ceil(2 * extract(epoch from /* finite */ (scheduled_at) - now())) / 2)::float8 as seconds
     from made
     where scheduled_at > now()
   ) as later

@@ -18,7 +18,7 @@ with expired as materialized (
     leader_id = @leader_id::text,
     elected_at = case
       when expired.elected_at between now() and now() + interval '1 year'
-      then expired.elected_at + interval '1 microsecond'
+      then /* finite */ (expired.elected_at) + interval '1 microsecond'
       else now()
     end,
     expires_at = now() + @ttl::interval

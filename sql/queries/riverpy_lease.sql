@@ -49,7 +49,7 @@ from (select epoch, acquired_at from taken union all select epoch, acquired_at f
 union all
 select
   false, lease.holder, lease.epoch, /* finite */ (lease.acquired_at),
-  extract(epoch from lease.expires_at - now())::float8
+  extract(epoch from /* finite */ (lease.expires_at) - now())::float8
 from /* schema */ riverpy_lease as lease
 where lease.name = @name::text and lease.expires_at >= now() and lease.expires_at <= now() + 2 * lease.ttl;
 

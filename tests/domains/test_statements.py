@@ -51,7 +51,7 @@ SENT = {
     "session_limit",
 }
 """The blocks that the start, a term and the stop of a leader used before there were domains."""
-DIGEST = "329cbca408e19872baccc0031033f18434d2b6293dcdbe142ee9038bb227cdd9"
+DIGEST = "b8458bade67b423eb04c165424f3c7396f1ef6932e399e2e5f173db8083bc797"
 """Of their texts, then."""
 EXECUTIONS = {"exec_is_there", "exec_expired"}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from riverpy._db.leaders import leader_elect, leader_fence, leader_get, leader_r
 from riverpy._db.leases import lease_acquire, lease_list, lease_renew
 from riverpy._dsn import PG_VARIABLES
 from riverpy._names import SCHEMA_LEASE
+from riverpy._sql import sql_directory
 from riverpy.cli import main
 from riverpy.migrate import migrate_all
 from tests._database import (
@@ -337,6 +339,24 @@ async def test_clients(written: str) -> None:
         await client_leave(
             connection, None, client_id=REGISTRATION.client_id, registered_at=registered_at
         )
+
+
+_COMMENT = re.compile(r"^\s*--.*$", re.MULTILINE)
+_FINITE = re.compile(r"/\* finite \*/ \((?:[^()]|\([^()]*\))*\)")
+_ARITHMETIC = re.compile(r"[-+]\s*[\w.(]*\w_at\b|(?<![@\w])[\w.]+_at\)*\s*[-+]\s")
+"""A time of a row that something is added to, or that is subtracted."""
+
+
+def test_statements_keep_times_finite() -> None:
+    """No statement calculates with a time of a row that is not kept finite."""
+    bare: list[str] = []
+    marked = 0
+    for entry in sql_directory().joinpath("queries").iterdir():
+        text, found = _FINITE.subn("finite", _COMMENT.sub("", entry.read_text("utf-8")))
+        marked += found
+        bare += [f"{entry.name}: {one}" for one in _ARITHMETIC.findall(text)]
+    assert marked > 30
+    assert not bare
 
 
 async def effect(connection: Transaction) -> None:
