@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import UNSET
 
@@ -14,15 +14,8 @@ from riverpy._db.rescue import Rescue, job_rescue, job_running_of, job_stuck
 from riverpy._lifecycle import only_exceptions
 from riverpy._log import JobLines
 from riverpy._maintenance.base import MaintenanceService
-from riverpy._maintenance.mandate import FenceBusyError
-from riverpy.drivers.asyncpg import (
-    LockNotAvailableError,
-    PostgresError,
-    UndefinedTableError,
-    describe,
-    is_refusal,
-    is_statement_timeout,
-)
+from riverpy._maintenance.batches import Batches
+from riverpy.drivers.asyncpg import UndefinedTableError, describe
 from riverpy.job import Job, JobColumn, wire_timestamp
 from riverpy.retry import DefaultRetryPolicy, retry_delay
 
@@ -95,6 +88,13 @@ class _StuckJob(Job[Any]):
         self._args = unit.decode(self.encoded_args)
 
 
+class Ending(NamedTuple):
+    """An attempt to end, and how."""
+
+    rescue: Rescue
+    end: EndAttempts
+
+
 class JobRescuer(MaintenanceService):
     """Rescues by liveness where clients give signs of life, and by age where they give none."""
 
@@ -119,22 +119,24 @@ class JobRescuer(MaintenanceService):
         rescue_age = self._config.rescue_age.total_seconds()
         self._stuck_interval = min(STUCK_INTERVAL, rescue_age * INTERVAL_SHARE)
         self._stuck_at = 0.0
-        self._refused: set[Stamp] = set()
-        """Attempts that could not be ended."""
+        self.batches: Batches[Ending] = Batches(
+            self, "rescuing jobs", self._end, key=lambda ending: ending.rescue.stamp
+        )
         self.unknown: Counter[str] = Counter()
         """Stuck jobs per kind that this client has no worker for, as of the last pass."""
         self._told: set[str] = set()
         self._policy_lines = JobLines(self.log, "warning")
-        self._refused_lines = JobLines(self.log, "warning")
 
     async def run_once(self, scope: StopScope) -> float:
         """One pass; returns the seconds until the next."""
         now = self.office.timer.boottime()
         filters = (await self.office.scope()).filters()
+        self.batches.begin(filters)
         quiet = await self._rescue_dead(filters)
         if now >= self._stuck_at:
             await self._rescue_stuck(filters)
             self._stuck_at = now + self._stuck_interval
+        await self.batches.handle(())  # those that are set aside and due
         return min(quiet, self._stuck_at - now)
 
     # -- by liveness
@@ -291,16 +293,14 @@ class JobRescuer(MaintenanceService):
     # -- both
 
     async def _rescue(self, rescues: list[Rescue], end: EndAttempts) -> None:
-        """End attempts; those that were refused before are tried one by one, after the others."""
+        await self.batches.handle(Ending(rescue, end) for rescue in rescues)
 
-        async def end_fenced(batch: list[Rescue]) -> None:
-            async with self._writing("rescuing jobs") as connection:
-                states = await end(connection, batch)
-            self._say_rescued(batch, states)
-
-        batches = [[rescue] for rescue in rescues if rescue.stamp in self._refused]
-        batches.append([rescue for rescue in rescues if rescue.stamp not in self._refused])
-        await in_parts(batches, end_fenced, self._say_refused)
+    async def _end(self, endings: list[Ending]) -> None:
+        """End attempts of one kind: they were given together, or are one that was set aside."""
+        rescues = [ending.rescue for ending in endings]
+        async with self.batches.transaction() as connection:
+            states = await endings[0].end(connection, rescues)
+        self._say_rescued(rescues, states)
 
     def _say_rescued(self, rescues: list[Rescue], states: dict[int, str]) -> None:
         if states:
@@ -312,52 +312,5 @@ class JobRescuer(MaintenanceService):
                 client_ids=sorted(filter(None, clients)),
             )
 
-    def _say_refused(self, rescue: Rescue, error: Exception) -> None:
-        say = self.log.debug if rescue.stamp in self._refused else self._refused_lines.say
-        self._refused.add(rescue.stamp)
-        say("job cannot be rescued", job_id=rescue.stamp.id, error=describe(error))
-
     def _reading(self) -> AbstractAsyncContextManager[Connection]:
         return self.office.connection.use("looking for jobs to rescue", STATEMENT_TIMEOUT)
-
-    def _writing(self, purpose: str) -> AbstractAsyncContextManager[Connection]:
-        return self.office.mandate.transaction(self.office.connection, purpose)
-
-
-async def in_parts(
-    batches: list[list[Rescue]],
-    end: Callable[[list[Rescue]], Awaitable[None]],
-    refused: Callable[[Rescue, Exception], None],
-) -> None:
-    """End attempts, the last batch first. One that the database refuses to end is found by halves,
-    and stops no other.
-
-    Raises:
-        Exception: one of DATABASE_ERRORS that no row is to blame for.
-    """
-    while batches:
-        batch = batches.pop()
-        if not batch:
-            continue
-        try:
-            await end(batch)
-        except (PostgresError, TimeoutError) as error:
-            if not _may_be_a_row(error):
-                raise
-            if len(batch) == 1:
-                refused(batch[0], error)
-            else:
-                half = len(batch) // 2
-                batches += [batch[half:], batch[:half]]
-
-
-def _may_be_a_row(error: Exception) -> bool:
-    """Whether one row may be the cause, as by a trigger, that refuses, waits or takes its time. Our
-    own limit also ends waiting for a server that is gone, but a term does not last long then."""
-    if isinstance(error, FenceBusyError):
-        return False
-    return (
-        isinstance(error, (TimeoutError, LockNotAvailableError))
-        or is_refusal(error)
-        or is_statement_timeout(error)
-    )

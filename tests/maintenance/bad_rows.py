@@ -12,6 +12,7 @@ import msgspec
 from riverpy import JobRetention, Worker, Workers
 from riverpy._maintenance.execution_cleaner import ExecutionCleaner
 from riverpy._maintenance.job_cleaner import JobCleaner
+from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.job_scheduler import JobScheduler
 from riverpy._maintenance.queue_cleaner import QueueCleaner
 from tests.maintenance.rows import insert_jobs
@@ -129,6 +130,18 @@ CASES = {
         "UPDATE",
         _jobs(state="'scheduled'", scheduled_at="now() - interval '1 minute'"),
         f"{JOBS} WHERE state = 'scheduled'",
+    ),
+    "rescuer": Case(
+        lambda held: JobRescuer(held.office, None),
+        "river_job",
+        "UPDATE",
+        _jobs(
+            state="'running'",
+            attempt="1",
+            attempted_at="now() - interval '2 hours'",
+            attempted_by="array['gone']",
+        ),
+        f"{JOBS} WHERE state = 'running'",
     ),
     "job cleaner": Case(
         lambda held: JobCleaner(held.office), "river_job", "DELETE", _jobs(**ENDED), JOBS
