@@ -55,6 +55,7 @@ class Batches(Generic[Row]):
         send: Callable[[list[Row]], Awaitable[None]],
         *,
         key: Callable[[Row], Hashable],
+        name: Callable[[Row], int | str] | None = None,
         connection: DedicatedConnection | None = None,
     ) -> None:
         """Make it.
@@ -63,11 +64,12 @@ class Batches(Generic[Row]):
             service: whose rows these are.
             purpose: of the statement, for the texts of errors.
             send: handles rows, in `transaction`. An error means that none of them was handled.
-            key: what names a row.
+            key: what a row is known by.
+            name: what the log calls it. Default: the key.
             connection: that of the transactions. Default: the office's for short statements.
         """
         self._office, self._log = service.office, service.log
-        self._purpose, self._key = purpose, key
+        self._purpose, self._name = purpose, name or key
         self._connection = connection or self._office.connection
         self._send_rows = send
         self.aside: SetAside[Row] = SetAside(ASIDE_MAX, first=ASIDE_FIRST, last=ASIDE_LAST)
@@ -158,15 +160,14 @@ class Batches(Generic[Row]):
         self._failures = 0
 
     def _set_aside(self, row: Row, error: Exception) -> None:
-        key = self._key(row)
         self._lines.say(
             "row set aside, trying it again later",
             purpose=self._purpose,
-            row=key,
+            row=self._name(row),
             error=describe(error),
         )
         if len(self.aside) > ASIDE_MAX:
             self._sender.forget(self.aside.rows[0].row)
 
     def _recovered(self, row: Row) -> None:
-        self._log.info("row no longer set aside", purpose=self._purpose, row=self._key(row))
+        self._log.info("row no longer set aside", purpose=self._purpose, row=self._name(row))

@@ -120,7 +120,11 @@ class JobRescuer(MaintenanceService):
         self._stuck_interval = min(STUCK_INTERVAL, rescue_age * INTERVAL_SHARE)
         self._stuck_at = 0.0
         self.batches: Batches[Ending] = Batches(
-            self, "rescuing jobs", self._end, key=lambda ending: ending.rescue.stamp
+            self,
+            "rescuing jobs",
+            self._end,
+            key=lambda ending: ending.rescue.stamp,
+            name=lambda ending: ending.rescue.stamp.id,
         )
         self.unknown: Counter[str] = Counter()
         """Stuck jobs per kind that this client has no worker for, as of the last pass."""

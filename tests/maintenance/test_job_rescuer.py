@@ -16,7 +16,6 @@ from msgspec import UNSET
 from riverpy import Job, JobRow, Worker, Workers
 from riverpy._db import clients, rescue, upkeep
 from riverpy._db.jobs import Settlement, Stamp, job_complete, job_settle
-from riverpy._db.rescue import Rescue
 from riverpy._maintenance import job_rescuer
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.mandate import FenceBusyError
@@ -369,7 +368,7 @@ async def test_refused_row(
         await schema.execute("DROP FUNCTION refuse CASCADE")
     rows = await schema.jobs()
     assert {row["id"] for row in rows if row["state"] == "running"} == bad
-    named = [entry["row"].id for entry in log if entry["event"] == SET_ASIDE]
+    named = [entry["row"] for entry in log if entry["event"] == SET_ASIDE]
     assert sorted(named) == sorted(bad)
 
 
