@@ -6,9 +6,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from riverpy._db.transactions import ABORTED
+from riverpy._names import SCHEMA_TOO_LONG
 from riverpy.drivers.asyncpg import (
     DATABASE_ERRORS,
     describe,
+    is_channel_too_long,
     is_closed_for_good,
     is_notification_queue_full,
 )
@@ -48,6 +50,21 @@ def translated(tx: Transaction | None, *, in_savepoint: bool = False) -> Generat
         raise meaning from error
 
 
+@contextmanager
+def channel_named() -> Generator[None]:
+    """Raise ConfigError where a notification is refused because the schema has too long a name."""
+    try:
+        yield
+    except DATABASE_ERRORS as error:
+        if not is_channel_too_long(error):
+            raise
+        raise _channel_error(error) from error
+
+
+def _channel_error(error: Exception, aborted: str = "") -> ConfigError:
+    return ConfigError(f"{SCHEMA_TOO_LONG}: nothing was stored ({describe(error)}){aborted}")
+
+
 def _meaning(error: Exception, tx: Transaction | None, aborted: str) -> Exception | None:
     """Our error. `aborted` says what became of the caller's transaction."""
     code = sqlstate(error)
@@ -56,6 +73,8 @@ def _meaning(error: Exception, tx: Transaction | None, aborted: str) -> Exceptio
             f"River's tables are missing or too old ({describe(error)}): run `riverpy migrate up`, "
             f"or set Config(schema=...) to the schema that has them{aborted}"
         )
+    if is_channel_too_long(error):
+        return _channel_error(error, aborted)
     if is_notification_queue_full(error):  # of the same class as what is too large
         return None
     if code == _TOO_LARGE or _NO_MEMORY in str(error):

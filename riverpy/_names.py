@@ -6,7 +6,10 @@ end of the text.
 
 from __future__ import annotations
 
+import os
 import re
+import secrets
+import socket
 
 from riverpy.errors import ConfigError
 
@@ -17,6 +20,10 @@ CLIENT_ID_LENGTH_MAX = 100
 EXECUTION_KEY_LENGTH_MAX = 255
 SCHEMA_LENGTH_MAX = 46
 """63 bytes of a channel name, less the dot and `river_leadership`."""
+SCHEMA_TOO_LONG = (
+    f"the name of River's schema has at most {SCHEMA_LENGTH_MAX} bytes, so that a notification "
+    "channel can carry it"
+)
 DEFAULT_DOMAIN = "default"
 """The domain of clients that name none, whose lead is River's own row."""
 LEASE_LENGTH_MAX = 100
@@ -107,17 +114,29 @@ def validate_tag(tag: str) -> None:
 
 def validate_schema(name: str) -> None:
     """Letters, digits and `_`, no digit first, at most 46 characters; else ConfigError."""
-    if len(name) > SCHEMA_LENGTH_MAX:
-        raise ConfigError(
-            f"a schema name has at most {SCHEMA_LENGTH_MAX} characters, so that a notification "
-            "channel can "
-            f"carry it, got {len(name)}: {name[:80]!r}"
-        )
+    check_schema_length(name)
     if not _SCHEMA.fullmatch(name):
         raise ConfigError(
             "a schema name has ASCII letters, digits and '_' and does not start with a digit, "
             f"got {name!r}"
         )
+
+
+def check_schema_length(name: str) -> None:
+    """At most 46 bytes; else ConfigError. Also for a schema that the search path names."""
+    length = len(name.encode("utf-8", "replace"))
+    if length > SCHEMA_LENGTH_MAX:
+        raise ConfigError(f"{SCHEMA_TOO_LONG}, got {length}: {name[:80]!r}")
+
+
+def process_id(name: str | None) -> str:
+    """`NAME:PID:RANDOM`, which no other process has and `validate_client_id` allows. NAME is the
+    host's by default; of a long one the begin."""
+    host = socket.gethostname() if name is None else name
+    tail = f":{os.getpid()}:{secrets.token_hex(4)}"
+    # A host may have any bytes for its name.
+    host = host.encode("utf-8", "replace").decode().replace("\0", "")
+    return host[: CLIENT_ID_LENGTH_MAX - len(tail)] + tail
 
 
 def validate_client_id(client_id: str) -> None:

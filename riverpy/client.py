@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
-import socket
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
@@ -21,10 +19,11 @@ from riverpy._cluster.leadership import Leadership, LeadershipSubscription
 from riverpy._db.transactions import expect_transaction, savepoint
 from riverpy._dsn import validate_url
 from riverpy._insert import ACQUIRE_TIMEOUT, NO_CONNECTION, Inserter
+from riverpy._insert_errors import channel_named
 from riverpy._insert_row import InsertRules
 from riverpy._lease_verbs import LeaseVerbs
 from riverpy._lifecycle import only_error
-from riverpy._names import CLIENT_ID_LENGTH_MAX, validate_queue
+from riverpy._names import process_id, validate_queue
 from riverpy._plugins import Plugins
 from riverpy._verbs import Verbs
 from riverpy._work.child_process import ChildProcesses
@@ -183,9 +182,7 @@ class Client(Verbs, ExecutionVerbs, LeaseVerbs):
             return self._config.id
         pid = os.getpid()
         if self._made_id is None or self._made_id[0] != pid:
-            suffix = f":{pid}:{secrets.token_hex(4)}"
-            name = self._config.name or socket.gethostname()
-            self._made_id = pid, name[: CLIENT_ID_LENGTH_MAX - len(suffix)] + suffix
+            self._made_id = pid, process_id(self._config.name)
         return self._made_id[1]
 
     def configure(
@@ -318,8 +315,9 @@ class Client(Verbs, ExecutionVerbs, LeaseVerbs):
         """A savepoint in the caller's transaction, or a transaction of our own."""
         if tx is not None:
             connection = expect_transaction(tx)
-            async with savepoint(connection):
-                yield connection
+            with channel_named():
+                async with savepoint(connection):
+                    yield connection
             return
         pool = self._open_pool()
         reason = f"the call took longer than {STATEMENT_TIMEOUT:g} s"
@@ -327,8 +325,9 @@ class Client(Verbs, ExecutionVerbs, LeaseVerbs):
             with anyio.fail_after(ACQUIRE_TIMEOUT, reason=NO_CONNECTION):
                 connection = await pool.acquire()
             try:
-                async with connection.transaction(isolation=isolation):
-                    yield connection
+                with channel_named():
+                    async with connection.transaction(isolation=isolation):
+                        yield connection
             finally:
                 await pool.release(connection)
 

@@ -243,7 +243,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             return self.rescue_after
         if self.job_timeout is None or self.job_timeout == JOB_TIMEOUT_DEFAULT:
             return RESCUE_AFTER_DEFAULT
-        return RESCUE_AFTER_DEFAULT + self.job_timeout
+        return min(RESCUE_AFTER_DEFAULT + self.job_timeout, DURATION_MAX)
 
     def __post_init__(self) -> None:
         if self.schema is not None:

@@ -19,7 +19,7 @@ from riverpy._db.schema import (
     read_schema_state,
 )
 from riverpy._migrate_step import Direction, StepRunner, bounded_transaction, record_text
-from riverpy._names import validate_schema
+from riverpy._names import check_schema_length, validate_schema
 from riverpy._sql import splice_schema
 from riverpy.drivers.asyncpg import (
     CONNECT_TIMEOUT,
@@ -304,6 +304,7 @@ class Migrator:
             if direction is Direction.DOWN:
                 plan = self._plan_down(state, target)
             else:
+                check_schema_length(state.schema)
                 notices += self._check_lines(state, dry_run=dry_run)
                 plan = self._plan_up(state, target)
             steps: list[MigrationStep] = []

@@ -14,6 +14,7 @@ import anyio
 import structlog
 
 from riverpy._dsn import mask_url
+from riverpy._names import check_schema_length
 from riverpy._sql import query, quote_identifier, sql_directory
 from riverpy.drivers.asyncpg import check_server_version
 from riverpy.errors import ConfigError, SchemaMissingError
@@ -235,10 +236,12 @@ async def check_schema(
 
     Raises:
         SchemaMissingError: they are not; the text has the command that makes them.
+        ConfigError: the name of the schema is too long.
         ServerVersionError: PostgreSQL is older than 13.
         TimeoutError: no answer within `READ_TIMEOUT`.
     """
     state = await read_schema_state(connection, schema)
+    check_schema_length(state.schema)
     if state.is_unrecorded():
         raise SchemaMissingError(state.unrecorded_message())
     if state.gap(MAIN_LINE):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from riverpy._db.doctor import doctor_relations, doctor_schema
 from riverpy._db.schema import FEATURES, MAIN_LINE, OWN_LINE, migrate_command, migrations
 from riverpy._doctor.finding import Finding, Level
+from riverpy._names import SCHEMA_LENGTH_MAX, SCHEMA_TOO_LONG
 
 if TYPE_CHECKING:
     from riverpy._db.doctor import RelationRow
@@ -39,6 +40,9 @@ def _main_line(state: SchemaState, up: str) -> Finding:
         "missing": missing,
         "unknown": unknown,
     }
+    if len(state.schema.encode()) > SCHEMA_LENGTH_MAX:
+        fix = "give it a shorter name: ALTER SCHEMA … RENAME TO …"
+        return Finding(Level.FAIL, "schema", SCHEMA_TOO_LONG, fix, data)
     if state.is_unrecorded():
         problem, _, fix = state.unrecorded_message().partition(". ")
         return Finding(Level.FAIL, "schema", problem, fix, data)

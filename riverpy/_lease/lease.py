@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
-import socket
 from typing import TYPE_CHECKING
 
 import anyio
@@ -13,7 +11,7 @@ import structlog
 
 from riverpy._cluster.trust import Term, Trust
 from riverpy._lifecycle import StopCause
-from riverpy._names import CLIENT_ID_LENGTH_MAX
+from riverpy._names import process_id
 from riverpy.drivers.asyncpg import PostgresError
 from riverpy.errors import LeaseLostError
 
@@ -38,8 +36,7 @@ def process_holder() -> str:
     global _holder
     pid = os.getpid()
     if _holder is None or _holder[0] != pid:
-        tail = f":{pid}:{secrets.token_hex(4)}"
-        _holder = pid, socket.gethostname()[: CLIENT_ID_LENGTH_MAX - len(tail)] + tail
+        _holder = pid, process_id(None)
     return _holder[1]
 
 

@@ -28,7 +28,7 @@ from riverpy._db.schema import (
     migrate_command,
     read_schema_state,
 )
-from riverpy._names import USER_PREFIX
+from riverpy._names import USER_PREFIX, check_schema_length
 from riverpy.drivers.asyncpg import (
     LockNotAvailableError,
     SerializationError,
@@ -180,6 +180,7 @@ class LeaseTable:
             await self._connect(self._url)
         async with self._renewals.use("looking for the table of leases", OPEN_LIMIT) as connection:
             state = await read_schema_state(connection, self._schema)
+        check_schema_length(state.schema)
         if LEASES_VERSION in state.missing(OWN_LINE):
             command = migrate_command(
                 f"riverpy migrate up --line {OWN_LINE}", self._schema, self._url

@@ -99,6 +99,14 @@ def is_notification_queue_full(error: BaseException) -> bool:
     )
 
 
+def is_channel_too_long(error: BaseException) -> bool:
+    """Whether the name of a notification channel was refused for its length."""
+    return (
+        isinstance(error, asyncpg.InvalidParameterValueError)
+        and getattr(error, "server_source_filename", None) == "async.c"
+    )
+
+
 _PASSING_CLASSES = {"08", "25", "40", "53", "55", "57", "58", "XX"}
 """SQLSTATE classes that say nothing about the statement: it may succeed when sent again."""
 
