@@ -33,7 +33,7 @@ from riverpy.events import EventKind
 from riverpy.job import JobState
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from riverpy._batch import AsideRow
     from riverpy._db.connection import DedicatedConnection
@@ -162,9 +162,11 @@ class Completer:
             await self._drained.wait()
 
     @asynccontextmanager
-    async def running(self, close_bound: Callable[[], float]) -> AsyncGenerator[None]:
-        """Store results meanwhile; on leaving, store what is left, for at most `close_bound()`
-        seconds."""
+    async def running(
+        self, wait: Callable[[asyncio.Event], Awaitable[None]]
+    ) -> AsyncGenerator[None]:
+        """Store results meanwhile; on leaving, store what is left until `wait` returns. It is given
+        the event that all is stored, and is not cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._run, name="riverpy completer")
             try:
@@ -174,8 +176,7 @@ class Completer:
                 for sender in self._senders:
                     sender.aside.wake()
                 self._ready.set()
-                with anyio.move_on_after(close_bound(), shield=True):
-                    await self._ended.wait()
+                await wait(self._ended)
                 self._scope.cancel()
 
     async def _run(self) -> None:

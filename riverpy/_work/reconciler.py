@@ -303,12 +303,13 @@ class Reconciler:
         # Not by their jobs: one may have been cancelled, retried and claimed anew meanwhile.
         self._work.cancel_attempts(attempt for attempt in asked if attempt.id in marked)
 
-    async def put_back_last_claims(self) -> None:
+    async def put_back_last_claims(self, bound: float) -> None:
         """Put back what a claim took whose answer was lost shortly before the end of the run: for
-        after the producers, when no claim can be in flight."""
+        after the producers, when no claim can be in flight. For `bound` seconds, or
+        `LAST_SWEEP_TIMEOUT` if that is longer."""
         if not self.in_doubt:
             return
-        with anyio.move_on_after(LAST_SWEEP_TIMEOUT, shield=True):
+        with anyio.move_on_after(max(bound, LAST_SWEEP_TIMEOUT), shield=True):
             sweep = partial(self._put_back_lost_claims, age=0.0)
             self.in_doubt = not await self._attempt("last claims", sweep)
 

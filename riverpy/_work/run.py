@@ -13,7 +13,6 @@ stop request.
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
 from importlib.metadata import version
@@ -58,6 +57,7 @@ from riverpy._work.overview import Overview
 from riverpy._work.producer import Producer
 from riverpy._work.reconciler import Reconciler
 from riverpy._work.singleton_runner import SingletonRunners
+from riverpy._work.stop_budget import StopBudget
 from riverpy._work.stop_report import StopReport, tell_of_left
 from riverpy._work.summary import Summary
 from riverpy._work.work_group import WorkGroup
@@ -84,8 +84,6 @@ if TYPE_CHECKING:
 MAINTENANCE_LEFT_LEAST = 1.0
 """Seconds at the end of a run for maintenance that did not end with its term, at least: it has what
 is left of the stop's time, for a reindexer that drops what its interrupted rebuild left."""
-JOBS_SHARE_OF_HARD_STOP = 0.6
-"""Of the hard stop's time jobs have this much to end; the rest is for storing results."""
 DRAIN_POLL = 0.05
 """Seconds between two looks at the queues of a run that ends when they are empty."""
 DRAIN_STATEMENT_TIMEOUT = 10.0
@@ -273,7 +271,7 @@ class Run:
         self._singletons_left: tuple[str, ...] = ()
         self._claims.reconnected = self._results.reconnected = self._resync
         self._stop_asked, self._hard_asked = asyncio.Event(), asyncio.Event()
-        self._stop_asked_at = 0.0
+        self._budget = StopBudget(config.soft_stop_timeout, config.hard_stop_timeout)
         self._starting: anyio.CancelScope | None = None
         self._keeps_clients = False
         """Whether the database has our table of clients."""
@@ -282,7 +280,7 @@ class Run:
     def stop(self) -> None:
         """Claim no more, let running jobs end."""
         if not self._stop_asked.is_set():
-            self._stop_asked_at = time.monotonic()
+            self._budget.start()
             self.overview.state = "stopping"
             self._stop_asked.set()
         if self._starting is not None:
@@ -296,6 +294,7 @@ class Run:
     def stop_hard(self) -> None:
         """Cancel running jobs too."""
         self._hard_asked.set()
+        self._budget.hurry()
         self.stop()
 
     async def run(self, *, drain: bool, task_status: TaskStatus[None]) -> StopReport:
@@ -311,7 +310,7 @@ class Run:
             with self.until_stop_asked():
                 await self._open_connections()
             async with (
-                self._completer.running(self._seconds_to_store),
+                self._completer.running(self._budget.wait_stored),
                 self._ending_maintenance(),
                 ServiceGroup() as services,
             ):
@@ -445,21 +444,15 @@ class Run:
         return bool(self.work or self._completer.unstored or self._reconciler.in_doubt)
 
     async def _drain(self) -> None:
-        soft = self._config.soft_stop_timeout
-        if self._stop_asked.is_set():
-            spent = time.monotonic() - self._stop_asked_at
-            left = None if soft is None else max(soft.total_seconds() - spent, 0.0)
-        else:  # a fault, or a cancellation from outside: there is nothing to wait for
-            left = 0.0
+        left = self._budget.soft_left()
         if self.work and left != 0.0:
             seconds = None if left is None else round(left, 1)
             self._log.info("waiting for running jobs", running=len(self.work), seconds=seconds)
-        hard = self._config.hard_stop_timeout.total_seconds() * JOBS_SHARE_OF_HARD_STOP
         try:
             with anyio.CancelScope(shield=left == 0.0):
-                await self.work.drain(left, self._hard_asked, hard)
+                await self.work.drain(left, self._hard_asked, self._budget.left_for_jobs)
         finally:  # a cancellation from outside ends the wait, too
-            await self._reconciler.put_back_last_claims()
+            await self._reconciler.put_back_last_claims(self._budget.left_for_jobs())
 
     @asynccontextmanager
     async def _ending_maintenance(self) -> AsyncGenerator[None]:
@@ -476,15 +469,9 @@ class Run:
                 self._singletons_left = await self._singletons.close(self._seconds_of_stop_left())
 
     def _seconds_of_stop_left(self) -> float:
-        if not self._stop_asked.is_set():  # a fault, or a cancellation from outside
+        if not self._budget.is_started:  # a fault, or a cancellation from outside
             return MAINTENANCE_LEFT_LEAST
-        limit = (self._config.soft_stop_timeout or timedelta(0)) + self._config.hard_stop_timeout
-        spent = time.monotonic() - self._stop_asked_at
-        return max(limit.total_seconds() - spent, MAINTENANCE_LEFT_LEAST)
-
-    def _seconds_to_store(self) -> float:
-        hard = self._config.hard_stop_timeout.total_seconds()
-        return hard * (1 - JOBS_SHARE_OF_HARD_STOP)
+        return max(self._budget.left(), MAINTENANCE_LEFT_LEAST)
 
     def _report(self) -> StopReport:
         report = StopReport(

@@ -165,14 +165,16 @@ class WorkGroup:
         while self._attempts:
             await self._idle.wait()
 
-    async def drain(self, soft: float | None, hard_asked: asyncio.Event, hard: float) -> None:
+    async def drain(
+        self, soft: float | None, hard_asked: asyncio.Event, hard: Callable[[], float]
+    ) -> None:
         """Wait for the attempts to end; then cancel them and wait once more. What is left did not
         end.
 
         Args:
             soft: seconds before they are cancelled; None: until `hard_asked`.
             hard_asked: set by somebody who does not want to wait.
-            hard: seconds that they have after that.
+            hard: called then; the seconds that they have after that.
         """
         try:
             with anyio.move_on_after(soft):
@@ -183,11 +185,11 @@ class WorkGroup:
         finally:
             await self._end(hard)
 
-    async def _end(self, hard: float) -> None:
+    async def _end(self, hard: Callable[[], float]) -> None:
         if self._attempts:
             self._log.info("cancelling running jobs", running=len(self._attempts))
             self.stop_all(StopCause.HARD_STOP)
-            with anyio.move_on_after(hard, shield=True):
+            with anyio.move_on_after(hard(), shield=True):
                 await self.wait_idle()
         self._unwatch()
 

@@ -13,6 +13,7 @@ import pytest
 
 from riverpy import Client, Config, QueueConfig, Workers
 from riverpy._lifecycle import ServiceGroup
+from riverpy._work.stop_budget import StopBudget
 from tests.work.rig import Rig, Task
 
 if TYPE_CHECKING:
@@ -109,7 +110,9 @@ async def one_cycle(parts: Run, name: str, rng: random.Random) -> None:
     with anyio.CancelScope() as scope:
         async with AsyncExitStack() as stack:
             if name == "completer":
-                await stack.enter_async_context(parts._completer.running(lambda: 1.0))
+                await stack.enter_async_context(
+                    parts._completer.running(StopBudget(None, timedelta(seconds=1)).wait_stored)
+                )
             else:
                 group = await stack.enter_async_context(ServiceGroup())
                 asyncio.get_running_loop().call_later(

@@ -204,6 +204,29 @@ async def test_hard_stop(rig: Rig, jobs: Jobs, asker: str) -> None:
     assert await rig.states() == {"available": 5}
 
 
+@pytest.mark.parametrize("soft", [5.0, None])
+async def test_slow_results_are_stored(rig: Rig, jobs: Jobs, soft: float | None) -> None:
+    """Results that take long to be stored have all of the time that a stop still has, not a share
+    of the hard stop's."""
+    await rig.schema.execute(
+        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN PERFORM pg_sleep(0.3); RETURN new; END $$;"
+        "CREATE TRIGGER slow BEFORE UPDATE ON river_job FOR EACH ROW"
+        " WHEN (new.state = 'completed') EXECUTE FUNCTION slow()"
+    )
+    hard = timedelta(seconds=0.5 if soft else 3)
+    limit = None if soft is None else timedelta(seconds=soft)
+    async with rig.working(soft_stop_timeout=limit, hard_stop_timeout=hard) as client:
+        for _ in range(5):
+            await client.insert(Task())
+            await jobs.started.get()
+        jobs.release.set()
+        client.stop()
+    await rig.schema.execute("DROP FUNCTION slow() CASCADE")
+    assert rig.report.is_clean
+    assert await rig.states() == {"completed": 5}
+
+
 async def test_stop_without_a_run(rig: Rig, jobs: Jobs) -> None:
     """Stopping a client that does not run does nothing, before and after a run."""
     client = rig.client()
