@@ -22,7 +22,8 @@ class ExecutionRow(NamedTuple):
     """How it stands with a key."""
 
     claimed_by: str
-    claimed_at: datetime
+    claimed_at: datetime | None
+    """None: a time outside of Python's range."""
     can_expire: bool
     """Whether the claim may be taken over one day."""
     is_completed: bool
@@ -89,8 +90,7 @@ async def exec_get(connection: Transaction, schema: str | None, *, key: str) -> 
     if row is None:
         return None
     claimed_by, digits, can_expire, is_completed = row
-    claimed_at = timestamp(bytes.fromhex(digits))
-    assert claimed_at is not None  # noqa: S101 (the column is not null)
+    claimed_at = None if digits is None else timestamp(bytes.fromhex(digits))
     return ExecutionRow(claimed_by, claimed_at, can_expire == "t", is_completed == "t")
 
 

@@ -87,7 +87,7 @@ async def leader_fence(
     statement = query("river_leader", "leader_fence", schema)
     values: dict[str, object] = {
         "leader_id": leader_id,
-        "elected_at": elected_at,
+        "elected_at": elected_at.isoformat(),  # the caller's connection may have codecs
         "milliseconds": round(bound.total_seconds() * 1000),
         "lock_milliseconds": round(lock_bound.total_seconds() * 1000),
     }

@@ -72,6 +72,17 @@ from resigned;
 -- its end: renewals pass a key share lock, takeovers wait for it. The server ends a transaction whose client is gone.
 -- The limits are the transaction's own, for a pooler passes none of a session on; they are set before the row is locked,
 -- and a shorter one of the session stays. No row: the term is over.
+--
+-- A timer that runs keeps its time when transaction_timeout is changed, so it is set to 0 before: then it starts anew,
+-- with the least of the term's time, the session's own setting and what an earlier fence of this transaction has left.
+with limits as materialized (
+  select greatest(1, least(
+    @milliseconds::bigint,
+    nullif(extract(epoch from current_setting('transaction_timeout', true)::interval) * 1000, 0)::bigint,
+    nullif(current_setting('riverpy.fenced_until', true), '')::bigint
+      - (extract(epoch from clock_timestamp()) * 1000)::bigint
+  )) as milliseconds
+)
 select
   set_config(
     'statement_timeout',
@@ -87,14 +98,32 @@ select
     )::bigint::text,
     true
   ),
-  set_config('idle_in_transaction_session_timeout', (@milliseconds::bigint)::text, true),
+  set_config(
+    'idle_in_transaction_session_timeout',
+    least(
+      nullif(extract(epoch from current_setting('idle_in_transaction_session_timeout')::interval) * 1000, 0),
+      @milliseconds::bigint
+    )::bigint::text,
+    true
+  ),
   case
     when current_setting('server_version_num')::int >= 170000
-    then set_config('transaction_timeout', (@milliseconds::bigint)::text, true)
-  end
-from /* schema */ river_leader
-where name = 'default' and leader_id = @leader_id and elected_at = @elected_at and expires_at >= clock_timestamp()
-for key share;
+    then set_config(
+      'transaction_timeout',
+      case set_config('transaction_timeout', '0', true) when '0' then limits.milliseconds::text end,
+      true
+    )
+  end,
+  set_config(
+    'riverpy.fenced_until',
+    ((extract(epoch from clock_timestamp()) * 1000)::bigint + limits.milliseconds)::text,
+    true
+  )
+from /* schema */ river_leader as leader
+cross join limits
+where name = 'default' and leader_id = @leader_id and elected_at = @elected_at::cstring::text::timestamptz
+  and expires_at >= clock_timestamp()
+for key share of leader;
 
 
 -- name: leader_get

@@ -111,9 +111,19 @@ from released;
 -- transaction's own, for a pooler passes none of a session on; they are set before the row is locked, and a shorter one
 -- of the session stays. No row: the term is over.
 --
+-- A timer that runs keeps its time when transaction_timeout is changed, so it is set to 0 before: then it starts anew,
+-- with the least of the term's time, the session's own setting and what an earlier fence of this transaction has left.
+--
 -- False: the lock is that of a savepoint, and would go with it. The row tells who has locked it; where others have too,
 -- or it was renewed just now, the locks of the session tell: a savepoint under which something is locked has an id.
-with held as materialized (
+with limits as materialized (
+  select greatest(1, least(
+    @milliseconds::bigint,
+    nullif(extract(epoch from current_setting('transaction_timeout', true)::interval) * 1000, 0)::bigint,
+    nullif(current_setting('riverpy.fenced_until', true), '')::bigint
+      - (extract(epoch from clock_timestamp()) * 1000)::bigint
+  )) as milliseconds
+), held as materialized (
   select
     name,
     set_config(
@@ -140,12 +150,22 @@ with held as materialized (
     ),
     case
       when current_setting('server_version_num')::int >= 170000
-      then set_config('transaction_timeout', (@milliseconds::bigint)::text, true)
-    end
-  from /* schema */ riverpy_lease
+      then set_config(
+        'transaction_timeout',
+        case set_config('transaction_timeout', '0', true) when '0' then limits.milliseconds::text end,
+        true
+      )
+    end,
+    set_config(
+      'riverpy.fenced_until',
+      ((extract(epoch from clock_timestamp()) * 1000)::bigint + limits.milliseconds)::text,
+      true
+    )
+  from /* schema */ riverpy_lease as lease
+  cross join limits
   where name = @name::text and epoch = @epoch::bigint
     and (expires_at >= clock_timestamp() or current_setting('transaction_isolation') <> 'read committed')
-  for key share
+  for key share of lease
 )
 select
   case

@@ -46,6 +46,11 @@ if TYPE_CHECKING:
     from tests._database import Schema
 
 QUICK = {"ttl": timedelta(seconds=15), "renew_interval": timedelta(seconds=0.3)}
+ENDED = (asyncpg.PostgresError, asyncpg.InterfaceError, ConnectionError)
+SHORT_TIMES: Any = {
+    "ttl": timedelta(seconds=2.4),
+    "renew_interval": timedelta(seconds=1),
+}
 BOUND = 20.0
 """Seconds for a statement: more than a machine stalls."""
 ISOLATIONS = ("read_committed", "repeatable_read", "serializable")
@@ -249,6 +254,63 @@ async def test_limits_of_a_fenced_transaction(schema: Schema, leases: LeaseManag
                 await lease.fence(connection)
                 assert await limits(connection) == fenced
             assert await limits(connection) == before
+
+
+@pytest.mark.parametrize("setting", ["0", "40s", "500ms"])
+@pytest.mark.parametrize("is_text", [False, True])
+async def test_end_of_a_busy_fenced_transaction(
+    schema: Schema, setting: str, is_text: bool
+) -> None:
+    """The server ends a fenced transaction of many short statements, whatever transaction_timeout
+    the session has, so that a takeover comes. A second fence does not make it longer."""
+    async with (
+        LeaseManager(schema.url, schema=schema.name, **SHORT_TIMES) as manager,
+        LeaseManager(schema.url, schema=schema.name, **SHORT_TIMES) as other,
+        schema.connected() as connection,
+    ):
+        if connection.get_server_version().major < 17:
+            return  # documented: only a single statement or pause is limited there
+        lease = await _granted(manager)
+        await connection.execute(f"SET transaction_timeout = '{setting}'")
+        await connection.execute("BEGIN")
+        if is_text:
+            assert await connection.fetchval(lease.fence_statement) is True
+        else:
+            await lease.fence(connection)
+            await lease.fence(connection)
+        await ended_by_the_server(connection)
+        with anyio.fail_after(BOUND):
+            while await other.try_acquire("x") is None:
+                await anyio.sleep(0.05)
+
+
+async def test_two_fences_in_one_transaction(schema: Schema) -> None:
+    """A fence of a lease that lasts longer leaves the end of the transaction to the shorter one."""
+    async with (
+        LeaseManager(schema.url, schema=schema.name, **SHORT_TIMES) as manager,
+        LeaseManager(schema.url, schema=schema.name, holder="b") as longer,
+        schema.connected() as connection,
+    ):
+        if connection.get_server_version().major < 17:
+            return
+        short, long = await _granted(manager), await _granted(longer, "y")
+        await connection.execute("BEGIN")
+        await short.fence(connection)
+        first = int(await connection.fetchval("SHOW riverpy.fenced_until"))
+        await long.fence(connection)
+        assert int(await connection.fetchval("SHOW riverpy.fenced_until")) <= first + 1
+        await ended_by_the_server(connection)
+
+
+async def ended_by_the_server(connection: Any) -> None:
+    """Return when the server has ended a transaction that runs one short statement after another."""
+
+    async def work() -> None:
+        while True:
+            await connection.execute("SELECT pg_sleep(0.02)")
+
+    with anyio.fail_after(BOUND), pytest.raises(ENDED):
+        await work()
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)

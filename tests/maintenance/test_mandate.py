@@ -11,7 +11,7 @@ from riverpy._clock import SystemTimer
 from riverpy._cluster.trust import LeaseTiming, Trust
 from riverpy._db.connection import DedicatedConnection, Outage
 from riverpy._maintenance.mandate import FenceBusyError, Mandate
-from riverpy.drivers.asyncpg import PostgresError, connect
+from riverpy.drivers.asyncpg import InterfaceError, PostgresError, connect
 from riverpy.errors import FencedOutError
 from tests.kit.proxy import proxied
 
@@ -102,6 +102,30 @@ async def test_limits(
             assert await read(connection) == before
     finally:
         await plain.close()
+
+
+async def test_end_of_a_busy_transaction(held: HeldOffice) -> None:
+    """The server ends a fenced transaction of many short statements at its bound, also where the
+    session has a longer transaction_timeout, and with the session's own where that is shorter."""
+    for own, ttl in (("40s", 1.5), ("500ms", 30.0)):
+        plain = await plain_connection(held, {})
+        try:
+            async with plain.use("a test", 20.0) as connection:
+                if connection.get_server_version().major < 17:
+                    return  # there only single statements and pauses are limited
+                await connection.execute(f"SET transaction_timeout = '{own}'")
+                await connection.execute("BEGIN")
+                assert await mandate_of(held, ttl).passes(connection)
+                with pytest.raises((PostgresError, InterfaceError, ConnectionError)):
+                    await busy(connection)
+        finally:
+            await plain.close()
+
+
+async def busy(connection: Connection) -> None:
+    """Run one short statement after another."""
+    while True:
+        await connection.execute("SELECT pg_sleep(0.02)")
 
 
 async def plain_connection(held: HeldOffice, settings: dict[str, str]) -> DedicatedConnection:
