@@ -46,7 +46,12 @@ if TYPE_CHECKING:
     from tests._database import Schema
 
 QUICK = {"ttl": timedelta(seconds=15), "renew_interval": timedelta(seconds=0.3)}
-ENDED = (asyncpg.PostgresError, asyncpg.InterfaceError, ConnectionError)
+ENDED = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    ConnectionError,
+)
 SHORT_TIMES: Any = {
     "ttl": timedelta(seconds=2.4),
     "renew_interval": timedelta(seconds=1),
@@ -303,7 +308,7 @@ async def test_two_fences_in_one_transaction(schema: Schema) -> None:
 
 
 async def ended_by_the_server(connection: Any) -> None:
-    """Return when the server has ended a transaction that runs one short statement after another."""
+    """Return when the server has ended a transaction of many short statements."""
 
     async def work() -> None:
         while True:
