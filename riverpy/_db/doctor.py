@@ -226,6 +226,16 @@ class SnapshotRow(NamedTuple):
     """Of its statement."""
 
 
+class ReferenceRow(NamedTuple):
+    """A foreign key to a table of River's or riverpy's."""
+
+    table: str
+    """The table that it refers to."""
+    referring: str
+    """The table that has it."""
+    name: str
+
+
 class LockRow(NamedTuple):
     """Whose open transaction holds locks."""
 
@@ -407,6 +417,12 @@ async def doctor_snapshots(connection: Transaction) -> list[SnapshotRow]:
 async def doctor_locks(connection: Transaction, schema: str) -> list[LockRow]:
     """Whose open transactions hold locks on River's tables, the oldest first."""
     return [LockRow(*row) for row in await _rows(connection, "doctor_locks", schema=schema)]
+
+
+async def doctor_references(connection: Transaction, schema: str) -> list[ReferenceRow]:
+    """The foreign keys that keep rows of River's and riverpy's tables from being deleted."""
+    rows = await _rows(connection, "doctor_references", schema=schema)
+    return [ReferenceRow(*row) for row in rows]
 
 
 def _numbers(text: str | None) -> list[int] | None:

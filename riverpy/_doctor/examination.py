@@ -17,6 +17,7 @@ from riverpy._doctor.leases import look_at_leases
 from riverpy._doctor.listening import look_at_listeners, look_at_listening
 from riverpy._doctor.notification_queue import look_at_notification_queue
 from riverpy._doctor.patient import PRIVILEGE_LACKING, Patient
+from riverpy._doctor.references import look_at_references
 from riverpy._doctor.running import look_at_running
 from riverpy._doctor.server import (
     look_at_clock,
@@ -64,6 +65,7 @@ _LOOKS: tuple[tuple[str, Callable[[Patient], Awaitable[list[Finding]]]], ...] = 
     ("scheduled", look_at_scheduled),
     ("periodic", look_at_periodic),
     ("leases", look_at_leases),
+    ("references", look_at_references),
     ("snapshots", look_at_snapshots),
     ("locks", look_at_locks),
     ("vacuum", look_at_vacuum),

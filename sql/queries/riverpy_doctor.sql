@@ -408,3 +408,15 @@ join pg_stat_activity as activity on activity.pid = held.pid
 where activity.xact_start is not null
 order by seconds desc
 limit 100;
+
+
+-- name: doctor_references
+-- The foreign keys of other tables that keep rows of River's and riverpy's tables from being deleted.
+select held.relname::text as held, referring.oid::regclass::text as referring, reference.conname::text as name
+from pg_catalog.pg_constraint as reference
+join pg_catalog.pg_class as held on held.oid = reference.confrelid
+join pg_catalog.pg_namespace as namespace on namespace.oid = held.relnamespace
+join pg_catalog.pg_class as referring on referring.oid = reference.conrelid
+where reference.contype = 'f' and reference.confdeltype in ('a', 'r') and reference.conparentid = 0
+  and namespace.nspname = @schema and held.relname ~ '^river(py)?_'
+order by held, referring, name;

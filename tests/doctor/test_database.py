@@ -335,6 +335,23 @@ async def test_other_snapshot_holders(doctor: Doctor, monkeypatch: pytest.Monkey
     )
 
 
+async def test_foreign_key_that_stops_clean_up(schema: Schema, doctor: Doctor) -> None:
+    """FR-03: a foreign key of another table that keeps jobs from being deleted is a warning that
+    names both; one with ON DELETE CASCADE is none."""
+    await schema.execute(
+        "CREATE TABLE invoice (job_id bigint CONSTRAINT invoice_job REFERENCES river_job,"
+        " other_id bigint REFERENCES river_job ON DELETE CASCADE)"
+    )
+    try:
+        report = await doctor()
+        found = report.one("references", "warn")
+        assert found["data"]["constraint"] == "invoice_job"
+        assert "invoice" in found["text"]
+    finally:
+        await schema.execute("DROP TABLE invoice")
+    assert (await doctor()).one("references", "ok")
+
+
 async def test_locks(schema: Schema, doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction that holds locks on jobs is named, and how many wait for it."""
     job_id = await put(schema)
