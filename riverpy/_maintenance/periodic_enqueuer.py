@@ -498,7 +498,7 @@ class PeriodicEnqueuer(MaintenanceService):
         say(
             "periodic slot skipped as a duplicate",
             periodic_job_id=job.id,
-            slot=slot,
+            slot=slot.isoformat(),
             job_id=existing.id,
             state=existing.state.value,
             remedy=SKIP_REMEDY if is_lost else None,
