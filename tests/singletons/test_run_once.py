@@ -218,6 +218,28 @@ async def given(client: Client, schema: Schema, setting: str) -> Execution[Any]:
             return await client.run_once("k", writing(schema, "b"), wait=LONG, tx=tx)
 
 
+async def test_codecs_of_the_caller(client: Client, schema: Schema) -> None:
+    """Codecs that the caller has set on its connection are not used."""
+
+    def refuse(value: Any) -> Any:
+        raise AssertionError(f"a codec of the caller's saw {value!r}")
+
+    assert (await client.run_once("before", writing(schema))).ran
+    async with schema.connected() as tx:
+        for name in ("text", "int8", "bool", "timestamptz", "interval", "json", "jsonb", "uuid"):
+            await tx.set_type_codec(name, schema="pg_catalog", encoder=refuse, decoder=refuse)
+        async with tx.transaction():
+            answer = await client.run_once("before", writing(schema), tx=tx)
+            assert (answer.state, answer.claimed_by) == (DONE_BEFORE, "one")
+            assert answer.claimed_at is not None
+            assert answer.claimed_at.tzinfo is not None
+            assert (await client.run_once("k", note_nothing, tx=tx)).ran
+
+
+async def note_nothing(_connection: Any) -> None:
+    """An effect of which nothing is seen."""
+
+
 async def test_snapshot_of_the_caller(client: Client, schema: Schema) -> None:
     """Where the caller's transaction has a snapshot from before the effect was done, the call
     raises and leaves the transaction usable."""
