@@ -153,8 +153,9 @@ async def test_closed_terminal(schema: Schema, tmp_path: Path) -> None:
     )
     os.close(side)
     try:
-        while (await row(schema))["state"] != "running":
-            await asyncio.sleep(0.02)
+        printed = b""
+        while b"job sleep" not in printed:
+            printed += await asyncio.to_thread(os.read, terminal, 10_000)
         os.close(terminal)
         assert await process.wait() == 0
     finally:
