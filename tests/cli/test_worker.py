@@ -154,7 +154,7 @@ async def test_closed_terminal(schema: Schema, tmp_path: Path) -> None:
     os.close(side)
     try:
         printed = b""
-        while b"job sleep" not in printed:
+        while b"job sleep\r\n" not in printed:
             printed += await asyncio.to_thread(os.read, terminal, 10_000)
         os.close(terminal)
         assert await process.wait() == 0
