@@ -26,6 +26,8 @@ SCHEMA_TOO_LONG = (
 )
 DEFAULT_DOMAIN = "default"
 """The domain of clients that name none, whose lead is River's own row."""
+DISTRIBUTION = "riverpy-queue"
+"""The name of the package that is installed."""
 LEASE_LENGTH_MAX = 100
 SCHEMA_LEASE = "@schema"
 """The lease of the work that a schema has one of, where nobody leads `default`."""

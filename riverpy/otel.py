@@ -22,7 +22,7 @@ try:
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:
     raise ImportError(
-        "riverpy.otel needs the OpenTelemetry API: pip install 'riverpy[otel]'"
+        "riverpy.otel needs the OpenTelemetry API: pip install 'riverpy-queue[otel]'"
     ) from error
 
 from riverpy._work.failure import ending

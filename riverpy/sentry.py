@@ -10,7 +10,7 @@ try:
     from sentry_sdk.utils import capture_internal_exceptions, event_from_exception
 except ImportError as error:
     raise ImportError(
-        "riverpy.sentry needs the Sentry SDK: pip install 'riverpy[sentry]'"
+        "riverpy.sentry needs the Sentry SDK: pip install 'riverpy-queue[sentry]'"
     ) from error
 
 from riverpy._work.failure import ending

@@ -11,6 +11,8 @@ from importlib.metadata import version
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from riverpy._names import DISTRIBUTION
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
     from datetime import timedelta
@@ -76,7 +78,7 @@ def render(
 
 def _process(stats: ClientStats, started_at: float) -> Iterator[str]:
     info = _Family("info", "gauge", "What runs.")
-    yield info.head + info.sample(1, version=version("riverpy"))
+    yield info.head + info.sample(1, version=version(DISTRIBUTION))
     yield _one(
         "process_start_time_seconds", "gauge", "When the process began, since 1970.", started_at
     )

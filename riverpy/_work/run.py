@@ -43,7 +43,7 @@ from riverpy._db.schema import (
 from riverpy._lifecycle import ServiceGroup, only_error
 from riverpy._log import JobLines, tells_of_jobs
 from riverpy._maintenance.candidacy import Candidacy
-from riverpy._names import DEFAULT_DOMAIN
+from riverpy._names import DEFAULT_DOMAIN, DISTRIBUTION
 from riverpy._plugins import Plugins
 from riverpy._work.completer import Completer
 from riverpy._work.connector import Connector
@@ -140,7 +140,7 @@ class Run:
             kinds=list(workers),
             candidate=config.candidate,
             poll_only=config.poll_only,
-            version=version("riverpy"),
+            version=version(DISTRIBUTION),
             dead_after=config.dead_after,
         )
         self._heartbeat = Heartbeat(

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from riverpy._names import DISTRIBUTION
 from riverpy.cli._logging import log_to_stderr
 from riverpy.cli._run import debug_option, expected_errors, show_error
 from riverpy.cli._streams import open_missing_streams
@@ -73,7 +74,7 @@ class _Commands(click.Group):
 
 
 @click.group("riverpy", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version("riverpy"), prog_name="riverpy")
+@click.version_option(version(DISTRIBUTION), prog_name="riverpy")
 @debug_option
 def main() -> None:
     """The River job queue for asyncio Python on PostgreSQL."""

@@ -15,6 +15,7 @@ import msgspec
 
 from riverpy._db import bench as sql
 from riverpy._db.schema import check_schema
+from riverpy._names import DISTRIBUTION
 from riverpy.cli._process import ServerProcesses, memory_mib, settle_collector
 from riverpy.cli._run import CommandError
 from riverpy.client import Client
@@ -274,7 +275,7 @@ class Bench:
             pickup_p50_ms=round(pickups[49] * 1e3, 3),
             pickup_p99_ms=round(pickups[98] * 1e3, 3),
             rss_mib=None if rss is None else round(rss, 1),
-            riverpy_version=version("riverpy"),
+            riverpy_version=version(DISTRIBUTION),
             postgres_version=server.version.split()[0],
         )
 

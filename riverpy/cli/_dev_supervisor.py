@@ -175,7 +175,7 @@ def expect_watchfiles() -> None:
     """Raise CommandError where files cannot be watched."""
     if find_spec("watchfiles") is None:
         raise CommandError(
-            "--reload needs the package watchfiles: pip install 'riverpy[dev]'",
+            "--reload needs the package watchfiles: pip install 'riverpy-queue[dev]'",
             exit_code=EXIT_USAGE,
         )
 

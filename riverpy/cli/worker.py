@@ -24,6 +24,7 @@ from riverpy._duration import format_duration
 from riverpy._health.probes import liveness
 from riverpy._health.systemd import Systemd
 from riverpy._health.worker_health import WorkerHealth
+from riverpy._names import DISTRIBUTION
 from riverpy.cli import _settings
 from riverpy.cli._logging import configure_logging
 from riverpy.cli._options import database_options
@@ -378,7 +379,7 @@ class _Started:
         log: Any = structlog.get_logger("riverpy")
         log.info(
             "worker started",
-            version=version("riverpy"),
+            version=version(DISTRIBUTION),
             client_id=client.id,
             database=mask_url(client.database_url or ""),
             schema=config.schema or "(search path)",

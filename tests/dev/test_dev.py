@@ -241,7 +241,7 @@ def test_watchfiles_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_dev_supervisor, "find_spec", lambda _name: None)
     result = CliRunner().invoke(main, ["dev", "jobs:client", "--reload"])
     assert result.exit_code == 2
-    assert "pip install 'riverpy[dev]'" in result.stderr
+    assert "pip install 'riverpy-queue[dev]'" in result.stderr
 
 
 def test_server_names() -> None:

