@@ -84,6 +84,9 @@ class QueueStats(msgspec.Struct, frozen=True):
     claim_failures: int
     waits: Histogram
     """Seconds from the time that a job was due, or inserted, to the start of its attempt."""
+    set_aside: tuple[int, ...] = ()
+    """The ids of up to 1,000 jobs that cannot be claimed, for an error or because it takes too
+    long, and are tried again now and then."""
 
 
 class SingletonStats(msgspec.Struct, frozen=True):
@@ -135,6 +138,9 @@ class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
     """How often the database was lost."""
     backlog: int = 0
     """Ends of attempts that wait to be stored."""
+    results_set_aside: tuple[int, ...] = ()
+    """The ids of the jobs whose results the database refuses, or takes too long for, and that are
+    tried again now and then."""
     results_refused: int = 0
     """Results of attempts that were no longer the client's."""
     dropped_events: int = 0

@@ -64,10 +64,12 @@ def _long(
                 "running",
                 f'job {row.id} of kind "{row.kind}" in queue "{row.queue}"{more} runs for '
                 f"{span(row.longest)}, in {row.client_id}, and was not cancelled yet, as far as is "
-                "known. It hangs, unless its code may take that long",
-                f"if it hangs: riverpy job cancel {row.id}. If it does not end then, restart that "
-                "worker: code that blocks or ignores its cancellation ends with its process only. "
-                "Give the kind a timeout",
+                "known. It hangs, unless its code may take that long, or it has ended and its "
+                "result cannot be stored",
+                "see the log of that worker for `job results`: a trigger of yours, or a damaged "
+                "row, may keep a result from being stored. If it hangs: riverpy job cancel "
+                f"{row.id}. If it does not end then, restart that worker: code that blocks or "
+                "ignores its cancellation ends with its process only. Give the kind a timeout",
                 {
                     "job_id": row.id,
                     "jobs": row.long,

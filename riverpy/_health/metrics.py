@@ -120,6 +120,12 @@ def _database(stats: ClientStats) -> Iterator[str]:
     yield renewals.sample(stats.lease_renewal_failures, result="failed")
     yield _one("results_waiting", "gauge", "Ends of jobs that wait to be stored.", stats.backlog)
     yield _one(
+        "results_set_aside",
+        "gauge",
+        "Ends of jobs that the database refuses, or takes too long for.",
+        len(stats.results_set_aside),
+    )
+    yield _one(
         "results_refused_total",
         "counter",
         "Results of attempts that were no longer the worker's.",
@@ -147,6 +153,8 @@ def _queues(
         ("claim_failures_total", "counter", "Claims that failed.", "claim_failures"),
     ):
         yield from _samples(_Family(name, kind, text), attrgetter(value), "queue", queues)
+    aside = _Family("queue_jobs_set_aside", "gauge", "Jobs that cannot be claimed.")
+    yield from _samples(aside, lambda queue: len(queue.set_aside), "queue", queues)
     for name, text, value in (
         ("claim_seconds", "How long claims took.", "claims"),
         ("claim_jobs", "Jobs that a claim brought.", "batches"),

@@ -82,6 +82,7 @@ class Overview:
             connections=connections,
             outages=self._outage.count,
             backlog=len(self._completer.unstored),
+            results_set_aside=tuple(aside.row.id for aside in self._completer.set_aside),
             results_refused=counters.results_refused,
             dropped_events=dropped_events,
             heartbeat_age=self._heartbeat.age,
@@ -115,4 +116,5 @@ class Overview:
             batches=counters.batches.histogram(),
             claim_failures=counters.claim_failures,
             waits=counters.waits.histogram(),
+            set_aside=tuple(producer.skipped),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -11,6 +12,8 @@ import pytest
 
 import riverpy._db.connection
 from riverpy import InsertOpts, Job, QueueConfig
+from riverpy._db.jobs import Stamp
+from riverpy.job import raw_timestamp
 from tests.work.rig import PATIENCE, Rig, Task
 
 if TYPE_CHECKING:
@@ -124,10 +127,13 @@ async def test_one_row_fails(rig: Rig, log: list[dict[str, Any]], when: str, sql
     itself. The log speaks of no lost connection."""
     await rig.insert_rows(200)
     fail = f"IF NEW.id = 60 THEN RAISE 'not this one' USING ERRCODE = '{sqlstate}'; END IF;"
-    async with trigger(rig, when, fail), rig.working(slots=200):
+    async with trigger(rig, when, fail), rig.working(slots=200) as client:
         events = await rig.take(199)
         assert 60 not in {event.job.id for event in events if event.job}
         entry = await until_named(log, (SLOW if sqlstate == "57014" else NAMED)[when])
+        stats = client.stats()
+        aside = stats.queues["default"].set_aside if when == CLAIM else stats.results_set_aside
+        assert aside == (60,)
         assert entry.get("job_id", entry.get("job_ids")) in (60, [60])
         assert "not this one" in entry["error"]
         await rig.schema.execute("DROP FUNCTION meddle CASCADE")
@@ -197,3 +203,20 @@ async def test_one_queue_cannot_be_renewed(rig: Rig, log: list[dict[str, Any]]) 
         assert await rig.schema.fetchval("SELECT array_agg(name) FROM river_queue") == ["default"]
     finally:
         await rig.schema.execute("DROP FUNCTION meddle CASCADE")
+
+
+async def test_last_release_beside_rows_that_fail(rig: Rig) -> None:
+    """What a process releases as its last statement is released although one row is refused and
+    another takes longer than there is time for all."""
+    await rig.insert_rows(100)
+    await rig.schema.execute("UPDATE river_job SET state = 'running', attempt = 1")
+    await rig.schema.execute("UPDATE river_job SET attempted_at = '2026-01-01 00:00:00Z'")
+    at = raw_timestamp(datetime(2026, 1, 1, tzinfo=UTC))
+    fail = (
+        "IF OLD.id = 7 THEN RAISE 'not this one'; END IF;"
+        " IF OLD.id = 80 THEN PERFORM pg_sleep(15); END IF;"
+    )
+    async with trigger(rig, RESULT, fail):
+        stamps = [Stamp(job_id, 1, at) for job_id in range(1, 101)]
+        assert await rig.client().put_back(stamps) == 98
+    assert await rig.states() == {"available": 98, "running": 2}
