@@ -12,6 +12,7 @@ from riverpy.config import Config, JobRetention, QueueConfig
 from riverpy.context import current_job
 from riverpy.errors import (
     ArgsError,
+    ClientIdInUseError,
     ClientStateError,
     ConfigError,
     DatabaseError,
@@ -97,6 +98,7 @@ __all__ = [
     "CancelFlag",
     "Claim",
     "Client",
+    "ClientIdInUseError",
     "ClientStateError",
     "ClientStats",
     "Config",

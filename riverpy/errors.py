@@ -2,6 +2,7 @@
 
     RiverError
     ├ ConfigError            a setting or a name is wrong (also a ValueError)
+    │ ├ ClientIdInUseError   another client runs under this client's id
     │ └ DomainConflictError  a queue to claim belongs to another leader domain
     ├ InsertError            a job was refused before anything was sent (also a ValueError)
     │ ├ ArgsError            its args cannot be stored as JSON; `path` says where
@@ -30,6 +31,7 @@ from datetime import timedelta
 
 __all__ = [
     "ArgsError",
+    "ClientIdInUseError",
     "ClientStateError",
     "ConfigError",
     "DatabaseError",
@@ -57,6 +59,24 @@ class RiverError(Exception):
 
 class ConfigError(RiverError, ValueError):
     """A setting, or the name of a queue, kind, tag or schema, is not allowed."""
+
+
+class ClientIdInUseError(ConfigError):
+    """Another client runs under this client's id. Its jobs were not touched; nothing was started,
+    or what ran was stopped. `client_id` is the id, and `since` when the other was registered, in
+    RFC 3339; None: while this one ran, but wrote no heartbeat."""
+
+    def __init__(self, client_id: str, since: str | None) -> None:
+        when = (
+            "while this one wrote no heartbeat"
+            if since is None
+            else f"at {since} and is still alive"
+        )
+        super().__init__(
+            f"the client id {client_id!r} is in use: another client registered under it {when}; "
+            "stop that one first, or give each client its own id (without `id` it gets one)"
+        )
+        self.client_id, self.since = client_id, since
 
 
 class DomainConflictError(ConfigError):

@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from riverpy.embedded import EmbeddedPostgres
-from tests.kit.fleet import SERVER_SETTINGS, Server, Shutdown
+from tests.kit.fleet import Server, Shutdown
 from tests.kit.lease_fleet import Holding, LeaseSettings, lease_stage
 from tests.kit.pgbouncer import is_installed, pooler
 from tests.kit.proxy import Partition, Proxy
 from tests.kit.standby import Pair
+from tests.kit.stepped_server import SteppedServer
 from tests.kit.wall_clock import WallClock
 
 if TYPE_CHECKING:
@@ -338,33 +338,6 @@ class ClockStep(LeaseRow):
         self._clock.set(self._seconds)
 
 
-class SteppedPostgres(EmbeddedPostgres):
-    """A PostgreSQL with a wall clock of its own."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__("fleet", base_dir=directory, settings=SERVER_SETTINGS)
-        self.clock = WallClock(directory)
-
-    @property
-    def _environment(self) -> dict[str, str]:
-        return super()._environment | self.clock.environment
-
-
-class SteppedServer(Server):
-    """A server whose clock can be stepped."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        self._postgres = SteppedPostgres(directory)
-        self._seconds = 0
-
-    def step(self, seconds: int) -> None:
-        """Set its clock forward or back."""
-        assert isinstance(self._postgres, SteppedPostgres)
-        self._seconds += seconds
-        self._postgres.clock.set(self._seconds)
-
-
 class ServerClockForward(LeaseRow):
     """By the server's clock every lease is over at once."""
 
@@ -380,7 +353,7 @@ class ServerClockForward(LeaseRow):
     async def fault(self, worker: LeaseWorker) -> None:
         server = self.stage.fleet.server
         assert isinstance(server, SteppedServer)
-        server.step(self.step)
+        server.clock.step(self.step)
 
 
 class ServerClockBack(ServerClockForward):

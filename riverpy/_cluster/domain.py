@@ -2,6 +2,9 @@
 
 It claims queues for the domain before it works any, and gives signs of life of the domain while it
 runs. To work a queue and to maintain it are two things: any client may work any queue.
+
+A queue is taken over from a domain only if no client of that is alive. The server's clock may be
+stepped, so a client whose heartbeat is old is observed for `dead_after` first.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from riverpy._cluster.heartbeat import BEATS, GAP_SHARE
-from riverpy._db.clients import client_beat
+from riverpy._cluster.observer import HeartbeatObserver
+from riverpy._db.clients import client_heartbeats
 from riverpy._db.ownership import (
     member_keep,
     owner_claim,
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from riverpy._clock import Timer
+    from riverpy._cluster.heartbeat import Heartbeat
     from riverpy._db.clients import Registration
     from riverpy._db.connection import DedicatedConnection
     from riverpy._db.ownership import Holder
@@ -42,6 +47,10 @@ if TYPE_CHECKING:
 JOIN_TIMEOUT = 10.0
 """Seconds for joining, with the time that others take who join in the same moment."""
 STATEMENT_TIMEOUT = 2.0
+READ_SHARE = 1 / 12
+READ_MOST = 5.0
+"""Seconds between two reads of the heartbeats of another domain's clients: a share of `dead_after`,
+and not more."""
 
 
 class Membership:
@@ -57,6 +66,7 @@ class Membership:
         periodic_jobs: PeriodicJobs,
         connection: DedicatedConnection,
         reserved: DedicatedConnection,
+        heartbeat: Heartbeat,
         timer: Timer,
     ) -> None:
         """Make it.
@@ -66,11 +76,13 @@ class Membership:
             config, periodic_jobs: the client's.
             connection: the one to give signs of life over. Its session should give up locks soon.
             reserved: the one to join over.
+            heartbeat: the run's.
             timer: by which it waits.
         """
         self._registration, self._config = registration, config
         self._periodic_jobs = periodic_jobs
         self._connection, self._reserved, self._timer = connection, reserved, timer
+        self._heartbeat = heartbeat
         self._interval = config.dead_after / BEATS
         self._claimed: Sequence[str] = ()
         self._moved: dict[str, str] = {}
@@ -82,24 +94,58 @@ class Membership:
         self.kept = TestSignal("Membership.kept")
 
     async def join(self) -> None:
-        """Register the client and claim its queues, both or neither.
+        """Claim the queues of the client, which is registered.
 
         Raises:
             DomainConflictError: another domain has one of them, and `on_domain_conflict` says that
                 this is an error.
             Exception: one of DATABASE_ERRORS.
         """
-        purpose = "joining the leader domain"
+        observer = HeartbeatObserver(self._timer)
+        dead_after = self._config.dead_after.total_seconds()
+        dead: Mapping[str, bytes] = {}
+        is_told = False
+        while (doubtful := await self._try_to_join(dead)) is not None:
+            if not is_told:
+                is_told = True
+                self._log.warning(
+                    "waiting to see whether clients of another domain are alive, to take its queue "
+                    "over",
+                    client_ids=sorted(doubtful),
+                    seconds=dead_after,
+                )
+            async with self._reserved.use("reading heartbeats", JOIN_TIMEOUT) as connection:
+                observer.saw(*await client_heartbeats(connection, self._config.schema))
+            silence = observer.silence(dead_after)
+            dead = silence.heartbeats
+            if not doubtful <= dead.keys():
+                await self._timer.sleep(min(dead_after * READ_SHARE, READ_MOST, silence.next_in))
+
+    async def _try_to_join(self, dead: Mapping[str, bytes]) -> set[str] | None:
+        """Claim the queues, unless clients may be alive of whom this is not known: then returns
+        them, and claims nothing."""
+        schema = self._config.schema
+        wanted = sorted(set(self._config.domain_queues or self._registration.queues))
         async with (
-            self._reserved.use(purpose, JOIN_TIMEOUT) as connection,
+            self._reserved.use("joining the leader domain", JOIN_TIMEOUT) as connection,
             connection.transaction(isolation="read_committed"),
         ):
-            await owner_lock(connection, self._config.schema)
-            await client_beat(
-                connection, self._config.schema, self._registration, registered_at=None
-            )
-            self._claimed = await self._claim(connection)
+            await owner_lock(connection, schema)
+            held = await owner_held(connection, schema, queues=wanted, dead=dead)
+            foreign = [holder for holder in held if holder.domain != self._config.domain]
+            left = {holder.queue for holder in foreign if not self._may_take(holder)}
+            doubtful = {
+                client_id
+                for holder in foreign
+                if holder.queue not in left
+                for client_id in holder.silent_ids
+            }
+            if doubtful:
+                return doubtful
+            self._claimed = [queue for queue in wanted if queue not in left]
+            await self._claim(connection)
             await self._keep(connection)
+            return None
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Give signs of life of the domain until stopped."""
@@ -139,25 +185,17 @@ class Membership:
             self._is_warned = False
             self._log.info("the client gives signs of life of its domain again")
 
-    async def _claim(self, connection: Connection) -> Sequence[str]:
-        """Claim what may be claimed; returns all that are the domain's then."""
-        schema, domain = self._config.schema, self._config.domain
-        wanted = sorted(set(self._config.domain_queues or self._registration.queues))
-        held = await owner_held(connection, schema, queues=wanted)
-        foreign = [holder for holder in held if holder.domain != domain]
-        left = {holder.queue for holder in foreign if not self._may_take(holder)}
-        queues = [queue for queue in wanted if queue not in left]
+    async def _claim(self, connection: Connection) -> None:
         claimed = await owner_claim(
             connection,
-            schema,
-            queues=queues,
-            domain=domain,
+            self._config.schema,
+            queues=self._claimed,
+            domain=self._config.domain,
             client_id=self._registration.client_id,
         )
         if claimed:
-            await owner_notify(connection, schema)
+            await owner_notify(connection, self._config.schema)
             self._log.info("queues claimed for the domain", queues=claimed)
-        return queues
 
     def _may_take(self, holder: Holder) -> bool:
         """Whether a queue may be taken from the domain that has it. False: it is left alone."""
@@ -184,6 +222,7 @@ class Membership:
             connection,
             self._config.schema,
             client_id=self._registration.client_id,
+            registered_at=self._heartbeat.registered_at,
             domain=self._config.domain,
             settings=settings_of(self._config, self._periodic_jobs),
             queues=self._claimed,

@@ -177,15 +177,16 @@ class Elector:
         """A connection was lost and made again: what was announced meanwhile was not heard."""
         self._wake.set()
 
-    def resign(self, term: Term) -> None:
-        """Give a term up, for its maintenance cannot be brought up, and let another have a try.
-        Does nothing if the term is over."""
+    def resign(self, term: Term) -> bool:
+        """Resign a term whose maintenance failed, so that another client can try. Returns whether
+        it was resigned; False: it had ended before."""
         if (tenure := self._held(term)) is None:
-            return
+            return False
         most = max(SIT_OUT_MOST, self._timing.interval)
         self._sit_out(min(self._timing.interval * 2.0 ** min(self._exhausted, 30), most))
         self._exhausted += 1
         self._close(tenure, "its maintenance failed")
+        return True
 
     def term_is_up(self, term: Term) -> None:
         """The maintenance of a term is up: an earlier failure is forgiven."""

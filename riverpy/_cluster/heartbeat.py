@@ -11,13 +11,11 @@ import asyncio
 import math
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import structlog
 
-from riverpy._db.clients import (
-    Registration,
-    client_beat,
-    client_leave,
-)
+from riverpy._cluster.id_claim import IdClaim
+from riverpy._db.clients import client_beat, client_is_current, client_leave, client_register
 from riverpy._lifecycle import TestSignal
 from riverpy.drivers.asyncpg import (
     DATABASE_ERRORS,
@@ -27,14 +25,16 @@ from riverpy.drivers.asyncpg import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from anyio.abc import TaskStatus
 
     from riverpy._clock import Timer
+    from riverpy._db.clients import Registration
     from riverpy._db.connection import DedicatedConnection
     from riverpy._lifecycle import StopScope
     from riverpy.config import Config
+    from riverpy.drivers.asyncpg import Connection
 
 BEATS = 6
 """Signs of life within `dead_after`."""
@@ -47,9 +47,8 @@ BOUND_MIN = 0.25
 """Seconds that one connection has for a sign of life: a share of `dead_after`, and not less."""
 RETRY_MOST = 1.0
 """Seconds until the next try after every connection failed, at most."""
-FIRST_TIMEOUT = 10.0
 LEAVE_TIMEOUT = 1.0
-"""Seconds for the first and for the last statement of a run."""
+"""Seconds for the last statement of a run."""
 
 
 class Heartbeat:
@@ -67,6 +66,7 @@ class Heartbeat:
         config: Config,
         connections: Sequence[DedicatedConnection],
         timer: Timer,
+        displaced: Callable[[], None],
     ) -> None:
         """Make it.
 
@@ -77,9 +77,13 @@ class Heartbeat:
                 life must be given, or a locked table would have it cut; and those to try when it
                 does not answer, the last of which is the one to register on.
             timer: what time is measured by, suspended time included.
+            displaced: called once when another run has registered under the client's id. No
+                heartbeat is written after that, and nothing is claimed.
         """
         self._registration, self._config = registration, config
         self._connections, self._timer = connections, timer
+        self._displaced = displaced
+        self._id_claim = IdClaim(registration, config.schema, connections[-1], timer)
         self._dead_after = config.dead_after.total_seconds()
         self._interval = self._dead_after / BEATS
         self._bound = max(self._dead_after * BOUND_SHARE, BOUND_MIN)
@@ -93,6 +97,8 @@ class Heartbeat:
         self._is_warned = False
         self.registered_at: int | None = None
         """When the server registered this run, raw; None while it has not."""
+        self.is_displaced = False
+        """Whether another run has registered under the client's id."""
         self._log: Any = structlog.get_logger("riverpy").bind()
         self.beaten = TestSignal("Heartbeat.beaten")
         self.failed = TestSignal("Heartbeat.failed")
@@ -121,20 +127,53 @@ class Heartbeat:
             return 0.0
         return now - self._contact_since
 
-    async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Register, then beat until stopped."""
+    async def register(self) -> None:
+        """Register the run, before anything else is done in the name of the client.
+
+        Raises:
+            ClientIdInUseError: another client has the id.
+            Exception: one of DATABASE_ERRORS.
+        """
         began = self._timer.boottime()
         try:
-            self._succeeded(began, await self._beat(self._connections[-1], FIRST_TIMEOUT))
+            self.registered_at = await self._id_claim.register()
         except UndefinedTableError as error:
             self._unregister(error)
+        else:
+            self._succeeded(began)
+
+    async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
+        """Write heartbeats until stopped; for after `register`."""
+        began = self._timer.boottime() if self.registered_at is None else self._last
         task_status.started()
-        while True:
+        while not self.is_displaced:
             delay = self._interval if self._last >= began else min(self._interval, RETRY_MOST)
             scope.turns(within=delay + self._bound * len(self._connections))
             await self._timer.sleep(delay)
             began = self._timer.boottime()
             await self._beat_somewhere()
+        scope.rests()
+        await anyio.sleep_forever()
+
+    async def is_current(self, connection: Connection) -> bool:
+        """Whether what was claimed in the client's name until now was claimed by this run. Ask
+        after reading it: another run that registers in between claims later.
+
+        Raises:
+            Exception: one of DATABASE_ERRORS.
+        """
+        if self.registered_at is None:
+            return True
+        return await client_is_current(
+            connection,
+            self._config.schema,
+            client_id=self._registration.client_id,
+            registered_at=self.registered_at,
+        )
+
+    def end(self) -> None:
+        """The run has ended, whether its row stays or not."""
+        self._id_claim.end()
 
     async def leave(self) -> None:
         """Take the registration back: the run has ended and left nothing behind."""
@@ -157,7 +196,7 @@ class Heartbeat:
         for connection in self._connections:
             began = self._timer.boottime()
             try:
-                registered_at = await self._beat(connection, self._bound)
+                has_id = await self._beat(connection, self._bound)
             except UndefinedTableError as missing:
                 self._unregister(missing)
                 return
@@ -172,12 +211,20 @@ class Heartbeat:
                     error=describe(error),
                 )
             else:
-                self._succeeded(began, registered_at)
+                if has_id:
+                    self._succeeded(began)
+                else:
+                    self._lose_id()
                 return
         self._failed(error)
 
-    async def _beat(self, connection: DedicatedConnection, bound: float) -> int:
+    async def _beat(self, connection: DedicatedConnection, bound: float) -> bool:
         async with connection.use("giving a sign of life", bound) as opened:
+            if self.registered_at is None:  # the table was not there at the start
+                self.registered_at = await client_register(
+                    opened, self._config.schema, self._registration
+                )
+                return self.registered_at is not None
             return await client_beat(
                 opened,
                 self._config.schema,
@@ -185,13 +232,21 @@ class Heartbeat:
                 registered_at=self.registered_at,
             )
 
-    def _succeeded(self, began: float, registered_at: int) -> None:
+    def _lose_id(self) -> None:
+        self.is_displaced = True
+        self._claims_end = -math.inf
+        self._log.error(
+            "another client has registered under this id, so this one stops",
+            client_id=self._registration.client_id,
+        )
+        self._displaced()
+
+    def _succeeded(self, began: float) -> None:
         now = self._timer.boottime()
         if began - self._last > self._dead_after * GAP_SHARE:
             self._contact_since = now
             self.contacts += 1
         self._last = began
-        self.registered_at = registered_at
         self._claims_end = began + self._dead_after * CLAIM_SHARE
         self._beaten.set()
         if self._is_warned:

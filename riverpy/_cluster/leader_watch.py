@@ -19,7 +19,7 @@ from riverpy._names import DEFAULT_DOMAIN
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from anyio.abc import TaskStatus
 
@@ -51,6 +51,7 @@ class LeaderWatch:
         kinds: Sequence[str],
         queues: Sequence[str],
         periodic_jobs: PeriodicJobs,
+        is_leader: Callable[[], bool],
         timer: Timer,
     ) -> None:
         """Make it.
@@ -59,10 +60,12 @@ class LeaderWatch:
             connection: the one to look over. Its session should give up locks soon, or a locked
                 table would have it cut.
             config, kinds, queues, periodic_jobs: the client's.
+            is_leader: whether this client leads its domain now.
             timer: by which it measures and waits.
         """
         self._connection, self._config, self._timer = connection, config, timer
         self._kinds, self._queues, self._periodic_jobs = kinds, queues, periodic_jobs
+        self._is_leader = is_leader
         self._domain = None if config.domain == DEFAULT_DOMAIN else config.domain
         self._interval = config.dead_after.total_seconds() / LOOKS
         self._told_of: str | None = None
@@ -81,6 +84,8 @@ class LeaderWatch:
             await self._timer.sleep(self._interval)
 
     async def _look(self) -> None:
+        if self._domain is None and self._is_leader():  # then it knows who leads
+            return
         try:
             async with self._connection.use("looking for a leader", STATEMENT_TIMEOUT) as opened:
                 look = await self._ask(opened)

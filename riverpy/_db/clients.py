@@ -8,7 +8,7 @@ from riverpy._sql import query
 from riverpy.job import wire_timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime, timedelta
 
     from riverpy.drivers.asyncpg import Transaction
@@ -36,18 +36,33 @@ class LeaderLook(NamedTuple):
     is_registered: bool
     """Whether the leader is a client of riverpy's."""
     has_candidate: bool
-    """Whether a client of riverpy's stands for election and gives signs of life."""
+    """Whether a client of riverpy's takes part in leader election and has a recent heartbeat."""
     knows_domains: bool = True
     """Whether the leader of `default` says that it knows of domains."""
 
 
-class Silence(NamedTuple):
-    """Who gives no signs of life."""
+class LastHeartbeat(NamedTuple):
+    """The last heartbeat of a client, or of what else writes heartbeats."""
 
-    client_ids: list[str]
-    next_in: float | None
-    """Seconds until the next of the others is one of them, if it gives none; None: there are no
-    others."""
+    name: str
+    value: bytes
+    """Its time by the server's clock: only to be compared with what was read before."""
+    limit: float
+    """For how many seconds it may at least stay the same."""
+
+
+class IdHolder(NamedTuple):
+    """The run that is registered under an id."""
+
+    registered_at: int
+    heartbeat: LastHeartbeat
+    since: str
+    """When it was registered, in RFC 3339."""
+    process: str | None
+    """The process in which it runs. None: not known."""
+    is_recent: bool
+    """Whether its heartbeat is recent by the server's clock, which proves nothing."""
+    server_start: bytes
 
 
 class Candidate(NamedTuple):
@@ -59,21 +74,59 @@ class Candidate(NamedTuple):
     heartbeat_at: datetime
 
 
+async def client_register(
+    connection: Transaction, schema: str | None, registration: Registration
+) -> int | None:
+    """Register a run. Returns when, raw, as the `attempted_at` of a stamp; None: another run is
+    registered under its id."""
+    statement = query("riverpy_client", "client_register", schema)
+    values: dict[str, object] = registration._asdict()
+    raw = await connection.fetchval(statement.text, *statement.arguments(values))
+    return None if raw is None else wire_timestamp(raw)
+
+
+async def client_holder(
+    connection: Transaction, schema: str | None, *, client_id: str
+) -> IdHolder | None:
+    """The run that is registered under an id. None: there is none."""
+    statement = query("riverpy_client", "client_holder", schema)
+    row = await connection.fetchrow(statement.text, *statement.arguments({"client_id": client_id}))
+    if row is None:
+        return None
+    heartbeat = LastHeartbeat(client_id, row[1], row[2])
+    return IdHolder(wire_timestamp(row[0]), heartbeat, *row[3:])
+
+
+async def client_displace(
+    connection: Transaction, schema: str | None, *, client_id: str, heartbeat: bytes
+) -> None:
+    """Delete the row of a run that is gone, if this is still its last heartbeat."""
+    statement = query("riverpy_client", "client_displace", schema)
+    values: dict[str, object] = {"client_id": client_id, "heartbeat": heartbeat}
+    await connection.execute(statement.text, *statement.arguments(values))
+
+
 async def client_beat(
     connection: Transaction,
     schema: str | None,
     registration: Registration,
     *,
-    registered_at: int | None,
-) -> int:
-    """Give a sign of life. `registered_at` is None at the first of a run.
-
-    Returns:
-        When this run was registered: raw, as the `attempted_at` of a stamp.
-    """
+    registered_at: int,
+) -> bool:
+    """Write a heartbeat of the run that was registered at that time. Returns whether it still has
+    its id; if not, another run has registered under it."""
     statement = query("riverpy_client", "client_beat", schema)
     values: dict[str, object] = {**registration._asdict(), "registered_at": registered_at}
-    return wire_timestamp(await connection.fetchval(statement.text, *statement.arguments(values)))
+    return bool(await connection.fetchval(statement.text, *statement.arguments(values)))
+
+
+async def client_is_current(
+    connection: Transaction, schema: str | None, *, client_id: str, registered_at: int
+) -> bool:
+    """Whether the run that was registered at that time still has its id."""
+    statement = query("riverpy_client", "client_is_current", schema)
+    values: dict[str, object] = {"client_id": client_id, "registered_at": registered_at}
+    return await connection.fetchval(statement.text, *statement.arguments(values))
 
 
 async def client_disclose(
@@ -81,13 +134,39 @@ async def client_disclose(
     schema: str | None,
     *,
     client_id: str,
+    registered_at: int,
     slots: Sequence[int],
     stuck: Sequence[int],
 ) -> None:
     """Say how many slots the client has, in the order of its registered queues, and the ids of its
     stuck jobs."""
     statement = query("riverpy_client", "client_disclose", schema)
-    values: dict[str, object] = {"client_id": client_id, "slots": slots, "stuck": stuck}
+    values: dict[str, object] = {
+        "client_id": client_id,
+        "registered_at": registered_at,
+        "slots": slots,
+        "stuck": stuck,
+    }
+    await connection.execute(statement.text, *statement.arguments(values))
+
+
+async def client_set_state(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    client_id: str,
+    registered_at: int,
+    state: str,
+    process: str | None,
+) -> None:
+    """Say whether the client is `working` or `stopping`, and in which process it runs."""
+    statement = query("riverpy_client", "client_set_state", schema)
+    values: dict[str, object] = {
+        "client_id": client_id,
+        "registered_at": registered_at,
+        "state": state,
+        "process": process,
+    }
     await connection.execute(statement.text, *statement.arguments(values))
 
 
@@ -110,50 +189,48 @@ async def client_leave(
 async def client_candidates(
     connection: Transaction, schema: str | None, *, domain: str
 ) -> list[Candidate]:
-    """Who stands for election in a domain and gives signs of life, in the order of their starts."""
+    """The clients that take part in the leader election of a domain and have a recent heartbeat, in
+    the order of their starts."""
     statement = query("riverpy_client", "client_candidates", schema)
     rows = await connection.fetch(statement.text, *statement.arguments({"domain": domain}))
     return [Candidate(*row) for row in rows]
 
 
 async def client_living(connection: Transaction, schema: str | None) -> int:
-    """How many clients give signs of life."""
+    """How many clients have a recent heartbeat, by the server's clock."""
     return await connection.fetchval(query("riverpy_client", "client_living", schema).text)
 
 
-async def client_silent(
-    connection: Transaction, schema: str | None, *, dead_after: timedelta
-) -> Silence:
-    """Who gives no signs of life. Whether they are dead is for `client_lock_dead` to say."""
-    statement = query("riverpy_client", "client_silent", schema)
-    row = await connection.fetchrow(
-        statement.text, *statement.arguments({"dead_after": dead_after})
-    )
-    return Silence([], None) if row is None else Silence(*row)
+async def client_heartbeats(
+    connection: Transaction, schema: str | None
+) -> tuple[list[LastHeartbeat], bytes]:
+    """The last heartbeat of each client, and when the server was started, to be compared."""
+    rows = await connection.fetch(query("riverpy_client", "client_heartbeats", schema).text)
+    start = rows[0][3] if rows else b""
+    return [LastHeartbeat(row[0], row[1], row[2]) for row in rows], start
 
 
 async def client_lock_dead(
     connection: Transaction,
     schema: str | None,
+    heartbeats: Mapping[str, bytes],
     *,
-    client_ids: Sequence[str],
-    dead_after: timedelta,
-    contact: float,
+    server_start: bytes,
 ) -> set[str]:
-    """Which of them are dead, and stay so until the end of the transaction.
+    """Which clients stay dead until the end of the transaction: those that have written no other
+    heartbeat.
 
     Args:
         connection: with its open transaction.
         schema: of River's tables.
-        client_ids: who is asked about.
-        dead_after: the leader's setting.
-        contact: seconds that the leader has been in contact with the server.
+        heartbeats: the last heartbeat of each client in question.
+        server_start: as it was read with them.
     """
     statement = query("riverpy_client", "client_lock_dead", schema)
     values: dict[str, object] = {
-        "client_id": client_ids,
-        "dead_after": dead_after,
-        "contact": contact,
+        "client_id": list(heartbeats),
+        "heartbeat": list(heartbeats.values()),
+        "server_start": server_start,
     }
     rows = await connection.fetch(statement.text, *statement.arguments(values))
     return {row[0] for row in rows}
@@ -169,10 +246,14 @@ async def client_registered(
 
 
 async def client_reap(
-    connection: Transaction, schema: str | None, *, dead_after: timedelta, kept: timedelta
+    connection: Transaction, schema: str | None, heartbeats: Mapping[str, bytes]
 ) -> list[str]:
-    """Forget those that are dead for `kept` and have no running job; returns whom."""
+    """Forget those of these clients that have written no other heartbeat and have no running job;
+    returns their ids."""
     statement = query("riverpy_client", "client_reap", schema)
-    values: dict[str, object] = {"dead_after": dead_after, "kept": kept}
+    values: dict[str, object] = {
+        "client_id": list(heartbeats),
+        "heartbeat": list(heartbeats.values()),
+    }
     rows = await connection.fetch(statement.text, *statement.arguments(values))
     return [row[0] for row in rows]

@@ -89,10 +89,11 @@ class ClientRow(NamedTuple):
     queues: list[str]
     kinds: list[str]
     candidate: bool
+    """Whether it takes part in leader election, and is not stopping."""
     poll_only: bool
     version: str
     silent: float
-    """Since its last sign of life."""
+    """Since its last heartbeat, by the server's clock; below zero if that was set back."""
     dead_after: float
     running: float
     """Since its start."""
@@ -100,15 +101,17 @@ class ClientRow(NamedTuple):
     """In the order of its queues. None: not known, as of an older riverpy."""
     stuck: list[int]
     """Ids of jobs that go on although they were cancelled."""
+    is_stopping: bool
 
     @property
     def is_alive(self) -> bool:
-        """Whether it is not dead by its own setting."""
-        return self.silent <= self.dead_after
+        """Whether its heartbeat is recent, by the server's clock and its own setting. One that
+        looked once cannot know more."""
+        return abs(self.silent) <= self.dead_after
 
     @property
     def is_lively(self) -> bool:
-        """Whether it gives signs of life as it should: each sixth of `dead_after`."""
+        """Whether it writes heartbeats as it should: each sixth of `dead_after`."""
         return self.silent <= self.dead_after / 2
 
 
@@ -324,7 +327,12 @@ async def doctor_clients(connection: Transaction, schema: str) -> list[ClientRow
     """Who is registered, in the order of their starts."""
     statement = query(_FILE, "doctor_clients", schema)
     return [
-        ClientRow(*row[:-2], slots=_numbers(row["slots"]), stuck=_numbers(row["stuck"]) or [])
+        ClientRow(
+            *row[:-3],
+            slots=_numbers(row["slots"]),
+            stuck=_numbers(row["stuck"]) or [],
+            is_stopping=row["is_stopping"],
+        )
         for row in await connection.fetch(statement.text)
     ]
 

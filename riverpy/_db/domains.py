@@ -64,18 +64,20 @@ class OwnerRow(NamedTuple):
 
 
 class MemberRow(NamedTuple):
-    """A client that gives signs of life."""
+    """A client that has a recent heartbeat, by the server's clock."""
 
     client_id: str
     domain: str
     queues: list[str]
     kinds: list[str]
     candidate: bool
+    """Whether it takes part in leader election, and is not stopping."""
     settings: str | None
     """What tells clients of one domain apart that keep it differently. None: it does not say, as
     one that knows of no domains."""
     running: float
     """Seconds since its start."""
+    is_stopping: bool = False
 
 
 class QueueHolder(NamedTuple):

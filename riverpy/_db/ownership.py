@@ -20,13 +20,15 @@ OWNERS_ACTION = "ownership_changed"
 _FILE = "riverpy_queue_owner"
 
 
-class Owner(NamedTuple):
-    """Whose a queue is."""
+class OwnerRow(NamedTuple):
+    """Which domain has a queue."""
 
     queue: str
     domain: str
-    is_orphaned: bool
-    """Whether the domain has given no sign of life for long."""
+    last_seen: bytes
+    """When a client of the domain last said that it is alive, only to be compared."""
+    is_old: bool
+    """Whether that was long ago by the server's clock, which proves nothing."""
 
 
 class Holder(NamedTuple):
@@ -35,7 +37,9 @@ class Holder(NamedTuple):
     queue: str
     domain: str
     client_ids: list[str]
-    """Clients of the domain that give signs of life, ten at most."""
+    """Clients of the domain that have a recent heartbeat by the server's clock, ten at most."""
+    silent_ids: list[str]
+    """Other clients of the domain, ten at most, but for those that are known to be dead."""
 
 
 class DefaultLead(NamedTuple):
@@ -48,13 +52,13 @@ class DefaultLead(NamedTuple):
 
 async def owner_read(
     connection: Transaction, schema: str | None, *, orphaned_after: timedelta
-) -> list[Owner]:
+) -> list[OwnerRow]:
     """All queues that domains have, by name."""
     statement = query(_FILE, "owner_read", schema)
     rows = await connection.fetch(
         statement.text, *statement.arguments({"orphaned_after": orphaned_after})
     )
-    return [Owner(*row) for row in rows]
+    return [OwnerRow(*row) for row in rows]
 
 
 async def owner_is_there(connection: Transaction, schema: str | None) -> bool:
@@ -75,11 +79,21 @@ async def owner_lock(connection: Transaction, schema: str | None) -> None:
 
 
 async def owner_held(
-    connection: Transaction, schema: str | None, *, queues: Sequence[str]
+    connection: Transaction,
+    schema: str | None,
+    *,
+    queues: Sequence[str],
+    dead: Mapping[str, bytes],
 ) -> list[Holder]:
-    """Which of these queues domains have."""
+    """Which of these queues domains have. `dead` is the last heartbeat of each client that is known
+    to be dead."""
     statement = query(_FILE, "owner_held", schema)
-    rows = await connection.fetch(statement.text, *statement.arguments({"queue": queues}))
+    values: dict[str, object] = {
+        "queue": queues,
+        "client_id": list(dead),
+        "heartbeat": list(dead.values()),
+    }
+    rows = await connection.fetch(statement.text, *statement.arguments(values))
     return [Holder(*row) for row in rows]
 
 
@@ -110,6 +124,7 @@ async def member_keep(
     schema: str | None,
     *,
     client_id: str,
+    registered_at: int | None,
     domain: str,
     settings: str,
     queues: Sequence[str],
@@ -121,6 +136,7 @@ async def member_keep(
         connection: any.
         schema: of River's tables.
         client_id: the client's.
+        registered_at: its run's.
         domain: the client's.
         settings: tells clients of one domain apart that would keep it differently.
         queues: those that are asked about.
@@ -129,6 +145,7 @@ async def member_keep(
     statement = query(_FILE, "member_keep", schema)
     values: dict[str, object] = {
         "client_id": client_id,
+        "registered_at": registered_at,
         "domain": domain,
         "settings": settings,
         "interval": interval,
@@ -138,16 +155,13 @@ async def member_keep(
     return {row[0]: row[1] for row in rows}
 
 
-async def member_forget(connection: Transaction, schema: str | None, *, client_id: str) -> None:
-    """Let a client without a domain be of none, whatever a run of the same id before it was."""
-    statement = query(_FILE, "member_forget", schema)
-    await connection.execute(statement.text, *statement.arguments({"client_id": client_id}))
-
-
-async def member_mark(connection: Transaction, schema: str | None, *, client_id: str) -> None:
+async def member_mark(
+    connection: Transaction, schema: str | None, *, client_id: str, registered_at: int
+) -> None:
     """Say of a client of `default` that it knows of domains."""
     statement = query(_FILE, "member_mark", schema)
-    await connection.execute(statement.text, *statement.arguments({"client_id": client_id}))
+    values: dict[str, object] = {"client_id": client_id, "registered_at": registered_at}
+    await connection.execute(statement.text, *statement.arguments(values))
 
 
 async def domain_look(connection: Transaction, schema: str | None, *, domain: str) -> LeaderLook:

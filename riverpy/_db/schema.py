@@ -49,6 +49,10 @@ EXECUTIONS_VERSION = 5
 DOMAINS_VERSION = 6
 """The version of line `riverpy` that lets domains have queues of their own."""
 
+STATE_VERSION = 7
+"""The version of line `riverpy` that lets clients say that they are stopping, and in which process
+they run."""
+
 FEATURES = {
     CLIENTS_VERSION: (
         "rescue of a killed client's jobs after dead_after: they wait for rescue_after"
@@ -58,6 +62,10 @@ FEATURES = {
     LEASES_VERSION: "leases and singletons",
     EXECUTIONS_VERSION: "run_once",
     DOMAINS_VERSION: "leader domains",
+    STATE_VERSION: (
+        "the state of stopping clients, and the quick start of a client under the configured id of "
+        "a killed one"
+    ),
 }
 """What is off without each version of line `riverpy`, in words."""
 

@@ -30,15 +30,17 @@ class ClientRow(NamedTuple):
     version: str
     queues: list[str]
     candidate: bool
+    """Whether it takes part in leader election, and is not stopping."""
     started_at: datetime
     silent_for: float
-    """Seconds since its last sign of life."""
+    """Seconds since its last heartbeat, by the server's clock; below zero if that was set back."""
     is_silent: bool
     """Whether that is longer than its own `dead_after`."""
     stuck: int
     """How many jobs it calls stuck."""
     slots: list[int] | None
     """In the order of its queues. None: not known."""
+    is_stopping: bool
 
 
 class RunningRow(NamedTuple):
@@ -104,7 +106,10 @@ async def top_clients(
     """Up to `limit` clients of riverpy's, the silent ones last."""
     statement = query("top", "top_clients", schema)
     rows = await connection.fetch(statement.text, *statement.arguments({"limit": limit}))
-    return [ClientRow(*row[:-1], slots=_slots(row[-1])) for row in rows]
+    return [
+        ClientRow(*row[:-2], slots=_slots(row["slots"]), is_stopping=row["is_stopping"])
+        for row in rows
+    ]
 
 
 async def top_running(

@@ -104,6 +104,9 @@ def _lead(seen: DomainMap, domain: str) -> list[Finding]:
         "queues": [one.queue for one in seen.owned(domain)],
     }
     undone = "scheduled jobs and retries of its queues are not moved on"
+    if all(one.is_stopping for one in seen.living(domain)):
+        text = f'nobody leads domain "{domain}", whose clients are stopping: {undone}'
+        return [Finding(Level.WARN, "domains", text, "start a client of that domain", data)]
     if not candidates:
         return [
             Finding(

@@ -58,7 +58,7 @@ async def look_at_leader(patient: Patient) -> list[Finding]:
             Finding(
                 Level.WARN,
                 "leader",
-                f"{text}, but gave no sign of life for {span(silent.silent)}",
+                f"{text}, but it {_silence(silent)}",
                 f"if it is gone its lease lapses in {span(row.remaining)}; else see its log",
                 data,
             )
@@ -94,6 +94,10 @@ def _no_leader(
             "idle transaction that holds river_leader keeps everybody from it",
             data,
         )
+    if living and all(one.is_stopping for one in living):
+        who = names(one.client_id for one in living)
+        text = f"{text}, and the clients that run are stopping ({who}): {undone}"
+        return Finding(Level.WARN, "leader", text, "start a worker: riverpy worker", data)
     if living:
         fix = (
             "let a worker stand, and restart it: `candidate` is false in its file, "
@@ -175,6 +179,7 @@ async def look_at_clients(patient: Patient) -> list[Finding]:
                 "alive": one.is_alive,
                 "silent": round(one.silent, 3),
                 "candidate": one.candidate,
+                "stopping": one.is_stopping,
                 "poll_only": one.poll_only,
                 "queues": one.queues,
                 "kinds": one.kinds,
@@ -204,12 +209,22 @@ def _silent(one: ClientRow) -> Finding:
     return Finding(
         Level.WARN,
         "clients",
-        f"{one.client_id} gave no sign of life for {span(one.silent)}; it is taken for dead after "
-        f"{span(one.dead_after)}",
+        f"{one.client_id} {_silence(one)}; a leader takes it for dead when it has itself seen none "
+        f"for {span(one.dead_after)}",
         "its event loop is blocked, its process or machine is stopped, or it has lost the "
         "database: see its log",
         {"client_id": one.client_id, "silent": round(one.silent, 3)},
     )
+
+
+def _silence(one: ClientRow) -> str:
+    """For how long it has been silent, and how that is known."""
+    if one.silent < 0:
+        return (
+            f"wrote a heartbeat that is {span(-one.silent)} in the future: the server's clock was "
+            "set back"
+        )
+    return f"wrote no heartbeat for {span(one.silent)} by the server's clock"
 
 
 def _unkept(one: ClientRow, seen: DomainMap | None, queues: Iterable[str]) -> list[str]:
@@ -240,14 +255,14 @@ def _dead(one: ClientRow, jobs: int, unkept: Sequence[str]) -> Finding:
         unkept: what is said of those that the leader of a domain should give back, and none does.
     """
     died = one.silent - one.dead_after
-    text = f"{one.client_id} is dead: no sign of life for {span(one.silent)}"
+    text = f"{one.client_id} is silent: it {_silence(one)}"
     data: dict[str, object] = {
         "client_id": one.client_id,
         "silent": round(one.silent, 3),
         "running_jobs": jobs,
     }
     if not jobs:
-        fix = "nothing: it left no running job, and is forgotten after 10 minutes by a leader"
+        fix = "nothing: it left no running job, and a leader forgets it 10 minutes after its death"
         return Finding(Level.WARN, "clients", text, fix, data)
     text = f"{text}, and {count(jobs, 'job')} of its still run{'s' if jobs == 1 else ''}"
     if unkept:
@@ -259,7 +274,10 @@ def _dead(one: ClientRow, jobs: int, unkept: Sequence[str]) -> Finding:
             data,
         )
     if died < RESCUE_LIMIT:
-        fix = "a leader of riverpy's gives them back within moments"
+        fix = (
+            "a leader of riverpy's gives them back once it has itself seen no heartbeat for "
+            f"{span(one.dead_after)}"
+        )
         return Finding(Level.WARN, "clients", text, fix, data)
     return Finding(
         Level.FAIL,

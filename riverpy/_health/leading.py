@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def led_within(most: timedelta, seen: DomainMap) -> Check:
     """Whether no domain with living clients goes without a leader for longer than `most`: then its
     scheduled jobs and retries are not moved on. Since when that is so, the last lease says; if it
-    was released, as in a stop, there is another leader at once, or none that could.
+    was released, as in a stop, there is another leader at once, or none that could: clients that
+    are stopping could not.
 
     Args:
         most: how long it may go without one.
@@ -31,8 +32,10 @@ def led_within(most: timedelta, seen: DomainMap) -> Check:
         if lead is not None and not lead.is_over:
             told.append(f"{lead.holder} leads {domain}")
             continue
-        living = seen.living(domain)
-        told.append(f"nobody leads {domain}" + ("" if living else ", which has no client"))
+        living = [one for one in seen.living(domain) if not one.is_stopping]
+        told.append(
+            f"nobody leads {domain}" + ("" if living else ", which has no client that could")
+        )
         running = max((one.running for one in living), default=0.0)
         ago = running if lead is None or lead.remaining is None else min(-lead.remaining, running)
         if ago > most.total_seconds():

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from riverpy._cluster.heartbeat import Heartbeat
     from riverpy._cluster.trust import Term
     from riverpy._db.connection import Outage
-    from riverpy._db.ownership import Owner
     from riverpy._insert import Inserter
     from riverpy._maintenance.base import MaintenanceService
     from riverpy._maintenance.scope import Scope
+    from riverpy._maintenance.territory import Owner
     from riverpy.config import Config
     from riverpy.drivers.asyncpg import Connection
     from riverpy.events import LeadershipChange
@@ -86,7 +86,7 @@ class Candidacy:
         self.config, self.client_id, self.workers = config, client_id, workers
         self.connect, self.connect_direct = connect, connect_direct
         self.outage, self.timer = outage, timer
-        self._reserved, self._heartbeat = reserved, heartbeat
+        self._reserved, self.heartbeat = reserved, heartbeat
         is_default = config.domain == DEFAULT_DOMAIN
         self.is_divided = not is_default
         """Whether domains may have queues, so that leaders read which before each pass. Else they
@@ -160,7 +160,7 @@ class Candidacy:
             is_foreign = store.is_foreign_led
             give_way = partial(seat.elector.give_way, epoch=office.mandate.term.epoch)
             watch = DefaultWatch(office, give_way, is_foreign_led=is_foreign)
-            return [watch, *schema_services(office, self._heartbeat, may_reindex=not is_foreign)]
+            return [watch, *schema_services(office, self.heartbeat, may_reindex=not is_foreign)]
 
         seat = _Seat(self, SCHEMA_LEASE, store, orphans, make_services, None)
         return seat
@@ -228,6 +228,8 @@ class _Seat:
             is_divided=lambda: run.is_divided,
             listens=not run.config.poll_only,
             timer=run.timer,
+            dead_after=run.config.dead_after,
+            contact=run.heartbeat.contact,
         )
         office = Office(
             mandate=mandate,

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from riverpy._db.clients import client_reap, client_silent
+from riverpy._cluster.observer import HeartbeatObserver
+from riverpy._db.clients import client_heartbeats, client_reap
 from riverpy._maintenance.base import MaintenanceService
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from riverpy._lifecycle import StopScope
     from riverpy._maintenance.base import Office
 
 INTERVAL = 600.0
 """Seconds between two passes: a row more or less costs nothing, and a look does."""
-KEPT = timedelta(minutes=10)
-"""How long a dead client is remembered."""
+KEPT = 600.0
+"""Seconds for which a dead client is remembered."""
+MARGIN = 1.0
+"""Seconds that the pass which may forget a client comes later than that is so."""
 _LOOK_TIMEOUT = 5.0
 
 
@@ -32,33 +34,32 @@ class ClientReaper(MaintenanceService):
         Args:
             office: of the term.
             contact: seconds for which this process has been in unbroken contact with the server.
-                Who was out of contact cannot tell a dead client from one that was out of contact
-                too.
+                Without contact it cannot judge other clients.
         """
         super().__init__(office)
-        self._contact = contact
+        self._observer = HeartbeatObserver(office.timer, contact)
 
     async def run_once(self, scope: StopScope) -> float:
-        """Forget all that may be: mostly nobody is silent, and then one look is the whole pass.
+        """Forget all that may be: mostly no client is dead, and then one read is the whole pass.
 
         Raises:
             FencedOutError: the term is over.
             Exception: one of DATABASE_ERRORS.
         """
-        office, dead_after = self.office, self.office.config.dead_after
-        if self._contact() < dead_after.total_seconds():
-            return INTERVAL
+        office = self.office
         async with office.connection.use("looking for dead clients", _LOOK_TIMEOUT) as connection:
-            silent = await client_silent(connection, office.schema, dead_after=dead_after)
-        if silent.client_ids:
-            await self._reap(dead_after)
-        return INTERVAL
+            self._observer.saw(*await client_heartbeats(connection, office.schema))
+        dead_after = office.config.dead_after.total_seconds()
+        silence = self._observer.silence(dead_after, kept=KEPT)
+        if silence.heartbeats:
+            await self._reap(silence.heartbeats)
+        return min(INTERVAL, silence.next_in + MARGIN)
 
-    async def _reap(self, dead_after: timedelta) -> None:
+    async def _reap(self, heartbeats: Mapping[str, bytes]) -> None:
         office = self.office
         async with office.mandate.transaction(
             office.connection, "forgetting dead clients"
         ) as connection:
-            reaped = await client_reap(connection, office.schema, dead_after=dead_after, kept=KEPT)
+            reaped = await client_reap(connection, office.schema, heartbeats)
         if reaped:
             self.log.info("forgot dead clients", client_ids=reaped)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import UNSET
 
-from riverpy._db.clients import client_lock_dead, client_registered, client_silent
+from riverpy._cluster.observer import HeartbeatObserver
+from riverpy._db.clients import client_heartbeats, client_lock_dead, client_registered
 from riverpy._db.jobs import Stamp
 from riverpy._db.rescue import Rescue, job_rescue, job_running_of, job_stuck
 from riverpy._lifecycle import only_exceptions
@@ -20,7 +22,7 @@ from riverpy.job import Job, JobColumn, wire_timestamp
 from riverpy.retry import DefaultRetryPolicy, retry_delay
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
     from typing import TypeAlias
 
@@ -34,18 +36,16 @@ if TYPE_CHECKING:
 
     EndAttempts: TypeAlias = Callable[[Connection, list[Rescue]], Awaitable[dict[int, str]]]
 
-INTERVAL_MOST = 5.0
-INTERVAL_SHARE = 1 / 12
-"""Seconds between two passes while a client is silent: a share of `dead_after`, and not more."""
-QUIET_MOST = 30.0
-QUIET_SHARE = 1 / 2
-"""The same while none is: until one may be, but no longer than this share of `dead_after`, within
-which no client can appear and be dead."""
-QUIET_MARGIN = 0.01
+INTERVAL_MOST = 30.0
+INTERVAL_SHARE = 1 / 5
+"""Seconds between two reads of all heartbeats: a share of `dead_after`, and not more. A client is
+found dead so much later, at most."""
+MARGIN = 0.01
 """Seconds that a timer may be early."""
 STUCK_INTERVAL = 30.0
-"""Seconds between two looks for jobs that run for too long, or the same share of that time as for
-silent clients; River's."""
+STUCK_SHARE = 1 / 12
+"""Seconds between two looks for jobs that run for too long, River's; or a share of that time, if
+that is less."""
 PAGE = 1_000
 """Jobs that are read, and rescued, at a time."""
 STATEMENT_TIMEOUT = 5.0
@@ -106,18 +106,15 @@ class JobRescuer(MaintenanceService):
         Args:
             office: of the term.
             contact: seconds for which this process has been in unbroken contact with the server.
-                Who was out of contact cannot tell a dead client from one that was out of contact
-                too. It is the process's, not the term's: a leader may die together with the worker
-                whose jobs are to be rescued. None: there is no table of clients.
+                Without contact it cannot judge other clients. None: there is no table of clients.
         """
         super().__init__(office)
-        self._contact = contact
+        self._observer = None if contact is None else HeartbeatObserver(office.timer, contact)
         self._config = office.config
-        dead_after = self._config.dead_after.total_seconds()
-        self._interval = min(INTERVAL_MOST, dead_after * INTERVAL_SHARE)
-        self._quiet_most = min(QUIET_MOST, dead_after * QUIET_SHARE)
+        self._dead_after = self._config.dead_after.total_seconds()
+        self._interval = min(INTERVAL_MOST, self._dead_after * INTERVAL_SHARE)
         rescue_age = self._config.rescue_age.total_seconds()
-        self._stuck_interval = min(STUCK_INTERVAL, rescue_age * INTERVAL_SHARE)
+        self._stuck_interval = min(STUCK_INTERVAL, rescue_age * STUCK_SHARE)
         self._stuck_at = 0.0
         self.batches: Batches[Ending] = Batches(
             self,
@@ -146,52 +143,49 @@ class JobRescuer(MaintenanceService):
     # -- by liveness
 
     async def _rescue_dead(self, filters: Sequence[QueueFilter | None]) -> float:
-        """Give back what dead clients were working, whatever kinds this client knows. Returns the
+        """Release what dead clients were working, whatever kinds this client knows. Returns the
         seconds until there may be more of them."""
-        if self._contact is None:
-            return QUIET_MOST
-        if not filters:
-            return self._quiet_most
-        if self._contact() < self._config.dead_after.total_seconds():
+        if self._observer is None or not filters:
             return self._interval
         async with self._reading() as connection:
-            silent = await client_silent(
-                connection, self.office.schema, dead_after=self._config.dead_after
-            )
-        if not silent.client_ids:
-            next_in = self._quiet_most if silent.next_in is None else silent.next_in
-            return min(next_in + QUIET_MARGIN, self._quiet_most)
-        for within in filters:
-            await self._rescue_from(silent.client_ids, within)
-        return self._interval
+            self._observer.saw(*await client_heartbeats(connection, self.office.schema))
+        silence = self._observer.silence(self._dead_after)
+        if silence.heartbeats:
+            for within in filters:
+                await self._rescue_from(silence.heartbeats, within)
+        return min(self._interval, silence.next_in + MARGIN)
 
-    async def _rescue_from(self, silent: list[str], within: QueueFilter | None) -> None:
+    async def _rescue_from(
+        self, heartbeats: Mapping[str, bytes], within: QueueFilter | None
+    ) -> None:
         after = 0
         while True:
             async with self._reading() as connection:
                 claims = await job_running_of(
                     connection,
                     self.office.schema,
-                    client_ids=silent,
+                    client_ids=list(heartbeats),
                     within=within,
                     after=after,
                     limit=PAGE,
                 )
             rescues = [Rescue(claim.stamp, claim.client_id) for claim in claims]
-            await self._rescue(rescues, self._end_of_dead)
+            await self._rescue(rescues, partial(self._end_of_dead, heartbeats))
             if len(claims) < PAGE:
                 return
             after = claims[-1].stamp.id
 
-    async def _end_of_dead(self, connection: Connection, rescues: list[Rescue]) -> dict[int, str]:
-        """Dead is who is so while the rows change: a sign of life before that saves the jobs."""
-        assert self._contact is not None  # noqa: S101 (or nobody would be taken for dead)
+    async def _end_of_dead(
+        self, heartbeats: Mapping[str, bytes], connection: Connection, rescues: list[Rescue]
+    ) -> dict[int, str]:
+        """A heartbeat that is written before the rows change saves the jobs."""
+        assert self._observer is not None  # noqa: S101 (or no client would be taken for dead)
+        clients = {rescue.client_id for rescue in rescues if rescue.client_id}
         dead = await client_lock_dead(
             connection,
             self.office.schema,
-            client_ids=sorted({rescue.client_id for rescue in rescues if rescue.client_id}),
-            dead_after=self._config.dead_after,
-            contact=self._contact(),
+            {client_id: heartbeats[client_id] for client_id in sorted(clients)},
+            server_start=self._observer.server_start,
         )
         return await job_rescue(
             connection,
@@ -236,7 +230,7 @@ class JobRescuer(MaintenanceService):
         """Without those whose client gives signs of life, or will be found dead for want of them:
         it alone knows how long they may run."""
         ids = {job.client_id for job in jobs}
-        if self._contact is None or not ids:
+        if self._observer is None or not ids:
             return jobs
         try:
             async with self._reading() as connection:

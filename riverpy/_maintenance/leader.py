@@ -49,8 +49,9 @@ class MaintenanceLeader:
             grace: seconds that maintenance may take to end.
             timer: what is waited by.
         """
-        self.resign: Callable[[Term], None] = _ignore
-        """Called once when the maintenance of a term has failed too often, if the term goes on."""
+        self.resign: Callable[[Term], bool] = _resigns_nothing
+        """Called once when the maintenance of a term has failed too often. Returns whether the term
+        was resigned; False: it had ended before."""
         self.is_up: Callable[[Term], None] = _ignore
         """Called each time that the maintenance of a term is up."""
         self._make, self._grace, self._timer = make, grace, timer
@@ -215,17 +216,20 @@ class _Tenure:
         return since is not None and self._timer.boottime() - since >= STEADY
 
     def _give_up(self, error: BaseException) -> None:
+        try:
+            is_resigned = self._leader.resign(self._term)
+        except Exception:
+            self._log.exception("could not resign: the lease will lapse")
+            return
         say = self._say_of(error)
         say(
-            "maintenance failed too often, so this client resigns",
+            "maintenance failed too often, so this client resigns"
+            if is_resigned
+            else "maintenance failed too often, after its term had ended",
             attempt=ATTEMPTS,
             attempts=ATTEMPTS,
             **_account(error),
         )
-        try:
-            self._leader.resign(self._term)
-        except Exception:
-            self._log.exception("could not resign: the lease will lapse")
 
     async def _report(self) -> None:
         await self._quarantined.wait()
@@ -257,3 +261,7 @@ def _account(error: BaseException) -> dict[str, Any]:
 
 def _ignore(term: Term) -> None:
     pass
+
+
+def _resigns_nothing(term: Term) -> bool:
+    return False

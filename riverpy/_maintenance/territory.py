@@ -1,13 +1,19 @@
-"""Territory: which queues the leader of a domain maintains, where there is more than one domain."""
+"""Territory: which queues the leader of a domain maintains, where there is more than one domain.
+
+A domain is silent when its heartbeat has not changed for `ORPHANED_AFTER`, or is that old by the
+server's clock and has not changed for `dead_after`: that clock may be stepped.
+"""
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 import structlog
 
+from riverpy._cluster.observer import HeartbeatObserver
+from riverpy._db.clients import LastHeartbeat
 from riverpy._db.domains import ORPHANED_AFTER
 from riverpy._db.ownership import owner_is_empty, owner_is_there, owner_read
 from riverpy._maintenance.scope import All, Except, Only
@@ -18,7 +24,7 @@ if TYPE_CHECKING:
 
     from riverpy._clock import Timer
     from riverpy._db.connection import DedicatedConnection
-    from riverpy._db.ownership import Owner
+    from riverpy._db.ownership import OwnerRow
     from riverpy._maintenance.scope import Scope
 
 FRESH = 1.0
@@ -27,6 +33,15 @@ UNDIVIDED = 300.0
 """The same of the answer that no domain has a queue, if notifications are listened to: who claims
 the first one says so. And of the answer that there is no table of owners, in any case."""
 STATEMENT_TIMEOUT = 5.0
+
+
+class Owner(NamedTuple):
+    """Which domain has a queue."""
+
+    queue: str
+    domain: str
+    is_orphaned: bool
+    """Whether no client of the domain has written a heartbeat for long."""
 
 
 class Territory:
@@ -41,6 +56,8 @@ class Territory:
         is_divided: Callable[[], bool],
         listens: bool,
         timer: Timer,
+        dead_after: timedelta,
+        contact: Callable[[], float],
     ) -> None:
         """Make it.
 
@@ -52,9 +69,13 @@ class Territory:
                 now and then, since it may be made while a leader runs that does not hear of it.
             listens: whether `forget` is called when queues change hands.
             timer: by which it measures.
+            dead_after: the client's setting.
+            contact: seconds for which this process has been in unbroken contact with the server.
         """
         self._connection, self._schema, self._timer = connection, schema, timer
         self._choose, self._is_divided = choose, is_divided
+        self._observer = HeartbeatObserver(timer, contact)
+        self._dead_after = dead_after.total_seconds()
         self._undivided = UNDIVIDED if listens else FRESH
         self._scope: Scope = All()
         self._is_found = False
@@ -98,9 +119,10 @@ class Territory:
                 if not self._is_found:
                     return None
             try:
-                return await owner_read(
+                rows = await owner_read(
                     connection, self._schema, orphaned_after=timedelta(seconds=ORPHANED_AFTER)
                 )
+                return self._judge(rows)
             except UndefinedTableError:  # it was dropped: no domain has a queue
                 return ()
             except InsufficientPrivilegeError:
@@ -108,6 +130,14 @@ class Territory:
                     raise
                 self._tell_of_grant()
                 return ()
+
+    def _judge(self, rows: Sequence[OwnerRow]) -> Sequence[Owner]:
+        self._observer.saw(
+            LastHeartbeat(row.queue, row.last_seen, 0.0 if row.is_old else ORPHANED_AFTER)
+            for row in rows
+        )
+        silent = self._observer.silence(self._dead_after).heartbeats
+        return [Owner(row.queue, row.domain, row.queue in silent) for row in rows]
 
     def _tell_of_grant(self) -> None:
         if not self._is_told:

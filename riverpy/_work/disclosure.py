@@ -1,14 +1,16 @@
-"""Disclosure: what a client shows of itself in its row of the database: slots, stuck jobs, and that
-it knows of domains."""
+"""Disclosure: what a client shows of itself in its row of the database: slots, stuck jobs, whether
+it is stopping, and that it knows of domains."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import structlog
 
-from riverpy._db.clients import client_disclose
+from riverpy._cluster.process import own_process
+from riverpy._db.clients import client_disclose, client_set_state
 from riverpy._db.ownership import member_mark
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 
@@ -59,11 +61,21 @@ class Disclosure:
         """
         self._work, self._connection, self._heartbeat = work, connection, heartbeat
         self._schema, self._client_id, self._slots = schema, client_id, slots
-        self._told: tuple[list[int], list[int], int] | None = None
+        self._told: tuple[list[int], list[int], int, bool] | None = None
+        self._is_stopping = False
+        self._wake = asyncio.Event()
+        self.keeps_state = False
+        """Whether the row has a place for whether the client is stopping."""
         self.is_marked = False
         """Whether to say that the client knows of domains. One of another domain than `default`
         says so by its settings."""
         self._log: Any = structlog.get_logger("riverpy").bind()
+
+    def stopping(self) -> None:
+        """A stop has begun: say so at once, so that the client does not count as one that could
+        become leader."""
+        self._is_stopping = True
+        self._wake.set()
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Tell until stopped."""
@@ -71,32 +83,56 @@ class Disclosure:
         task_status.started()
         while True:
             scope.turns(within=delay + TIMEOUT)
-            await anyio.sleep(delay)
+            with anyio.move_on_after(delay):
+                await self._wake.wait()
+            self._wake.clear()
             delay = await self._tell()
 
     async def _tell(self) -> float:
         """Tell what is new. Returns the seconds until the next look."""
-        slots, stuck, _ = now = self._seen()
-        if now == self._told:
+        slots, stuck, _, is_stopping = now = self._seen()
+        registered_at = self._heartbeat.registered_at
+        if now == self._told or registered_at is None:
             return INTERVAL
         try:
             async with self._connection.use("telling slots and stuck jobs", TIMEOUT) as connection:
+                if self.keeps_state:
+                    state = "stopping" if is_stopping else "working"
+                    await client_set_state(
+                        connection,
+                        self._schema,
+                        client_id=self._client_id,
+                        registered_at=registered_at,
+                        state=state,
+                        process=own_process(),
+                    )
                 await client_disclose(
-                    connection, self._schema, client_id=self._client_id, slots=slots, stuck=stuck
+                    connection,
+                    self._schema,
+                    client_id=self._client_id,
+                    registered_at=registered_at,
+                    slots=slots,
+                    stuck=stuck,
                 )
                 if self.is_marked and (self._told is None or self._told[2] != now[2]):
-                    await member_mark(connection, self._schema, client_id=self._client_id)
+                    await member_mark(
+                        connection,
+                        self._schema,
+                        client_id=self._client_id,
+                        registered_at=registered_at,
+                    )
         except DATABASE_ERRORS as error:  # it is for people to see: nothing waits for it
             self._log.debug("slots and stuck jobs are not told", error=describe(error))
             return RETRY
         self._told = now
         return INTERVAL
 
-    def _seen(self) -> tuple[list[int], list[int], int]:
-        """The slots, with those that were given for stuck jobs, the stuck jobs' ids, and which
-        contact with the server it is."""
+    def _seen(self) -> tuple[list[int], list[int], int, bool]:
+        """The slots, with those that were given for stuck jobs, the stuck jobs' ids, which contact
+        with the server it is, and whether the client is stopping."""
         slots = dict(self._slots)
         for attempt, keeps_slot in self._work.stuck.items():
             slots[attempt.queue] += not keeps_slot
         ids = sorted(attempt.id for attempt in self._work.stuck)
-        return list(slots.values()), ids[:STUCK_MAX], self._heartbeat.contacts
+        contacts = self._heartbeat.contacts
+        return list(slots.values()), ids[:STUCK_MAX], contacts, self._is_stopping

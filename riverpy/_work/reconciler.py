@@ -328,10 +328,12 @@ class Reconciler:
                 age=age,
             )
             ours = self._active() | {rescue.stamp for rescue in self._rescues.rows}
+            lost = [stamp for stamp in claimed if stamp not in ours]
+            if lost and not await self._heartbeat.is_current(connection):
+                return
         self._put_backs.discard()
-        for stamp in claimed:
-            if stamp not in ours:
-                self._put_backs.add(stamp)
+        for stamp in lost:
+            self._put_backs.add(stamp)
         self._done = 0
         try:
             if not await self._put_backs.send_all(SEND_TIMEOUT):
@@ -381,6 +383,8 @@ class Reconciler:
                 limit=PAGE,
             )
             active = self._active()
+            if claims and not await self._heartbeat.is_current(connection):
+                return
         for stamp, client_id in claims:
             if stamp.attempted_at < registered_at and stamp not in active:
                 self._rescues.add(Rescue(stamp, client_id))

@@ -13,7 +13,7 @@ stop request.
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -30,12 +30,12 @@ from riverpy._db.clients import Registration
 from riverpy._db.connection import DedicatedConnection, Outage, close_all
 from riverpy._db.jobs import job_any_available
 from riverpy._db.leases import TOPIC as LEASE_TOPIC
-from riverpy._db.ownership import member_forget
 from riverpy._db.schema import (
     CLIENTS_VERSION,
     DOMAINS_VERSION,
     OWN_LINE,
     SLOTS_VERSION,
+    STATE_VERSION,
     check_schema,
     expect_feature,
     warn_of_missing_features,
@@ -61,7 +61,8 @@ from riverpy._work.stop_budget import StopBudget
 from riverpy._work.stop_report import StopReport, tell_of_left
 from riverpy._work.summary import Summary
 from riverpy._work.work_group import WorkGroup
-from riverpy.drivers.asyncpg import CONNECT_TIMEOUT, DATABASE_ERRORS, UndefinedTableError
+from riverpy.drivers.asyncpg import CONNECT_TIMEOUT, DATABASE_ERRORS
+from riverpy.errors import ClientIdInUseError, DomainConflictError
 from riverpy.job import JobState
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ class Run:
             config,
             [self._results, self._claims, self._reserved],
             SystemTimer(),
+            displaced=self.stop_hard,
         )
         self._membership = (
             None
@@ -158,6 +160,7 @@ class Run:
                 periodic_jobs=periodic_jobs,
                 connection=self._results,
                 reserved=self._reserved,
+                heartbeat=self._heartbeat,
                 timer=SystemTimer(),
             )
         )
@@ -167,6 +170,7 @@ class Run:
             kinds=list(workers),
             queues=list(queues),
             periodic_jobs=periodic_jobs,
+            is_leader=lambda: self.is_leader,
             timer=SystemTimer(),
         )
         self._completer = Completer(
@@ -282,6 +286,7 @@ class Run:
         if not self._stop_asked.is_set():
             self._budget.start()
             self.overview.state = "stopping"
+            self._disclosure.stopping()
             self._stop_asked.set()
         if self._starting is not None:
             self._starting.cancel()
@@ -333,15 +338,19 @@ class Run:
                         task_status.started()
                         await self._until_stopped(drain=drain)
                 finally:
+                    self._disclosure.stopping()
                     await self._drain()
             self._summary.end()
             report = self._report()
             if report.is_clean:
                 await self._heartbeat.leave()
+            if self._heartbeat.is_displaced:
+                raise ClientIdInUseError(self._client_id, None)
         except BaseExceptionGroup as group:
             raise only_error(group) from None
         finally:
             self._executor.close()
+            self._heartbeat.end()
             await close_all([self._claims, self._results, self._reserved])
             self.overview.state = "stopped"
         return report
@@ -355,29 +364,23 @@ class Run:
         warn_of_missing_features(state, self._config.schema, url=self._url)
         self._keeps_clients = CLIENTS_VERSION in state.versions(OWN_LINE)
         self._keeps_slots = SLOTS_VERSION in state.versions(OWN_LINE)
+        self._disclosure.keeps_state = STATE_VERSION in state.versions(OWN_LINE)
         if DOMAINS_VERSION in state.versions(OWN_LINE):
             self._disclosure.is_marked = self._membership is None
             if self._candidacy is not None:
                 self._candidacy.is_divided = True
-            if self._membership is None and self._config.id is not None:
-                await self._leave_old_domain()
         await self._singletons.prepare()
         await self._claims.open()
         await self._results.open()
 
-    async def _leave_old_domain(self) -> None:
-        """An id that is given may have been that of a domain's client, which left its row behind
-        as it crashed: that domain would count this client for its own."""
-        async with self._reserved.use("leaving an old domain", CONNECT_TIMEOUT) as connection:
-            with suppress(UndefinedTableError):  # the heartbeat tells of that
-                await member_forget(connection, self._config.schema, client_id=self._client_id)
-
     async def _start_services(self, services: ServiceGroup) -> None:
+        if self._keeps_clients:
+            await self._heartbeat.register()
+            await services.start(self._heartbeat)
         if self._membership is not None:
-            await self._membership.join()
+            await self._join_domain(self._membership)
             await services.start(self._membership)
         if self._keeps_clients:
-            await services.start(self._heartbeat)
             if self._keeps_slots:
                 await services.start(self._disclosure)
             await services.start(self._leader_watch)
@@ -387,6 +390,13 @@ class Run:
         if not self._config.poll_only:
             self._notifier = self.overview.notifier = self._make_notifier()
             await services.start(self._notifier)
+
+    async def _join_domain(self, membership: Membership) -> None:
+        try:
+            await membership.join()
+        except DomainConflictError:
+            await self._heartbeat.leave()
+            raise
 
     @contextmanager
     def until_stop_asked(self) -> Generator[None]:

@@ -86,8 +86,8 @@ class WorkerLook(msgspec.Struct, frozen=True):
 
     client_id: str
     state: str
-    """`alive`, `silent` for longer than its `dead_after`, or `unregistered`: one of River's in Go,
-    or one whose row is gone."""
+    """`alive`, `stopping`, `silent` for longer than its `dead_after` by the server's clock, or
+    `unregistered`: one of River's in Go, or one whose row is gone."""
     running: int
     longest: float | None = None
     """Seconds that the longest of these jobs runs. None: there is none."""
@@ -341,13 +341,19 @@ def _slots_by_queue(clients: Sequence[ClientRow]) -> dict[str, int | None]:
     return found
 
 
+def _state(client: ClientRow) -> str:
+    if client.is_silent:
+        return "silent"
+    return "stopping" if client.is_stopping else "alive"
+
+
 def worker_looks(clients: Sequence[ClientRow], running: dict[str, RunningRow]) -> list[WorkerLook]:
     """Those that are registered, and those that run jobs without."""
     nothing = RunningRow(0, 0.0)
     registered = [
         WorkerLook(
             client_id=client.client_id,
-            state="silent" if client.is_silent else "alive",
+            state=_state(client),
             running=running.get(client.client_id, nothing).jobs,
             longest=_longest(running.get(client.client_id, nothing)),
             slots=None if client.slots is None else sum(client.slots),

@@ -1,19 +1,49 @@
 -- Statements on our table of clients.
 --
--- Only the server's clock is compared. Points in time cross as microseconds since 2000, since some of the connections
--- that beat have a codec of their own for timestamps.
+-- Whether a client is dead is never decided by the server's clock alone: an observer reads heartbeats and measures by its
+-- own clock how long each stays the same. Heartbeats cross as the bytes of timestamptz_send, to be compared, since some of
+-- the connections have a codec of their own for timestamps.
+
+
+-- name: client_register
+-- Register a run under an id that no other run has; nothing is returned if one has it. Safe beside a leader: it inserts
+-- the client's own row alone.
+insert into /* schema */ riverpy_client (client_id, queues, kinds, candidate, poll_only, version, dead_after, started_at)
+values (
+  @client_id::text, @queues::text[], @kinds::text[], @candidate::boolean, @poll_only::boolean, @version::text,
+  @dead_after::interval, now()
+)
+on conflict (client_id) do nothing
+returning timestamptz_send(started_at);
+
+
+-- name: client_holder
+-- Which run has an id. Through jsonb, since the column of the process may not be there.
+select
+  timestamptz_send(started_at), timestamptz_send(heartbeat_at), extract(epoch from dead_after)::float8,
+  to_char(/* finite */ (started_at) at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), to_jsonb(client) ->> 'process',
+  heartbeat_at between now() - dead_after and now() + dead_after, timestamptz_send(pg_postmaster_start_time())
+from /* schema */ riverpy_client as client
+where client_id = @client_id::text;
+
+
+-- name: client_displace
+-- Delete the row of a run that is gone, unless it has written a heartbeat since that one was read. Safe beside a leader:
+-- one that has locked the row to rescue its jobs ends first.
+delete from /* schema */ riverpy_client
+where client_id = @client_id::text and timestamptz_send(heartbeat_at) = @heartbeat::bytea;
 
 
 -- name: client_beat
--- Give a sign of life; the first of a run registers it, and when that was is the answer. Safe beside a leader: it
--- changes the client's own row alone. It touches no other table, or a lock there would keep the client from living.
+-- Write a heartbeat of a run, which inserts its row again if it was deleted; nothing is returned if another run has
+-- registered under the id. Safe beside a leader: it changes the client's own row alone. It touches no other table, or a
+-- lock there would stop the heartbeats.
 insert into /* schema */ riverpy_client as client (
   client_id, queues, kinds, candidate, poll_only, version, dead_after, started_at
 )
 values (
   @client_id::text, @queues::text[], @kinds::text[], @candidate::boolean, @poll_only::boolean, @version::text,
-  @dead_after::interval,
-  coalesce(timestamptz '2000-01-01 00:00:00+00' + @registered_at::bigint * interval '1 microsecond', now())
+  @dead_after::interval, timestamptz '2000-01-01 00:00:00+00' + @registered_at::bigint * interval '1 microsecond'
 )
 on conflict (client_id) do update set
   queues = excluded.queues,
@@ -22,9 +52,18 @@ on conflict (client_id) do update set
   poll_only = excluded.poll_only,
   version = excluded.version,
   dead_after = excluded.dead_after,
-  started_at = excluded.started_at,
   heartbeat_at = clock_timestamp()
-returning timestamptz_send(started_at);
+where client.started_at = excluded.started_at
+returning true;
+
+
+-- name: client_is_current
+-- Whether a run still has its id.
+select exists (
+  select from /* schema */ riverpy_client
+  where client_id = @client_id::text
+    and started_at = timestamptz '2000-01-01 00:00:00+00' + @registered_at::bigint * interval '1 microsecond'
+);
 
 
 -- name: client_disclose
@@ -32,17 +71,30 @@ returning timestamptz_send(started_at);
 -- changes the client's own row alone.
 update /* schema */ riverpy_client
 set slots = @slots::integer[], stuck = @stuck::bigint[]
-where client_id = @client_id::text;
+where client_id = @client_id::text
+  and started_at = timestamptz '2000-01-01 00:00:00+00' + @registered_at::bigint * interval '1 microsecond';
+
+
+-- name: client_set_state
+-- Say whether the client is stopping, and in which process it runs. Safe beside a leader: it changes the client's own row
+-- alone.
+update /* schema */ riverpy_client
+set state = @state::text, process = @process::text
+where client_id = @client_id::text
+  and started_at = timestamptz '2000-01-01 00:00:00+00' + @registered_at::bigint * interval '1 microsecond';
 
 
 -- name: leader_look
--- Who leads, whether that is a client of ours, and whether one of ours stands for election and gives signs of life.
+-- Who leads, whether that is a client of ours, and whether one of ours takes part in leader election and has a recent
+-- heartbeat, by the server's clock.
 select
   leader.leader_id,
   to_char(/* finite */ (leader.elected_at) at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as elected_at,
   exists (select from /* schema */ riverpy_client where client_id = leader.leader_id) as is_registered,
   exists (
-    select from /* schema */ riverpy_client where candidate and heartbeat_at >= now() - dead_after
+    select from /* schema */ riverpy_client as client
+    where candidate and heartbeat_at between now() - dead_after and now() + dead_after
+      and coalesce(to_jsonb(client) ->> 'state', '') <> 'stopping'
   ) as has_candidate
 from (select) as always
 left join /* schema */ river_leader as leader on leader.name = 'default' and leader.expires_at >= now();
@@ -60,33 +112,25 @@ where client_id = @client_id
   );
 
 
--- name: client_silent
--- Which clients give no signs of life, and in how many seconds the next of the others may be one of them: null, if
--- there are no others.
-with clients as (
-  select
-    client_id,
-    extract(epoch from /* finite */ (heartbeat_at) - now() + greatest(dead_after, @dead_after::interval)) as silent_in
-  from /* schema */ riverpy_client
-)
+-- name: client_heartbeats
+-- The last heartbeat of each client, with its own limit in seconds, and when the server was started.
 select
-  coalesce(array_agg(client_id) filter (where silent_in < 0), '{}'),
-  min(silent_in) filter (where silent_in >= 0)::float8
-from clients;
+  client_id, timestamptz_send(heartbeat_at), extract(epoch from dead_after)::float8,
+  timestamptz_send(pg_postmaster_start_time())
+from /* schema */ riverpy_client;
 
 
 -- name: client_lock_dead
--- Which of the given clients are dead: no sign of life for as long as their own setting and the leader's say, and the
--- server was there for as long. They can give none until the end of the transaction. A row that is locked is being
--- given one. Fenced by the transaction around it.
-select client_id
-from /* schema */ riverpy_client
-where client_id = any(@client_id::text[])
-  and heartbeat_at < now() - greatest(dead_after, @dead_after::interval)
-  and pg_postmaster_start_time() < now() - greatest(dead_after, @dead_after::interval)
-  and greatest(dead_after, @dead_after::interval) <= @contact::float8 * interval '1 second'
-order by client_id
-for update skip locked;
+-- Which of the given clients still have the heartbeat that was found to be their last, on a server that has not been
+-- restarted since. They can write none until the end of the transaction. A row that is locked is being written. Fenced by
+-- the transaction around it.
+select client.client_id
+from unnest(@client_id::text[], @heartbeat::bytea[]) as seen (client_id, heartbeat)
+join /* schema */ riverpy_client as client on client.client_id = seen.client_id
+where timestamptz_send(client.heartbeat_at) = seen.heartbeat
+  and timestamptz_send(pg_postmaster_start_time()) = @server_start::bytea
+order by client.client_id
+for update of client skip locked;
 
 
 -- name: client_registered
@@ -97,33 +141,38 @@ where client_id = any(@client_id::text[]);
 
 
 -- name: client_candidates
--- Who stands for election in a domain and gives signs of life. Through jsonb, since the column may not be there.
+-- Which clients take part in the leader election of a domain: those with a recent heartbeat, by the server's clock, that
+-- are not stopping. Through jsonb, since the columns may not be there.
 select client_id, version, /* finite */ (started_at), /* finite */ (heartbeat_at)
 from /* schema */ riverpy_client as client
-where candidate and heartbeat_at >= now() - dead_after
+where candidate and heartbeat_at between now() - dead_after and now() + dead_after
+  and coalesce(to_jsonb(client) ->> 'state', '') <> 'stopping'
   and coalesce(to_jsonb(client) ->> 'domain', 'default') = @domain::text
 order by started_at, client_id;
 
 
 -- name: client_living
--- How many clients give signs of life.
-select count(*) from /* schema */ riverpy_client where heartbeat_at >= now() - dead_after;
+-- How many clients have a recent heartbeat, by the server's clock.
+select count(*)
+from /* schema */ riverpy_client
+where heartbeat_at between now() - dead_after and now() + dead_after;
 
 
 -- name: client_reap
--- Forget clients that are dead for long and have no running job: those of others are still to be rescued by the row.
--- Fenced by the transaction around it.
+-- Forget clients whose heartbeat is still the given one and that have no running job: those of others are still to be
+-- rescued by the row. Fenced by the transaction around it.
 with gone as materialized (
-  select client_id
-  from /* schema */ riverpy_client
-  where heartbeat_at < now() - greatest(dead_after, @dead_after::interval) - @kept::interval
-    and client_id not in (
+  select client.client_id
+  from unnest(@client_id::text[], @heartbeat::bytea[]) as seen (client_id, heartbeat)
+  join /* schema */ riverpy_client as client on client.client_id = seen.client_id
+  where timestamptz_send(client.heartbeat_at) = seen.heartbeat
+    and client.client_id not in (
       select job.attempted_by[array_upper(job.attempted_by, 1)]
       from /* schema */ river_job as job
       where job.state = 'running' and job.attempted_by[array_upper(job.attempted_by, 1)] is not null
     )
-  order by client_id
-  for update skip locked
+  order by client.client_id
+  for update of client skip locked
 )
 delete from /* schema */ riverpy_client as client
 using gone

@@ -106,15 +106,17 @@ where nspname = @schema;
 
 
 -- name: doctor_clients
--- Who is registered, and how many seconds ago each gave its last sign of life. Through jsonb, since the columns of slots
--- and stuck jobs may not be there.
+-- Who is registered, and how old its heartbeat is in seconds by the server's clock. Through jsonb, since the columns of
+-- slots, stuck jobs and the state may not be there.
 select
-  client_id, queues, kinds, candidate, poll_only, version,
+  client_id, queues, kinds, candidate and coalesce(to_jsonb(client) ->> 'state', '') <> 'stopping' as candidate,
+  poll_only, version,
   extract(epoch from now() - /* finite */ (heartbeat_at))::float8 as silent,
   extract(epoch from dead_after)::float8 as dead_after,
   extract(epoch from now() - /* finite */ (started_at))::float8 as running,
   to_jsonb(client) ->> 'slots' as slots,
-  to_jsonb(client) ->> 'stuck' as stuck
+  to_jsonb(client) ->> 'stuck' as stuck,
+  coalesce(to_jsonb(client) ->> 'state', '') = 'stopping' as is_stopping
 from /* schema */ riverpy_client as client
 order by started_at, client_id
 limit 10000;

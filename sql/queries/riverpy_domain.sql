@@ -39,11 +39,15 @@ order by queue;
 
 
 -- name: domain_members
--- Which clients give signs of life, and whose they are.
+-- Which clients have a recent heartbeat, by the server's clock, and their domains. One that is stopping takes part in no
+-- leader election. Through jsonb, since the column may not be there.
 select
-  client_id, domain, queues, kinds, candidate, settings, extract(epoch from now() - /* finite */ (started_at))::float8 as running
-from /* schema */ riverpy_client
-where heartbeat_at >= now() - dead_after
+  client_id, domain, queues, kinds,
+  candidate and coalesce(to_jsonb(client) ->> 'state', '') <> 'stopping' as candidate,
+  settings, extract(epoch from now() - /* finite */ (started_at))::float8 as running,
+  coalesce(to_jsonb(client) ->> 'state', '') = 'stopping' as is_stopping
+from /* schema */ riverpy_client as client
+where heartbeat_at between now() - dead_after and now() + dead_after
 order by started_at, client_id
 limit 10000;
 
@@ -66,7 +70,7 @@ select
   owner.domain,
   (
     select count(*) from /* schema */ riverpy_client
-    where domain = owner.domain and heartbeat_at >= now() - dead_after
+    where domain = owner.domain and heartbeat_at between now() - dead_after and now() + dead_after
   ) as living,
   owner.queue is not null
     or exists (select from /* schema */ river_queue where name = given.queue)

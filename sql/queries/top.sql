@@ -15,18 +15,19 @@ select
 
 
 -- name: top_clients
--- Clients of ours, dead ones too until they are reaped. Through jsonb, since the columns of slots and stuck jobs may not
--- be there.
+-- Clients of ours, dead ones too until they are reaped. Silence is by the server's clock. Through jsonb, since the columns
+-- of slots, stuck jobs and the state may not be there.
 select
   client_id,
   version,
   queues,
-  candidate,
+  candidate and coalesce(to_jsonb(client) ->> 'state', '') <> 'stopping' as candidate,
   /* finite */ (started_at) as started_at,
   extract(epoch from now() - /* finite */ (heartbeat_at))::float8 as silent_for,
-  heartbeat_at < now() - dead_after as is_silent,
+  heartbeat_at not between now() - dead_after and now() + dead_after as is_silent,
   coalesce(jsonb_array_length(nullif(to_jsonb(client) -> 'stuck', 'null')), 0) as stuck,
-  to_jsonb(client) ->> 'slots' as slots
+  to_jsonb(client) ->> 'slots' as slots,
+  coalesce(to_jsonb(client) ->> 'state', '') = 'stopping' as is_stopping
 from /* schema */ riverpy_client as client
 order by is_silent, started_at, client_id
 limit @limit::bigint;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,7 @@ class FakeConnection:
         yield self
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncGenerator[None]:
+    async def transaction(self, **_: object) -> AsyncGenerator[None]:
         yield
 
     async def execute(self, *statement: object) -> None:
@@ -62,10 +63,18 @@ class FakeServer:
             FakeConnection(name, self) for name in ("results", "claims", "reserved")
         ]
         self.beats: list[tuple[float, str]] = []
+        self.has_id = True
+        """Whether no other run has registered."""
+        self.displaced = 0
+        """How often a heartbeat has said that another has."""
 
-    async def beat(self, connection: FakeConnection, *_: Any, registered_at: int | None) -> int:
+    async def register(self, connection: FakeConnection, *_: Any) -> int:
         self.beats.append((self.timer.boottime(), connection.name))
-        return registered_at or 7
+        return 7
+
+    async def beat(self, connection: FakeConnection, *_: Any, registered_at: int) -> bool:
+        self.beats.append((self.timer.boottime(), connection.name))
+        return self.has_id
 
     def break_all(self, *, broken: bool = True) -> None:
         for connection in self.connections:
@@ -75,10 +84,17 @@ class FakeServer:
     async def beating(self, **settings: Any) -> AsyncGenerator[Heartbeat]:
         """A heartbeat that has registered."""
         connections: Any = self.connections
-        heartbeat = Heartbeat(REGISTRATION, Config(**settings), connections, self.timer)
+        heartbeat = Heartbeat(
+            REGISTRATION, Config(**settings), connections, self.timer, self._displace
+        )
+        await heartbeat.register()
         async with ServiceGroup() as group:
             await group.start(heartbeat)
             yield heartbeat
+        heartbeat.end()
+
+    def _displace(self) -> None:
+        self.displaced += 1
 
 
 @pytest.fixture
@@ -86,6 +102,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
     """A server that answers signs of life."""
     server = FakeServer()
     monkeypatch.setattr("riverpy._cluster.heartbeat.client_beat", server.beat)
+    monkeypatch.setattr("riverpy._cluster.id_claim.client_register", server.register)
     return server
 
 
@@ -196,11 +213,27 @@ async def test_time_that_was_missed(server: FakeServer, how: str) -> None:
         assert heartbeat.contact() < 20
 
 
+async def test_another_run_has_registered(server: FakeServer, log: list[dict[str, Any]]) -> None:
+    """A client whose heartbeat finds another run under its id claims nothing from then on, writes
+    no heartbeat any more, and says so once (FR-08)."""
+    async with server.beating() as heartbeat:
+        await server.timer.advance(10)
+        assert (heartbeat.may_claim, server.displaced) == (True, 0)
+        server.has_id = False
+        await server.timer.advance(60)
+        assert (heartbeat.may_claim, heartbeat.is_displaced) == (False, True)
+        assert server.displaced == 1
+        assert len(server.beats) == 3
+    (entry,) = [entry for entry in log if entry["log_level"] == "error"]
+    assert "another client has registered under this id" in entry["event"]
+    assert entry["client_id"] == "me"
+
+
 async def test_before_it_runs(server: FakeServer) -> None:
     """Where nobody can beat, for want of the table, claiming is allowed, and nobody is in contact
     that would find others dead."""
     connections: Any = server.connections
-    heartbeat = Heartbeat(REGISTRATION, Config(), connections, server.timer)
+    heartbeat = Heartbeat(REGISTRATION, Config(), connections, server.timer, lambda: None)
     assert heartbeat.may_claim
     assert heartbeat.contact() == 0
     await heartbeat.leave()
@@ -252,31 +285,46 @@ async def test_what_is_left_keeps_the_row(rig: Rig) -> None:
 
 
 async def test_runs_of_one_id(schema: Schema) -> None:
-    """A later run under the same id takes the row over; an earlier one cannot take it away, and a
-    sign of life of a forgotten client registers its old run again."""
+    """A run takes over the row of one whose last heartbeat it has seen, and no other row. The
+    earlier run then writes no heartbeat and deletes nothing, and that of a forgotten client
+    registers its run again (FR-08)."""
     async with schema.connected() as connection:
-        beat = lambda at: clients.client_beat(  # noqa: E731
-            connection, schema.name, REGISTRATION, registered_at=at
-        )
-        first = await beat(None)
-        second = await beat(None)
-        assert second > first
-        assert await beat(second) == second
-        await clients.client_leave(connection, schema.name, client_id="me", registered_at=first)
-        assert await schema.fetchval("SELECT count(*) FROM riverpy_client") == 1
+        register = partial(clients.client_register, connection, schema.name, REGISTRATION)
+        beat = partial(clients.client_beat, connection, schema.name, REGISTRATION)
+        leave = partial(clients.client_leave, connection, schema.name, client_id="me")
+        holder = partial(clients.client_holder, connection, schema.name, client_id="me")
+        displace = partial(clients.client_displace, connection, schema.name, client_id="me")
+        first = await register()
+        assert first is not None
+        assert await register() is None
+        seen = await holder()
+        assert seen is not None
+        assert await beat(registered_at=first)
+        await displace(heartbeat=seen.heartbeat.value)
+        assert await register() is None
+        seen = await holder()
+        assert seen is not None
+        await displace(heartbeat=seen.heartbeat.value)
+        second = await register()
+        assert second is not None
+        assert not await beat(registered_at=first)
+        assert await beat(registered_at=second)
+        await leave(registered_at=first)
+        assert await holder() is not None
         await schema.execute("DELETE FROM riverpy_client")
-        assert await beat(second) == second
-        await clients.client_leave(connection, schema.name, client_id="me", registered_at=second)
-        assert await schema.fetchval("SELECT count(*) FROM riverpy_client") == 0
+        assert await beat(registered_at=second)
+        await leave(registered_at=second)
+        assert await holder() is None
 
 
 async def test_beats_are_cheap(schema: Schema) -> None:
     """A sign of life changes its row on its page and no index, so that pages are cleaned in
     passing."""
     async with schema.connected() as connection, connection.transaction():
-        at = None
-        for _ in range(11):
-            at = await clients.client_beat(connection, schema.name, REGISTRATION, registered_at=at)
+        at = await clients.client_register(connection, schema.name, REGISTRATION)
+        assert at is not None
+        for _ in range(10):
+            await clients.client_beat(connection, schema.name, REGISTRATION, registered_at=at)
         found = await connection.fetchrow(
             "SELECT pg_stat_get_xact_tuples_updated('riverpy_client'::regclass),"
             " pg_stat_get_xact_tuples_hot_updated('riverpy_client'::regclass)"
@@ -288,7 +336,7 @@ async def test_beats_are_cheap(schema: Schema) -> None:
 def no_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on the server refuses signs of life."""
 
-    async def refuse(*args: Any, **values: Any) -> int:
+    async def refuse(*args: Any, **values: Any) -> bool:
         raise ConnectionError("no")
 
     monkeypatch.setattr("riverpy._cluster.heartbeat.client_beat", refuse)

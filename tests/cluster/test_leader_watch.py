@@ -53,6 +53,7 @@ class FakeServer:
             kinds=["task"],
             queues=["default"],
             periodic_jobs=PeriodicJobs([PeriodicJob(every(timedelta(hours=1)), Task, id="hourly")]),
+            is_leader=lambda: False,
             timer=self.timer,
         )
         async with ServiceGroup() as group:

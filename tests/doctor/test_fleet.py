@@ -96,6 +96,34 @@ async def test_no_leader_though_there_are_candidates(schema: Schema, doctor: Doc
     assert "`locks`" in found["fix"]
 
 
+async def test_all_are_stopping(schema: Schema, doctor: Doctor) -> None:
+    """During an ordinary stop of the last worker nobody leads, and its client is no candidate: a
+    warning, and no failure. A client that works beside it could lead."""
+    await register(schema, "last")
+    await schema.execute("UPDATE riverpy_client SET state = 'stopping'")
+    report = await doctor()
+    found = report.one("leader", "warn")
+    assert 'the clients that run are stopping ("last")' in found["text"]
+    assert found["data"] == {"leader_id": None, "candidates": []}
+    assert report.exit_code == 0
+    await register(schema, "other", domain="mail", queues=("mail",))
+    await schema.execute("UPDATE riverpy_client SET state = 'stopping'")
+    assert "whose clients are stopping" in (await doctor()).one("domains", "warn")["text"]
+    await register(schema, "working")
+    found = (await doctor()).one("leader", "fail")
+    assert found["data"]["candidates"] == ["working"]
+
+
+async def test_clock_set_back(schema: Schema, doctor: Doctor) -> None:
+    """A heartbeat that is far in the future, after the server's clock was set back, is said to be
+    that, and its client does not count as alive."""
+    await register(schema, "old", silent=-600)
+    report = await doctor()
+    (found,) = [one for one in report.of("clients") if one["data"].get("client_id") == "old"]
+    assert "in the future: the server's clock was set back" in found["text"]
+    assert report.one("leader", "warn")["data"]["candidates"] == []
+
+
 async def test_no_candidate(schema: Schema, doctor: Doctor) -> None:
     """Nobody leads and nobody stands: a failure, with what to change."""
     await register(schema, "worker", candidate=False)
@@ -110,7 +138,10 @@ async def test_leader_is_silent(schema: Schema, doctor: Doctor) -> None:
     """A leader that gives no sign of life is told of while its lease lasts."""
     await register(schema, "leader", silent=3610)
     await seat(schema, "leader")
-    assert "gave no sign of life for 1h" in (await doctor()).one("leader", "warn")["text"]
+    assert (
+        "wrote no heartbeat for 1h by the server's clock"
+        in (await doctor()).one("leader", "warn")["text"]
+    )
 
 
 async def test_foreign_leader(schema: Schema, doctor: Doctor) -> None:
@@ -141,7 +172,7 @@ async def test_silent_and_dead_clients(schema: Schema, doctor: Doctor) -> None:
     report = await doctor()
     found = {one["data"].get("client_id"): one for one in report.of("clients")}
     assert found["still"]["level"] == "warn"
-    assert "taken for dead after 1m" in found["still"]["text"]
+    assert "takes it for dead when it has itself seen none for 1m" in found["still"]["text"]
     assert "event loop is blocked" in found["still"]["fix"]
     assert found["empty"]["level"] == "warn"
     assert found["empty"]["data"]["running_jobs"] == 0
@@ -165,12 +196,12 @@ async def test_dead_client_of_a_domain(schema: Schema, doctor: Doctor) -> None:
     assert "in 8m" in found["text"]
     assert "`domains`" in found["fix"]
     await register(schema, "other", domain="mail", queues=("mail",))
-    assert "within moments" in (await doctor()).one("clients", "warn")["fix"]
+    assert "seen no heartbeat for 1m" in (await doctor()).one("clients", "warn")["fix"]
     await schema.execute("UPDATE riverpy_client SET candidate = false WHERE client_id = 'other'")
     found = (await doctor()).one("clients", "fail")
     assert found["text"].endswith('those of queue "mail", for nobody leads domain "mail"')
     await seat_in(schema, "d:mail", "other")
-    assert "within moments" in (await doctor()).one("clients", "warn")["fix"]
+    assert "seen no heartbeat for 1m" in (await doctor()).one("clients", "warn")["fix"]
 
 
 async def test_no_listener(schema: Schema, doctor: Doctor) -> None:

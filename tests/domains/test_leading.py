@@ -404,7 +404,7 @@ async def test_orphans(rig: Rig) -> None:
     await own(rig, "mail", "one", "11 minutes")
     await own(rig, "pay", "two", "9 minutes")
     await due(rig, "one", "two")
-    async with member(rig, "c", None) as c:
+    async with member(rig, "c", None, dead_after=timedelta(seconds=1)) as c:
         await c.leads()
         await is_scheduled(rig, "one")
         await passed(c)
@@ -425,7 +425,7 @@ async def test_schema_is_kept_without_default(rig: Rig) -> None:
     `default`, and gives way when `default` has a leader."""
     await own(rig, "gone", "orphan", "11 minutes")
     await due(rig, "orphan", "default")
-    async with member(rig, "a", "mail") as a:
+    async with member(rig, "a", "mail", dead_after=timedelta(seconds=1)) as a:
         await rig.until(SCHEMA_HOLDER, "a")
         await is_scheduled(rig, "orphan")
         await passed(a, 1)

@@ -265,10 +265,11 @@ async def test_id_comes_back_without_a_domain(rig: Rig, monkeypatch: pytest.Monk
     await rig.schema.execute(
         "INSERT INTO riverpy_client (client_id, queues, kinds, candidate, poll_only, version,"
         " dead_after, started_at, domain, settings)"
-        " VALUES ('a', '{mail}', '{}', true, false, '1', '1 minute', now(), $1, $2)",
+        " VALUES ('a', '{mail}', '{}', true, false, '1', '1 second', now(), $1, $2)",
         *crashed,
     )
-    async with member(rig, "a", None, "mail", candidate=False):
+    second = timedelta(seconds=1)
+    async with member(rig, "a", None, "mail", candidate=False, dead_after=second):
         row = await rig.schema.fetchrow("SELECT domain, settings FROM riverpy_client")
         assert row is not None
         assert tuple(row) == ("default", "default")

@@ -4,6 +4,7 @@ any, and one question."""
 from __future__ import annotations
 
 import hashlib
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import anyio
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 SENT = {
     "client_beat",
     "client_disclose",
+    "client_heartbeats",
     "client_leave",
+    "client_register",
     "index_artifacts",
     "index_limits",
     "index_list",
@@ -51,8 +54,9 @@ SENT = {
     "session_limit",
 }
 """The blocks that the start, a term and the stop of a leader used before there were domains."""
-DIGEST = "b8458bade67b423eb04c165424f3c7396f1ef6932e399e2e5f173db8083bc797"
+DIGEST = "3a467b0e55a76ee4578dc40520ada882278dc46d75e195e43e167afd66c7771c"
 """Of their texts, then."""
+SHORT = timedelta(seconds=6)
 EXECUTIONS = {"exec_is_there", "exec_expired"}
 
 
@@ -77,13 +81,13 @@ def names_of(sent: list[Sent], schema: Schema) -> set[str]:
     return {known.get(text, text) for _, text in sent if not text.startswith(plain)}
 
 
-@pytest.mark.parametrize("version", [3, 6], ids=["before-domains", "with-domains"])
+@pytest.mark.parametrize("version", [3, 7], ids=["before-domains", "with-domains"])
 async def test_default_leader_is_as_it_was(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
     """Without a domain nothing changes, to the text of each statement, with and without the tables
-    of domains. Where these are a client says once that it knows of them, one whose id is given
-    leaves the domain that it was of before, and the leader asks whose the queues are, once
+    of domains. Where these are a client says once that it knows of them, and whether it is
+    stopping, and the leader asks whose the queues are, once
     for all of its services, else whether the tables have come: while no domain has a queue, the
     answer serves for 5 minutes."""
     expected = SENT
@@ -91,9 +95,9 @@ async def test_default_leader_is_as_it_was(
         await Migrator(rig.url, schema=rig.schema.name, line="riverpy").down(target=3)
         expected = SENT | {"exec_is_there", "owner_is_there"}
     else:
-        expected = SENT | EXECUTIONS | {"member_forget", "member_mark", "owner_read"}
+        expected = SENT | EXECUTIONS | {"client_set_state", "member_mark", "owner_read"}
     sent = record_statements(monkeypatch)
-    async with member(rig, "a", None, "default") as a:
+    async with member(rig, "a", None, "default", dead_after=SHORT) as a:
         await a.leads()
         with anyio.fail_after(PATIENCE, reason="the leader does not send what it did"):
             while not names_of(sent, rig.schema) >= expected - {"leader_resign", "client_leave"}:

@@ -21,6 +21,8 @@ from riverpy.drivers.asyncpg import DATABASE_ERRORS
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
+    from tests.kit.wall_clock import WallClock
+
 MEND_LIMIT = 90.0
 """Seconds within which the server must let itself be mended."""
 RETRY = 0.05
@@ -176,6 +178,16 @@ async def role_settings(url: str, role: str, **settings: str) -> AsyncGenerator[
     finally:
         for name in settings:
             await _mend(url, f'ALTER ROLE "{role}" RESET {name}')
+
+
+@asynccontextmanager
+async def clock_stepped(clock: WallClock, seconds: int) -> AsyncGenerator[None]:
+    """The clock of a `SteppedServer` is set forward, or back, by so many seconds."""
+    clock.step(seconds)
+    try:
+        yield
+    finally:
+        clock.step(-seconds)
 
 
 # --- what a user does

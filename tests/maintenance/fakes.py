@@ -120,6 +120,8 @@ class House:
     events: list[tuple[str, Term]] = field(default_factory=list[tuple[str, Term]])
     resigned: list[Term] = field(default_factory=list[Term])
     resign_error: Exception | None = None
+    holds_term: bool = True
+    """Whether a term that is resigned has not ended before."""
     watch: Callable[[str, Term], None] | None = None
     """Called when something happens."""
 
@@ -162,11 +164,12 @@ class House:
         self.made.append(maintainer)
         return maintainer
 
-    def _resign(self, term: Term) -> None:
+    def _resign(self, term: Term) -> bool:
         self.resigned.append(term)
         self.say("resign", term)
         if self.resign_error is not None:
             raise self.resign_error
+        return self.holds_term
 
 
 class FakeService(MaintenanceService):

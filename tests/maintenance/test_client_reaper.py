@@ -8,21 +8,32 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from riverpy._db.clients import client_heartbeats
 from riverpy._maintenance.client_reaper import INTERVAL, ClientReaper
 from riverpy._maintenance.scope import NOTHING
 from riverpy.errors import FencedOutError
-from tests.maintenance.office import held_office
+from tests.maintenance.office import QuickTimer, held_office
 from tests.maintenance.rows import insert_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
     from tests._database import Schema
     from tests.maintenance.office import HeldOffice
 
 
 def in_contact() -> float:
-    return 3600.0
+    return 1e6
+
+
+async def observing(held: HeldOffice, contact: Callable[[], float] = in_contact) -> ClientReaper:
+    """A reaper that has read the heartbeats, and that eleven minutes ago by its own clock."""
+    reaper = ClientReaper(held.office, contact)
+    async with held.schema.connected() as connection:
+        reaper._observer.saw(*await client_heartbeats(connection, held.schema.name))
+    assert isinstance(held.timer, QuickTimer)
+    held.timer.skipped += 660
+    return reaper
 
 
 @pytest.fixture
@@ -32,15 +43,16 @@ async def quick(schema: Schema) -> AsyncGenerator[HeldOffice]:
         yield held
 
 
-async def register(schema: Schema, client_id: str, silent: str) -> None:
-    """A client whose last sign of life is `silent` ago."""
+async def register(schema: Schema, client_id: str) -> None:
+    """A client, which writes no heartbeat after this one."""
     await schema.execute(
         "INSERT INTO riverpy_client (client_id, queues, kinds, candidate, poll_only, version,"
-        " dead_after, heartbeat_at) VALUES ($1, '{}', '{}', true, false, '1', '1s',"
-        " now() - $2::text::interval)",
+        " dead_after) VALUES ($1, '{}', '{}', true, false, '1', '1s')",
         client_id,
-        silent,
     )
+
+
+BEAT = "UPDATE riverpy_client SET heartbeat_at = clock_timestamp() WHERE client_id = $1"
 
 
 async def known(schema: Schema) -> list[str]:
@@ -54,8 +66,8 @@ async def test_dead_for_long(quick: HeldOffice, log: list[dict[str, Any]]) -> No
     whatever queues the term maintains."""
     schema = quick.schema
     quick.scope = NOTHING
-    for client_id, silent in (("gone", "11 minutes"), ("busy", "1 day"), ("dead", "9 minutes")):
-        await register(schema, client_id, silent)
+    for client_id in ("gone", "busy", "dead"):
+        await register(schema, client_id)
     for client_id in ("busy", "another"):
         await insert_jobs(
             schema,
@@ -64,41 +76,45 @@ async def test_dead_for_long(quick: HeldOffice, log: list[dict[str, Any]]) -> No
             attempted_at="now()",
             attempted_by=f"array['{client_id}']",
         )
-    assert await quick.run(ClientReaper(quick.office, in_contact)) == INTERVAL
+    reaper = await observing(quick)
+    await schema.execute(BEAT, "dead")
+    assert await quick.run(reaper) == INTERVAL
     assert await known(schema) == ["busy", "dead"]
     assert [entry["client_ids"] for entry in log] == [["gone"]]
 
 
 async def test_nobody_is_silent(quick: HeldOffice) -> None:
     """While all give signs of life nothing is written, not even by a leader that was deposed."""
-    await register(quick.schema, "alive", "0 s")
+    await register(quick.schema, "alive")
     await quick.depose()
-    await quick.run(ClientReaper(quick.office, in_contact))
+    reaper = await observing(quick)
+    await quick.schema.execute(BEAT, "alive")
+    await quick.run(reaper)
     assert await known(quick.schema) == ["alive"]
 
 
 async def test_out_of_contact(quick: HeldOffice) -> None:
     """Who was out of contact forgets nobody: it may be the server that was away."""
-    await register(quick.schema, "gone", "11 minutes")
-    await quick.run(ClientReaper(quick.office, lambda: 0.9))
+    await register(quick.schema, "gone")
+    await quick.run(await observing(quick, lambda: 0.9))
     assert await known(quick.schema) == ["gone"]
 
 
 async def test_deposed(quick: HeldOffice) -> None:
     """A leader that was deposed and does not know it yet forgets nobody."""
-    await register(quick.schema, "gone", "1 day")
+    await register(quick.schema, "gone")
     await quick.depose()
     with pytest.raises(FencedOutError):
-        await quick.run(ClientReaper(quick.office, in_contact))
+        await quick.run(await observing(quick))
     assert await known(quick.schema) == ["gone"]
 
 
 async def test_client_that_is_back(quick: HeldOffice) -> None:
     """A client that gives a sign of life at this moment is neither waited for nor forgotten."""
     schema = quick.schema
-    await register(schema, "back", "11 minutes")
+    await register(schema, "back")
     async with schema.connected() as client, client.transaction():
         await client.execute("UPDATE riverpy_client SET heartbeat_at = now()")
         async with asyncio.timeout(30):
-            await quick.run(ClientReaper(quick.office, in_contact))
+            await quick.run(await observing(quick))
     assert await known(schema) == ["back"]

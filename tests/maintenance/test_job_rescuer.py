@@ -25,7 +25,7 @@ from riverpy.errors import FencedOutError
 from tests.maintenance.office import QuickTimer, held_office
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
     from tests._database import Schema
     from tests.maintenance.office import HeldOffice
@@ -52,26 +52,34 @@ def registry(timeout: Any = UNSET, next_retry: Any = None) -> Workers:
 
 
 def in_contact() -> float:
-    return 3600.0
+    return 1e6
 
 
-async def register(schema: Schema, client_id: str, *, silent: str, dead_after: str = "1s") -> None:
-    """A client whose last sign of life is `silent` ago."""
+async def register(schema: Schema, client_id: str, *, dead_after: str = "1s") -> None:
+    """A client, which writes no heartbeat after this one."""
     await schema.execute(
         "INSERT INTO riverpy_client (client_id, queues, kinds, candidate, poll_only, version,"
-        " dead_after, heartbeat_at) VALUES ($1, '{}', '{}', true, false, '1', $2::text::interval,"
-        " now() - $3::text::interval)",
+        " dead_after) VALUES ($1, '{}', '{}', true, false, '1', $2::text::interval)",
         client_id,
         dead_after,
-        silent,
     )
 
 
-@pytest.fixture(autouse=True)
-async def server_is_up_for_long(schema: Schema) -> None:
-    """Nobody is dead to a server that has just been started."""
-    while await schema.fetchval("SELECT now() - pg_postmaster_start_time() < '6 seconds'"):
-        await asyncio.sleep(0.1)
+BEAT = "UPDATE riverpy_client SET heartbeat_at = clock_timestamp() WHERE client_id = $1"
+
+
+async def observing(
+    held: HeldOffice, contact: Callable[[], float] = in_contact, *, seconds: float = 5.0
+) -> JobRescuer:
+    """A rescuer that has read the heartbeats, and so many seconds ago by its own clock."""
+    rescuer = JobRescuer(held.office, contact)
+    observer = rescuer._observer
+    assert observer is not None
+    async with held.schema.connected() as connection:
+        observer.saw(*await clients.client_heartbeats(connection, held.schema.name))
+    assert isinstance(held.timer, QuickTimer)
+    held.timer.skipped += seconds
+    return rescuer
 
 
 async def insert(
@@ -112,7 +120,7 @@ async def test_outcomes(quick: HeldOffice, log: list[dict[str, Any]]) -> None:
     leader knows; without an attempt left they are discarded, with a cancel mark cancelled. The
     attempt counts: it stays, and has an error."""
     schema = quick.schema
-    await register(schema, "dead", silent="2 seconds")
+    await register(schema, "dead")
     mark = '{"cancel_attempted_at": "2026-01-01T00:00:00Z", "river:rescue_count": 2}'
     await insert(schema, attempt=3)
     await insert(schema, kind="unknown", queue="other", metadata='{"mine": 1}')
@@ -123,7 +131,7 @@ async def test_outcomes(quick: HeldOffice, log: list[dict[str, Any]]) -> None:
         await listener.add_listener(
             f"{schema.name}.river_insert", lambda *message: heard.put_nowait(message[3])
         )
-        assert await quick.run(JobRescuer(quick.office, in_contact)) == pytest.approx(1 / 12)
+        assert await quick.run(await observing(quick)) == pytest.approx(1 / 12)
         queues = {json.loads(await asyncio.wait_for(heard.get(), 30))["queue"] for _ in range(2)}
     assert queues == {"default", "other"}
     rows = await schema.jobs()
@@ -152,59 +160,74 @@ async def test_outcomes(quick: HeldOffice, log: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("silent", "dead_after", "contact", "rescued"),
+    ("seconds", "dead_after", "contact", "rescued"),
     [
-        ("5 seconds", "1s", 5.0, True),
-        ("5 seconds", "1s", 0.9, False),  # the leader itself was out of contact
-        ("5 seconds", "1s", 0.0, False),
-        ("500 milliseconds", "100ms", 5.0, False),  # the leader's setting is longer
-        ("5 seconds", "1h", 5.0, False),  # the client's is
-        ("5 seconds", "3s", 2.0, False),  # and the leader was not there for as long
+        (5.0, "1s", 5.0, True),
+        (5.0, "1s", 0.9, False),  # the leader itself was out of contact
+        (5.0, "1s", 0.0, False),
+        (0.5, "100ms", 5.0, False),  # the leader's setting is longer
+        (5.0, "1h", 5.0, False),  # the client's is
+        (5.0, "3s", 2.0, False),  # and the leader was not in contact for as long
     ],
 )
 async def test_who_is_dead(
-    quick: HeldOffice, silent: str, dead_after: str, contact: float, rescued: bool
+    quick: HeldOffice, seconds: float, dead_after: str, contact: float, rescued: bool
 ) -> None:
-    """LD-15: a client is dead after the longer of its own limit and the leader's without a sign of
-    life, and only to a leader that has been in contact for as long."""
-    await register(quick.schema, "dead", silent=silent, dead_after=dead_after)
+    """LD-15: a client is dead when its heartbeat has not changed for the longer of its own limit
+    and the leader's, by the leader's own clock, and only to a leader that has been in contact for
+    as long."""
+    await register(quick.schema, "dead", dead_after=dead_after)
     await insert(quick.schema, age=OLD)
-    await quick.run(JobRescuer(quick.office, lambda: contact))
+    await quick.run(await observing(quick, lambda: contact, seconds=seconds))
     assert await states(quick.schema) == ["available" if rescued else "running"]
 
 
-async def test_server_restarted(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client could give no sign of life while the server was down: before the server is up for
-    `dead_after`, nobody is dead."""
-    up = await schema.fetchval("SELECT extract(epoch FROM now() - pg_postmaster_start_time())")
-    dead_after = timedelta(seconds=float(up) + 3600)
-    async with held_office(schema, dead_after=dead_after) as held:
-        await register(schema, "silent", silent=f"{2 * dead_after.total_seconds()} s")
-        await insert(schema, by="silent", age=OLD)
-        await held.run(JobRescuer(held.office, lambda: 2 * dead_after.total_seconds()))
-        assert await states(schema) == ["running"]
+@pytest.mark.parametrize("step", ["11 minutes", "-11 minutes"])
+async def test_clock_of_the_server(quick: HeldOffice, step: str) -> None:
+    """However old or new a heartbeat is by the server's clock, only the time for which it has not
+    changed counts."""
+    await register(quick.schema, "living")
+    await insert(quick.schema, by="living")
+    shift = f"UPDATE riverpy_client SET heartbeat_at = heartbeat_at - interval '{step}'"
+    rescuer = await observing(quick)
+    await quick.schema.execute(shift)
+    await quick.run(rescuer)
+    assert await states(quick.schema) == ["running"]
+    assert isinstance(quick.timer, QuickTimer)
+    quick.timer.skipped += 5
+    await quick.run(rescuer)
+    assert await states(quick.schema) == ["available"]
+
+
+async def test_server_restarted(quick: HeldOffice) -> None:
+    """A client could write no heartbeat while the server was down: after a restart it is observed
+    for `dead_after` again."""
+    await register(quick.schema, "silent")
+    await insert(quick.schema, by="silent", age=OLD)
+    rescuer = await observing(quick)
+    assert rescuer._observer is not None
+    rescuer._observer.server_start = b"before"
+    await quick.run(rescuer)
+    assert await states(quick.schema) == ["running"]
 
 
 async def test_sign_of_life_in_between(quick: HeldOffice, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sign of life that comes while the jobs of a client are being rescued saves them, whether
     it is stored already or still on its way."""
     schema = quick.schema
-    await register(schema, "late", silent="5 seconds")
-    await register(schema, "dead", silent="5 seconds")
-    await register(schema, "beating", silent="5 seconds")
     for client_id in ("late", "dead", "beating"):
+        await register(schema, client_id)
         await insert(schema, by=client_id)
-    beat = "UPDATE riverpy_client SET heartbeat_at = clock_timestamp() WHERE client_id = $1"
     lock_dead = clients.client_lock_dead
 
     async def after_a_beat(*args: Any, **values: Any) -> set[str]:
-        await schema.execute(beat, "late")
+        await schema.execute(BEAT, "late")
         return await lock_dead(*args, **values)
 
     monkeypatch.setattr(job_rescuer, "client_lock_dead", after_a_beat)
     async with schema.connected() as connection, connection.transaction():
-        await connection.execute(beat, "beating")
-        await quick.run(JobRescuer(quick.office, in_contact))
+        await connection.execute(BEAT, "beating")
+        await quick.run(await observing(quick))
     assert await states(schema) == ["running", "available", "running"]
 
 
@@ -212,14 +235,16 @@ async def test_other_attempts_are_left(quick: HeldOffice) -> None:
     """Jobs that a living or unknown client claimed last, and those that do not run, stay as they
     are, however often a dead one had them."""
     schema = quick.schema
-    await register(schema, "dead", silent="5 seconds")
-    await register(schema, "alive", silent="0 seconds")
+    await register(schema, "dead")
+    await register(schema, "alive")
     await insert(schema, attempted_by=["dead", "alive"], by=None)
     await insert(schema, attempted_by=["dead", "unknown"], by=None)
     await insert(schema, attempted_by=None, by=None)
     await insert(schema)
     await schema.execute("UPDATE river_job SET state = 'retryable' WHERE id = 4")
-    await quick.run(JobRescuer(quick.office, in_contact))
+    rescuer = await observing(quick)
+    await schema.execute(BEAT, "alive")
+    await quick.run(rescuer)
     assert await states(schema) == ["running"] * 3 + ["retryable"]
 
 
@@ -230,7 +255,7 @@ async def test_ended_between_read_and_write(
     """A job that ends, or is claimed again, between the read and the write stays so (JR6)."""
     schema = quick.schema
     client_id = "unknown" if alive else "dead"
-    await register(schema, "dead", silent="5 seconds")
+    await register(schema, "dead")
     for _ in range(3):
         await insert(schema, by=client_id, age=OLD)
     end = rescue.job_rescue
@@ -243,7 +268,7 @@ async def test_ended_between_read_and_write(
         return await end(*args, **values)
 
     monkeypatch.setattr(job_rescuer, "job_rescue", after_they_ended)
-    await quick.run(JobRescuer(quick.office, in_contact))
+    await quick.run(await observing(quick))
     assert await states(schema) == ["completed", "running", "available"]
 
 
@@ -251,23 +276,23 @@ async def test_only_its_queues(quick: HeldOffice) -> None:
     """A rescuer of some queues leaves the jobs of others alone, the dead clients' and the stuck
     ones."""
     schema = quick.schema
-    await register(schema, "dead", silent="5 seconds")
+    await register(schema, "dead")
     for queue in ("mine", "others"):
         await insert(schema, queue=queue)
         await insert(schema, queue=queue, by="unknown", age=OLD)
     quick.scope = Only(frozenset({"mine", "also mine"}))
-    await quick.run(JobRescuer(quick.office, in_contact))
+    await quick.run(await observing(quick))
     assert await states(schema) == ["available"] * 2 + ["running"] * 2
 
 
 async def test_deposed(quick: HeldOffice) -> None:
     """A leader that was deposed and does not know it yet rescues nothing."""
     schema = quick.schema
-    await register(schema, "dead", silent="1 day")
+    await register(schema, "dead")
     await insert(schema)
     await quick.depose()
     with pytest.raises(FencedOutError):
-        await quick.run(JobRescuer(quick.office, in_contact))
+        await quick.run(await observing(quick))
     assert await states(schema) == ["running"]
 
 
@@ -277,10 +302,10 @@ async def test_deposed(quick: HeldOffice) -> None:
 async def test_locked_row(quick: HeldOffice) -> None:
     """A job that somebody has locked is passed over, and rescued by a later pass."""
     schema = quick.schema
-    await register(schema, "dead", silent="5 seconds")
+    await register(schema, "dead")
     for _ in range(3):
         await insert(schema)
-    rescuer = JobRescuer(quick.office, in_contact)
+    rescuer = await observing(quick)
     async with schema.connected() as connection, connection.transaction():
         await connection.execute("SELECT FROM river_job WHERE id = 2 FOR UPDATE")
         await quick.run(rescuer)
@@ -294,11 +319,11 @@ async def test_malformed_metadata(quick: HeldOffice, metadata: str) -> None:
     """Metadata that is no object, or whose count is no number, keeps no job from being rescued
     (JR7)."""
     schema = quick.schema
-    await register(schema, "dead", silent="5 seconds")
+    await register(schema, "dead")
     await insert(schema, metadata=metadata)
     await insert(schema)
     await insert(schema, metadata=metadata, by="unknown", age=OLD)
-    await quick.run(JobRescuer(quick.office, in_contact))
+    await quick.run(await observing(quick))
     rows = await schema.jobs()
     assert [row["state"] for row in rows] == ["available"] * 3
     assert json.loads(rows[0]["metadata"]) in (json.loads(metadata), {"river:rescue_count": 1})
@@ -308,24 +333,24 @@ async def test_odd_rows(quick: HeldOffice) -> None:
     """A row that says nothing of its claim, or whose metadata is nested too deeply to be read,
     keeps no other from being rescued."""
     schema = quick.schema
-    await register(schema, "dead", silent="5 seconds")
+    await register(schema, "dead")
     odd = await insert(schema)
     await schema.execute("UPDATE river_job SET attempted_at = NULL WHERE id = $1", odd)
     await insert(schema)
     nested = '{"a": ' + "[" * 3000 + "]" * 3000 + "}"
     await insert(schema, metadata=nested, by="unknown", age=OLD)
     await insert(schema, by="unknown", age=OLD)
-    await quick.run(JobRescuer(quick.office, in_contact))
+    await quick.run(await observing(quick))
     assert [row["state"] for row in await schema.jobs()] == ["running"] + ["available"] * 3
 
 
 async def test_busy_fence_is_no_fault_of_a_job(schema: Schema, log: list[dict[str, Any]]) -> None:
     """Jobs are not blamed for a leader's row that somebody has locked."""
-    await register(schema, "dead", silent="5 seconds")
+    await register(schema, "dead")
     for _ in range(8):
         await insert(schema)
     async with held_office(schema, dead_after=SECOND) as held, schema.connected() as other:
-        rescuer, mandate = JobRescuer(held.office, in_contact), held.office.mandate
+        rescuer, mandate = await observing(held), held.office.mandate
         limit, mandate._limit = mandate._limit, SECOND / 4
         async with other.transaction():
             await other.execute("SELECT FROM river_leader FOR UPDATE")
@@ -346,7 +371,7 @@ async def test_refused_row(
 ) -> None:
     """A job that a trigger keeps from being changed, or holds up, stops no other, and is named
     once."""
-    await register(schema, "dead", silent="5 seconds")
+    await register(schema, "dead")
     for job_id in range(1, count + 1):
         await insert(schema, queue="bad" if job_id in bad else "default")
     await schema.execute(
@@ -360,7 +385,7 @@ async def test_refused_row(
     try:
         async with held_office(schema, dead_after=SECOND) as held:
             held.office.mandate._limit = 1.5 * SECOND  # a busy machine takes less for any other
-            rescuer = JobRescuer(held.office, in_contact)
+            rescuer = await observing(held)
             for _ in range(2):
                 await held.run(rescuer)
                 rescuer.batches.aside.wake()
@@ -417,7 +442,7 @@ async def test_timeouts(
     ) as held:
         await insert(schema, by="unknown", age="3 hours")
         await insert(schema, by="unknown", age="17 minutes")
-        await held.run(JobRescuer(held.office, in_contact))
+        await held.run(await observing(held))
     # Within 5 seconds of its due time a job is available, else it is retryable.
     assert await states(schema) == ["available" if rescued else "running", "running"]
 
@@ -445,7 +470,7 @@ async def test_stuck_outcomes(schema: Schema) -> None:
         await old(args='{"n": "text"}', attempt=25)
         await old(by=None)
         await insert(schema, by="unknown", age="59 minutes")
-        await held.run(JobRescuer(held.office, in_contact))
+        await held.run(await observing(held))
     rows = await schema.jobs()
     assert [row["state"] for row in rows] == [
         "available",  # River's formula: a second
@@ -472,7 +497,7 @@ async def test_unknown_kind(schema: Schema, log: list[dict[str, Any]]) -> None:
     async with held_office(schema, workers=registry()) as held:
         for kind in ("go_job", "sleep", "go_job"):
             await insert(schema, by="unknown", age=OLD, kind=kind)
-        rescuer = JobRescuer(held.office, in_contact)
+        rescuer = await observing(held)
         assert isinstance(held.timer, QuickTimer)
         for _ in range(2):
             await held.run(rescuer)
@@ -489,10 +514,10 @@ async def test_unknown_kind(schema: Schema, log: list[dict[str, Any]]) -> None:
 async def test_old_jobs_of_registered_clients(quick: HeldOffice) -> None:
     """A client that gives signs of life knows best how long its jobs may run: they are never
     rescued by their age."""
-    await register(quick.schema, "alive", silent="0 seconds")
+    await register(quick.schema, "alive")
     await insert(quick.schema, by="alive", age="30 days")
     await insert(quick.schema, by="unknown", age="30 days")
-    await quick.run(JobRescuer(quick.office, in_contact))
+    await quick.run(await observing(quick, seconds=0))
     assert await states(quick.schema) == ["running", "available"]
 
 
@@ -510,7 +535,7 @@ async def test_ignored_jobs_hide_nothing(schema: Schema, monkeypatch: pytest.Mon
 
     endless.__annotations__ = {"job": Job[Endless], "return": None}
     workers.job(timeout=None)(endless)
-    await register(schema, "alive", silent="0 seconds")
+    await register(schema, "alive")
     for _ in range(10):
         await insert(schema, by="go", age=OLD, kind="endless")
         await insert(schema, by="go", age=OLD, kind="unknown")
@@ -518,17 +543,17 @@ async def test_ignored_jobs_hide_nothing(schema: Schema, monkeypatch: pytest.Mon
     for _ in range(15):
         await insert(schema, by="go", age=OLD)
     async with held_office(schema, workers=workers) as held:
-        await held.run(JobRescuer(held.office, in_contact))
+        await held.run(await observing(held))
     assert await states(schema) == ["running"] * 30 + ["available"] * 15
 
 
 async def test_pages_of_the_dead(quick: HeldOffice, monkeypatch: pytest.MonkeyPatch) -> None:
     """All jobs of a dead client are rescued in one pass, however many pages they fill."""
     monkeypatch.setattr(job_rescuer, "PAGE", 10)
-    await register(quick.schema, "dead", silent="5 seconds")
+    await register(quick.schema, "dead")
     for _ in range(20):
         await insert(quick.schema)
-    await quick.run(JobRescuer(quick.office, in_contact))
+    await quick.run(await observing(quick))
     assert await states(quick.schema) == ["available"] * 20
 
 

@@ -144,6 +144,17 @@ async def test_p04_no_resign_after_the_end(house: House) -> None:
     assert house.resigned == []
 
 
+async def test_term_that_ended_during_retries(house: House, log: list[dict[str, object]]) -> None:
+    """Maintenance that fails for the last time after its term has ended says so, and not that its
+    client resigns."""
+    house.holds_term = False
+    house.plans = failing(3)
+    await house.gain(1)
+    await house.timer.advance(FOR_EVER)
+    (last,) = the_log(log, "maintenance failed too often")
+    assert last["event"] == "maintenance failed too often, after its term had ended"
+
+
 async def test_p04_no_resign_at_any_turn(house: House) -> None:
     """P4: at whichever turn of the loop the leadership is lost while the last attempt fails, what
     is not resigned by then never is."""

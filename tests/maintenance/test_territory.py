@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -12,7 +13,7 @@ from structlog.testing import capture_logs
 
 from riverpy._clock import SystemTimer
 from riverpy._db.connection import DedicatedConnection, Outage, connect_maintenance
-from riverpy._db.ownership import Owner, owner_is_there
+from riverpy._db.ownership import OwnerRow, owner_is_there
 from riverpy._maintenance import territory
 from riverpy._maintenance.scope import All, Except
 
@@ -52,6 +53,8 @@ def of_default(
         is_divided=lambda: is_divided,
         listens=listens,
         timer=timer or SystemTimer(),
+        dead_after=timedelta(minutes=1),
+        contact=lambda: 1e6,
     )
 
 
@@ -59,9 +62,9 @@ async def test_claimed_while_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue that is claimed between the server's answer and its arrival: the announcement is
     heard before the answer, which is from before it. The answer serves for that pass alone, though
     one that no domain has a queue is good for minutes."""
-    answers = [[], [Owner("one", "mail", False)], []]
+    answers = [[], [OwnerRow("one", "mail", b"", False)], []]
 
-    async def owner_read(*_args: object, **_options: object) -> list[Owner]:
+    async def owner_read(*_args: object, **_options: object) -> list[OwnerRow]:
         answer = answers.pop(0)
         if len(answers) == 2:
             seen.forget()
@@ -88,8 +91,8 @@ async def test_table_that_is_made_while_it_leads(monkeypatch: pytest.MonkeyPatch
         asked.append(timer.skipped)
         return there.pop(0)
 
-    async def owner_read(*_args: object, **_options: object) -> list[Owner]:
-        return [Owner("one", "mail", False)]
+    async def owner_read(*_args: object, **_options: object) -> list[OwnerRow]:
+        return [OwnerRow("one", "mail", b"", False)]
 
     for listens in (True, False):
         timer, there[:] = StoppedTimer(), [False, True]
@@ -126,6 +129,8 @@ async def test_role_without_the_grant(schema: Schema) -> None:
         is_divided=lambda: True,
         listens=False,
         timer=SystemTimer(),
+        dead_after=timedelta(minutes=1),
+        contact=lambda: 1e6,
     )
     await schema.execute("TRUNCATE riverpy_queue_owner")  # what another test has left of it
     try:
@@ -155,3 +160,28 @@ async def test_table_in_a_database(schema: Schema) -> None:
         assert await owner_is_there(connection, schema.name)
         await schema.execute("DROP TABLE riverpy_queue_owner")
         assert not await owner_is_there(connection, schema.name)
+
+
+async def test_orphans_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of the server's clock makes no domain silent: one whose heartbeat changes is alive,
+    however old that is by the server's clock. A domain is silent after ten minutes without a
+    change, or after `dead_after` if the server's clock says ten minutes too."""
+    rows = [OwnerRow(queue, "mail", b"1", queue != "new") for queue in ("new", "old", "beating")]
+
+    async def owner_read(*_args: object, **_options: object) -> list[OwnerRow]:
+        beat = str(timer.skipped).encode()
+        return [row if row.queue != "beating" else row._replace(last_seen=beat) for row in rows]
+
+    async def kept() -> set[str]:
+        return {row.queue for row in rows if row.queue in await seen.scope()}
+
+    monkeypatch.setattr(territory, "owner_read", owner_read)
+    timer = StoppedTimer()
+    seen = of_default(is_divided=True, timer=timer)
+    assert await kept() == set()
+    timer.skipped += 59
+    assert await kept() == set()
+    timer.skipped += 1
+    assert await kept() == {"old"}
+    timer.skipped += 540
+    assert await kept() == {"new", "old"}

@@ -1,0 +1,1 @@
+ALTER TABLE /* schema */ riverpy_client DROP COLUMN state, DROP COLUMN process;

@@ -1,0 +1,33 @@
+"""A PostgreSQL whose wall clock can be stepped while it runs; needs a C compiler."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from riverpy.embedded import EmbeddedPostgres
+from tests.kit.fleet import SERVER_SETTINGS, Server
+from tests.kit.wall_clock import WallClock
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class SteppedPostgres(EmbeddedPostgres):
+    """A server with its own clock, below `directory`, which every account may enter."""
+
+    def __init__(self, directory: Path, **settings: str) -> None:
+        super().__init__("fleet", base_dir=directory, settings=SERVER_SETTINGS | settings)
+        self.clock = WallClock(directory)
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return super()._environment | self.clock.environment
+
+
+class SteppedServer(Server):
+    """The server of a fleet, with its own clock."""
+
+    def __init__(self, directory: Path, **settings: str) -> None:
+        super().__init__(directory)
+        self._postgres = postgres = SteppedPostgres(directory, **settings)
+        self.clock = postgres.clock
