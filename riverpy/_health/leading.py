@@ -32,10 +32,10 @@ def led_within(most: timedelta, seen: DomainMap) -> Check:
         if lead is not None and not lead.is_over:
             told.append(f"{lead.holder} leads {domain}")
             continue
-        living = [one for one in seen.living(domain) if not one.is_stopping]
-        told.append(
-            f"nobody leads {domain}" + ("" if living else ", which has no client that could")
-        )
+        members = seen.living(domain)
+        living = [one for one in members if not one.is_stopping]
+        others = ", whose clients are stopping" if members else ", which has no client"
+        told.append(f"nobody leads {domain}" + ("" if living else others))
         running = max((one.running for one in living), default=0.0)
         ago = running if lead is None or lead.remaining is None else min(-lead.remaining, running)
         if ago > most.total_seconds():

@@ -131,7 +131,7 @@ async def test_outcomes(quick: HeldOffice, log: list[dict[str, Any]]) -> None:
         await listener.add_listener(
             f"{schema.name}.river_insert", lambda *message: heard.put_nowait(message[3])
         )
-        assert await quick.run(await observing(quick)) == pytest.approx(1 / 12)
+        assert await quick.run(await observing(quick)) == pytest.approx(1 / 5)
         queues = {json.loads(await asyncio.wait_for(heard.get(), 30))["queue"] for _ in range(2)}
     assert queues == {"default", "other"}
     rows = await schema.jobs()
