@@ -728,3 +728,26 @@ async def test_hanging_start_hook(schema: Schema, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(TimeoutError, match="the hook periodic_jobs_start"):
         async with enqueuing(schema, ticks(), hooks=[HookPeriodicJobsStartFunc(hang)]):
             pytest.fail("it started")
+
+
+@pytest.mark.parametrize("sqlstate", ["40001", "53100", "58030", "P0001", "XX001"])
+async def test_row_that_the_server_refuses(schema: Schema, sqlstate: str) -> None:
+    """A periodic job whose row the server refuses, with whatever class of error, keeps neither the
+    others nor the start of a term."""
+    await schema.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        f" IF NEW.id = 'bad' THEN RAISE EXCEPTION 'no' USING ERRCODE = '{sqlstate}'; END IF;"
+        " RETURN NEW; END $$;"
+        " CREATE TRIGGER refuse BEFORE INSERT ON riverpy_periodic"
+        " FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
+    try:
+        async with enqueuing(schema, ticks("bad"), ticks("good")) as one:
+            with suppress(*DATABASE_ERRORS):  # the first error of its kind fails a pass
+                await one.run()
+            await one.run()
+            slot = await one.move("good", SECOND)
+            await one.run()
+            assert await one.slots("good") == [slot]
+    finally:
+        await schema.execute("DROP FUNCTION refuse CASCADE")
