@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from riverpy.drivers.asyncpg import Transaction
     from riverpy.job import JobState
 
+ERRORS_MAX = 100
+"""Errors that a row keeps: the first and the newest ones. The statements know it too."""
+
 
 class Stamp(NamedTuple):
     """What tells one attempt from every other. `attempted_at` is raw, so the connection must let

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from riverpy._db.jobs import Settlement, Stamp, Standing
+from riverpy._db.jobs import ERRORS_MAX, Settlement, Stamp, Standing
 from riverpy.events import EventKind
 from riverpy.job import Job, JobColumn, JobState
 
@@ -128,7 +128,9 @@ class Attempt(Job[Any]):
         outcome, own = self.outcome, self.stamp
         if outcome is None:
             return standing == Standing(own, JobState.COMPLETED, self.error_count)
-        errors = self.error_count + (outcome.error is not None)
+        errors = self.error_count
+        if outcome.error is not None:
+            errors = min(errors + 1, ERRORS_MAX)
         stored = Standing(own._replace(attempt=outcome.attempt), outcome.state, errors)
         cancelled = Standing(own, JobState.CANCELLED, errors)
         return standing == stored or (not outcome.final and standing == cancelled)

@@ -82,7 +82,8 @@ returning job.id;
 
 -- name: job_settle
 -- Store attempts that ended in any way. A job with a cancel mark that would run again is cancelled instead; the mark
--- is read from the row itself, since a joined copy is stale when the mark is set while this statement waits.
+-- is read from the row itself, since a joined copy is stale when the mark is set while this statement waits. Of the
+-- errors the first and the newest 99 are kept.
 update /* schema */ river_job as job
 set
   state = case
@@ -104,9 +105,21 @@ set
   end,
   errors = case
     when done.error is null then job.errors
-    else array_append(job.errors, done.error::jsonb)
+    else array_append(case
+      when cardinality(job.errors) >= 100 then job.errors[:1] || job.errors[cardinality(job.errors) - 97:]
+      else job.errors
+    end, done.error::jsonb)
   end,
   metadata = case
+    when done.error is not null and cardinality(job.errors) >= 100 and jsonb_typeof(job.metadata) = 'object'
+    then job.metadata || coalesce(done.updates::jsonb, '{}') || jsonb_build_object(
+      'riverpy:errors_dropped',
+      cardinality(job.errors) - 99 + case
+        when jsonb_typeof(job.metadata -> 'riverpy:errors_dropped') = 'number'
+        then trunc((job.metadata ->> 'riverpy:errors_dropped')::numeric)
+        else 0
+      end
+    )
     when done.updates is null then job.metadata
     when jsonb_typeof(job.metadata) = 'object' then job.metadata || done.updates::jsonb
     else done.updates::jsonb

@@ -127,7 +127,10 @@ with locked as materialized (
       when job.metadata -> 'cancel_attempted_at' is not null or job.attempt >= job.max_attempts then job.scheduled_at
       else now() + given.delay * interval '1 second'
     end,
-    errors = array_append(job.errors, jsonb_build_object(
+    errors = array_append(case
+      when cardinality(job.errors) >= 100 then job.errors[:1] || job.errors[cardinality(job.errors) - 97:]
+      else job.errors
+    end, jsonb_build_object(
       'at', to_char(now() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
       'attempt', job.attempt, 'error', @error::text, 'trace', ''
     )),
@@ -139,7 +142,18 @@ with locked as materialized (
           then trunc((job.metadata ->> 'river:rescue_count')::numeric)
           else 0
         end + 1
-      )
+      ) || case
+        when cardinality(job.errors) >= 100
+        then jsonb_build_object(
+          'riverpy:errors_dropped',
+          cardinality(job.errors) - 99 + case
+            when jsonb_typeof(job.metadata -> 'riverpy:errors_dropped') = 'number'
+            then trunc((job.metadata ->> 'riverpy:errors_dropped')::numeric)
+            else 0
+          end
+        )
+        else '{}'
+      end
       else job.metadata
     end
   from unnest(@id::bigint[], @attempt::smallint[], @attempted_at::bigint[], @delay::float8[])

@@ -13,7 +13,7 @@ import pytest
 
 import riverpy._work.executor
 from riverpy import EventKind, InsertOpts, Job, JobCancel, JobSnooze
-from tests.work.rig import Task, errors_of
+from tests.work.rig import Task, errors_of, metadata_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -347,3 +347,27 @@ async def test_error_that_cannot_be_classified(rig: Rig, monkeypatch: pytest.Mon
     row = await rig.run_one()
     assert row["state"] == "retryable"
     assert errors_of(row)[0]["error"] == "riverpy could not classify the error"
+
+
+async def test_errors_are_bounded(rig: Rig) -> None:
+    """FR-20: of a job's errors the first and the newest 99 are kept, whoever adds one, and the
+    metadata says how many were dropped."""
+
+    @rig.job(next_retry=lambda job: timedelta(0))
+    async def work(job: Job[Task]) -> None:
+        if job.attempt <= 103:
+            raise ValueError(str(job.attempt))
+
+    await rig.insert_rows(1)
+    await rig.schema.execute(
+        "UPDATE river_job SET max_attempts = 200, attempt = 97, metadata = '{\"own\": 1}', errors ="
+        " array(SELECT jsonb_build_object('at', now(), 'attempt', i, 'error', i::text, 'trace', '')"
+        " FROM generate_series(1, 97) AS i)"
+    )
+    async with rig.working():
+        await rig.take(7)
+    (row,) = await rig.schema.jobs()
+    assert row["state"] == "completed"
+    attempts = [entry["attempt"] for entry in errors_of(row)]
+    assert attempts == [1, *range(5, 104)]
+    assert metadata_of(row) == {"own": 1, "riverpy:errors_dropped": 3}
