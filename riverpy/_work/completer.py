@@ -11,6 +11,7 @@ import asyncio
 import time
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -19,7 +20,7 @@ import structlog
 from riverpy._batch import BatchSender, BatchSize, Cause, SetAside, cause_of
 from riverpy._clock import Backoff
 from riverpy._db import jobs
-from riverpy._lifecycle import TestSignal
+from riverpy._lifecycle import TestSignal, finish
 from riverpy._log import JobLines
 from riverpy._work.attempt import Outcome
 from riverpy._work.failure import error_entry
@@ -106,6 +107,9 @@ class Completer:
         self._backoff = Backoff(RETRY_FIRST, RETRY_MOST)
         self._ready, self._drained, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._closing = False
+        self._is_cut = False
+        """Whether the task that stores was cancelled, as each task is at the end of the event
+        loop."""
         self._scope = anyio.CancelScope(shield=True)
         self._log: Any = structlog.get_logger("riverpy").bind()
         self._refused_lines = JobLines(self._log, "warning")
@@ -178,6 +182,8 @@ class Completer:
                 self._ready.set()
                 await wait(self._ended)
                 self._scope.cancel()
+                if self._is_cut:
+                    await finish(partial(self._run_again, wait))
 
     async def _run(self) -> None:
         try:
@@ -186,8 +192,20 @@ class Completer:
                     await self._wait()
                     self._ready.clear()
                     await self._flush()
+        except asyncio.CancelledError:
+            self._is_cut = True
+            raise
         finally:
             self._ended.set()
+
+    async def _run_again(self, wait: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+        """Store what is left after all tasks of the event loop were cancelled. The caller runs it
+        in a new task, which is not one of them."""
+        self._ended, self._scope = asyncio.Event(), anyio.CancelScope(shield=True)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._run, name="riverpy completer")
+            await wait(self._ended)
+            self._scope.cancel()
 
     async def _wait(self) -> None:
         """Wait until a result can be sent."""

@@ -126,6 +126,7 @@ class Executor:
             else:
                 await stack.work(attempt, group)
         except BaseException as error:  # a job's SystemExit is its failure, not ours
+            group.find_cause(attempt, error)
             await self._fail(attempt, error)
         finally:
             attempt.ended = time.monotonic()

@@ -365,6 +365,9 @@ class Producer:
         try:
             rows = await claim
             self._launch(rows, self._cancelled)
+        except asyncio.CancelledError:  # the server may have claimed all the same
+            self._claim_failed()
+            raise
         finally:
             self._cancelled = None
         self._claimed_at = time.monotonic()

@@ -311,6 +311,7 @@ class Run:
             Exception: one of DATABASE_ERRORS at the start; or a fault of ours in one of the
                 services.
         """
+        self.work.owner = asyncio.current_task()
         try:
             with self.until_stop_asked():
                 await self._open_connections()
@@ -454,7 +455,9 @@ class Run:
         return bool(self.work or self._completer.unstored or self._reconciler.in_doubt)
 
     async def _drain(self) -> None:
-        left = self._budget.soft_left()
+        if self.work.is_cut:  # there is nothing to wait for, whatever was asked before
+            self._budget.hurry()
+        left = 0.0 if self.work.is_cut else self._budget.soft_left()
         if self.work and left != 0.0:
             seconds = None if left is None else round(left, 1)
             self._log.info("waiting for running jobs", running=len(self.work), seconds=seconds)
@@ -479,7 +482,7 @@ class Run:
                 self._singletons_left = await self._singletons.close(self._seconds_of_stop_left())
 
     def _seconds_of_stop_left(self) -> float:
-        if not self._budget.is_started:  # a fault, or a cancellation from outside
+        if self.work.is_cut or not self._budget.is_started:
             return MAINTENANCE_LEFT_LEAST
         return max(self._budget.left(), MAINTENANCE_LEFT_LEAST)
 

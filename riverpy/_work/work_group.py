@@ -21,6 +21,7 @@ import structlog
 from riverpy._lifecycle import StopCause
 from riverpy._log import JobLines, tells_of_jobs
 from riverpy._work.attempt import Attempt
+from riverpy._work.failure import is_cancellation
 from riverpy.job import JobColumn
 from riverpy.stuck import StuckJob
 
@@ -61,6 +62,8 @@ class WorkGroup:
         self._scan_at = math.inf
         self.prompt_until = 0.0
         """A task whose first step is later asks whether it may begin: monotonic seconds."""
+        self.owner: asyncio.Task[Any] | None = None
+        """The task of the run."""
         self._log: Any = structlog.get_logger("riverpy").bind()
         self._tells_of_jobs = tells_of_jobs(self._log)
         self._stuck_lines = JobLines(self._log, "warning")
@@ -155,6 +158,17 @@ class WorkGroup:
             if attempt in self._attempts:
                 self._stop(attempt, StopCause.JOB_CANCELLED)
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the task of the run itself was cancelled, as each task is at the end of the event
+        loop."""
+        return self.owner is not None and self.owner.cancelling() > 0
+
+    def find_cause(self, attempt: Attempt, error: BaseException) -> None:
+        """Set the cause of a cancellation that came with that of the run: it is a stop."""
+        if attempt.cause is None and self.is_cut and is_cancellation(error):
+            attempt.cause = StopCause.HARD_STOP
+
     def stop_all(self, cause: StopCause) -> None:
         """Cancel every attempt."""
         for attempt in list(self._attempts):
@@ -189,6 +203,8 @@ class WorkGroup:
         if self._attempts:
             self._log.info("cancelling running jobs", running=len(self._attempts))
             self.stop_all(StopCause.HARD_STOP)
+            # Tasks that were cancelled before their first step have run no code of ours.
+            self.give_back([one for one in self._attempts if one.task and one.task.done()])
             with anyio.move_on_after(hard(), shield=True):
                 await self.wait_idle()
         self._unwatch()

@@ -162,6 +162,7 @@ class _Passage:
         except GeneratorExit:  # the loop is gone
             raise
         except BaseException as raised:
+            self.group.find_cause(self.attempt, raised)
             returned, error = None, raised
         try:
             if self._ended_timeout() and error is not None and is_cancellation(error):
