@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._db.fences import savepoint_error
@@ -11,7 +11,6 @@ from riverpy._sql import query
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from datetime import datetime
 
     from riverpy.drivers.asyncpg import Transaction
 
@@ -22,6 +21,7 @@ RELEASE_LOCK_LIMIT = timedelta(milliseconds=500)
 """How long a release waits for whoever has locked the row: others wait for the connection."""
 
 _FILE = "riverpy_lease"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PARAMETER = re.compile(r"\$(\d+)")
 
 
@@ -77,10 +77,14 @@ async def lease_acquire(
     None: when the session's limit is over.
     """
     statement = query(_FILE, "lease_acquire", schema)
-    values: dict[str, object] = {"name": name, "holder": holder, "ttl": ttl}
+    values: dict[str, object] = {"name": name, "holder": holder, "ttl": ttl.total_seconds()}
     values["lock_milliseconds"] = 0 if lock_bound is None else _milliseconds(lock_bound)
     row = await connection.fetchrow(statement.text, *statement.arguments(values))
-    return None if row is None else LeaseBid(*row)
+    if row is None:
+        return None
+    is_granted, by, epoch, microseconds, remaining = row
+    acquired_at = _EPOCH + timedelta(microseconds=microseconds)
+    return LeaseBid(is_granted, by, epoch, acquired_at, remaining)
 
 
 async def lease_renew(

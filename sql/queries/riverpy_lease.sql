@@ -11,7 +11,8 @@
 -- many seconds more. The row is locked only if it is free, so that a denied bid waits for nobody; FOR UPDATE, so that it
 -- does wait for a transaction that is fenced by the old term, for so many milliseconds; 0: as the session has it. An
 -- epoch is not below the server's clock in microseconds, so that epochs rise even where a failover has lost the last
--- ones. No row at all: somebody else took it just now.
+-- ones. No row at all: somebody else took it just now. Times cross as numbers, since the connection may be the caller's
+-- and have codecs for timestamps and intervals: the time of the lease in seconds, the begin of a term in microseconds.
 with free as materialized (
   select
     lease.name,
@@ -29,26 +30,28 @@ with free as materialized (
   set
     epoch = greatest(free.epoch + 1, (extract(epoch from clock_timestamp()) * 1000000)::bigint),
     holder = @holder::text,
-    ttl = @ttl::interval,
+    ttl = make_interval(secs => @ttl::float8),
     acquired_at = now(),
-    expires_at = now() + @ttl::interval
+    expires_at = now() + make_interval(secs => @ttl::float8)
   from free
   where lease.name = free.name
   returning lease.epoch, lease.acquired_at
 ), made as (
   insert into /* schema */ riverpy_lease (name, epoch, holder, ttl, expires_at)
   select
-    @name::text, (extract(epoch from clock_timestamp()) * 1000000)::bigint, @holder::text, @ttl::interval,
-    now() + @ttl::interval
+    @name::text, (extract(epoch from clock_timestamp()) * 1000000)::bigint, @holder::text, make_interval(secs => @ttl::float8),
+    now() + make_interval(secs => @ttl::float8)
   where not exists (select from /* schema */ riverpy_lease where name = @name::text)
   on conflict do nothing
   returning epoch, acquired_at
 )
-select true as is_granted, @holder::text as holder, epoch, acquired_at, null::float8 as remaining
+select
+  true as is_granted, @holder::text as holder, epoch, (extract(epoch from acquired_at) * 1000000)::bigint as acquired_at,
+  null::float8 as remaining
 from (select epoch, acquired_at from taken union all select epoch, acquired_at from made) as won
 union all
 select
-  false, lease.holder, lease.epoch, /* finite */ (lease.acquired_at),
+  false, lease.holder, lease.epoch, (extract(epoch from /* finite */ (lease.acquired_at)) * 1000000)::bigint,
   extract(epoch from /* finite */ (lease.expires_at) - now())::float8
 from /* schema */ riverpy_lease as lease
 where lease.name = @name::text and lease.expires_at >= now() and lease.expires_at <= now() + 2 * lease.ttl;

@@ -469,6 +469,25 @@ async def test_injected_connection_survives(
         assert await connection.fetchval("SELECT pg_backend_pid()") == pid
 
 
+async def test_codecs_of_the_caller(schema: Schema) -> None:
+    """Codecs for times that the caller has set on its connection are not used."""
+
+    def refuse(value: Any) -> Any:
+        raise AssertionError(f"a codec of the caller's saw {value!r}")
+
+    async with schema.connected() as connection:
+        for name in ("timestamptz", "interval", "json", "jsonb", "uuid", "float4", "numeric"):
+            await connection.set_type_codec(
+                name, schema="pg_catalog", encoder=refuse, decoder=refuse
+            )
+        async with _injected(connection) as leases:
+            lease = await leases.try_acquire("x")
+            assert lease is not None
+            assert await leases.try_acquire("x") is None
+            assert await leases.renew(lease)
+            assert await leases.release(lease)
+
+
 async def test_injected_connection_that_is_lost(schema: Schema) -> None:
     """A caller's connection that has ended is not replaced: each call says so."""
     async with schema.connected() as connection, _injected(connection) as leases:
