@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 import msgspec
 
-from riverpy.cli._run import debug_option
+from riverpy.cli._run import debug_flag, debug_option
 from riverpy.cli._settings import (
     DATABASE_URL,
+    DEBUG,
     SCHEMA,
     SettingsError,
     Sources,
@@ -79,6 +80,7 @@ def database_options(command: Callable[..., ResultT]) -> Callable[..., ResultT]:
         *args: object, database_url: str | None, schema: str | None, **kwargs: object
     ) -> ResultT:
         sources = Sources()
+        sources.value(DEBUG, debug_flag())  # a wrong value is an error now, not at a failure
         url_value = sources.value(DATABASE_URL, database_url)
         schema_value = sources.value(SCHEMA, schema)
         database = DatabaseSettings(

@@ -2,14 +2,12 @@
 
 A failure that can be expected (of the database, the network, a file) is one line on stderr and exit
 code 1; a setting, an argument or a job that riverpy refuses is one line and exit code 2. Anything
-else is a defect of riverpy and keeps its traceback. `--debug` or RIVERPY_DEBUG=1 shows the
-traceback always.
+else is a defect of riverpy and keeps its traceback. The setting `debug` shows the traceback always.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import traceback
 from contextlib import contextmanager
@@ -22,6 +20,7 @@ import structlog
 
 from riverpy._dsn import mask_url
 from riverpy.cli._output import print_note, printable
+from riverpy.cli._settings import DEBUG, SettingsError, Sources, boolean_option
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
 from riverpy.errors import ConfigError, InsertError, RiverError
 
@@ -38,7 +37,6 @@ EXIT_ABANDONED = 4
 EXIT_WARNING = 5
 
 _DEBUG = "riverpy.debug"
-_OFF = {"", "0", "false", "no", "off"}
 
 
 class CommandError(click.ClickException):
@@ -181,26 +179,37 @@ def one_line(text: str) -> str:
 
 
 def show_traceback(error: BaseException) -> None:
-    """Print the traceback to stderr if `--debug` or RIVERPY_DEBUG asks for it."""
-    context = click.get_current_context(silent=True)
-    asked = context is not None and context.find_root().meta.get(_DEBUG, False)
-    if asked or os.environ.get("RIVERPY_DEBUG", "").lower() not in _OFF:
+    """Print the traceback to stderr if the setting `debug` is on."""
+    if _is_debugging():
         sys.stderr.write(mask_url("".join(traceback.format_exception(error))))
 
 
-def _set_debug(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
-    if value:
-        ctx.find_root().meta[_DEBUG] = True
+def _is_debugging() -> bool:
+    flag = debug_flag()
+    try:
+        return bool(Sources().value(DEBUG, flag).or_none())
+    except SettingsError:  # it may be the error that is to be shown
+        return bool(flag)
 
 
-debug_option = click.option(
-    "--debug",
-    is_flag=True,
+def debug_flag() -> bool | None:
+    """What the command line gave: True for `--debug`, False for `--no-debug`, None for neither."""
+    context = click.get_current_context(silent=True)
+    return None if context is None else context.find_root().meta.get(_DEBUG)
+
+
+def _set_debug(ctx: click.Context, _param: click.Parameter, value: bool | None) -> None:
+    if value is not None:
+        ctx.find_root().meta[_DEBUG] = value
+
+
+debug_option = boolean_option(
+    DEBUG,
+    help="Show the traceback of an error. Default: no.",
     expose_value=False,
     callback=_set_debug,
-    help="Show the traceback of an error (also RIVERPY_DEBUG=1).",
 )
-"""Adds `--debug` to a command."""
+"""Adds `--debug/--no-debug` to a command."""
 
 
 def _has_uvloop() -> bool:

@@ -39,7 +39,6 @@ T = TypeVar("T")
 F = TypeVar("F", bound="Callable[..., Any]")
 
 OTHER_VARIABLES = (
-    "RIVERPY_DEBUG",
     "RIVERPY_EMBEDDED_DIR",
     "RIVERPY_PG_BIN",
     "RIVERPY_TEST_DATABASE_URL",
@@ -152,6 +151,10 @@ def _one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
+def _boolean_setting(name: str, default: str) -> Setting[bool]:
+    return Setting(name, _boolean, lambda on: str(on).lower(), _toml_boolean, default)
+
+
 DATABASE_URL: Setting[str] = Setting("database-url", _database_url, show_url)
 SCHEMA: Setting[str] = Setting(
     "schema", _schema, default="the client's, else where the search path finds them"
@@ -159,19 +162,9 @@ SCHEMA: Setting[str] = Setting(
 QUEUES: Setting[dict[str, int]] = Setting(
     "queues", parse_queues, format_queues, _toml_queues, "the client's"
 )
-POLL_ONLY: Setting[bool] = Setting(
-    "poll-only", _boolean, lambda on: str(on).lower(), _toml_boolean, "the client's, else false"
-)
-KNOWN_KINDS_ONLY: Setting[bool] = Setting(
-    "known-kinds-only",
-    _boolean,
-    lambda on: str(on).lower(),
-    _toml_boolean,
-    "the client's, else true",
-)
-CANDIDATE: Setting[bool] = Setting(
-    "candidate", _boolean, lambda on: str(on).lower(), _toml_boolean, "the client's, else true"
-)
+POLL_ONLY = _boolean_setting("poll-only", "the client's, else false")
+KNOWN_KINDS_ONLY = _boolean_setting("known-kinds-only", "the client's, else true")
+CANDIDATE = _boolean_setting("candidate", "the client's, else true")
 LEADER_DOMAIN: Setting[str] = Setting(
     "leader-domain", _domain, default="the client's, else default"
 )
@@ -187,6 +180,7 @@ LOG: Setting[str] = Setting("log", _one_of("console", "json"), default="console"
 LOG_LEVEL: Setting[str] = Setting(
     "log-level", _one_of("debug", "info", "warning", "error"), default="info"
 )
+DEBUG = _boolean_setting("debug", "false")
 
 SETTINGS: tuple[Setting[Any], ...] = (
     DATABASE_URL,
@@ -202,6 +196,7 @@ SETTINGS: tuple[Setting[Any], ...] = (
     HEALTH,
     LOG,
     LOG_LEVEL,
+    DEBUG,
 )
 
 
@@ -230,7 +225,7 @@ class Sources:
             SettingsError: the value is not allowed.
         """
         if flag is not None:
-            return Value(flag, f"--{setting.name}")
+            return Value(flag, f"--no-{setting.name}" if flag is False else f"--{setting.name}")
         variables = [setting.variable]
         if setting is DATABASE_URL:
             variables.append("DATABASE_URL")
@@ -268,6 +263,23 @@ def setting_option(setting: Setting[Any], *, metavar: str, help: str) -> Callabl
             raise click.BadParameter(mask_url(str(error)), ctx, param) from None
 
     return click.option(f"--{setting.name}", metavar=metavar, callback=callback, help=help)
+
+
+def boolean_option(
+    setting: Setting[bool],
+    *,
+    help: str,  # noqa: A002 (click's name)
+    **attributes: Any,
+) -> Callable[[F], F]:
+    """The click option pair `--NAME/--no-NAME` of this setting. None: neither is given.
+
+    Args:
+        setting: what it sets.
+        help: its line in `--help`.
+        attributes: of `click.option`.
+    """
+    flags = f"--{setting.name}/--no-{setting.name}"
+    return click.option(flags, default=None, help=help, **attributes)
 
 
 class Settings:

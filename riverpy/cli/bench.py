@@ -54,7 +54,9 @@ Ctrl-C.
     default=0.0,
     help="How long each job sleeps, and up to half of it more or less. Default: not at all.",
 )
-@click.option("--prefetch", is_flag=True, help="Claim ahead of free slots.")
+@click.option(
+    "--prefetch/--no-prefetch", default=False, help="Whether to claim ahead of free slots."
+)
 @click.option("--force", is_flag=True, help="Delete all jobs that are in the table before.")
 @click.option(
     "--embedded", is_flag=True, help="Measure on an embedded PostgreSQL, made for it alone."

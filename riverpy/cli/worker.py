@@ -35,13 +35,14 @@ from riverpy.cli._run import (
     EXIT_NOT_READY,
     CommandError,
     close_loop,
+    debug_flag,
     describe,
     expected_errors,
     new_loop,
     run_to_end,
     show_error,
 )
-from riverpy.cli._settings import Settings, SettingsError, Sources, setting_option
+from riverpy.cli._settings import Settings, SettingsError, Sources, boolean_option, setting_option
 from riverpy.cli._signals import (
     StoppedBeforeStart,
     StopPlan,
@@ -108,19 +109,18 @@ def _parse_queues(
     help="Queues to work and how many jobs of each may run at once. Default: the client's.",
 )
 @database_options
-@click.option(
-    "--poll-only", is_flag=True, default=None, help="Find jobs by polling, do not LISTEN."
+@boolean_option(
+    _settings.POLL_ONLY,
+    help="Whether to find jobs by polling alone, without LISTEN. Default: the client's, else no.",
 )
-@click.option(
-    "--known-kinds-only/--no-known-kinds-only",
-    default=None,
+@boolean_option(
+    _settings.KNOWN_KINDS_ONLY,
     help="Whether to claim only jobs of kinds that have a worker here. Default: the client's, else"
     " yes.",
 )
-@click.option(
-    "--candidate/--no-candidate",
-    default=None,
-    help="Whether to stand for election. Default: the client's, else yes.",
+@boolean_option(
+    _settings.CANDIDATE,
+    help="Whether to take part in leader election. Default: the client's, else yes.",
 )
 @setting_option(
     _settings.LEADER_DOMAIN,
@@ -177,7 +177,11 @@ def worker(
     The current directory is on Python's path.
     """
     sources = Sources()
-    given = {_settings.DATABASE_URL: database.url_value, _settings.SCHEMA: database.schema_value}
+    given = {
+        _settings.DATABASE_URL: database.url_value,
+        _settings.SCHEMA: database.schema_value,
+        _settings.DEBUG: sources.value(_settings.DEBUG, debug_flag()),
+    }
     settings = Settings(
         (setting, given.get(setting) or sources.value(setting, flags[setting.parameter]))
         for setting in _settings.SETTINGS

@@ -5,14 +5,19 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import click
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from riverpy import Client, Config, QueueConfig
 from riverpy._health.address import Address
+from riverpy.cli import main
 from riverpy.cli._settings import (
     CANDIDATE,
     DATABASE_URL,
     DEAD_AFTER,
+    DEBUG,
     HEALTH,
     KNOWN_KINDS_ONLY,
     LEADER_DOMAIN,
@@ -22,6 +27,7 @@ from riverpy.cli._settings import (
     POLL_ONLY,
     QUEUES,
     SCHEMA,
+    SETTINGS,
     SOFT_STOP,
     Setting,
     Settings,
@@ -31,6 +37,7 @@ from riverpy.cli._settings import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from pathlib import Path
 
 URL = "postgres://u:s3cret@db/app"
@@ -49,6 +56,7 @@ SAMPLES: list[tuple[Setting[Any], Any, str, str]] = [
     (HEALTH, Address("::1", 1), "0.0.0.0:2", "':3'"),
     (LOG, "console", "json", "'json'"),
     (LOG_LEVEL, "debug", "warning", "'error'"),
+    (DEBUG, True, "no", "true"),
 ]
 
 
@@ -77,7 +85,82 @@ def test_order_of_sources(
     assert found == Value(setting.parse(env), setting.variable)
 
     found = sources(tmp_path, **{setting.variable: env}).value(setting, flag)
-    assert found == Value(flag, f"--{key}")
+    assert found == Value(flag, f"--no-{key}" if flag is False else f"--{key}")
+
+
+def flags_of(command: click.Command, *path: str) -> Generator[tuple[tuple[str, ...], click.Option]]:
+    """Each boolean option of a command and of those below it, with the command's path."""
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and parameter.is_flag:
+            yield path, parameter
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from flags_of(below, *path, name)
+
+
+BOOLEAN_SETTINGS = sorted(
+    {
+        setting.name
+        for _, option in flags_of(main)
+        for setting in SETTINGS
+        if setting.parameter in {option.name, option.opts[0].strip("-").replace("-", "_")}
+    }
+)
+"""The settings that an option without a value sets, found among all commands."""
+
+
+def test_boolean_options_say_both() -> None:
+    """An option that sets a boolean of a client, of a queue or of the settings has a `--no-` form,
+    whatever command it belongs to, and every boolean setting has such an option."""
+    booleans = {
+        name
+        for struct in (Config(), QueueConfig())
+        for name, value in msgspec.structs.asdict(struct).items()
+        if isinstance(value, bool)
+    } | {setting.parameter for setting in SETTINGS if setting.parse is POLL_ONLY.parse}
+    one_way = [
+        (*path, option.opts[0])
+        for path, option in flags_of(main)
+        if option.opts[0].removeprefix("--").replace("-", "_") in booleans
+        and not option.secondary_opts
+    ]
+    assert one_way == []
+    assert {s.name for s in SETTINGS if s.parse is POLL_ONLY.parse} == set(BOOLEAN_SETTINGS)
+
+
+@pytest.mark.parametrize("name", BOOLEAN_SETTINGS)
+@pytest.mark.parametrize("on", [True, False])
+@pytest.mark.parametrize("source", ["flag", "variable", "file"])
+def test_boolean_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: str, on: bool
+) -> None:
+    """Each source can say both values of each boolean, against the opposite in the weaker ones."""
+    monkeypatch.chdir(tmp_path)
+    value, opposite = str(on).lower(), str(not on).lower()
+    (tmp_path / "riverpy.toml").write_text(f"{name} = {value if source == 'file' else opposite}\n")
+    variable = "RIVERPY_" + name.upper().replace("-", "_")
+    environ = {} if source == "file" else {variable: value if source == "variable" else opposite}
+    flag = f"--{name}" if on else f"--no-{name}"
+    arguments = ["worker", "jobs:client", "--print-config", *([flag] if source == "flag" else [])]
+    result = CliRunner(env={variable: None, **environ}).invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    (row,) = (line.split() for line in result.stdout.splitlines() if line.startswith(f"{name} "))
+    place = {"flag": flag, "variable": variable, "file": str(tmp_path / "riverpy.toml")}[source]
+    assert row == [name, value, place]
+
+
+@pytest.mark.parametrize("on", [True, False])
+@pytest.mark.parametrize("name", [n for n in BOOLEAN_SETTINGS if n != "debug"])
+def test_boolean_in_code(name: str, on: bool) -> None:
+    """Code can say both values of each boolean of a client, and a setting wins over either."""
+    field = name.replace("-", "_")
+    client = Client(URL, config=Config(**{field: on}))  # pyright: ignore[reportArgumentType]
+    assert getattr(client.config, field) is on
+    client.configure(**{field: not on})  # pyright: ignore[reportArgumentType]
+    assert getattr(client.config, field) is not on
 
 
 def test_database_variables_of_others(tmp_path: Path) -> None:
