@@ -1,22 +1,25 @@
 """ChildProcess: a process that runs blocking jobs, one at a time, and ends with its worker.
 
-Worker and child talk over a pipe of their own, so what a job writes to stdout or stderr appears on
-the worker's. The child ends when the worker does: the kernel kills it (Linux), and a thread of the
-child reads the pipe, whose end is seen on every platform.
+Worker and child talk over pipes of their own. What a job writes to stdout or stderr appears on the
+worker's stderr. The child ends when the worker does: the kernel kills it (Linux), and a thread of
+the child reads the pipe, whose end is seen on every platform.
 """
 
 from __future__ import annotations
 
-import atexit
-import multiprocessing
 import os
 import pickle
 import signal
+import struct
+import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
+from multiprocessing.spawn import get_executable, prepare
+from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import anyio
 
@@ -25,7 +28,6 @@ from riverpy.job import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from multiprocessing.connection import Connection
 
     from riverpy._db.jobs import Stamp
     from riverpy._work.attempt import Attempt
@@ -37,6 +39,8 @@ END_TIMEOUT = 0.4
 END_POLL = 0.005
 """Seconds between two checks whether a killed child has ended."""
 _PR_SET_PDEATHSIG = 1
+_LENGTH = struct.Struct("!Q")
+"""What stands before each message."""
 _CANCEL = b""
 """The message to a child that its job is cancelled. Any other is a job."""
 _STARTED = b""
@@ -51,20 +55,26 @@ class ChildProcess:
     """
 
     def __init__(self) -> None:
-        # Not fork: the worker has threads.
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_serve, args=(theirs, os.getpid()), name="riverpy job"
+        # By name, as multiprocessing does; but that refuses children in a daemonic process, as the
+        # ones of some web servers are.
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; "
+            f"from {__name__} import serve; serve({os.getpid()}, {_main_of_worker()!r})"
         )
-        self._process.start()
-        theirs.close()
+        self._process = subprocess.Popen(  # noqa: S603 (our own interpreter)
+            [get_executable(), "-u", "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # a Ctrl-C in the terminal is for the worker alone
+        )
+        assert self._process.stdin is not None  # noqa: S101 (it is a pipe)
+        assert self._process.stdout is not None  # noqa: S101
+        self._to_child, self._from_child = self._process.stdin, self._process.stdout
         self._is_working = False
         self.is_cancelled = False
         """Whether its job was cancelled; then it takes no other."""
         self.idle_since = 0.0
         """Monotonic seconds."""
-        atexit.register(self.kill)  # multiprocessing waits for its children at exit
 
     def work(self, job: bytes) -> bytes:
         """Run a job, and return its result. Blocks; called in a thread.
@@ -73,14 +83,13 @@ class ChildProcess:
             ChildProcessError: the process has ended.
         """
         try:
-            self._pipe.send_bytes(job)
-            self._pipe.recv_bytes()  # _STARTED: from now on the child reads what it is sent
+            _send(self._to_child, job)
+            _receive(self._from_child)  # _STARTED: from now on the child reads what it is sent
             self._is_working = True
-            return self._pipe.recv_bytes()
-        except (EOFError, OSError):
-            self.kill()  # a child that closed its pipe may still run
-            self._process.join()
-            raise ChildProcessError(_how_ended(self._process.exitcode)) from None
+            return _receive(self._from_child)
+        except (EOFError, OSError, ValueError):
+            self._process.kill()  # a child that closed its pipe may still run
+            raise ChildProcessError(_how_ended(self._process.wait())) from None
         finally:
             self._is_working = False
 
@@ -92,24 +101,28 @@ class ChildProcess:
             self.kill()
             return
         try:
-            self._pipe.send_bytes(_CANCEL)
-        except OSError:  # it has ended
+            _send(self._to_child, _CANCEL)
+        except (OSError, ValueError):  # it has ended
             self.kill()
 
     def kill(self) -> None:
         """End the process. Does not wait for it."""
         self.is_cancelled = True
         self._process.kill()
-        atexit.unregister(self.kill)
 
-    def join(self, timeout: float) -> None:
-        """Wait for the end of the process, for so many seconds at most. Blocks."""
-        self._process.join(timeout)
+    def end(self, timeout: float) -> None:
+        """End a process that runs no job, and wait for its end, `timeout` seconds at most."""
+        self.kill()
+        for pipe in (self._to_child, self._from_child):
+            with suppress(OSError):  # what was not flushed
+                pipe.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout)
 
     @property
     def has_ended(self) -> bool:
         """Whether the process has ended."""
-        return self._process.exitcode is not None
+        return self._process.poll() is not None
 
 
 class ChildProcesses:
@@ -122,21 +135,17 @@ class ChildProcesses:
     def take(self, stamp: Stamp) -> ChildProcess:
         """A child for an attempt: an idle one, or a new one."""
         now = time.monotonic()
-        while self._idle and now - self._idle[0].idle_since > IDLE_MAX:
-            self._idle.pop(0).kill()
-        child: ChildProcess | None = None
-        while self._idle and (child is None or child.has_ended):
-            child = self._idle.pop()
-        if child is None or child.has_ended:
-            child = ChildProcess()
+        while self._idle and (self._idle[0].has_ended or now - self._idle[0].idle_since > IDLE_MAX):
+            self._idle.pop(0).end(END_TIMEOUT)
+        child = self._idle.pop() if self._idle else ChildProcess()
         self._working[stamp] = child
         return child
 
     def release(self, stamp: Stamp) -> None:
         """The attempt has ended, and its child runs no job any more."""
         child = self._working.pop(stamp)
-        if child.is_cancelled:
-            child.kill()
+        if child.is_cancelled or child.has_ended:
+            child.end(END_TIMEOUT)
         else:
             child.idle_since = time.monotonic()
             self._idle.append(child)
@@ -148,7 +157,7 @@ class ChildProcesses:
             child.kill()
         give_up_at = time.monotonic() + END_TIMEOUT
         for child in idle:
-            child.join(max(give_up_at - time.monotonic(), 0.0))
+            child.end(max(give_up_at - time.monotonic(), 0.0))
 
     async def end(self, stamps: Iterable[Stamp]) -> set[Stamp]:
         """End the children that run these attempts. Returns the attempts whose child has not ended
@@ -164,9 +173,7 @@ class ChildProcesses:
             await anyio.sleep(END_POLL)
 
 
-def _how_ended(exit_code: int | None) -> str:
-    if exit_code is None:
-        return "the process of the job has ended"
+def _how_ended(exit_code: int) -> str:
     if exit_code >= 0:
         return f"the process of the job exited with code {exit_code}"
     try:
@@ -176,7 +183,41 @@ def _how_ended(exit_code: int | None) -> str:
     return f"the process of the job was killed by signal {name}"
 
 
+def _main_of_worker() -> dict[str, str]:
+    """How a child finds the worker's main module, which functions of jobs may be in."""
+    main = sys.modules["__main__"]
+    spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if spec is not None:
+        return {"init_main_from_name": spec.name}
+    return {} if path is None else {"init_main_from_path": str(Path(path).absolute())}
+
+
 # -- in the worker and in the child
+
+
+def _send(pipe: IO[bytes], message: bytes) -> None:
+    pipe.write(_LENGTH.pack(len(message)) + message)
+    pipe.flush()
+
+
+def _receive(pipe: IO[bytes]) -> bytes:
+    """The next message.
+
+    Raises:
+        EOFError: the other side has ended.
+    """
+    (length,) = _LENGTH.unpack(_read(pipe, _LENGTH.size))
+    return _read(pipe, length)
+
+
+def _read(pipe: IO[bytes], size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        part = pipe.read(size - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return bytes(data)
 
 
 def pack_job(function: Callable[[Job[Any]], None], attempt: Attempt) -> bytes:
@@ -221,8 +262,8 @@ class _ChildJob(Job[Any]):
 class _Inbox:
     """What the worker sends: read by a thread, which also ends the child with the worker."""
 
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
+    def __init__(self, from_worker: IO[bytes], to_worker: IO[bytes]) -> None:
+        self._from_worker, self._to_worker = from_worker, to_worker
         self.jobs: SimpleQueue[bytes] = SimpleQueue()
         self.job: _ChildJob | None = None
         """The one that runs."""
@@ -231,13 +272,13 @@ class _Inbox:
         """Read until the worker ends, then end the process."""
         while True:
             try:
-                message = self._pipe.recv_bytes()
+                message = _receive(self._from_worker)
             except (EOFError, OSError):
                 _end()
             if message == _CANCEL:
                 self._cancel()
             else:
-                self._pipe.send_bytes(_STARTED)  # nothing else is sent before the job begins
+                _send(self._to_worker, _STARTED)  # nothing else is sent before the job begins
                 self.jobs.put(message)
 
     def _cancel(self) -> None:
@@ -247,16 +288,27 @@ class _Inbox:
         job.set_cancelled()
 
 
-def _serve(pipe: Connection, worker_pid: int) -> None:
-    """Run jobs until the worker ends. The process leaves the terminal first: a Ctrl-C there is for
-    the worker alone."""
+def serve(worker_pid: int, main: dict[str, str]) -> None:
+    """Run jobs until the worker ends: what a child does."""
     _end_with_thread_of(worker_pid)
-    if hasattr(os, "setsid"):
-        os.setsid()
-    inbox = _Inbox(pipe)
+    from_worker, to_worker = _take_pipes()
+    inbox = _Inbox(from_worker, to_worker)
     threading.Thread(target=inbox.read, name="riverpy worker watch", daemon=True).start()
+    prepare(main)
     while True:
-        pipe.send_bytes(_work(inbox.jobs.get(), inbox))
+        result = _work(inbox.jobs.get(), inbox)
+        _send(to_worker, result)
+
+
+def _take_pipes() -> tuple[IO[bytes], IO[bytes]]:
+    """The pipes from and to the worker, under other numbers: what code of a job, and programs that
+    it starts, write to stdout goes to stderr, which is the worker's."""
+    pipes = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return pipes
 
 
 def _end_with_thread_of(worker_pid: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import subprocess
 import threading
 import time
 from contextlib import suppress
@@ -53,6 +54,10 @@ def work_apart(job: Job[Apart]) -> None:
         case "return":
             job.record_output({"pid": os.getpid(), "attempt": job.attempt, "id": job.id})
             job.set_metadata("k", "v")
+        case "print":
+            print("from Python")
+            os.write(1, b"from C\n")
+            subprocess.run(["echo", "from a program"], check=True)
         case "fail":
             job.set_metadata("k", "before")
             raise ValueError("apart")
@@ -234,13 +239,18 @@ async def test_interrupted_thread_that_fails(rig: Rig) -> None:
     assert errors_of(row)[0]["error"] == "its own"
 
 
-async def test_process(rig: Rig) -> None:
+async def test_process(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """A job in a process: what it records, returns and raises arrives; a process that dies is a
-    failed attempt."""
+    failed attempt. It runs in a daemonic process, too, which multiprocessing allows no children.
+    What it writes to stdout is found on stderr (FR-01)."""
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
     register_apart(rig, timedelta(seconds=60))
     async with rig.working(slots=2) as client:
         rows = await rig.work(
-            client, *(Apart(do) for do in ("return", "fail", "snooze", "cancel", "exit", "odd"))
+            client,
+            *(Apart(do) for do in ("return", "fail", "snooze", "cancel", "exit", "odd", "print")),
         )
     assert [row["state"] for row in rows] == [
         "completed",
@@ -249,6 +259,7 @@ async def test_process(rig: Rig) -> None:
         "cancelled",
         "retryable",
         "retryable",
+        "completed",
     ]
     output = metadata_of(rows[0])["output"]
     assert output["pid"] != os.getpid()
@@ -260,7 +271,8 @@ async def test_process(rig: Rig) -> None:
     assert metadata_of(rows[1])["k"] == "before"
     assert errors_of(rows[5])[0]["error"] == "Odd: a and b"
     assert errors_of(rows[3])[0]["error"] == "JobCancelError: apart"
-    assert len(errors_of(rows[4])) == 1
+    assert "exited with code 3" in errors_of(rows[4])[0]["error"]
+    assert {"from Python", "from C", "from a program"} <= set(capfd.readouterr().err.splitlines())
 
 
 @pytest.mark.timeout(120)
