@@ -1,4 +1,4 @@
-"""Log: lines that would come again and again, and how many of them are wanted."""
+"""Log: the logger of the whole package, and limits for lines that repeat."""
 
 from __future__ import annotations
 
@@ -12,15 +12,90 @@ LINES_MAX = 10
 """Lines of one sentence that are told at their level within `WINDOW`."""
 WINDOW = 60.0
 """Seconds, from the first of them."""
+_NAME = "riverpy"
+_LEVELS = logging.getLevelNamesMapping()
+_STANDARD = {
+    *vars(logging.LogRecord("", 0, "", 0, "", (), None)),
+    *("message", "asctime", "taskName"),
+}
+"""Attributes that a record has of its own. logging refuses them as extra ones."""
 
 
-def tells_of_jobs(log: Any) -> bool:
-    """Whether a line for each job would be written: the program asked structlog for debug lines. A
-    program that never configured structlog asked for nothing."""
-    if not structlog.is_configured():
-        return False
-    asked = getattr(log, "is_enabled_for", None) or getattr(log, "isEnabledFor", None)
-    return asked is None or bool(asked(logging.DEBUG))
+class Log:
+    """A logger of events with keys. They go to the program's structlog if the program has
+    configured it, and otherwise to `logging.getLogger("riverpy")`. Each call decides this, so it
+    does not matter when the program configures structlog."""
+
+    __slots__ = ("_keys",)
+
+    def __init__(self, keys: dict[str, object]) -> None:
+        """Make one whose events all have these keys."""
+        self._keys = keys
+
+    def bind(self, **keys: object) -> Log:
+        """Return a logger whose events have these keys too."""
+        return Log({**self._keys, **keys})
+
+    def is_enabled_for(self, level: int) -> bool:
+        """Whether an event of this level would be written."""
+        if not structlog.is_configured():
+            return logging.getLogger(_NAME).isEnabledFor(level)
+        log: Any = structlog.get_logger(_NAME).bind()
+        asked = getattr(log, "is_enabled_for", None) or getattr(log, "isEnabledFor", None)
+        return asked is None or bool(asked(level))
+
+    def debug(self, event: str, **keys: object) -> None:
+        """Log at level debug."""
+        self._write("debug", event, keys)
+
+    def info(self, event: str, **keys: object) -> None:
+        """Log at level info."""
+        self._write("info", event, keys)
+
+    def warning(self, event: str, **keys: object) -> None:
+        """Log at level warning."""
+        self._write("warning", event, keys)
+
+    def error(self, event: str, **keys: object) -> None:
+        """Log at level error."""
+        self._write("error", event, keys)
+
+    def exception(self, event: str, **keys: object) -> None:
+        """Log the current exception at level error, with its traceback."""
+        self._write("error", event, {"exc_info": True, **keys})
+
+    def _write(self, level: str, event: str, keys: dict[str, Any]) -> None:
+        if structlog.is_configured():
+            log: Any = structlog.get_logger(_NAME).bind(**self._keys)
+            getattr(log, level)(event, **keys)
+            return
+        logger, number = logging.getLogger(_NAME), _LEVELS[level.upper()]
+        if not logger.isEnabledFor(number):
+            return
+        exc_info = keys.pop("exc_info", None)
+        keys = {**keys, **self._keys, **keys}  # the event's own come first
+        # The values are arguments: a handler that drops the record formats nothing.
+        text = " ".join([event.replace("%", "%%"), *(f"{key}=%r" for key in keys)])
+        extra = {f"{key}_" if key in _STANDARD else key: value for key, value in keys.items()}
+        values = tuple(keys.values())
+        logger.log(
+            number,
+            text if values else event,
+            *values,
+            exc_info=exc_info,
+            extra=extra,
+            stacklevel=3,
+        )
+
+
+def get_logger(**keys: object) -> Log:
+    """Return a logger whose events have these keys."""
+    return Log(keys)
+
+
+def tells_of_jobs(log: Log) -> bool:
+    """Whether a line for each job is written: the program wants debug lines."""
+    return log.is_enabled_for(logging.DEBUG)
 
 
 class JobLines:
@@ -30,7 +105,7 @@ class JobLines:
 
     __slots__ = ("_count", "_level", "_log", "_until")
 
-    def __init__(self, log: Any, level: str) -> None:
+    def __init__(self, log: Log, level: str) -> None:
         """Make it.
 
         Args:
@@ -61,7 +136,7 @@ class NotificationQueueLog:
     """Logs once that the server's queue of notifications is full, and once that it is not."""
 
     def __init__(self) -> None:
-        self._log: Any = structlog.get_logger("riverpy")
+        self._log = get_logger()
         self._is_full = False
 
     def report(self, *, is_full: bool) -> None:

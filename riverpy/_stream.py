@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-import structlog
+from riverpy._log import get_logger
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -27,7 +27,7 @@ class Stream(Generic[ItemT]):
         self._waiting: deque[ItemT] = deque()
         self._ready = asyncio.Event()
         self._closed = False
-        self._log: Any = structlog.get_logger("riverpy").bind()
+        self._log = get_logger()
         self.dropped = 0
         """How many items were dropped unread."""
 

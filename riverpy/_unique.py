@@ -13,9 +13,9 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
-import structlog
 
 from riverpy import _json
+from riverpy._log import get_logger
 from riverpy.errors import InsertError
 from riverpy.insert_opts import UNIQUE_STATES_DEFAULT, UNIQUE_STATES_REQUIRED, Unique, UniqueOpts
 from riverpy.job import UNIQUE_STATE_BITS, JobState
@@ -44,7 +44,7 @@ _SELECTOR = re.compile(r"(?:\[\w+\]|\{\w+\})", re.ASCII)
 _ARRAY_INDEX_MAX = 1000
 _WARNINGS_MAX = 1000
 
-_log = structlog.stdlib.get_logger("riverpy")
+_log = get_logger()
 _warned: set[tuple[str, str]] = set()
 _decoder = json.JSONDecoder(parse_int=str, parse_float=str)
 

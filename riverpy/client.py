@@ -7,11 +7,10 @@ import asyncio
 import os
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 import anyio
 import msgspec
-import structlog
 from msgspec import UNSET, UnsetType
 
 from riverpy._clock import SystemClock
@@ -23,6 +22,7 @@ from riverpy._insert_errors import channel_named
 from riverpy._insert_row import InsertRules
 from riverpy._lease_verbs import LeaseVerbs
 from riverpy._lifecycle import only_error
+from riverpy._log import get_logger
 from riverpy._names import process_id, validate_queue
 from riverpy._plugins import Plugins
 from riverpy._verbs import Verbs
@@ -126,7 +126,7 @@ class Client(Verbs, ExecutionVerbs, LeaseVerbs):
         self._children = ChildProcesses()
         self._subscriptions = Subscriptions()
         self._leadership = Leadership(lambda: self.id, lambda: self._config.domain)
-        self._log: Any = structlog.get_logger("riverpy").bind()
+        self._log = get_logger()
         self._periodic_jobs = PeriodicJobs(periodic_jobs)
         self._set(database=database, queues=queues or {})
 

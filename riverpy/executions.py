@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 import anyio
 import anyio.lowlevel
 import msgspec
-import structlog
 
 from riverpy._clock import Backoff
 from riverpy._db.executions import (
@@ -26,6 +25,7 @@ from riverpy._db.executions import (
 )
 from riverpy._db.schema import OWN_LINE, migrate_command
 from riverpy._lifecycle import finish
+from riverpy._log import get_logger
 from riverpy._names import validate_execution_key
 from riverpy.drivers.asyncpg import (
     DATABASE_ERRORS,
@@ -62,7 +62,7 @@ _RETRY_MOST = timedelta(seconds=2)
 _BLOCKED_FIRST = timedelta(milliseconds=5)
 _BLOCKED_MOST = timedelta(milliseconds=200)
 
-_log: Any = structlog.get_logger("riverpy")
+_log = get_logger()
 ResultT = TypeVar("ResultT")
 AnswerT = TypeVar("AnswerT")
 

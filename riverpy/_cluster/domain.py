@@ -10,9 +10,7 @@ stepped, so a client whose heartbeat is old is observed for `dead_after` first.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
-
-import structlog
+from typing import TYPE_CHECKING
 
 from riverpy._cluster.heartbeat import BEATS, GAP_SHARE
 from riverpy._cluster.observer import HeartbeatObserver
@@ -25,6 +23,7 @@ from riverpy._db.ownership import (
     owner_notify,
 )
 from riverpy._lifecycle import TestSignal
+from riverpy._log import get_logger
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 from riverpy.errors import DomainConflictError
@@ -87,7 +86,7 @@ class Membership:
         self._claimed: Sequence[str] = ()
         self._moved: dict[str, str] = {}
         """Who has queues now that were claimed, as it was told."""
-        self._log: Any = structlog.get_logger("riverpy").bind(domain=config.domain)
+        self._log = get_logger(domain=config.domain)
         self._last = self._timer.boottime()
         """When the last sign of life was given."""
         self._is_warned = False

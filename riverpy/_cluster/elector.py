@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import random
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import anyio.lowlevel
-import structlog
 
 from riverpy._clock import Backoff
 from riverpy._cluster.trust import (
@@ -26,6 +25,7 @@ from riverpy._cluster.trust import (
     Term,
 )
 from riverpy._lifecycle import StopCause, TestSignal
+from riverpy._log import get_logger
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 from riverpy.events import LeadershipChange
@@ -151,7 +151,7 @@ class Elector:
         self._turn_most = 3 * self._timing.interval + BID_AFTER_STOP
         """Seconds from one bid or renewal to the next, with the time for its answer."""
         self.renewals = self.renewal_failures = 0
-        self._log: Any = structlog.get_logger("riverpy").bind(client_id=leader_id)
+        self._log = get_logger(client_id=leader_id)
         if domain != DEFAULT_DOMAIN:
             self._log = self._log.bind(domain=domain)
         self.elected = TestSignal("Elector.elected")

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
-import structlog
 
 from riverpy._cluster.id_claim import IdClaim
 from riverpy._db.clients import client_beat, client_is_current, client_leave, client_register
 from riverpy._lifecycle import TestSignal
+from riverpy._log import get_logger
 from riverpy.drivers.asyncpg import (
     DATABASE_ERRORS,
     LockNotAvailableError,
@@ -99,7 +99,7 @@ class Heartbeat:
         """When the server registered this run, raw; None while it has not."""
         self.is_displaced = False
         """Whether another run has registered under the client's id."""
-        self._log: Any = structlog.get_logger("riverpy").bind()
+        self._log = get_logger()
         self.beaten = TestSignal("Heartbeat.beaten")
         self.failed = TestSignal("Heartbeat.failed")
 

@@ -7,13 +7,12 @@ observer's own time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import structlog
+from typing import TYPE_CHECKING
 
 from riverpy._cluster.observer import HeartbeatObserver
 from riverpy._cluster.process import is_gone, is_here, own_process
 from riverpy._db.clients import client_displace, client_holder, client_register
+from riverpy._log import get_logger
 from riverpy.errors import ClientIdInUseError
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class IdClaim:
         self._connection, self._timer = connection, timer
         self._client_id = registration.client_id
         self._run: tuple[str | None, str, int] | None = None
-        self._log: Any = structlog.get_logger("riverpy").bind()
+        self._log = get_logger()
 
     async def register(self) -> int:
         """Register the run, once no other has the id. Returns when, raw.

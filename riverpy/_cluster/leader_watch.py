@@ -8,13 +8,12 @@ no domains. So may one of an older version.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
-
-import structlog
+from typing import TYPE_CHECKING
 
 from riverpy._db.clients import leader_look
 from riverpy._db.ownership import domain_look
 from riverpy._lifecycle import TestSignal
+from riverpy._log import get_logger
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 
@@ -72,7 +71,7 @@ class LeaderWatch:
         """When the leader was elected that was told of last."""
         self._unled_since: float | None = None
         self._unled_told_at = -math.inf
-        self._log: Any = structlog.get_logger("riverpy").bind()
+        self._log = get_logger()
         self.looked = TestSignal("LeaderWatch.looked")
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:

@@ -11,16 +11,15 @@ import asyncio
 import secrets
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import anyio
 import msgspec
-import structlog
 
 from riverpy._clock import Backoff
 from riverpy._db.leases import TOPIC as LEASE_TOPIC
 from riverpy._lifecycle import TestSignal
-from riverpy._log import NotificationQueueLog
+from riverpy._log import NotificationQueueLog, get_logger
 from riverpy._sql import query
 from riverpy.drivers.asyncpg import (
     DATABASE_ERRORS,
@@ -89,7 +88,7 @@ class Notifier:
         self._lost = asyncio.Event()
         self._probes: dict[str, asyncio.Event] = {}
         self._backoff = Backoff(RECONNECT_FIRST, RECONNECT_MOST)
-        self._log: Any = structlog.get_logger("riverpy").bind()
+        self._log = get_logger()
         self.proven = False
         """Whether notifications arrive: the last probe came back, over the connection that there
         is now."""
@@ -315,7 +314,5 @@ def decode_message(payload: str) -> Message | None:
     try:
         return msgspec.json.decode(payload, type=Message)
     except (msgspec.DecodeError, RecursionError):  # not ours to judge: anybody can notify
-        structlog.get_logger("riverpy").warning(
-            "notification not understood", payload=payload[:100]
-        )
+        get_logger().warning("notification not understood", payload=payload[:100])
         return None

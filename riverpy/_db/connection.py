@@ -6,12 +6,12 @@ from __future__ import annotations
 import time
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
-import structlog
 
 from riverpy._clock import Backoff
+from riverpy._log import get_logger
 from riverpy._sql import query
 from riverpy.drivers.asyncpg import (
     CONNECT_TIMEOUT,
@@ -133,7 +133,7 @@ class Outage:
         """Whether its begin was told, and not its end."""
         self.count = 0
         """How many outages were told of."""
-        self._log: Any = structlog.get_logger("riverpy").bind()
+        self._log = get_logger()
         self._meanwhile = meanwhile
         if client_id is not None:
             self._log = self._log.bind(client_id=client_id)

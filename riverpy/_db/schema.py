@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import anyio
-import structlog
 
 from riverpy._dsn import mask_url
+from riverpy._log import get_logger
 from riverpy._names import check_schema_length
 from riverpy._sql import query, quote_identifier, sql_directory
 from riverpy.drivers.asyncpg import check_server_version
@@ -78,7 +78,7 @@ READ_TIMEOUT = 10.0
 _FILE = re.compile(r"(\d{3})_(\w+)\.(up|down)\.sql")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-_log = structlog.stdlib.get_logger("riverpy")
+_log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import errno
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
-import structlog
 from anyio.abc import SocketAttribute, SocketListener, TaskGroup
 
 from riverpy._health.http import HEAD_MAX, Refused, Response, parse
 from riverpy._lifecycle import only_error
+from riverpy._log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -64,7 +64,7 @@ class Server:
         """
         self._address, self._routes = address, routes
         self._visits: list[_Visit] = []
-        self._log: Any = structlog.get_logger("riverpy").bind()
+        self._log = get_logger()
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[None]:

@@ -15,10 +15,9 @@ import math
 import random
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import anyio
-import structlog
 
 from riverpy._clock import Backoff
 from riverpy._cluster.notifier import decode_message
@@ -33,6 +32,7 @@ from riverpy._db.leases import LeaseLockedError
 from riverpy._lease.block import Blocks
 from riverpy._lease.lease import ASK_MOST, Lease
 from riverpy._lifecycle import StopCause, TestSignal, finish
+from riverpy._log import get_logger
 from riverpy._names import USER_PREFIX
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 from riverpy.errors import ClientStateError, ConfigError, TransactionError
@@ -130,7 +130,7 @@ class LeaseKeeper:
         self.renewals = self.renewal_failures = 0
         self.renewal_seconds = 0.0
         """How long the last renewal took."""
-        self._log: Any = structlog.get_logger("riverpy").bind(holder=holder)
+        self._log = get_logger(holder=holder)
         self._blocks = Blocks(timing.grace, timer, self._log)
         self.denied = TestSignal("LeaseKeeper.denied")
         self.renewed = TestSignal("LeaseKeeper.renewed")

@@ -7,10 +7,10 @@ import os
 from typing import TYPE_CHECKING
 
 import anyio
-import structlog
 
 from riverpy._cluster.trust import Term, Trust
 from riverpy._lifecycle import StopCause
+from riverpy._log import get_logger
 from riverpy._names import process_id
 from riverpy.drivers.asyncpg import PostgresError
 from riverpy.errors import LeaseLostError
@@ -223,7 +223,7 @@ class Lease:
         try:
             held = await self._store.renew(self.holder, [(self.name, self.epoch)], bound=ASK_MOST)
         except Exception as error:  # in doubt, and the first error tells more
-            structlog.get_logger("riverpy").debug(
+            get_logger().debug(
                 "it is not known whether a lease is held",
                 lease=self.name,
                 error_type=type(error).__name__,

@@ -8,12 +8,11 @@ import random
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
-
-import structlog
+from typing import TYPE_CHECKING
 
 from riverpy._clock import Backoff
 from riverpy._lifecycle import TestSignal
+from riverpy._log import get_logger
 from riverpy._maintenance.scope import everything
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 from riverpy.errors import FencedOutError
@@ -75,7 +74,7 @@ class MaintenanceService(ABC):
 
     def __init__(self, office: Office) -> None:
         self.office = office
-        self.log: Any = structlog.get_logger("riverpy").bind(service=self.name)
+        self.log = get_logger(service=self.name)
         self._stirred = asyncio.Event()
         self._backoff = Backoff(RETRY_FIRST, RETRY_MOST)
         self._failing: str | None = None

@@ -13,10 +13,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
-import structlog
 
 from riverpy._clock import Backoff
 from riverpy._lifecycle import ServiceGroup, StopCause, StopScope, only_error
+from riverpy._log import get_logger
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 from riverpy.errors import FencedOutError
 
@@ -132,9 +132,7 @@ class _Tenure:
         self._up_since: float | None = None
         self._failures = 0
         self._backoff = Backoff(RETRY_FIRST, RETRY_MOST)
-        self._log: Any = structlog.get_logger("riverpy").bind(
-            leader_id=term.leader_id, elected_at=term.elected_at.isoformat()
-        )
+        self._log = get_logger(leader_id=term.leader_id, elected_at=term.elected_at.isoformat())
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(

@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
-import structlog
 
 from riverpy._db.indexes import (
     index_artifacts,
@@ -21,6 +20,7 @@ from riverpy._db.indexes import (
     index_now,
     index_rebuild,
 )
+from riverpy._log import get_logger
 from riverpy._maintenance.base import MaintenanceService
 from riverpy.drivers.asyncpg import (
     CONNECT_TIMEOUT,
@@ -381,7 +381,7 @@ def reindexers(office: Office) -> list[Reindexer]:
     if not names:
         return []
     if office.connect_direct is None:
-        structlog.get_logger("riverpy").info(
+        get_logger().info(
             "no indexes are rebuilt: that needs a connection past the pooler, set listen_url"
         )
         return []

@@ -7,15 +7,15 @@ server's clock and has not changed for `dead_after`: that clock may be stepped.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
-import structlog
 
 from riverpy._cluster.observer import HeartbeatObserver
 from riverpy._db.clients import LastHeartbeat
 from riverpy._db.domains import ORPHANED_AFTER
 from riverpy._db.ownership import owner_is_empty, owner_is_there, owner_read
+from riverpy._log import get_logger
 from riverpy._maintenance.scope import All, Except, Only
 from riverpy.drivers.asyncpg import InsufficientPrivilegeError, UndefinedTableError
 
@@ -86,7 +86,7 @@ class Territory:
         self._lock = anyio.Lock()  # one asks, the others wait for the answer
         self._is_told = False
         """Whether it was said that the role may not read the table."""
-        self._log: Any = structlog.get_logger("riverpy").bind()
+        self._log = get_logger()
 
     async def scope(self) -> Scope:
         """What is to be maintained now.

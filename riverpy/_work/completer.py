@@ -15,13 +15,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import structlog
 
 from riverpy._batch import BatchSender, BatchSize, Cause, SetAside, cause_of
 from riverpy._clock import Backoff
 from riverpy._db import jobs
 from riverpy._lifecycle import TestSignal, finish
-from riverpy._log import JobLines
+from riverpy._log import JobLines, get_logger
 from riverpy._work.attempt import Outcome
 from riverpy._work.failure import error_entry
 from riverpy.drivers.asyncpg import (
@@ -111,7 +110,7 @@ class Completer:
         """Whether the task that stores was cancelled, as each task is at the end of the event
         loop."""
         self._scope = anyio.CancelScope(shield=True)
-        self._log: Any = structlog.get_logger("riverpy").bind()
+        self._log = get_logger()
         self._refused_lines = JobLines(self._log, "warning")
         self._named_lines = JobLines(self._log, "warning")
         self._slow_lines = JobLines(self._log, "warning")

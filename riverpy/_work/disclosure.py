@@ -4,14 +4,14 @@ it is stopping, and that it knows of domains."""
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
-import structlog
 
 from riverpy._cluster.process import own_process
 from riverpy._db.clients import client_disclose, client_set_state
 from riverpy._db.ownership import member_mark
+from riverpy._log import get_logger
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Disclosure:
         self.is_marked = False
         """Whether to say that the client knows of domains. One of another domain than `default`
         says so by its settings."""
-        self._log: Any = structlog.get_logger("riverpy").bind()
+        self._log = get_logger()
 
     def stopping(self) -> None:
         """A stop has begun: say so at once, so that the client does not count as one that could

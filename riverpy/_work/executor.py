@@ -6,14 +6,13 @@ import asyncio
 import math
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
-import structlog
 from msgspec import UNSET
 
 from riverpy._lifecycle import StopCause
-from riverpy._log import JobLines
+from riverpy._log import JobLines, get_logger
 from riverpy._plugins import Plugins, plugins_of
 from riverpy._work.attempt import Outcome
 from riverpy._work.blocking import BlockingRunner
@@ -75,7 +74,7 @@ class Executor:
         hard_stop = config.hard_stop_timeout.total_seconds()
         grace = min(CANCEL_GRACE_MAX, hard_stop * CANCEL_GRACE_SHARE)
         self._blocking = BlockingRunner(children, grace)
-        self._log: Any = structlog.get_logger("riverpy").bind()
+        self._log = get_logger()
         self._handler_lines = JobLines(self._log, "exception")
         self._unclear_lines = JobLines(self._log, "exception")
         self._policy_lines = JobLines(self._log, "warning")

@@ -13,8 +13,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import structlog
 
+from riverpy._log import get_logger
 from riverpy._work.failure import OWN_FILES
 from riverpy.context import running_job
 
@@ -57,7 +57,7 @@ class LoopWatch:
         self._told_of = 0.0
         """The last sign before the stall that the log has a line about."""
         self._culprit: dict[str, object] = {}
-        self._log: Any = structlog.get_logger("riverpy").bind()
+        self._log = get_logger()
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Watch until stopped."""

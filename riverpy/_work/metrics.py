@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
-
-import structlog
+from typing import TYPE_CHECKING
 
 from riverpy._lifecycle import only_exceptions
+from riverpy._log import get_logger
 from riverpy.hooks import JobGetAvailableCount, JobGetAvailableDuration
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ class Metrics:
     def __init__(self, hooks: Sequence[HookMetricEmit]) -> None:
         self._hooks = hooks
         self._failing: set[int] = set()
-        self._log: Any = structlog.get_logger("riverpy").bind()
+        self._log = get_logger()
 
     def claimed(self, queue: str, count: int, seconds: float) -> None:
         """A claim brought so many jobs, and took so long."""

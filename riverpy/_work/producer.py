@@ -7,15 +7,15 @@ import heapq
 import random
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
-import structlog
 
 from riverpy._clock import Backoff
 from riverpy._db.jobs import job_claim, job_claim_time, job_next, job_place
 from riverpy._lifecycle import TestSignal
+from riverpy._log import get_logger
 from riverpy._work.claim_cursor import WHOLE, ClaimCursor, Position, Stretch
 from riverpy._work.prefetch import Prefetch
 from riverpy._work.unclaimable import UnclaimableJobs
@@ -126,7 +126,7 @@ class Producer:
         """The jobs that were cancelled while a claim is in flight; None: none is."""
         self._echoes: list[float] = []
         self._due: list[float] = []
-        self._log: Any = structlog.get_logger("riverpy").bind(queue=queue)
+        self._log = get_logger(queue=queue)
         self._unclaimable = UnclaimableJobs(self._chunk, CLAIM_TIMEOUT, self._log)
         self._claiming: int | None = None
         """The id of the job that a claim is for; None: it is for several, or not known yet."""

@@ -11,16 +11,15 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
-import structlog
 
 from riverpy._batch import BatchSender, BatchSize, SetAside
 from riverpy._db import jobs, queues
 from riverpy._db.rescue import Rescue, job_rescue, job_running_of
 from riverpy._lifecycle import TestSignal
-from riverpy._log import JobLines
+from riverpy._log import JobLines, get_logger
 from riverpy._work.producer import CLAIM_TIMEOUT
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 
@@ -124,7 +123,7 @@ class Reconciler:
         """How many jobs were released or rescued in this look."""
         self._paused: set[str] = set()
         """The queues that are paused, of those that were renewed in this look."""
-        self._log: Any = structlog.get_logger("riverpy").bind()
+        self._log = get_logger()
         self._refused_lines = JobLines(self._log, "warning")
         self._queue_lines = JobLines(self._log, "warning")
         self.ran = TestSignal("Reconciler.ran")

@@ -16,10 +16,9 @@ import asyncio
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
-import structlog
 
 from riverpy._clock import SystemTimer
 from riverpy._cluster.domain import Membership
@@ -41,7 +40,7 @@ from riverpy._db.schema import (
     warn_of_missing_features,
 )
 from riverpy._lifecycle import ServiceGroup, only_error
-from riverpy._log import JobLines, tells_of_jobs
+from riverpy._log import JobLines, get_logger, tells_of_jobs
 from riverpy._maintenance.candidacy import Candidacy
 from riverpy._names import DEFAULT_DOMAIN, DISTRIBUTION
 from riverpy._plugins import Plugins
@@ -121,7 +120,7 @@ class Run:
         self._subscriptions = subscriptions
         self._client_id = client_id
         self._outage = Outage(client_id)
-        self._log: Any = structlog.get_logger("riverpy").bind()
+        self._log = get_logger()
         self._tells_of_jobs = tells_of_jobs(self._log)
         self._cancelled_lines = JobLines(self._log, "info")
         self._counters = Counters(workers, queues)

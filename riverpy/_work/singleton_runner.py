@@ -15,11 +15,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
-import structlog
 
 from riverpy._clock import Backoff
 from riverpy._cluster.trust import LeaseTiming
 from riverpy._lifecycle import StopCause, StopScope, cancelled_once, only_exceptions
+from riverpy._log import get_logger
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 from riverpy.errors import FencedOutError
 from riverpy.stats import SingletonStats
@@ -66,7 +66,7 @@ class SingletonRunner:
         self._tenure: _Tenure | None = None
         self._terms = self._failures = self._losses = 0
         self._waited: float | None = None
-        self._log: Any = structlog.get_logger("riverpy").bind(singleton=singleton.name)
+        self._log = get_logger(singleton=singleton.name)
 
     @property
     def stats(self) -> SingletonStats:
@@ -209,9 +209,7 @@ class _Tenure:
         self._timing, self._timer = timing, timer
         self._scope = StopScope()
         self._over = asyncio.Event()
-        self._log: Any = structlog.get_logger("riverpy").bind(
-            singleton=singleton.name, epoch=lease.epoch
-        )
+        self._log = get_logger(singleton=singleton.name, epoch=lease.epoch)
         self._task: asyncio.Task[None] | None = None
 
     @property

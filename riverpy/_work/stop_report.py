@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
-import structlog
+
+from riverpy._log import get_logger
 
 if TYPE_CHECKING:
     from riverpy._db.jobs import Stamp
@@ -38,7 +39,7 @@ class StopReport(msgspec.Struct, frozen=True):
 
 def tell_of_left(report: StopReport) -> None:
     """Log what was left behind, each kind of it by itself."""
-    log = structlog.get_logger("riverpy").bind()
+    log = get_logger()
     if report.abandoned:
         log.error(
             "jobs did not end and were abandoned",

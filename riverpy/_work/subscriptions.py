@@ -5,9 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import structlog
-
-from riverpy._log import JobLines
+from riverpy._log import JobLines, get_logger
 from riverpy._stream import Stream, Streams
 from riverpy.errors import ConfigError
 from riverpy.events import Event, EventKind, JobStatistics
@@ -47,7 +45,7 @@ class Subscriptions(Streams[Subscription]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._log: Any = structlog.get_logger("riverpy").bind()
+        self._log = get_logger()
         self._dropped_lines = JobLines(self._log, "exception")
 
     def subscribe(self, kinds: Iterable[EventKind | str], size: int) -> Subscription:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
-import structlog
 
 from riverpy._dsn import mask_url
+from riverpy._log import get_logger
 from riverpy.stats import Histogram
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Summary:
         """
         self._counters, self._stats = counters, stats
         self._told = _Totals.of(stats())
-        self._log: Any = structlog.get_logger("riverpy").bind(client_id=client_id)
+        self._log = get_logger(client_id=client_id)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Tell until stopped."""

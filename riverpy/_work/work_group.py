@@ -16,10 +16,9 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import structlog
 
 from riverpy._lifecycle import StopCause
-from riverpy._log import JobLines, tells_of_jobs
+from riverpy._log import JobLines, get_logger, tells_of_jobs
 from riverpy._work.attempt import Attempt
 from riverpy._work.failure import is_cancellation
 from riverpy.job import JobColumn
@@ -64,7 +63,7 @@ class WorkGroup:
         """A task whose first step is later asks whether it may begin: monotonic seconds."""
         self.owner: asyncio.Task[Any] | None = None
         """The task of the run."""
-        self._log: Any = structlog.get_logger("riverpy").bind()
+        self._log = get_logger()
         self._tells_of_jobs = tells_of_jobs(self._log)
         self._stuck_lines = JobLines(self._log, "warning")
         self._unstuck_lines = JobLines(self._log, "info")

@@ -17,9 +17,9 @@ import stat
 import threading
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-import structlog
+from riverpy._log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,7 +143,7 @@ class LogStream:
                     dropped, self._dropped = self._dropped, 0
                     break
         if dropped:
-            log: Any = structlog.get_logger("riverpy")
+            log = get_logger()
             log.warning("log lines were dropped: what reads them is too slow", lines=dropped)
 
     def _fails(self, error: OSError) -> bool:

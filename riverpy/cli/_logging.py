@@ -6,11 +6,12 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 
 from riverpy._dsn import mask_url
+from riverpy._log import get_logger
 from riverpy.cli._log_stream import LogStream
 from riverpy.cli._output import has_color
 
@@ -114,7 +115,7 @@ def _log_uncaught(
     trace: TracebackType | None,
     place: str,
 ) -> None:
-    log: Any = structlog.get_logger("riverpy")
+    log = get_logger()
     info = (kind, kind() if error is None else error, trace)
     log.error("an error was raised where nobody can catch it", place=place, exc_info=info)
 

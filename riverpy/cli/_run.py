@@ -16,9 +16,9 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
 import anyio
 import click
-import structlog
 
 from riverpy._dsn import mask_url
+from riverpy._log import get_logger
 from riverpy.cli._output import print_note, printable
 from riverpy.cli._settings import DEBUG, SettingsError, Sources, boolean_option
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
@@ -93,7 +93,7 @@ def run_to_end(
         except (SystemExit, KeyboardInterrupt, RuntimeError) as error:
             if task.done():
                 raise
-            log: Any = structlog.get_logger("riverpy")
+            log = get_logger()
             log.error(
                 "a task that a job left on its own tried to end the process; going on",
                 error=f"{type(error).__name__}: {error}",
@@ -107,7 +107,7 @@ def close_loop(loop: asyncio.AbstractEventLoop) -> None:
         for task in tasks:
             task.cancel()
         if tasks:
-            log: Any = structlog.get_logger("riverpy")
+            log = get_logger()
             log.warning("cancelling tasks that jobs left behind", count=len(tasks))
             loop.run_until_complete(asyncio.wait(tasks))
         loop.run_until_complete(loop.shutdown_asyncgens())

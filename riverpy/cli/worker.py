@@ -9,12 +9,11 @@ import time
 from contextlib import nullcontext
 from datetime import timedelta
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import anyio
 import click
 import msgspec
-import structlog
 from msgspec import UNSET
 
 from riverpy._clock import Backoff
@@ -24,6 +23,7 @@ from riverpy._duration import format_duration
 from riverpy._health.probes import liveness
 from riverpy._health.systemd import Systemd
 from riverpy._health.worker_health import WorkerHealth
+from riverpy._log import get_logger
 from riverpy._names import DISTRIBUTION
 from riverpy.cli import _settings
 from riverpy.cli._logging import configure_logging
@@ -209,7 +209,7 @@ class _WorkerProcess:
         self._settings = settings
         self._stream = stream
         self._is_draining = drain
-        self._log: Any = structlog.get_logger("riverpy")
+        self._log = get_logger()
         self._loop = new_loop()
         self._starting: anyio.CancelScope | None = None
         self._is_start_stopped = False
@@ -380,7 +380,7 @@ class _Started:
         """The client works."""
         self.is_up = True
         client, config = self._client, self._client.config
-        log: Any = structlog.get_logger("riverpy")
+        log = get_logger()
         log.info(
             "worker started",
             version=version(DISTRIBUTION),
@@ -417,7 +417,7 @@ async def _wait_for_database(url: str | None, *, pooled: bool) -> None:
     Raises:
         CommandError: it refuses, or could not be reached for `DATABASE_WAIT`.
     """
-    log: Any = structlog.get_logger("riverpy")
+    log = get_logger()
     give_up_at = time.monotonic() + DATABASE_WAIT
     backoff = Backoff(timedelta(milliseconds=100), timedelta(seconds=1))
     is_told = False

@@ -12,7 +12,7 @@ import structlog
 from riverpy import ClientStats, EventKind, JobState, QueueStats
 from riverpy import _log as log_module
 from riverpy._lifecycle import StopScope
-from riverpy._log import LINES_MAX, WINDOW, JobLines
+from riverpy._log import LINES_MAX, WINDOW, JobLines, get_logger
 from riverpy._work import summary as summary_module
 from riverpy._work.counters import FAILING_MAX, Counters
 from riverpy._work.summary import Summary
@@ -168,7 +168,7 @@ def test_lines_about_jobs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 5.0
     monkeypatch.setattr(log_module, "time", SimpleNamespace(monotonic=lambda: now))
     with structlog.testing.capture_logs() as log:
-        lines = JobLines(structlog.get_logger("riverpy"), "error")
+        lines = JobLines(get_logger(), "error")
         for job_id in range(1000):
             lines.say("it happened", job_id=job_id)
         told = [entry for entry in log if entry["log_level"] != "debug"]
@@ -185,7 +185,7 @@ def test_lines_about_jobs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lines_at_debug_keep_their_traceback() -> None:
     """What is an error with its traceback has it at debug, too."""
     with structlog.testing.capture_logs() as log:
-        lines = JobLines(structlog.get_logger("riverpy"), "exception")
+        lines = JobLines(get_logger(), "exception")
         for _ in range(LINES_MAX + 1):
             lines.say("it happened")
     told = [entry for entry in log if entry["event"] == "it happened"]
