@@ -47,7 +47,7 @@ async def main():
                             config=riverpy.Config(schema=sys.argv[2]),
                             queues={"default": riverpy.QueueConfig()})
     async with client:
-        await client.insert(Failing(), max_attempts=1)
+        await client.insert(Failing(), riverpy.InsertOpts(max_attempts=1))
         await client.run(drain=True)
 
 asyncio.run(main())
@@ -119,7 +119,7 @@ async def test_records_are_records_of_logging(
         queues={"default": riverpy.QueueConfig()},
     )
     async with client:
-        await client.insert(Failing(), max_attempts=1)
+        await client.insert(Failing(), riverpy.InsertOpts(max_attempts=1))
         await client.run(drain=True)
     records = [record for record in caplog.records if record.getMessage().startswith("jobs fail ")]
     assert [(record.name, record.levelname) for record in records] == [("riverpy", "WARNING")]
