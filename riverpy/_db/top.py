@@ -43,6 +43,15 @@ class ClientRow(NamedTuple):
     is_stopping: bool
 
 
+class KindRow(NamedTuple):
+    """A kind of available jobs that no running client has a worker for."""
+
+    kind: str
+    jobs: int
+    """Of those that were read."""
+    queues: list[str]
+
+
 class RunningRow(NamedTuple):
     """What a client runs."""
 
@@ -110,6 +119,17 @@ async def top_clients(
         ClientRow(*row[:-2], slots=_slots(row["slots"]), is_stopping=row["is_stopping"])
         for row in rows
     ]
+
+
+async def top_kinds(
+    connection: Transaction, schema: str | None, *, names: Sequence[str], limit: int, kinds: int
+) -> list[KindRow]:
+    """Up to `kinds` kinds without a running client, among the first `limit` available jobs of each
+    of these queues."""
+    statement = query("top", "top_kinds", schema)
+    values: dict[str, object] = {"names": list(names), "limit": limit, "kinds": kinds}
+    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    return [KindRow(*row) for row in rows]
 
 
 async def top_running(

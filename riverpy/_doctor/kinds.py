@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from riverpy._db.doctor import ClientRow, KindRow, PlaceRow
     from riverpy._doctor.patient import Patient
 
+UNKNOWN_KIND = "job kind is not registered"
+"""The begin of the error of an attempt at a kind that the client does not have, River's too."""
+
 
 async def look_at_kinds(patient: Patient) -> list[Finding]:
     """Kinds of waiting jobs that no living client has.
@@ -71,32 +74,26 @@ def _unknown(
         "failed": row.failed,
         "attempts_left": row.left_over,
     }
-    pause = f"riverpy queue pause {' '.join(quote(queue) for queue in worked)}"
-    if row.failed and worked:
+    if row.failed and worked and UNKNOWN_KIND in (row.error or ""):
         left = (
             ""
             if row.left_over is None
             else f", with {count(row.left_over, 'attempt')} left at least"
         )
         number = "All" if row.failed == row.jobs else f"{row.failed:,}"
+        pause = f"riverpy queue pause {' '.join(quote(queue) for queue in worked)}"
         return Finding(
             Level.FAIL,
             "kinds",
             f"{text}. {number} of them failed already{left}; then they are discarded: "
-            "workers take them without having their kind. The newest error: "
+            "clients claim them without having their kind. The newest error: "
             f"{one_error(row.error or '')}",
-            f"deploy a worker that has it; until then {pause} saves their attempts, and holds the "
-            "other jobs of the queue too. riverpy job retry ID runs a discarded job again",
+            "deploy a worker that has it, and set known_kinds_only (River in Go: "
+            f"FetchOnlyKnownKinds) in the others; until then {pause} saves their attempts, and "
+            "holds the other jobs of the queue too. riverpy job retry ID runs a discarded job "
+            "again",
             data,
         )
-    if worked:
-        fix = (
-            "deploy a worker that has it: one that takes its jobs without having it fails them, "
-            f"which costs an attempt each time, until none is left ({pause} keeps them)"
-        )
-    else:
-        fix = (
-            "start a worker that has it, for this queue; until somebody works the queue the jobs "
-            "wait unharmed"
-        )
+    where = "" if worked else ", for this queue"
+    fix = f"start or deploy a worker that has it{where}; until then its jobs wait unchanged"
     return Finding(Level.WARN, "kinds", text, fix, data)

@@ -21,6 +21,7 @@ from riverpy._db.top import (
     RunningRow,
     top_clients,
     top_ended,
+    top_kinds,
     top_limits,
     top_moment,
     top_queue_names,
@@ -49,6 +50,10 @@ CAP = 10_000
 QUEUES_CAP = 100_000
 """Where counting jobs of one state stops in all queues together: with many queues each has less."""
 QUEUES_MOST = 1_000
+KINDS_JOBS_MAX = 20_000
+"""Available jobs of all queues together whose kinds are read; at most 1,000 of one queue."""
+KINDS_MAX = 20
+"""Kinds without a worker that are shown."""
 CLIENTS_MOST = 1_000
 STATEMENT_LIMIT = timedelta(seconds=5)
 """After which the server ends a statement."""
@@ -130,6 +135,15 @@ class DomainLook(msgspec.Struct, frozen=True):
     """What it has."""
 
 
+class KindLook(msgspec.Struct, frozen=True):
+    """A kind of available jobs that no running client of riverpy has a worker for."""
+
+    kind: str
+    jobs: int
+    """Among the first available jobs of each queue."""
+    queues: list[str]
+
+
 class Look(msgspec.Struct, frozen=True):
     """What was seen at one moment."""
 
@@ -152,6 +166,8 @@ class Look(msgspec.Struct, frozen=True):
     """Seconds that the rates are of."""
     domains: list[DomainLook] = []
     """Those other than `default`."""
+    kinds_without_worker: list[KindLook] = []
+    """Empty also where no client of riverpy is registered."""
 
 
 class Looker:
@@ -243,6 +259,7 @@ class Looker:
                 for client in clients
             ),
             domains=[] if seen is None else domain_looks(seen),
+            kinds_without_worker=await self._kinds_without_worker(connection, names),
             queues=queues,
             workers=worker_looks(clients or [], running),
             totals=totals,
@@ -259,6 +276,15 @@ class Looker:
         names = await top_queue_names(connection, self._schema, limit=QUEUES_MOST)
         worked = {name for client in clients if not client.is_silent for name in client.queues}
         return sorted({*names, *worked})[:QUEUES_MOST]
+
+    async def _kinds_without_worker(
+        self, connection: Connection, names: Sequence[str]
+    ) -> list[KindLook]:
+        if not self._has_clients or not names:
+            return []
+        limit = min(1_000, KINDS_JOBS_MAX // len(names) + 1)
+        rows = await top_kinds(connection, self._schema, names=names, limit=limit, kinds=KINDS_MAX)
+        return [KindLook(*row) for row in rows]
 
     async def _leader(self, connection: Connection) -> LeadLook | None:
         row = await leader_get(connection, self._schema)

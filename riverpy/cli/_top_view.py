@@ -14,7 +14,7 @@ from riverpy.cli._output import format_time
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from riverpy.cli._top_look import DomainLook, Look, QueueLook, WorkerLook
+    from riverpy.cli._top_look import DomainLook, KindLook, Look, QueueLook, WorkerLook
 
 _HOME, _END_OF_LINE, _END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 _RESET = "\x1b[0m"
@@ -86,7 +86,10 @@ def view(
     if error is not None:
         lines.append(no_answer(error, age))
     lines += [_leader(look), *(_domain(domain, look) for domain in look.domains)]
-    lines += [Line(_totals(look)), Line("")]
+    lines.append(Line(_totals(look)))
+    if look.kinds_without_worker:
+        lines.append(_kinds(look.kinds_without_worker))
+    lines.append(Line(""))
     lines += _table(
         (
             "QUEUE",
@@ -170,6 +173,11 @@ def _totals(look: Look) -> str:
     parts = [f"{_count(look.totals[state], look.cap)} {state}" for state in _STATES]
     about = "" if look.jobs_about is None else f"   (about {look.jobs_about:,} rows)"
     return f"jobs      {', '.join(parts)}{about}"
+
+
+def _kinds(kinds: Sequence[KindLook]) -> Line:
+    parts = [f"{one.kind} ({one.jobs:,} in {','.join(one.queues)})" for one in kinds]
+    return Line(f"waiting   no running worker has {', '.join(parts)}", "warn")
 
 
 def _queue_cells(queue: QueueLook, cap: int) -> list[str]:

@@ -33,6 +33,31 @@ order by is_silent, started_at, client_id
 limit @limit::bigint;
 
 
+-- name: top_kinds
+-- Kinds of available jobs that no client with a recent heartbeat has, among the first @limit jobs of each queue; nothing
+-- where no such client is registered, since the clients may all be River's in another language. The kinds with the most
+-- jobs come first, @kinds of them at most.
+with living as materialized (
+  select kinds
+  from /* schema */ riverpy_client
+  where heartbeat_at between now() - dead_after and now() + dead_after
+)
+select first.kind, count(*) as jobs, array_agg(distinct given.queue order by given.queue) as queues
+from unnest(@names::text[]) as given (queue)
+cross join lateral (
+  select job.kind
+  from /* schema */ river_job as job
+  where job.state = 'available' and job.queue = given.queue
+  order by job.priority, job.scheduled_at, job.id
+  limit @limit::bigint
+) as first
+where exists (select from living)
+  and first.kind <> all(array(select unnest(kinds) from living))
+group by first.kind
+order by jobs desc, first.kind
+limit @kinds::bigint;
+
+
 -- name: top_running
 -- Who runs how many jobs, among the first @cap running ones, and for how many seconds the longest.
 select

@@ -318,6 +318,7 @@ async def test_kinds_without_worker(schema: Schema, doctor: Doctor) -> None:
     assert "another language" not in found["text"]
     assert found["data"]["job_id"] == job_id - 2
     assert "deploy a worker" in found["fix"]
+    assert "wait unchanged" in found["fix"]
     assert report.one("kinds", "ok")["data"]["kinds"] == {"known": True, "resize": False}
 
 
@@ -347,23 +348,26 @@ async def test_kinds_that_the_code_lacks(
 
 
 async def test_kind_that_workers_fail(schema: Schema, doctor: Doctor) -> None:
-    """Jobs of a kind that the workers of their queue lack are failed by them: a failure, with the
-    attempts that are left and the pause that saves them. In a queue that nobody works they wait
-    unharmed, and a client in another language is thought of where there may be one."""
+    """Jobs that clients fail because they do not have their kind are a failure, with the attempts
+    that are left and the pause that saves them. Jobs of other kinds without a worker are a warning,
+    also where an earlier attempt failed: they wait unchanged."""
     await register(schema, "alive", kinds=("known",))
     await seat(schema, "alive")
+    unknown = "job kind is not registered in the client's Workers bundle: resize"
     for attempts in (3, 24):
-        await put(schema, "retryable", kind="resize", error="no such kind", attempts=attempts)
+        await put(schema, "retryable", kind="resize", error=unknown, attempts=attempts)
+    await put(schema, "retryable", kind="shrink", error="no space left")
     await put(schema, queue="images", kind="crop")
     await schema.execute("INSERT INTO river_queue (name, updated_at) VALUES ('images', now())")
     report = await doctor()
     found = report.one("kinds", "fail")
     assert "All of them failed already, with 1 attempt left at least" in found["text"]
-    assert "The newest error: no such kind" in found["text"]
+    assert f"The newest error: {unknown}" in found["text"]
     assert "riverpy queue pause default" in found["fix"]
-    found = report.one("kinds", "warn")
+    found, shrink = [one for one in report.of("kinds") if one["level"] == "warn"]
     assert "(a client in another language may have it)" in found["text"]
-    assert "wait unharmed" in found["fix"]
+    assert "wait unchanged" in found["fix"]
+    assert 'kind "shrink"' in shrink["text"]
     assert [one["level"] for one in report.of("failing")] == ["ok"]
 
 

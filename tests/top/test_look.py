@@ -9,7 +9,8 @@ import pytest
 
 from riverpy import Job, QueueConfig
 from riverpy.cli import _top_look
-from riverpy.cli._top_look import Looker
+from riverpy.cli._top_look import KindLook, Looker
+from riverpy.cli._top_view import view
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
 from riverpy.errors import SchemaMissingError
 from tests.kit import pgbouncer
@@ -30,17 +31,19 @@ async def register(
     age: str = "0 s",
     slots: list[int] | None = None,
     stuck: list[int] | None = None,
+    kinds: list[str] | None = None,
 ) -> None:
     """Write the row of a client that gave its last sign of life so long ago."""
     await schema.execute(
         "INSERT INTO riverpy_client (client_id, queues, kinds, candidate, poll_only, version,"
-        " dead_after, heartbeat_at, slots, stuck) VALUES ($1, $2, '{}', $1 = 'alive', false, '1.2',"
+        " dead_after, heartbeat_at, slots, stuck) VALUES ($1, $2, $6, $1 = 'alive', false, '1.2',"
         " '60 s', now() - $3::text::interval, $4, $5)",
         client_id,
         queues.split(","),
         age,
         slots,
         stuck,
+        kinds or [],
     )
 
 
@@ -187,6 +190,21 @@ async def test_workers(schema: Schema, looker: Looker) -> None:
         worker = worker_of(look, client_id)
         assert (worker.state, worker.running, worker.version) == ("unregistered", 1, None)
     assert look.candidates == 1
+
+
+async def test_kinds_without_worker(schema: Schema, looker: Looker) -> None:
+    """Kinds that wait for no running client are named with their queues; nothing is said where no
+    client is registered. FR-09."""
+    for queue in ("a", "a", "b"):
+        await insert(schema, queue, "available", "priority", "1")
+    await register(schema, "dead", queues="a", age="90 s", kinds=["k"])
+    assert (await looker.look()).kinds_without_worker == []
+    await register(schema, "alive", queues="a", kinds=["other"])
+    look = await looker.look()
+    assert look.kinds_without_worker == [KindLook("k", 3, ["a", "b"])]
+    assert "no running worker has k (3 in a,b)" in "\n".join(line.text for line in view(look))
+    await register(schema, "new", queues="c", kinds=["k"])
+    assert (await looker.look()).kinds_without_worker == []
 
 
 async def test_slots(schema: Schema, looker: Looker) -> None:
