@@ -10,6 +10,7 @@ import configparser
 import getpass
 import os
 import re
+import ssl
 import sys
 from itertools import zip_longest
 from pathlib import Path
@@ -19,7 +20,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 PG_VARIABLES = ("PGSERVICE", "PGHOST", "PGPORT", "PGUSER", "PGDATABASE")
 """Each of these names a database."""
@@ -27,6 +28,8 @@ PG_VARIABLES = ("PGSERVICE", "PGHOST", "PGPORT", "PGUSER", "PGDATABASE")
 _ENVIRONMENT_URL = "postgresql://"
 _PORT_DEFAULT = "5432"
 _PORT_MAX = 65535
+_SYSTEM = "system"
+"""The `sslrootcert` that stands for the certificates of the operating system."""
 _SOCKETS = "/run/postgresql, /var/run/postgresql, /tmp, localhost"
 """Where asyncpg looks if nobody names a host."""
 
@@ -73,29 +76,60 @@ _SHOWN = frozenset(
     }
 )
 """Parameters whose values are shown; any other may be a password with a slip in its name."""
-_LIBPQ_ONLY = frozenset(
-    {
-        "channel_binding",
-        "fallback_application_name",
-        "gssdelegation",
-        "gssencmode",
-        "hostaddr",
-        "keepalives",
-        "keepalives_count",
-        "keepalives_idle",
-        "keepalives_interval",
-        "load_balance_hosts",
-        "replication",
-        "require_auth",
-        "requirepeer",
-        "requiressl",
-        "sslcertmode",
-        "sslcompression",
-        "sslcrldir",
-        "sslsni",
-        "tcp_user_timeout",
-    }
+_IGNORED: Mapping[str, frozenset[str] | None] = {
+    "channel_binding": frozenset({"disable", "prefer"}),
+    "fallback_application_name": None,
+    "gssdelegation": frozenset({"0"}),
+    "gssencmode": frozenset({"disable", "prefer"}),
+    "keepalives": None,
+    "keepalives_count": None,
+    "keepalives_idle": None,
+    "keepalives_interval": None,
+    "load_balance_hosts": None,
+    "max_protocol_version": None,
+    "min_protocol_version": frozenset({"3.0"}),
+    "replication": frozenset({"0", "false", "no", "off"}),
+    "requiressl": frozenset({"0"}),
+    "sslcertmode": frozenset({"allow"}),
+    "sslcompression": None,
+    "sslkeylogfile": None,
+    "sslsni": frozenset({"1"}),
+    "tcp_user_timeout": None,
+}
+"""Parameters that only libpq knows, with the values that are harmless to leave out; None: all."""
+_NO_CHANNEL_BINDING = (
+    "asyncpg has no channel binding, and without it another server could pass for yours: write "
+    "sslmode=verify-full&sslrootcert=system in its place, which verifies the server's certificate "
+    "(with a certificate authority of your own, sslrootcert=FILE)"
 )
+_REFUSED: Mapping[str, str] = {
+    "channel_binding": _NO_CHANNEL_BINDING,
+    "gssdelegation": "asyncpg cannot delegate credentials: leave it out",
+    "gssencmode": "asyncpg cannot encrypt with GSSAPI: write sslmode=require or "
+    "sslmode=verify-full in its place",
+    "hostaddr": "asyncpg takes one host: write the address as the host",
+    "min_protocol_version": "asyncpg speaks version 3.0 of the protocol: leave it out",
+    "oauth_client_id": "asyncpg cannot log in with OAuth: use a user with a password",
+    "oauth_client_secret": "asyncpg cannot log in with OAuth: use a user with a password",
+    "oauth_issuer": "asyncpg cannot log in with OAuth: use a user with a password",
+    "oauth_scope": "asyncpg cannot log in with OAuth: use a user with a password",
+    "replication": "riverpy needs an ordinary connection: leave it out",
+    "require_auth": "asyncpg cannot restrict how the server asks for the password: verify the "
+    "server with sslmode=verify-full in its place",
+    "requirepeer": "asyncpg cannot check the user of the server's process: protect the directory "
+    "of its socket, and leave it out",
+    "requiressl": "asyncpg does not know it: write sslmode=require in its place",
+    "scram_client_key": "asyncpg cannot log in with a key: write the password",
+    "scram_server_key": "asyncpg cannot log in with a key: write the password",
+    "servicefile": "asyncpg does not know it: name the file in PGSERVICEFILE",
+    "sslcertmode": "asyncpg cannot demand or suppress a client's certificate: name it with sslcert "
+    "and sslkey, or leave it out",
+    "sslcrldir": "asyncpg reads no directory of them: name one file of revoked certificates with "
+    "sslcrl",
+    "sslsni": "asyncpg always sends the server's name: leave it out",
+}
+"""Parameters that only libpq knows, with why other values of them are refused. To ignore these
+would weaken the connection, or make it another one."""
 
 
 def mask_url(text: str) -> str:
@@ -161,6 +195,9 @@ def validate_url(url: str) -> None:
         )
     if reason := _why_unreadable(url):
         raise ConfigError(f"the database URL cannot be read (it is not shown): {reason}")
+    query = parse_qsl(urlsplit(url).query, keep_blank_values=True)
+    if reason := _why_refused(query):
+        raise ConfigError(f"the database URL cannot be used (it is not shown): {reason}")
 
 
 def _why_unreadable(url: str) -> str | None:
@@ -176,10 +213,31 @@ def _why_unreadable(url: str) -> str | None:
         return "write a space in it as %20"
     if parts.path.startswith("//") or ":" in parts.path:
         return "the name of the database is one word after one /"
-    for name, _value in query:
-        if name in _LIBPQ_ONLY:
-            return f"its parameter {name} is none that asyncpg knows: leave it out"
     return _why_no_hosts(hosts) or _why_no_parameters(dict(query))
+
+
+def _why_refused(query: Sequence[tuple[str, str]]) -> str | None:
+    """Why a parameter that only libpq knows cannot be left out. The value is not repeated."""
+    values = dict(query)
+    sslmode = values.get("sslmode")
+    for name, value in query:
+        if name not in _REFUSED or _is_harmless(name, value):
+            continue
+        if name == "channel_binding":
+            if value != "require":
+                return f"its parameter {name} is none of disable, prefer, require"
+            if sslmode == "verify-full":  # the certificate says who the server is
+                continue
+        return f"its parameter {name} cannot be honoured: {_REFUSED[name]}"
+    if values.get("sslrootcert") == _SYSTEM and sslmode not in {None, "verify-full"}:
+        return "its parameter sslrootcert: with sslrootcert=system write sslmode=verify-full"
+    return None
+
+
+def _is_harmless(name: str, value: str) -> bool:
+    """Whether nothing is lost where this parameter of libpq is left out."""
+    values = _IGNORED.get(name, frozenset())
+    return values is None or value in values
 
 
 def _why_no_hosts(hosts: str) -> str | None:
@@ -283,12 +341,19 @@ def _service(name: str | None, environ: Mapping[str, str]) -> Mapping[str, str]:
         parser.read(path)
         if name not in parser.sections():
             raise ConfigError(f"there is no service {name!r} in {path}")
-        return dict(parser[name])
+        found = dict(parser[name])
     except (configparser.Error, OSError, UnicodeDecodeError):  # their texts have lines of the file
         raise ConfigError(
             f"the service {name!r} in {path} cannot be read: it is lines NAME=VALUE below "
             f"[{name}], with % written as %%"
         ) from None
+    for parameter in found:
+        if parameter in _IGNORED or parameter in _REFUSED:
+            raise ConfigError(
+                f"the service {name!r} in {path} has the parameter {parameter}, which only libpq "
+                "knows: leave it out there, and give the rest as a URL"
+            )
+    return found
 
 
 def _service_file(environ: Mapping[str, str]) -> Path:
@@ -316,18 +381,46 @@ def show_url(url: str) -> str:
     return mask_url(url)
 
 
-def take_connect_timeout(url: str) -> tuple[str, float | None]:
-    """The URL without libpq's `connect_timeout`, which asyncpg would send to the server, and that.
+class SplitUrl(NamedTuple):
+    """A URL as asyncpg takes it, and what was taken out of it."""
 
-    None if it has none, or one that means for ever.
+    url: str
+    connect_timeout: float | None
+    """Seconds. asyncpg would send it to the server. None: there is none, or it means for ever."""
+    ignored: tuple[str, ...]
+    """The names of libpq's parameters that are left out."""
+
+
+def split_url(url: str) -> SplitUrl:
+    """Take out of a valid URL what asyncpg would send to the server as a setting of the session.
+
+    `sslrootcert=system` becomes the path of the system's certificates, and implies
+    `sslmode=verify-full`, as for libpq.
     """
-    parts = urlsplit(url)
-    kept = [part for part in parts.query.split("&") if not part.startswith("connect_timeout=")]
-    limit = int(dict(parse_qsl(parts.query)).get("connect_timeout", 0))
-    if len(kept) == parts.query.count("&") + 1:
-        return url, None
-    base = url.partition("?")[0]
-    return base + ("?" + "&".join(kept) if kept else ""), float(limit) if limit > 0 else None
+    base, _, query = url.partition("?")
+    limit = int(dict(parse_qsl(query)).get("connect_timeout", 0))
+    kept: list[str] = []
+    ignored: list[str] = []
+    for part in query.split("&") if query else ():
+        ((name, value),) = parse_qsl(part, keep_blank_values=True)
+        if name in _IGNORED or name in _REFUSED:
+            ignored.append(name)
+        elif name == "sslrootcert" and value == _SYSTEM:
+            kept += _system_certificates(query)
+        elif name != "connect_timeout":
+            kept.append(part)
+    return SplitUrl(
+        base + ("?" + "&".join(kept) if kept else ""),
+        float(limit) if limit > 0 else None,
+        tuple(ignored),
+    )
+
+
+def _system_certificates(query: str) -> list[str]:
+    paths = ssl.get_default_verify_paths()
+    found = quote(paths.cafile or paths.openssl_cafile, safe="")
+    mode = [] if "sslmode" in dict(parse_qsl(query)) else ["sslmode=verify-full"]
+    return [*mode, f"sslrootcert={found}"]
 
 
 def missing_file(url: str) -> str | None:

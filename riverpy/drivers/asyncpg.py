@@ -9,12 +9,14 @@ import re
 import socket
 import ssl
 from contextlib import contextmanager, suppress
+from functools import cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import anyio
 import asyncpg
 import asyncpg.pool
+import structlog
 
 from riverpy._dsn import (
     Server,
@@ -22,7 +24,7 @@ from riverpy._dsn import (
     mask_url,
     missing_file,
     server_of,
-    take_connect_timeout,
+    split_url,
     validate_url,
 )
 from riverpy.errors import ConfigError, ServerVersionError
@@ -221,8 +223,17 @@ class _Target(NamedTuple):
     def of(cls, url: str | None) -> _Target:
         url = environment_url() if url is None else url
         validate_url(url)
-        url, limit = take_connect_timeout(url)
+        url, limit, ignored = split_url(url)
+        if ignored:
+            _warn_of_ignored(ignored)
         return cls(url, server_of(url), limit)
+
+
+@cache
+def _warn_of_ignored(names: tuple[str, ...]) -> None:
+    """Log once in a process that parameters of a URL have no effect."""
+    log: Any = structlog.get_logger("riverpy")
+    log.warning("database URL parameters ignored", parameters=list(names))
 
 
 async def connect(

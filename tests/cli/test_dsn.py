@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import ssl
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import anyio
 import asyncpg
 import pytest
+import structlog
 
 from riverpy import Client, Config, ConfigError
 from riverpy._dsn import (
@@ -21,7 +24,7 @@ from riverpy._dsn import (
     mask_url,
     server_of,
     show_url,
-    take_connect_timeout,
+    split_url,
     validate_url,
 )
 from riverpy.drivers.asyncpg import CONNECT_TIMEOUT, close, close_pool, connect, create_pool
@@ -258,14 +261,106 @@ async def test_reasons_of_all_hosts(address: Address) -> None:
 
 async def test_connect_timeout(database_url: str) -> None:
     """`connect_timeout`, which is common in URLs, is a limit and not sent to the server."""
-    assert take_connect_timeout("postgres://h/d?connect_timeout=3") == ("postgres://h/d", 3)
-    assert take_connect_timeout("postgres://h/d?a=1&connect_timeout=0&b=%202") == (
+    assert split_url("postgres://h/d?connect_timeout=3") == ("postgres://h/d", 3, ())
+    assert split_url("postgres://h/d?a=1&connect_timeout=0&b=%202") == (
         "postgres://h/d?a=1&b=%202",
         None,
+        (),
     )
     url = database_url + ("&" if "?" in database_url else "?") + "connect_timeout=10"
     async with Client(url):
         pass
+
+
+@pytest.mark.parametrize(
+    ("parameter", "reason"),
+    [
+        ("channel_binding=require", "write sslmode=verify-full&sslrootcert=system in its place"),
+        ("channel%5Fbinding=require", "asyncpg has no channel binding"),
+        ("channel_binding=prefer&channel_binding=require", "asyncpg has no channel binding"),
+        ("channel_binding=require&sslmode=require", "asyncpg has no channel binding"),
+        ("channel_binding=s3cret", "is none of disable, prefer, require"),
+        ("require_auth=scram-sha-256", "asyncpg cannot restrict how the server asks"),
+        ("requirepeer=postgres", "asyncpg cannot check the user of the server"),
+        ("gssencmode=require", "write sslmode=require or sslmode=verify-full in its place"),
+        ("requiressl=1", "write sslmode=require in its place"),
+        ("sslcertmode=require", "asyncpg cannot demand"),
+        ("sslcrldir=/etc/crl", "name one file of revoked certificates with sslcrl"),
+        ("hostaddr=127.0.0.1", "write the address as the host"),
+        ("replication=database", "riverpy needs an ordinary connection"),
+        ("scram_client_key=s3cret", "asyncpg cannot log in with a key"),
+        ("oauth_issuer=s3cret", "asyncpg cannot log in with OAuth"),
+        ("sslrootcert=system&sslmode=require", "with sslrootcert=system write sslmode=verify-full"),
+    ],
+)
+def test_refused_parameter_is_named(parameter: str, reason: str) -> None:
+    """A parameter that asyncpg cannot honour, and whose loss would weaken the connection or change
+    its meaning, is refused by name, with the reason and what to write instead."""
+    name = parameter.partition("=")[0].replace("%5F", "_")
+    with pytest.raises(ConfigError) as caught:
+        validate_url(f"postgres://u:s3cret@h/d?{parameter}")
+    assert f"its parameter {name}" in str(caught.value)
+    assert reason in str(caught.value)
+    assert "s3" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("query", "kept", "ignored"),
+    [
+        ("channel_binding=prefer", "", ["channel_binding"]),
+        ("sslmode=require&channel_binding=disable&a=%20b", "sslmode=require&a=%20b", None),
+        ("sslmode=verify-full&channel_binding=require", "sslmode=verify-full", None),
+        ("keepalives=1&keepalives_idle=30&tcp_user_timeout=5", "", None),
+        ("fallback_application_name=x&gssencmode=prefer&sslsni=1", "", None),
+        ("load_balance_hosts=random&sslcompression=0&replication=false", "", None),
+    ],
+)
+def test_ignored_parameters(query: str, kept: str, ignored: list[str] | None) -> None:
+    """A parameter that is harmless to leave out does not reach the server, and is named."""
+    url = f"postgres://u:p@h/d?{query}"
+    validate_url(url)
+    found = split_url(url)
+    assert found.url == f"postgres://u:p@h/d?{kept}".removesuffix("?")
+    names = [part.partition("=")[0] for part in query.split("&") if part not in kept]
+    assert list(found.ignored) == (ignored or names)
+
+
+def test_system_root_certificates() -> None:
+    """`sslrootcert=system` verifies the server's name and certificate with the system's own."""
+    cafile = ssl.get_default_verify_paths().cafile
+    assert cafile is not None, "this system has no certificates"
+    expected = f"postgres://h/d?sslmode=verify-full&sslrootcert={quote(cafile, safe='')}"
+    for query in ("sslrootcert=system", "sslmode=verify-full&sslrootcert=system"):
+        validate_url(f"postgres://h/d?{query}")
+        assert split_url(f"postgres://h/d?{query}").url == expected
+
+
+def test_libpq_parameter_of_a_service(tmp_path: Path) -> None:
+    """What only libpq knows is refused by name in the file of services too."""
+    file = tmp_path / "services"
+    file.write_text("[main]\nhost=h\nchannel_binding=require\npassword=s3cret\n")
+    with pytest.raises(ConfigError) as caught:
+        server_of("postgres://?service=main", {"PGSERVICEFILE": str(file)})
+    assert "parameter channel_binding" in str(caught.value)
+    assert "s3" not in str(caught.value)
+
+
+async def test_ignored_parameters_are_logged_once(
+    database_url: str,
+) -> None:
+    """A connection with parameters that are left out works, and one warning names them."""
+    url = database_url + ("&" if "?" in database_url else "?")
+    url += "channel_binding=prefer&keepalives_count=3"
+    with structlog.testing.capture_logs() as logged:
+        async with Client(url), Client(url):
+            pass
+    assert [entry for entry in logged if entry["event"] == "database URL parameters ignored"] == [
+        {
+            "event": "database URL parameters ignored",
+            "log_level": "warning",
+            "parameters": ["channel_binding", "keepalives_count"],
+        }
+    ]
 
 
 async def test_connect_timeout_is_kept() -> None:
