@@ -308,7 +308,8 @@ class Producer:
                     return await self._claim_many(connection, limit, scope)
         except DATABASE_ERRORS as error:
             took = time.monotonic() - began
-            if not self._unclaimable.failed(limit, self._claiming, error, took):
+            is_outage = self._claims.is_outage_told  # it says nothing about the jobs
+            if is_outage or not self._unclaimable.failed(limit, self._claiming, error, took):
                 raise
             self._count_failure(error)
             return False
