@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 import anyio
 
 from riverpy._clock import Backoff
+from riverpy._db.clients import SetAsideRow
 from riverpy._db.connection import StatementTimeoutError
 from riverpy.drivers.asyncpg import (
     DATABASE_ERRORS,
@@ -30,7 +31,7 @@ from riverpy.drivers.asyncpg import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable
+    from collections.abc import Awaitable, Callable, Hashable, Iterable
 
 GROWTH_SHARE = 1 / 4
 """Of the time limit: a full batch that took less makes the next one twice as large."""
@@ -163,6 +164,24 @@ class AsideRow(NamedTuple, Generic[Row]):
     """How often it failed alone."""
     due: float
     """When it is tried again."""
+
+
+def report_rows(
+    what: str, rows: Iterable[AsideRow[Row]], name: Callable[[Row], object] = str
+) -> list[SetAsideRow]:
+    """Those that failed more than once, for people to see: the cause of one failure may have
+    passed.
+
+    Args:
+        what: is done with the rows.
+        rows: that are set aside.
+        name: the id of a row.
+    """
+    return [
+        SetAsideRow(what, str(name(aside.row)), aside.error, aside.tries, aside.since)
+        for aside in rows
+        if aside.tries > 1
+    ]
 
 
 class SetAside(Generic[Row]):

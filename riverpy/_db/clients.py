@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._sql import query
@@ -63,6 +64,19 @@ class IdHolder(NamedTuple):
     is_recent: bool
     """Whether its heartbeat is recent by the server's clock, which proves nothing."""
     server_start: bytes
+
+
+class SetAsideRow(NamedTuple):
+    """A row that a client has set aside, because it fails alone."""
+
+    what: str
+    """What is done with it: `result`, `claim`, or the purpose of a pass of maintenance."""
+    name: str
+    """The id of the job, or the key of another row."""
+    error: str
+    tries: int
+    since: float
+    """When it failed alone first, in monotonic seconds of the client."""
 
 
 class Candidate(NamedTuple):
@@ -158,14 +172,24 @@ async def client_set_state(
     registered_at: int,
     state: str,
     process: str | None,
+    aside: Sequence[SetAsideRow] = (),
+    aside_count: int = 0,
 ) -> None:
-    """Say whether the client is `working` or `stopping`, and in which process it runs."""
+    """Write whether the client is `working` or `stopping`, in which process it runs, how many rows
+    it has set aside, and some of them."""
     statement = query("riverpy_client", "client_set_state", schema)
+    now = time.monotonic()
     values: dict[str, object] = {
         "client_id": client_id,
         "registered_at": registered_at,
         "state": state,
         "process": process,
+        "aside_count": aside_count,
+        "what": [row.what for row in aside],
+        "name": [row.name for row in aside],
+        "error": [row.error for row in aside],
+        "tries": [row.tries for row in aside],
+        "age": [now - row.since for row in aside],
     }
     await connection.execute(statement.text, *statement.arguments(values))
 

@@ -82,6 +82,27 @@ class SchemaRow(NamedTuple):
     can_create: bool
 
 
+class AsideRow(msgspec.Struct, frozen=True):
+    """A row that a client has set aside."""
+
+    what: str
+    """What is done with it."""
+    row: str
+    """Its id or key."""
+    error: str
+    tries: int
+    since: str
+    """When it failed alone first, in RFC 3339."""
+
+
+class SetAsideRows(msgspec.Struct, frozen=True):
+    """The rows that a client has set aside."""
+
+    count: int
+    rows: list[AsideRow]
+    """Those that it names."""
+
+
 class ClientRow(NamedTuple):
     """A registered client. Durations in seconds."""
 
@@ -102,6 +123,8 @@ class ClientRow(NamedTuple):
     stuck: list[int]
     """Ids of jobs that go on although they were cancelled."""
     is_stopping: bool
+    aside: SetAsideRows | None
+    """The rows that it has set aside. None: it says nothing of any."""
 
     @property
     def is_alive(self) -> bool:
@@ -328,10 +351,11 @@ async def doctor_clients(connection: Transaction, schema: str) -> list[ClientRow
     statement = query(_FILE, "doctor_clients", schema)
     return [
         ClientRow(
-            *row[:-3],
+            *row[:-4],
             slots=_numbers(row["slots"]),
             stuck=_numbers(row["stuck"]) or [],
             is_stopping=row["is_stopping"],
+            aside=_aside(row["set_aside"]),
         )
         for row in await connection.fetch(statement.text)
     ]
@@ -435,6 +459,10 @@ async def doctor_references(connection: Transaction, schema: str) -> list[Refere
 
 def _numbers(text: str | None) -> list[int] | None:
     return None if text is None else msgspec.json.decode(text, type=list[int])
+
+
+def _aside(text: str | None) -> SetAsideRows | None:
+    return None if text is None else msgspec.json.decode(text, type=SetAsideRows)
 
 
 async def _rows(connection: Transaction, block: str, **values: object) -> list[Record]:

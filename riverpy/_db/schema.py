@@ -50,8 +50,8 @@ DOMAINS_VERSION = 6
 """The version of line `riverpy` that lets domains have queues of their own."""
 
 STATE_VERSION = 7
-"""The version of line `riverpy` that lets clients say that they are stopping, and in which process
-they run."""
+"""The version of line `riverpy` that lets clients say that they are stopping, in which process they
+run, and which rows they have set aside."""
 
 FEATURES = {
     CLIENTS_VERSION: (
@@ -63,8 +63,8 @@ FEATURES = {
     EXECUTIONS_VERSION: "run_once",
     DOMAINS_VERSION: "leader domains",
     STATE_VERSION: (
-        "the state of stopping clients, and the quick start of a client under the configured id of "
-        "a killed one"
+        "the state of stopping clients, the rows that are set aside in riverpy doctor, and the "
+        "quick start of a client under the configured id of a killed one"
     ),
 }
 """What is off without each version of line `riverpy`, in words."""

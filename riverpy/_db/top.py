@@ -41,6 +41,8 @@ class ClientRow(NamedTuple):
     slots: list[int] | None
     """In the order of its queues. None: not known."""
     is_stopping: bool
+    aside: int
+    """How many rows it has set aside."""
 
 
 class KindRow(NamedTuple):
@@ -116,7 +118,12 @@ async def top_clients(
     statement = query("top", "top_clients", schema)
     rows = await connection.fetch(statement.text, *statement.arguments({"limit": limit}))
     return [
-        ClientRow(*row[:-2], slots=_slots(row["slots"]), is_stopping=row["is_stopping"])
+        ClientRow(
+            *row[:-3],
+            slots=_slots(row["slots"]),
+            is_stopping=row["is_stopping"],
+            aside=row["aside"],
+        )
         for row in rows
     ]
 

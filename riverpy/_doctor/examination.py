@@ -26,6 +26,7 @@ from riverpy._doctor.server import (
     look_at_settings,
 )
 from riverpy._doctor.session import Session, SessionLostError
+from riverpy._doctor.set_aside import look_at_set_aside
 from riverpy._doctor.storage import (
     look_at_indexes,
     look_at_locks,
@@ -58,6 +59,7 @@ _LOOKS: tuple[tuple[str, Callable[[Patient], Awaitable[list[Finding]]]], ...] = 
     ("domains", look_at_domains),
     ("clients", look_at_clients),
     ("stuck", look_at_stuck),
+    ("set aside", look_at_set_aside),
     ("running", look_at_running),
     ("queues", look_at_queues),
     ("kinds", look_at_kinds),

@@ -21,6 +21,7 @@ from riverpy._db.schema import (
     OWN_LINE,
     PERIODIC_VERSION,
     SLOTS_VERSION,
+    STATE_VERSION,
     SchemaState,
 )
 from riverpy._doctor.domain_map import DomainMap, read_domains
@@ -115,6 +116,11 @@ class Patient:
     def has_slots(self) -> bool:
         """Whether clients can tell their slots and stuck jobs."""
         return SLOTS_VERSION in self.state.versions(OWN_LINE)
+
+    @property
+    def has_state(self) -> bool:
+        """Whether clients can report rows that they have set aside."""
+        return STATE_VERSION in self.state.versions(OWN_LINE)
 
     @property
     def has_periodic(self) -> bool:

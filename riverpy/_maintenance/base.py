@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from riverpy._clock import Timer
+    from riverpy._db.clients import SetAsideRow
     from riverpy._db.connection import DedicatedConnection
     from riverpy._lifecycle import StopScope
     from riverpy._maintenance.mandate import Mandate
@@ -78,6 +79,8 @@ class MaintenanceService(ABC):
         self._stirred = asyncio.Event()
         self._backoff = Backoff(RETRY_FIRST, RETRY_MOST)
         self._failing: str | None = None
+        self.reports: list[Callable[[], list[SetAsideRow]]] = []
+        """Each lists the rows that one of the service's statements has set aside."""
         self.ran = TestSignal(f"{type(self).__name__}.ran")
         """Emitted after each pass that succeeded."""
 

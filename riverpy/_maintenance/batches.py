@@ -11,7 +11,7 @@ import random
 import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from riverpy._batch import BatchSender, BatchSize, SetAside
+from riverpy._batch import BatchSender, BatchSize, SetAside, report_rows
 from riverpy._log import JobLines
 from riverpy.drivers.asyncpg import describe
 
@@ -86,6 +86,7 @@ class Batches(Generic[Row]):
         self._failures = 0
         """Statements that failed one after the other."""
         self._lines = JobLines(self._log, "warning")
+        service.reports.append(lambda: report_rows(purpose, self.aside.rows, self._name))
 
     def delay(self, interval: float) -> float:
         """The seconds until the next pass, which comes earlier for a row that is set aside."""

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from riverpy._cluster.elector import LeaderStore
     from riverpy._cluster.heartbeat import Heartbeat
     from riverpy._cluster.trust import Term
+    from riverpy._db.clients import SetAsideRow
     from riverpy._db.connection import Outage
     from riverpy._insert import Inserter
     from riverpy._maintenance.base import MaintenanceService
@@ -132,6 +133,11 @@ class Candidacy:
         hear_lease(self.elector, domain_lease(self.config.domain), payload)
         hear_lease(self.electors[1], SCHEMA_LEASE, payload)
 
+    @property
+    def set_aside(self) -> list[SetAsideRow]:
+        """The rows that services of the present terms have set aside."""
+        return [row for seat in self._seats for row in seat.set_aside]
+
     def resync(self) -> None:
         """A connection was lost and made again: what was announced meanwhile was not heard."""
         for seat in self._seats:
@@ -212,6 +218,14 @@ class _Seat:
         """Read anew whose the queues are, at the next pass."""
         if self._territory is not None:
             self._territory.forget()
+
+    @property
+    def set_aside(self) -> list[SetAsideRow]:
+        """The rows that services of the present term have set aside."""
+        if self.trust.term is None:
+            return []
+        reports = [report for service in self._services for report in service.reports]
+        return [row for report in reports for row in report()]
 
     def stir(self) -> None:
         """Begin a pass of each service now."""

@@ -1,10 +1,10 @@
-"""Disclosure: what a client shows of itself in its row of the database: slots, stuck jobs, whether
-it is stopping, and that it knows of domains."""
+"""Disclosure: what a client shows of itself in its row of the database: slots, stuck jobs, rows
+that are set aside, whether it is stopping, and that it knows of domains."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 
@@ -15,11 +15,12 @@ from riverpy._log import get_logger
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from anyio.abc import TaskStatus
 
     from riverpy._cluster.heartbeat import Heartbeat
+    from riverpy._db.clients import SetAsideRow
     from riverpy._db.connection import DedicatedConnection
     from riverpy._lifecycle import StopScope
     from riverpy._work.work_group import WorkGroup
@@ -31,6 +32,24 @@ RETRY = 30.0
 TIMEOUT = 2.0
 STUCK_MAX = 1_000
 """Stuck jobs that are named."""
+ASIDE_MAX = 20
+"""Rows that are set aside, and named: those that have been for longest."""
+ERROR_LENGTH = 200
+"""Characters of the error of each."""
+
+
+class _Status(NamedTuple):
+    """What the row is to say."""
+
+    slots: list[int]
+    """With those that were given for stuck jobs."""
+    stuck: list[int]
+    """Ids of jobs."""
+    aside: list[SetAsideRow]
+    aside_count: int
+    contacts: int
+    """Which contact with the server it is."""
+    is_stopping: bool
 
 
 class Disclosure:
@@ -48,6 +67,7 @@ class Disclosure:
         schema: str | None,
         client_id: str,
         slots: Mapping[str, int],
+        set_aside: Callable[[], list[SetAsideRow]],
     ) -> None:
         """Make it.
 
@@ -58,14 +78,17 @@ class Disclosure:
             schema: of River's tables.
             client_id: the client's.
             slots: of each queue, in the order in which they are registered.
+            set_aside: lists the rows that the client has set aside.
         """
         self._work, self._connection, self._heartbeat = work, connection, heartbeat
         self._schema, self._client_id, self._slots = schema, client_id, slots
-        self._told: tuple[list[int], list[int], int, bool] | None = None
+        self._set_aside = set_aside
+        self._told: _Status | None = None
         self._is_stopping = False
         self._wake = asyncio.Event()
         self.keeps_state = False
-        """Whether the row has a place for whether the client is stopping."""
+        """Whether the row has a place for whether the client is stopping, and for the rows that it
+        has set aside."""
         self.is_marked = False
         """Whether to say that the client knows of domains. One of another domain than `default`
         says so by its settings."""
@@ -90,14 +113,14 @@ class Disclosure:
 
     async def _tell(self) -> float:
         """Tell what is new. Returns the seconds until the next look."""
-        slots, stuck, _, is_stopping = now = self._seen()
+        now = self._seen()
         registered_at = self._heartbeat.registered_at
         if now == self._told or registered_at is None:
             return INTERVAL
         try:
             async with self._connection.use("telling slots and stuck jobs", TIMEOUT) as connection:
                 if self.keeps_state:
-                    state = "stopping" if is_stopping else "working"
+                    state = "stopping" if now.is_stopping else "working"
                     await client_set_state(
                         connection,
                         self._schema,
@@ -105,16 +128,18 @@ class Disclosure:
                         registered_at=registered_at,
                         state=state,
                         process=own_process(),
+                        aside=now.aside,
+                        aside_count=now.aside_count,
                     )
                 await client_disclose(
                     connection,
                     self._schema,
                     client_id=self._client_id,
                     registered_at=registered_at,
-                    slots=slots,
-                    stuck=stuck,
+                    slots=now.slots,
+                    stuck=now.stuck,
                 )
-                if self.is_marked and (self._told is None or self._told[2] != now[2]):
+                if self.is_marked and (self._told is None or self._told.contacts != now.contacts):
                     await member_mark(
                         connection,
                         self._schema,
@@ -127,12 +152,17 @@ class Disclosure:
         self._told = now
         return INTERVAL
 
-    def _seen(self) -> tuple[list[int], list[int], int, bool]:
-        """The slots, with those that were given for stuck jobs, the stuck jobs' ids, which contact
-        with the server it is, and whether the client is stopping."""
+    def _seen(self) -> _Status:
         slots = dict(self._slots)
         for attempt, keeps_slot in self._work.stuck.items():
             slots[attempt.queue] += not keeps_slot
         ids = sorted(attempt.id for attempt in self._work.stuck)
-        contacts = self._heartbeat.contacts
-        return list(slots.values()), ids[:STUCK_MAX], contacts, self._is_stopping
+        aside = sorted(self._set_aside(), key=lambda row: row.since) if self.keeps_state else []
+        return _Status(
+            slots=list(slots.values()),
+            stuck=ids[:STUCK_MAX],
+            aside=[row._replace(error=row.error[:ERROR_LENGTH]) for row in aside[:ASIDE_MAX]],
+            aside_count=len(aside),
+            contacts=self._heartbeat.contacts,
+            is_stopping=self._is_stopping,
+        )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from riverpy._batch import BatchSender, BatchSize, SetAside
+from riverpy._batch import BatchSender, BatchSize, SetAside, report_rows
 from riverpy._db import jobs, queues
 from riverpy._db.rescue import Rescue, job_rescue, job_running_of
 from riverpy._lifecycle import TestSignal
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from riverpy._cluster.heartbeat import Heartbeat
+    from riverpy._db.clients import SetAsideRow
     from riverpy._db.connection import DedicatedConnection
     from riverpy._db.jobs import Stamp
     from riverpy._lifecycle import StopScope
@@ -140,6 +141,16 @@ class Reconciler:
             row_id=row_id,
             set_aside=self._set_aside,
         )
+
+    @property
+    def set_aside(self) -> list[SetAsideRow]:
+        """The rows that are set aside."""
+        return [
+            *report_rows("release", self._put_backs.aside.rows, lambda stamp: stamp.id),
+            *report_rows("rescue", self._rescues.aside.rows, lambda rescue: rescue.stamp.id),
+            *report_rows("queue heartbeat", self._touches.aside.rows),
+            *report_rows("cancel check", self._marks.aside.rows, lambda attempt: attempt.id),
+        ]
 
     def _set_aside(self, row: Stamp | Rescue | Attempt | str, error: Exception) -> None:
         """A row fails alone."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from riverpy._batch import report_rows
 from riverpy._clock import SystemTimer
 from riverpy._cluster.domain import Membership
 from riverpy._cluster.heartbeat import Heartbeat
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from riverpy._cluster.leadership import Leadership
+    from riverpy._db.clients import SetAsideRow
     from riverpy._db.jobs import Stamp
     from riverpy._insert import Inserter
     from riverpy._work.attempt import Attempt
@@ -192,6 +194,7 @@ class Run:
             schema=config.schema,
             client_id=client_id,
             slots={name: queue.max_workers for name, queue in queues.items()},
+            set_aside=self._set_aside,
         )
         quiet = config.quiet_interval or timedelta(0)
         self._quiet = quiet.total_seconds()
@@ -354,6 +357,16 @@ class Run:
             await close_all([self._claims, self._results, self._reserved])
             self.overview.state = "stopped"
         return report
+
+    def _set_aside(self) -> list[SetAsideRow]:
+        """The rows that are set aside, of jobs and of maintenance."""
+        claims = [row for one in self.producers.values() for row in one.set_aside]
+        return [
+            *report_rows("claim", claims),
+            *report_rows("result", self._completer.set_aside, lambda attempt: attempt.id),
+            *self._reconciler.set_aside,
+            *([] if self._candidacy is None else self._candidacy.set_aside),
+        ]
 
     async def _open_connections(self) -> None:
         await self._reserved.open()

@@ -99,6 +99,8 @@ class WorkerLook(msgspec.Struct, frozen=True):
     slots: int | None = None
     stuck: int = 0
     """Jobs that go on although they were cancelled."""
+    aside: int = 0
+    """Rows that it has set aside, because each fails alone."""
     version: str | None = None
     queues: Sequence[str] | None = None
     candidate: bool | None = None
@@ -384,6 +386,7 @@ def worker_looks(clients: Sequence[ClientRow], running: dict[str, RunningRow]) -
             longest=_longest(running.get(client.client_id, nothing)),
             slots=None if client.slots is None else sum(client.slots),
             stuck=client.stuck,
+            aside=client.aside,
             version=client.version,
             queues=client.queues,
             candidate=client.candidate,

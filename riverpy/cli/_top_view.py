@@ -32,7 +32,7 @@ _STATES = (
     "discarded",
 )
 _LEFT = frozenset({"QUEUE", "WORKER", "STATE", "VERSION", "QUEUES", "CANDIDATE"})
-_RARE = frozenset({"LATE", "STUCK"})
+_RARE = frozenset({"LATE", "STUCK", "ASIDE"})
 """Columns that are shown only where there is something in them."""
 _FIRST_TO_GO = ("CANDIDATE", "SCHEDULED", "RETRYABLE", "DUE FOR", "FAIL/S", "VERSION")
 _LAST_TO_GO = ("SCHEDULED", "RETRYABLE", "WORKERS")
@@ -118,6 +118,7 @@ def view(
             "STATE",
             "RUNNING",
             "STUCK",
+            "ASIDE",
             "SLOTS",
             "LONGEST",
             "SEEN",
@@ -211,6 +212,7 @@ def _worker_cells(worker: WorkerLook) -> list[str]:
         worker.state,
         str(worker.running),
         str(worker.stuck),
+        str(worker.aside),
         _known(worker.slots),
         _seconds(worker.longest),
         "-" if worker.silent_for is None else f"{_seconds(worker.silent_for)} ago",
@@ -225,7 +227,7 @@ def _worker_mood(worker: WorkerLook) -> str:
         return "bad" if worker.running else "warn"
     if worker.stuck:
         return "bad" if worker.slots is not None and worker.stuck >= worker.slots else "warn"
-    return ""
+    return "warn" if worker.aside else ""
 
 
 def _table(

@@ -76,10 +76,22 @@ where client_id = @client_id::text
 
 
 -- name: client_set_state
--- Say whether the client is stopping, and in which process it runs. Safe beside a leader: it changes the client's own row
--- alone.
+-- Write whether the client is stopping, in which process it runs, and the rows that it has set aside: how many, and the
+-- given ones, each with the seconds since it was set aside. Safe beside a leader: it changes the client's own row alone.
 update /* schema */ riverpy_client
-set state = @state::text, process = @process::text
+set
+  state = @state::text,
+  process = @process::text,
+  set_aside = case
+    when @aside_count::bigint > 0 then jsonb_build_object('count', @aside_count::bigint, 'rows', (
+      select jsonb_agg(jsonb_build_object(
+        'what', given.what, 'row', given.name, 'error', given.error, 'tries', given.tries,
+        'since', to_char((now() - given.age * interval '1 second') at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')
+      ) order by given.place)
+      from unnest(@what::text[], @name::text[], @error::text[], @tries::bigint[], @age::float8[])
+        with ordinality as given (what, name, error, tries, age, place)
+    ))
+  end
 where client_id = @client_id::text
   and started_at = timestamptz '2000-01-01 00:00:00+00' + @registered_at::bigint * interval '1 microsecond';
 

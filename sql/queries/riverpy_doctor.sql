@@ -107,7 +107,7 @@ where nspname = @schema;
 
 -- name: doctor_clients
 -- Who is registered, and how old its heartbeat is in seconds by the server's clock. Through jsonb, since the columns of
--- slots, stuck jobs and the state may not be there.
+-- slots, stuck jobs, the state and the rows that are set aside may not be there.
 select
   client_id, queues, kinds, candidate and coalesce(to_jsonb(client) ->> 'state', '') <> 'stopping' as candidate,
   poll_only, version,
@@ -116,7 +116,8 @@ select
   extract(epoch from now() - /* finite */ (started_at))::float8 as running,
   to_jsonb(client) ->> 'slots' as slots,
   to_jsonb(client) ->> 'stuck' as stuck,
-  coalesce(to_jsonb(client) ->> 'state', '') = 'stopping' as is_stopping
+  coalesce(to_jsonb(client) ->> 'state', '') = 'stopping' as is_stopping,
+  to_jsonb(client) ->> 'set_aside' as set_aside
 from /* schema */ riverpy_client as client
 order by started_at, client_id
 limit 10000;

@@ -16,7 +16,7 @@ select
 
 -- name: top_clients
 -- Clients of ours, dead ones too until they are reaped. Silence is by the server's clock. Through jsonb, since the columns
--- of slots, stuck jobs and the state may not be there.
+-- of slots, stuck jobs, the state and the rows that are set aside may not be there.
 select
   client_id,
   version,
@@ -27,7 +27,8 @@ select
   heartbeat_at not between now() - dead_after and now() + dead_after as is_silent,
   coalesce(jsonb_array_length(nullif(to_jsonb(client) -> 'stuck', 'null')), 0) as stuck,
   to_jsonb(client) ->> 'slots' as slots,
-  coalesce(to_jsonb(client) ->> 'state', '') = 'stopping' as is_stopping
+  coalesce(to_jsonb(client) ->> 'state', '') = 'stopping' as is_stopping,
+  coalesce((to_jsonb(client) -> 'set_aside' ->> 'count')::bigint, 0) as aside
 from /* schema */ riverpy_client as client
 order by is_silent, started_at, client_id
 limit @limit::bigint;

@@ -60,7 +60,17 @@ async def test_healthy(schema: Schema, doctor: Doctor) -> None:
     names = list(dict.fromkeys(one["name"] for one in report.findings))
     assert names == [
         *("connect", "pooler", "settings", "clock", "connections", "schema", "grants", "listen"),
-        *("listeners", "leader", "domains", "clients", "stuck", "running", "queues", "kinds"),
+        *(
+            "listeners",
+            "leader",
+            "domains",
+            "clients",
+            "stuck",
+            "set aside",
+            "running",
+            "queues",
+            "kinds",
+        ),
         *("failing", "scheduled", "periodic", "leases", "snapshots", "locks", "vacuum", "indexes"),
     ]
     assert report.one("listeners", "ok")["data"]["needed"] == 2

@@ -114,13 +114,13 @@ def test_domains() -> None:
 
 
 def test_rare_columns() -> None:
-    """Late and stuck jobs have a column where there are any."""
+    """Late jobs, stuck jobs and rows that are set aside have a column where there are any."""
     queue = msgspec.structs.replace(QUEUE, late=3)
-    worker = msgspec.structs.replace(WORKER, stuck=2)
+    worker = msgspec.structs.replace(WORKER, stuck=2, aside=3)
     text = text_of(changed(queues=[queue, QUEUE], workers=[worker, WORKER]))
     assert "RETRYABLE  LATE  START/S" in text
-    assert "RUNNING  STUCK  SLOTS" in text
-    assert "host:1:abc  alive        7      2     60" in text
+    assert "RUNNING  STUCK  ASIDE  SLOTS" in text
+    assert "host:1:abc  alive        7      2      3     60" in text
 
 
 def test_narrow_screen() -> None:
@@ -154,6 +154,7 @@ def test_narrow_screen() -> None:
         (changed(workers=[msgspec.structs.replace(WORKER, state="silent")]), "host", "bad"),
         (changed(workers=[msgspec.structs.replace(WORKER, stuck=1)]), "host", "warn"),
         (changed(workers=[msgspec.structs.replace(WORKER, stuck=60)]), "host", "bad"),
+        (changed(workers=[msgspec.structs.replace(WORKER, aside=1)]), "host", "warn"),
         (changed(queues=[msgspec.structs.replace(QUEUE, late=1)]), "mail", "warn"),
         (changed(workers=[]), "no worker", "warn"),
         (changed(workers=[], candidates=None), "workers that run nothing are not known", ""),

@@ -1,1 +1,1 @@
-ALTER TABLE /* schema */ riverpy_client DROP COLUMN state, DROP COLUMN process;
+ALTER TABLE /* schema */ riverpy_client DROP COLUMN state, DROP COLUMN process, DROP COLUMN set_aside;

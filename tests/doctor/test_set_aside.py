@@ -1,0 +1,79 @@
+"""Rows that a client has set aside, as doctor and top show them to another process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from riverpy._maintenance import batches
+from riverpy.cli._top_look import Looker
+from tests.work.rig import Rig, Task
+
+if TYPE_CHECKING:
+    import pytest
+
+    from riverpy import Job
+    from tests._database import Schema
+    from tests.doctor.conftest import Doctor
+
+REFUSE = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+IF NEW.id = 1 AND NEW.state = 'running' OR NEW.id = 2 AND OLD.state = 'running'
+OR NEW.id = 3 AND OLD.state = 'scheduled' THEN
+RAISE 'refused for postgres://ada:secret@db/x' USING ERRCODE = '58030';
+END IF; RETURN NEW; END $$;
+CREATE TRIGGER refuse BEFORE UPDATE ON river_job FOR EACH ROW EXECUTE FUNCTION refuse()
+"""
+
+
+async def test_where_the_column_is_missing(schema: Schema, doctor: Doctor) -> None:
+    """A database without the column has no such finding."""
+    await schema.execute("ALTER TABLE riverpy_client RENAME set_aside TO hidden")
+    try:
+        report = await doctor()
+    finally:  # the schema is used again
+        await schema.execute("ALTER TABLE riverpy_client RENAME hidden TO set_aside")
+    assert report.one("set aside", "ok")["data"] == {"rows": 0}
+
+
+async def test_rows_that_a_worker_sets_aside(
+    schema: Schema, doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim, a result and a row of maintenance that the server refuses are shown with what, since
+    when, tries and error, until they succeed."""
+    monkeypatch.setattr("riverpy._batch.SET_ASIDE_FIRST", 0.05)
+    monkeypatch.setattr(batches, "ASIDE_FIRST", 0.05)
+    rig = Rig(schema)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    await rig.insert_rows(5)
+    await schema.execute(
+        "UPDATE river_job SET state = 'scheduled', scheduled_at = now() - interval '1 minute'"
+        " WHERE id = 3"
+    )
+    await schema.execute(REFUSE)
+    try:
+        async with rig.working(id="one"):
+            await rig.until("SELECT (set_aside ->> 'count')::int FROM riverpy_client", 3)
+            found = {one["data"]["what"]: one for one in (await doctor()).of("set aside", "warn")}
+            assert {what: one["data"]["rows"] for what, one in found.items()} == {
+                "claim": ["1"],
+                "result": ["2"],
+                "making due jobs available": ["3"],
+            }
+            for one in found.values():
+                assert "refused for postgres://ada:***@db/x" in one["text"]
+                assert one["data"]["since"] in one["text"]
+                assert one["data"]["tries"] > 1
+                assert "remove the cause" in one["fix"]
+            looker = Looker(schema.url, schema.name)
+            look = await looker.look()
+            await looker.close()
+            assert [worker.aside for worker in look.workers] == [3]
+            await schema.execute("DROP FUNCTION refuse CASCADE")
+            await rig.until("SELECT count(*) FROM riverpy_client WHERE set_aside IS NULL", 1)
+        assert await rig.states() == {"completed": 5}
+    finally:
+        await schema.execute("DROP FUNCTION IF EXISTS refuse CASCADE")
