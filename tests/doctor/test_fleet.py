@@ -59,7 +59,8 @@ async def test_healthy(schema: Schema, doctor: Doctor) -> None:
     assert report.exit_code == 0
     names = list(dict.fromkeys(one["name"] for one in report.findings))
     assert names == [
-        *("connect", "pooler", "settings", "clock", "connections", "schema", "grants", "listen"),
+        *("connect", "pooler", "settings", "clock", "connections", "schema", "grants"),
+        *("notifications", "listen"),
         *(
             "listeners",
             "leader",
@@ -71,7 +72,8 @@ async def test_healthy(schema: Schema, doctor: Doctor) -> None:
             "queues",
             "kinds",
         ),
-        *("failing", "scheduled", "periodic", "leases", "snapshots", "locks", "vacuum", "indexes"),
+        *("failing", "scheduled", "periodic", "leases", "references"),
+        *("snapshots", "locks", "vacuum", "indexes"),
     ]
     assert report.one("listeners", "ok")["data"]["needed"] == 2
     assert report.one("leader", "ok")["data"]["leader_id"] in {"one", "two"}
