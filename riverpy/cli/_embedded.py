@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from riverpy.cli._run import CommandError
+from riverpy.errors import RiverError
 
 if TYPE_CHECKING:
     from riverpy.embedded import EmbeddedPostgres
@@ -33,6 +39,30 @@ def existing_servers(name: str) -> list[EmbeddedPostgres]:
             f"there is no embedded server {name}: `riverpy db start {name}` makes one"
         )
     return servers
+
+
+def dev_server_name(directory: Path) -> str:
+    """The name of the embedded server of `riverpy dev` in a directory; each has its own."""
+    slug = re.sub("[^a-z0-9]+", "-", directory.name.lower()).strip("-")[:24]
+    digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:6]
+    return f"dev-{slug}-{digest}" if slug else f"dev-{digest}"
+
+
+def running_dev_server() -> EmbeddedPostgres | None:
+    """The embedded server of `riverpy dev` in the current directory; None if it does not run."""
+    if sys.platform == "win32":
+        return None
+    from riverpy.embedded import EmbeddedPostgres
+    from riverpy.embedded._server import default_base_directory
+
+    try:
+        name = dev_server_name(Path.cwd())
+        if not any(default_base_directory().glob(f"{name}-pg*")):
+            return None  # so that most commands do not search for PostgreSQL's programs
+        running = [server for server in EmbeddedPostgres.existing(name) if server.is_running]
+    except (OSError, RiverError):
+        return None
+    return running[-1] if running else None
 
 
 def _embedded_postgres() -> type[EmbeddedPostgres]:

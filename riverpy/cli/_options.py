@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from functools import wraps
+from functools import cache, wraps
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 import msgspec
 
+from riverpy._dsn import show_url
+from riverpy.cli._embedded import running_dev_server
+from riverpy.cli._output import print_note
 from riverpy.cli._run import debug_flag, debug_option
 from riverpy.cli._settings import (
     DATABASE_URL,
@@ -43,6 +46,12 @@ limit_option = click.option(
     help="At most so many.",
 )
 
+HOW_TO_GIVE_A_DATABASE = (
+    "use --database-url, RIVERPY_DATABASE_URL, DATABASE_URL, PGHOST and its like, or database-url "
+    "in [tool.riverpy] of pyproject.toml; or start one with `riverpy dev` in this directory, or "
+    "with `riverpy db start`, which prints its URL"
+)
+
 _NOT_SET: Value[str] = Value(msgspec.UNSET, "default")
 
 
@@ -59,17 +68,38 @@ class DatabaseSettings(msgspec.Struct, frozen=True):
     """The schema with its source."""
 
     def required_url(self) -> str:
-        """The URL.
+        """The URL; where none is given, that of the running `riverpy dev` of this directory.
 
         Raises:
             SettingsError: there is none; the text says how to give one.
         """
         if self.url is None:
-            raise SettingsError(
-                "no database is given: use --database-url, RIVERPY_DATABASE_URL, DATABASE_URL, "
-                "PGHOST and its like, or database-url in [tool.riverpy] of pyproject.toml"
-            )
+            found = _dev_url()
+            if found is None:
+                raise SettingsError(f"no database is given: {HOW_TO_GIVE_A_DATABASE}")
+            return found
+        if not self.url_value.source.startswith("--"):
+            _note_other_database(self.url, self.url_value.source)
         return self.url
+
+
+@cache
+def _dev_url() -> str | None:
+    server = running_dev_server()
+    if server is None:
+        return None
+    print_note(f"riverpy: the database is that of `riverpy dev` in this directory ({server.name})")
+    return server.url
+
+
+@cache
+def _note_other_database(url: str, source: str) -> None:
+    server = running_dev_server()
+    if server is not None and server.url != url:
+        print_note(
+            f"riverpy: the database is {show_url(url)}, which {source} names, not that of the "
+            f"running `riverpy dev` in this directory ({server.name})"
+        )
 
 
 def database_options(command: Callable[..., ResultT]) -> Callable[..., ResultT]:

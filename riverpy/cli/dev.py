@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 import signal
 import sys
 import time
@@ -15,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from riverpy._dsn import mask_url
+from riverpy._dsn import show_url
 from riverpy._duration import format_duration
 from riverpy.cli import _settings
 from riverpy.cli._dev_supervisor import Supervisor, expect_watchfiles
-from riverpy.cli._embedded import embedded_server
+from riverpy.cli._embedded import dev_server_name, embedded_server
 from riverpy.cli._options import database_options
 from riverpy.cli._output import print_note
 from riverpy.cli._run import CommandError, run
@@ -39,7 +37,9 @@ _EPILOG = """\b
 Exit codes: those of `riverpy worker`; 128 + n if the worker was killed by signal n.
 
 Without a database URL the jobs are in an embedded PostgreSQL that belongs to the current directory.
-Its data is kept from run to run. River's and riverpy's tables are made or updated in either case.
+Its data is kept from run to run. While it runs, other commands in this directory use it, as
+`riverpy insert` and `riverpy top`, unless they are given a URL.
+River's and riverpy's tables are made or updated in either case.
 
 With --reload a change of a .py file below the current directory, of pyproject.toml or riverpy.toml
 ends the worker and starts a new one. Code that cannot be loaded waits for the next change.
@@ -99,7 +99,10 @@ def dev(
     with ExitStack() as stack:
         url = database.url or _start_embedded(stack)
         if database.url is not None:
-            print_note(f"riverpy dev: database {mask_url(url)} ({database.url_value.source})")
+            print_note(
+                f"riverpy dev: database {show_url(url)}, which {database.url_value.source} names, "
+                "in place of an embedded one of this directory"
+            )
         run(_migrate, url, database.schema)
         if reload:
             print_note(f"riverpy dev: restarts when code below {Path.cwd()} changes")
@@ -113,16 +116,9 @@ def dev(
     sys.exit(code)
 
 
-def server_name(directory: Path) -> str:
-    """The embedded server of a project: its jobs are not for the workers of another one."""
-    slug = re.sub("[^a-z0-9]+", "-", directory.name.lower()).strip("-")[:24]
-    digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:6]
-    return f"dev-{slug}-{digest}" if slug else f"dev-{digest}"
-
-
 def _start_embedded(stack: ExitStack) -> str:
     began = time.monotonic()
-    server = embedded_server(server_name(Path.cwd()))
+    server = embedded_server(dev_server_name(Path.cwd()))
     url = stack.enter_context(server)
     server.pass_on()  # should we be killed, the worker still has it, to put its jobs back
     number = ".".join(map(str, server.version))

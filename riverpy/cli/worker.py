@@ -27,7 +27,7 @@ from riverpy._log import get_logger
 from riverpy._names import DISTRIBUTION
 from riverpy.cli import _settings
 from riverpy.cli._logging import configure_logging
-from riverpy.cli._options import database_options
+from riverpy.cli._options import HOW_TO_GIVE_A_DATABASE, database_options
 from riverpy.cli._process import settle_collector
 from riverpy.cli._run import (
     EXIT_ABANDONED,
@@ -306,9 +306,7 @@ class _WorkerProcess:
         settings = self._settings
         if settings[_settings.DATABASE_URL].value is UNSET and client.database_url is None:
             raise SettingsError(
-                "no database is given: use --database-url, RIVERPY_DATABASE_URL, DATABASE_URL, "
-                "PGHOST and its like, database-url in [tool.riverpy] of pyproject.toml, or "
-                'Client("postgres://…")'
+                f'no database is given: write Client("postgres://…"), or {HOW_TO_GIVE_A_DATABASE}'
             )
         slots = settings[_settings.QUEUES].value
         client.configure(

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from riverpy.cli import _dev_supervisor, main
-from riverpy.cli.dev import server_name
+from riverpy.cli._embedded import dev_server_name
 from riverpy.embedded import EmbeddedPostgres
 from tests._database import connected
 from tests.cli.worker_process import JOBS, RIVERPY, SIGNAL_TIMEOUT, WorkerProcess, environment
@@ -29,6 +29,7 @@ pytestmark = [
 ]
 
 STARTED = "worker started"
+UNREACHABLE = "postgres://u:s3cret@127.0.0.1:1/d"
 STARTS = "\nimport subprocess; subprocess.Popen(['sleep', '1h'])\n"
 """Code that starts a process, which outlives it."""
 
@@ -102,6 +103,14 @@ async def do(url: str, what: str) -> None:
             " VALUES ('do', json_build_object('what', $1::text), 25)",
             what,
         )
+
+
+async def command(directory: Path, *args: str, **environ: str) -> tuple[int, str]:
+    """Run `riverpy ARGS` in a directory; its exit code and what it wrote to stderr."""
+    done = await anyio.run_process(
+        [RIVERPY, *args], cwd=directory, env=environment(**environ), check=False
+    )
+    return done.returncode, done.stderr.decode()
 
 
 async def until_gone(pid: int) -> None:
@@ -210,13 +219,24 @@ async def test_parent_is_killed(fresh_database_url: str, tmp_path: Path) -> None
 
 
 async def test_embedded(embedded_directory: Path, tmp_path: Path) -> None:
-    """Without a URL it has a server of its own, which stops with it and keeps its data."""
+    """Without a URL it has a server of its own, which stops with it and keeps its data. While it
+    runs, commands in its directory use it, say so, and name a URL that wins over it."""
     place = {"RIVERPY_EMBEDDED_DIR": str(embedded_directory)}
-    server = EmbeddedPostgres(server_name(tmp_path), base_dir=embedded_directory)
+    server = EmbeddedPostgres(dev_server_name(tmp_path), base_dir=embedded_directory)
     async with developing(tmp_path, **place) as dev:
         await dev.until_workers(1)
-        await do(server.url, "this")
+        inserted = await command(tmp_path, "insert", "do", '{"what": "this"}', **place)
+        assert inserted[0] == 0, inserted[1]
+        assert f"that of `riverpy dev` in this directory ({server.name})" in inserted[1]
         await dev.until_printed("job this")
+        code, notes = await command(tmp_path, "job", "list", **place, DATABASE_URL=UNREACHABLE)
+        assert code == 1
+        assert "the database is postgres://u:***@127.0.0.1:1/d, which DATABASE_URL names" in notes
+        assert "s3cret" not in notes
+        code, notes = await command(
+            tmp_path, "queue", "list", "--database-url", server.url, **place
+        )
+        assert (code, notes) == (0, "")
         dev.send(signal.SIGINT)
         assert await dev.exit_code() == 0
     async with developing(tmp_path, **place) as dev:
@@ -247,7 +267,7 @@ def test_watchfiles_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_server_names() -> None:
     """Each directory has a server of its own, whatever it is called."""
     paths = ["/", "/a/Shop", "/b/Shop", "/Größe " * 20, "/a/.hidden", f"/{'x' * 200}"]
-    names = [server_name(Path(path)) for path in paths]
+    names = [dev_server_name(Path(path)) for path in paths]
     assert len(set(names)) == len(names)
     for name in names:
         assert EmbeddedPostgres(name).name == name
