@@ -10,6 +10,7 @@ import time
 from collections import Counter, defaultdict
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -20,11 +21,14 @@ import riverpy
 from riverpy._maintenance.job_rescuer import DEAD_ERROR
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
 from tests.kit import server_faults
-from tests.kit.chaos_jobs import ChaosSettings, Hoarding
+from tests.kit.bad_rows import refused_rows, slow_rows
+from tests.kit.chaos_jobs import Blocking, ChaosSettings, Hoarding, Processed
 from tests.kit.chaos_load import FAILURES, Load
 from tests.kit.chaos_plan import (
     BACKENDS,
+    ENDS_WORKER,
     HARMLESS,
+    NO_REASON,
     OF_SERVER,
     OF_USERS,
     PARTITIONS,
@@ -32,12 +36,15 @@ from tests.kit.chaos_plan import (
     FaultKind,
     make_plan,
 )
-from tests.kit.fleet import Server, Shutdown, running_fleet, with_user
+from tests.kit.fleet import Shutdown, running_fleet, with_user
 from tests.kit.history import Violation
+from tests.kit.load import Tail
+from tests.kit.stepped_server import CLOCK_STEP, SteppedServer, make_server
 from tests.kit.work_history import (
     ALL,
     STATEMENTS,
     Act,
+    ClockStep,
     History,
     JobEnd,
     LogLine,
@@ -49,7 +56,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
     from pathlib import Path
 
-    from tests.kit.fleet import Fleet, Worker
+    from riverpy.job import JobArgs
+    from tests.kit.fleet import Fleet, Server, Worker
 
 PROGRESS_INTERVAL = 5.0
 STARTED = b'"event": "worker started"'
@@ -74,8 +82,12 @@ found lost after the others are back, and a frozen backend may hold what the oth
 CONNECTIONS_MOST = 90
 SHOWN = 40
 """Violations that are printed, at most."""
-HOARDING_FIRST = 1_000_000_000
-"""Above the numbers of the load's jobs."""
+OWN_FIRST = 1_000_000_000
+"""The first number of jobs that faults insert, above those of the load."""
+IN_PROCESS = 10.0
+"""Seconds that a job in a process runs whose worker is killed."""
+BEGIN_LIMIT = 10.0
+"""Seconds for which a fault waits until its job has begun."""
 
 
 # --- doing it
@@ -90,10 +102,12 @@ class ChaosOfWork:
         self._busy: set[Worker] = set()
         """Who is being hit."""
         self._server_lock = anyio.Lock()
-        self._hoardings = HOARDING_FIRST
+        self._numbers = count(OWN_FIRST)
         self.done: Counter[str] = Counter()
         self.spans: list[Span] = []
         self.crashes: list[tuple[float, float]] = []
+        self.clock_steps: list[ClockStep] = []
+        self.ends: dict[str, float] = {}
         self.violations: list[Violation] = []
         """What is seen while it runs; the history tells more."""
 
@@ -107,6 +121,8 @@ class ChaosOfWork:
             cancels=load.cancels,
             spans=self.spans,
             crashes=self.crashes,
+            clock_steps=self.clock_steps,
+            ends=self.ends,
             dead_after=self._settings.dead_after,
         )
         history.began = time.time()
@@ -170,6 +186,8 @@ class ChaosOfWork:
     async def _do(self, fault: Fault) -> None:
         """Do it; what else is broken may end it early."""
         try:
+            if fault.kind is FaultKind.CLOCK_STEP and not self._has_clock:
+                return
             if fault.kind in OF_SERVER:
                 async with self._server_lock:
                     with self._spanning(fault.kind, ALL):
@@ -194,6 +212,8 @@ class ChaosOfWork:
                 async with server_faults.connections_exhausted(with_user(self._url, LOAD_USER)):
                     await self._end_connections()
                     await anyio.sleep(fault.seconds)
+            case FaultKind.CLOCK_STEP:
+                await self._step_clock(fault)
             case FaultKind.TIMEOUTS:
                 async with server_faults.server_settings(self._url, **TIMEOUTS):
                     await anyio.sleep(fault.seconds)
@@ -211,15 +231,40 @@ class ChaosOfWork:
         if is_crash:
             self.crashes.append((began, time.time()))
 
+    @property
+    def _has_clock(self) -> bool:
+        return isinstance(self._fleet.server, SteppedServer)
+
+    async def _step_clock(self, fault: Fault) -> None:
+        """Forward, or back, and then to the true time."""
+        assert isinstance(self._fleet.server, SteppedServer)
+        began, seconds = time.time(), CLOCK_STEP if fault.number % 2 else -CLOCK_STEP
+        async with server_faults.clock_stepped(self._fleet.server.clock, seconds):
+            await anyio.sleep(fault.seconds)
+        self.clock_steps.append(ClockStep(began, time.time(), seconds))
+        await self._fetch("make_due")
+
     async def _do_as_user(self, fault: Fault) -> None:
-        if fault.kind is FaultKind.LOCK_ROWS:
-            async with server_faults.rows_locked(self._url, STATEMENTS["lock"]):
+        match fault.kind:
+            case FaultKind.LOCK_ROWS:
+                async with server_faults.rows_locked(self._url, STATEMENTS["lock"]):
+                    await anyio.sleep(fault.seconds)
+            case FaultKind.SLOW_ROWS:
+                rows = await self._fetch("future_id")
+                async with slow_rows(self._url, rows[0]["id"] if rows else 0):
+                    await anyio.sleep(fault.seconds)
+            case FaultKind.REFUSED_ROWS:
+                async with refused_rows(self._url):
+                    await anyio.sleep(fault.seconds)
+            case _:
+                await self._insert(Hoarding(next(self._numbers), fault.seconds))
                 await anyio.sleep(fault.seconds)
-            return
-        self._hoardings += 1
+
+    async def _insert(self, *jobs: JobArgs, queue: str = "default") -> None:
         async with riverpy.Client(with_user(self._url, LOAD_USER)) as client:
-            await client.insert(Hoarding(self._hoardings, fault.seconds))
-        await anyio.sleep(fault.seconds)
+            await client.insert_many(
+                [riverpy.InsertManyParams(job, riverpy.InsertOpts(queue=queue)) for job in jobs]
+            )
 
     async def _do_to_worker(self, worker: Worker, fault: Fault) -> None:
         doing, _, whose = fault.kind.name.partition("_")
@@ -229,6 +274,11 @@ class ChaosOfWork:
         match fault.kind:
             case FaultKind.KILL | FaultKind.STOP:
                 await self._end_worker(worker, fault)
+            case FaultKind.KILL_PARENT:
+                await self._begin_job(worker, Processed(next(self._numbers), IN_PROCESS))
+                await self._end_worker(worker, fault)
+            case FaultKind.STOP_BLOCKED:
+                await self._stop_blocked(worker, fault)
             case FaultKind.FREEZE:
                 worker.freeze()
                 await anyio.sleep(fault.seconds)
@@ -250,7 +300,7 @@ class ChaosOfWork:
                 await worker.proxy.heal()
 
     async def _end_worker(self, worker: Worker, fault: Fault) -> None:
-        if fault.kind is FaultKind.KILL:
+        if fault.kind in {FaultKind.KILL, FaultKind.KILL_PARENT}:
             worker.kill()
             expected = {KILLED}
         else:
@@ -259,6 +309,28 @@ class ChaosOfWork:
         self._note_end(worker, await worker.ended(), expected)
         await anyio.sleep(fault.seconds)
         await self._start(worker)
+
+    async def _stop_blocked(self, worker: Worker, fault: Fault) -> None:
+        """Stop it while one job blocks its event loop and one runs in a process."""
+        path = self._fleet.directory / f"{worker.name}.blocked"
+        path.touch()
+        try:
+            await self._begin_job(worker, Processed(next(self._numbers), IN_PROCESS))
+            await self._begin_job(worker, Blocking(next(self._numbers), str(path)))
+            await self._end_worker(worker, fault)
+        finally:
+            path.unlink(missing_ok=True)
+
+    async def _begin_job(self, worker: Worker, job: Processed | Blocking) -> None:
+        """Insert it for this worker, and wait a while until it has begun."""
+        acts = Tail(self._fleet.directory / f"{worker.name}.acts")
+        acts.lines()
+        with anyio.move_on_after(BEGIN_LIMIT):
+            await self._insert(job, queue=worker.name)
+            while True:
+                if any(f'"number":{job.number},' in line for line in acts.lines()):
+                    return
+                await anyio.sleep(LOOK_INTERVAL)
 
     async def _break_backends(self, worker: Worker, doing: str, name: str, seconds: float) -> None:
         if doing == "KILL":
@@ -283,7 +355,17 @@ class ChaosOfWork:
         try:
             yield
         finally:
-            self.spans.append(Span(kind, worker, began, time.time(), kind not in HARMLESS))
+            self.spans.append(
+                Span(
+                    kind,
+                    worker,
+                    began,
+                    time.time(),
+                    halts=kind not in HARMLESS,
+                    is_reason=kind not in NO_REASON,
+                    ends_worker=kind in ENDS_WORKER,
+                )
+            )
 
     @contextmanager
     def _busying(self, worker: Worker) -> Generator[None]:
@@ -326,6 +408,7 @@ class ChaosOfWork:
                         await self._start(worker)
 
     def _note_end(self, worker: Worker, code: int, expected: set[int]) -> None:
+        self.ends[f"{worker.name}:{worker.pid}"] = time.monotonic()
         if code not in expected:
             self._violate("no worker fails", f"{worker.name} ended with {code}: see {worker.log}")
 
@@ -355,6 +438,8 @@ class ChaosOfWork:
 
     async def _until_all_ended(self) -> None:
         limit = time.monotonic() + CALM_LIMIT
+        if self.clock_steps:
+            await self._fetch("make_due")
         while (rows := await self._fetch("unfinished")) is None or rows[0][0]:
             if time.monotonic() > limit:
                 return  # each of them is a violation
@@ -463,7 +548,7 @@ async def run_chaos(
 
 def _make_server(directory: Path) -> Server:
     """One that is soon full."""
-    return Server(directory, max_connections=str(CONNECTIONS_MOST))
+    return make_server(directory, max_connections=str(CONNECTIONS_MOST))
 
 
 def figures(history: History) -> dict[str, Any]:

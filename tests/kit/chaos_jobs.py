@@ -65,6 +65,22 @@ class Threaded(msgspec.Struct, frozen=True):
     seconds: float
 
 
+class Processed(msgspec.Struct, frozen=True):
+    """Takes a while in a process."""
+
+    kind: ClassVar[str] = "processed"
+    number: int
+    seconds: float
+
+
+class Blocking(msgspec.Struct, frozen=True):
+    """Blocks the event loop of its worker while there is a file."""
+
+    kind: ClassVar[str] = "blocking"
+    number: int
+    path: str
+
+
 class Endless(msgspec.Struct, frozen=True):
     """Ends when it is cancelled."""
 

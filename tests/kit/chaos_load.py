@@ -13,7 +13,17 @@ import asyncpg
 import riverpy
 from riverpy import InsertManyParams
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
-from tests.kit.chaos_jobs import Endless, Flaky, Once, Parent, Quick, Slow, Snoozing, Threaded
+from tests.kit.chaos_jobs import (
+    Endless,
+    Flaky,
+    Once,
+    Parent,
+    Processed,
+    Quick,
+    Slow,
+    Snoozing,
+    Threaded,
+)
 from tests.kit.work_history import Cancel
 
 if TYPE_CHECKING:
@@ -130,6 +140,8 @@ class Load:
             return Slow(number, dice.random() ** 3 * 2)
         if chosen < 0.4:
             return Parent(number)
+        if chosen < 0.402:
+            return Processed(number, dice.random() * 3)
         return Quick(number)
 
     def _options(self) -> riverpy.InsertOpts:

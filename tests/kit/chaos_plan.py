@@ -48,9 +48,14 @@ class FaultKind(StrEnum):
     READ_ONLY = "server read-only"
     LOCK_ROWS = "job rows locked"
     HOARD_POOL = "pool filled by user code"
+    SLOW_ROWS = "job rows slow"
+    REFUSED_ROWS = "job rows refused"
+    CLOCK_STEP = "server clock stepped"
     KILL = "worker killed"
     STOP = "worker stopped"
     FREEZE = "worker frozen"
+    KILL_PARENT = "worker with a job in a process killed"
+    STOP_BLOCKED = "worker with a blocked event loop stopped"
 
 
 BACKENDS = {
@@ -74,12 +79,25 @@ OF_SERVER = {
     FaultKind.EXHAUST,
     FaultKind.TIMEOUTS,
     FaultKind.READ_ONLY,
+    FaultKind.CLOCK_STEP,
 }
 """One at a time."""
-OF_USERS = {FaultKind.LOCK_ROWS, FaultKind.HOARD_POOL}
-OF_PROCESS = {FaultKind.KILL, FaultKind.STOP, FaultKind.FREEZE}
-HARMLESS = {FaultKind.TIMEOUTS, FaultKind.LOCK_ROWS, FaultKind.HOARD_POOL}
-"""Work goes on meanwhile."""
+OF_USERS = {
+    FaultKind.LOCK_ROWS,
+    FaultKind.HOARD_POOL,
+    FaultKind.SLOW_ROWS,
+    FaultKind.REFUSED_ROWS,
+}
+ENDS_WORKER = {
+    FaultKind.KILL,
+    FaultKind.STOP,
+    FaultKind.KILL_PARENT,
+    FaultKind.STOP_BLOCKED,
+}
+NO_REASON = {FaultKind.SLOW_ROWS, FaultKind.REFUSED_ROWS, FaultKind.CLOCK_STEP}
+"""No reason to rescue a job."""
+HARMLESS = {FaultKind.TIMEOUTS, *OF_USERS, FaultKind.CLOCK_STEP}
+"""The fleet keeps working during these."""
 
 
 class Fault(NamedTuple):
@@ -120,6 +138,8 @@ def _duration(kind: FaultKind, dice: random.Random, dead_after: float) -> float:
     """A silent fault is of interest around the time after which a client counts as dead."""
     if kind in PARTITIONS or kind.name.startswith("FREEZE"):
         return dice.uniform(0.1, 1.7) * dead_after
-    if kind in {FaultKind.KILL, FaultKind.STOP, FaultKind.RESTART, FaultKind.CRASH}:
+    if kind in {*ENDS_WORKER, FaultKind.RESTART, FaultKind.CRASH}:
         return dice.uniform(0.0, 2.0)
+    if kind is FaultKind.SLOW_ROWS:  # one row takes longer than a statement may
+        return dice.uniform(3.0, 12.0)
     return dice.uniform(1.0, 5.0)

@@ -6,22 +6,21 @@ process, and need no database.
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
-import msgspec
 
 import riverpy
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
-from riverpy.job import JobColumn
 from riverpy.retry import DefaultRetryPolicy
+from tests.kit.chaos_acts import Attempt, record, settings, work_in_process
 from tests.kit.chaos_jobs import (
     PLANNED,
-    ChaosSettings,
+    Blocking,
     Child,
     Endless,
     Flaky,
@@ -33,8 +32,7 @@ from tests.kit.chaos_jobs import (
     Snoozing,
     Threaded,
 )
-from tests.kit.fleet import SETTINGS_VARIABLE, end_with_the_fleet
-from tests.kit.work_history import Act
+from tests.kit.fleet import end_with_the_fleet
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -49,6 +47,8 @@ LONG_DELAY = timedelta(seconds=6)
 LONG_SHARE = 8
 """One job in so many waits that long."""
 CHILD_LIMIT = 8.0
+BLOCKED_MAX = 30.0
+"""Seconds that a job blocks the event loop, at most: longer than a stop may take."""
 SOON = timedelta(milliseconds=100)
 
 
@@ -60,34 +60,7 @@ class ChaosRetryPolicy(DefaultRetryPolicy):
         return RETRY_DELAY
 
 
-settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=ChaosSettings)
-acts = os.open(settings.acts, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-process = f"{settings.name}:{os.getpid()}"
-encoder = msgspec.json.Encoder()
 workers = riverpy.Workers()
-
-
-def record(what: str, job: riverpy.JobRow | None = None, **values: Any) -> None:
-    """Note an act of now."""
-    if job is not None:
-        claim = job.columns()[JobColumn.ATTEMPTED_AT]
-        values |= {"job_id": job.id, "attempt": job.attempt, "claim": claim, "kind": job.kind}
-    act = Act(process=process, what=what, at=time.time(), **values)
-    os.write(acts, encoder.encode(act) + b"\n")
-
-
-class _Attempt:
-    """Notes the begin and the end of an attempt."""
-
-    def __init__(self, job: riverpy.Job[Any]) -> None:
-        self._job = job
-
-    def __enter__(self) -> None:
-        record("begin", self._job, number=self._job.args.number)
-
-    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
-        how = "returned" if error_type is None else error_type.__name__
-        record("end", self._job, number=self._job.args.number, how=how)
 
 
 def is_long(number: int) -> bool:
@@ -98,28 +71,28 @@ def is_long(number: int) -> bool:
 @workers.job
 async def quick(job: riverpy.Job[Quick]) -> None:
     """Ends at once."""
-    with _Attempt(job):
+    with Attempt(job):
         await anyio.sleep(0)
 
 
 @workers.job
 async def once(job: riverpy.Job[Once]) -> None:
     """Exists once for its number."""
-    with _Attempt(job):
+    with Attempt(job):
         await anyio.sleep(0)
 
 
 @workers.job
 async def child(job: riverpy.Job[Child]) -> None:
     """Was inserted by another job."""
-    with _Attempt(job):
+    with Attempt(job):
         await anyio.sleep(0)
 
 
 @workers.job
 async def slow(job: riverpy.Job[Slow]) -> None:
     """Takes a while."""
-    with _Attempt(job):
+    with Attempt(job):
         await anyio.sleep(job.args.seconds)
 
 
@@ -128,7 +101,7 @@ class FlakyWorker(riverpy.Worker[Flaky]):
 
     async def work(self, job: riverpy.Job[Flaky]) -> None:
         """Fail, or succeed."""
-        with _Attempt(job):
+        with Attempt(job):
             failed = sum(error.error.startswith(PLANNED) for error in job.errors)
             if failed < job.args.failures:
                 raise RuntimeError(f"{PLANNED} failure {failed + 1}")
@@ -141,7 +114,7 @@ class FlakyWorker(riverpy.Worker[Flaky]):
 @workers.job
 async def snoozing(job: riverpy.Job[Snoozing]) -> None:
     """Snoozes once."""
-    with _Attempt(job):
+    with Attempt(job):
         if not job.metadata.get("snoozes"):
             raise riverpy.JobSnooze(LONG_DELAY if is_long(job.args.number) else SOON)
 
@@ -149,21 +122,33 @@ async def snoozing(job: riverpy.Job[Snoozing]) -> None:
 @workers.blocking_job(executor="thread")
 def threaded(job: riverpy.Job[Threaded]) -> None:
     """Takes a while in a thread."""
-    with _Attempt(job):
+    with Attempt(job):
         time.sleep(job.args.seconds)
+
+
+workers.blocking_job(executor="process")(work_in_process)
+
+
+@workers.job(timeout=None)
+async def blocking(job: riverpy.Job[Blocking]) -> None:
+    """Blocks the event loop while its file exists."""
+    with Attempt(job):
+        end = time.monotonic() + BLOCKED_MAX
+        while Path(job.args.path).exists() and time.monotonic() < end:
+            time.sleep(TICK)
 
 
 @workers.job(timeout=None)
 async def endless(job: riverpy.Job[Endless]) -> None:
     """Ends when it is cancelled."""
-    with _Attempt(job):
+    with Attempt(job):
         await anyio.sleep_forever()
 
 
 @workers.job
 async def parent(job: riverpy.Job[Parent]) -> None:
     """Inserts another job, by the pool of this client. Where that fails it may have been done."""
-    with _Attempt(job):
+    with Attempt(job):
         try:
             with anyio.fail_after(CHILD_LIMIT):
                 result = await pooled.insert(Child(number=job.args.number))
@@ -175,7 +160,7 @@ async def parent(job: riverpy.Job[Parent]) -> None:
 @workers.job
 async def hoarding(job: riverpy.Job[Hoarding]) -> None:
     """Keeps every connection of the client's pool."""
-    with _Attempt(job):
+    with Attempt(job):
         async with AsyncExitStack() as held:
             with anyio.move_on_after(job.args.seconds):
                 try:
@@ -205,6 +190,7 @@ pooled = riverpy.Client(
     queues={
         "default": riverpy.QueueConfig(max_workers=settings.slots),
         "ahead": riverpy.QueueConfig(max_workers=settings.slots, prefetch=True),
+        settings.name: riverpy.QueueConfig(max_workers=2),
     },
     config=riverpy.Config(
         elect_interval=timedelta(seconds=settings.elect_interval),

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 MEND_LIMIT = 90.0
 """Seconds within which the server must let itself be mended."""
 RETRY = 0.05
+LOCK_LIMIT = 100
+"""Milliseconds for which a statement waits for the lock of a table, and others behind it."""
+LOCK_RETRY = 0.5
+"""Seconds between two tries to lock a table."""
 LOOK_LIMIT = 2.0
 """Seconds for a look at a stopped process of the server, which may hold what the look needs."""
 CONNECTION_NAMES = ("riverpy listener", "riverpy reserved", "riverpy claims", "riverpy results")
@@ -201,6 +205,32 @@ async def rows_locked(url: str, select: str) -> AsyncGenerator[int]:
         yield len(await connection.fetch(select))
 
 
+@asynccontextmanager
+async def row_trigger(url: str, name: str, *, when: str, body: str) -> AsyncGenerator[None]:
+    """A trigger runs `body` before each update of a job row that meets a condition on OLD and
+    NEW."""
+    await _lock_and_execute(
+        url,
+        _trigger(name, body),
+        f"DROP TRIGGER IF EXISTS {name} ON river_job",
+        f"CREATE TRIGGER {name} BEFORE UPDATE ON river_job FOR EACH ROW WHEN ({when})"
+        f" EXECUTE FUNCTION {name}()",
+    )
+    try:
+        yield
+    finally:
+        # At once for later statements. Those that run hold the lock that the drop needs.
+        await _mend(url, _trigger(name, ""))
+        await _lock_and_execute(url, f"DROP FUNCTION IF EXISTS {name} CASCADE")
+
+
+def _trigger(name: str, body: str) -> str:
+    return (
+        f"CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql"
+        f" AS $$ BEGIN {body} RETURN NEW; END $$"
+    )
+
+
 # --- help
 
 
@@ -220,13 +250,19 @@ async def _execute(url: str, statement: str) -> None:
         await connection.execute(statement)
 
 
-async def _mend(url: str, statement: str) -> None:
+async def _lock_and_execute(url: str, *statements: str) -> None:
+    """Run statements that lock a whole table, without stopping the others for long."""
+    limited = "; ".join((f"SET lock_timeout = '{LOCK_LIMIT}ms'", *statements))
+    await _mend(url, limited, retry=LOCK_RETRY)
+
+
+async def _mend(url: str, statement: str, *, retry: float = RETRY) -> None:
     """Have a statement done, however often the server goes meanwhile."""
     with anyio.fail_after(MEND_LIMIT, shield=True):
         while True:
             try:
                 await _execute(url, statement)
             except DATABASE_ERRORS:
-                await anyio.sleep(RETRY)
+                await anyio.sleep(retry)
             else:
                 return

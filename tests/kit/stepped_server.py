@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from riverpy.embedded import EmbeddedPostgres
@@ -10,6 +11,9 @@ from tests.kit.wall_clock import WallClock
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+CLOCK_STEP = 600
+"""Seconds of the usual step."""
 
 
 class SteppedPostgres(EmbeddedPostgres):
@@ -31,3 +35,11 @@ class SteppedServer(Server):
         super().__init__(directory)
         self._postgres = postgres = SteppedPostgres(directory, **settings)
         self.clock = postgres.clock
+
+
+def make_server(directory: Path, **settings: str) -> Server:
+    """The server of a fleet, with its own clock where that is possible."""
+    if WallClock.is_possible():
+        return SteppedServer(directory, **settings)
+    print("no C compiler: the clock of the server is not stepped", file=sys.stderr)
+    return Server(directory, **settings)

@@ -16,6 +16,7 @@ import msgspec
 
 from riverpy._maintenance.job_rescuer import DEAD_ERROR
 from tests.kit.chaos_jobs import PLANNED
+from tests.kit.chaos_plan import FaultKind
 from tests.kit.history import Violation
 from tests.kit.statements import read_statements
 
@@ -25,12 +26,19 @@ if TYPE_CHECKING:
 STATEMENTS = read_statements(Path(__file__).with_name("work_history.sql"))
 CLAIMS_LOST = 1.0
 """Seconds before a crash of the server whose claims it may forget, for they are not durable."""
+UNSTORABLE_ERROR = "the result of this attempt could not be stored"
 CANCEL_ERROR = "JobCancelError: job cancelled remotely"
 ENDED = {"completed", "cancelled"}
 FINAL = {"job_completed": "completed", "job_cancelled": "cancelled"}
 """The events that end a job, and the state that it has for ever then."""
 AGAIN = {"JobSnooze", "CancelledError"}
 """How an attempt ends that does not count: by a snooze, or as a stop interrupts it."""
+CUT = {"processed", "blocking"}
+"""The kinds of which nothing is noted when their worker ends."""
+CHILD_END_MAX = 1.0
+"""Seconds that a child may be found alive after the end of its worker, on a busy machine."""
+EPOCH = 946684800
+"""Seconds from 1970 to 2000."""
 DUE_AT_ONCE = {"quick", "once", "child"}
 """The kinds of which nothing waits but for a slot."""
 STALL_LEAST = 0.5
@@ -40,13 +48,14 @@ ALL = ""
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What one process of a worker did."""
+    """What one process of a worker did, or a child of it."""
 
     process: str
-    """The worker's name and the process id."""
+    """The worker's name and the process id, also for what a child did."""
     what: str
     """`begin` and `end` of an attempt's handler, `stored` where the client tells of a result,
-    `child` for a job that a handler inserted, `stall` for a time that the process did not run."""
+    `child` for a job that a handler inserted, `stall` for a time that the process did not run,
+    `alive` where a child process runs a job."""
     at: float
     job_id: int = 0
     attempt: int = 0
@@ -58,6 +67,8 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     result."""
     child_id: int = 0
     since: float = 0.0
+    monotonic: float = 0.0
+    """When a child was alive, by the monotonic clock of the machine."""
 
     @property
     def worker(self) -> str:
@@ -94,6 +105,18 @@ class Span(msgspec.Struct, frozen=True):
     ended: float
     halts: bool = True
     """Whether nobody it hits can be expected to work meanwhile."""
+    is_reason: bool = True
+    """Whether jobs of living workers may be rescued because of it."""
+    ends_worker: bool = False
+
+
+class ClockStep(NamedTuple):
+    """A time in which the server's clock was wrong."""
+
+    began: float
+    ended: float
+    seconds: float
+    """How far it was ahead."""
 
 
 class Cancel(NamedTuple):
@@ -139,6 +162,9 @@ class History(msgspec.Struct, kw_only=True):
     spans: list[Span] = []
     crashes: list[tuple[float, float]] = []
     """From when to when the server had crashed."""
+    clock_steps: list[ClockStep] = []
+    ends: dict[str, float] = {}
+    """When the processes of workers had ended, by the monotonic clock of the machine."""
     logs: dict[str, list[LogLine]] = {}
     """By worker."""
     began: float = 0.0
@@ -149,6 +175,17 @@ class History(msgspec.Struct, kw_only=True):
     """How often a worker may tell that its connections are lost in one fault."""
     bound: float = 5.0
     """Seconds after the end of a fault within which work must go on."""
+
+    def true_times(self, server_time: float) -> list[float]:
+        """What a time by the server's clock may have been in truth."""
+        return [
+            *(
+                true
+                for step in self.clock_steps
+                if step.began <= (true := server_time - step.seconds) <= step.ended
+            ),
+            server_time,
+        ]
 
     @property
     def workers(self) -> list[str]:
@@ -246,6 +283,7 @@ def check(history: History) -> list[Violation]:
         ),
         *_check_unique(history),
         *_check_cancels(history, by_job),
+        *_check_children(history, by_job),
         *_check_going_on(history),
         *_check_logs(history),
     ]
@@ -314,8 +352,12 @@ def _check_errors(history: History, job: JobEnd, acts: list[Act]) -> Iterator[Vi
         yield Violation("it fails as planned", f"{job}")
     for attempt, text, at in zip(job.failed, job.errors, job.failed_at, strict=True):
         if text == DEAD_ERROR:
-            if not _is_rescue_explained(history, acts, attempt, at):
+            times = history.true_times(at)
+            if not any(_is_rescue_explained(history, acts, attempt, true) for true in times):
                 yield Violation("a rescue has a reason", f"attempt {attempt} of {job}")
+        elif text == UNSTORABLE_ERROR:
+            if not any(span.kind == FaultKind.REFUSED_ROWS for span in history.spans):
+                yield Violation("an error has a reason", f"{text!r} of {job}")
         elif text != CANCEL_ERROR and not text.startswith(PLANNED):
             yield Violation("an error has a reason", f"{text!r} of {job}")
 
@@ -331,7 +373,10 @@ def _is_rescue_explained(history: History, acts: list[Act], attempt: int, at: fl
     }
     since = at - 3 * history.dead_after
     return any(
-        span.began <= at and span.ended >= since and (not workers or span.worker in {ALL, *workers})
+        span.is_reason
+        and span.began <= at
+        and span.ended >= since
+        and (not workers or span.worker in {ALL, *workers})
         for span in history.spans
     ) or any(
         act.what == "stall" and since <= act.at and act.since <= at and act.worker in workers
@@ -350,15 +395,28 @@ def _check_attempts(history: History, job: JobEnd, acts: list[Act]) -> Iterator[
     for attempt, group in groupby(
         sorted(begins, key=lambda act: (act.attempt, act.at)), key=lambda act: act.attempt
     ):
-        for begin in list(group)[:-1]:
+        for begin, later in pairwise(group):
             is_forgotten = any(
                 since - CLAIMS_LOST <= begin.at <= until for since, until in history.crashes
             )
-            if ends.get(begin.claim) not in AGAIN and not is_forgotten:
+            how = ends.get(begin.claim)
+            is_cut = how is None and begin.kind in CUT and _was_ended(history, begin, later.at)
+            if how not in AGAIN and not is_forgotten and not is_cut:
                 yield Violation(
                     "an attempt begins again for a reason",
                     f"attempt {attempt} of {job}, which began at {begin.at}",
                 )
+
+
+def _was_ended(history: History, begin: Act, until: float) -> bool:
+    """Whether the worker of an attempt was ended after its begin."""
+    return any(
+        span.ends_worker
+        and span.worker == begin.worker
+        and span.began <= until
+        and span.ended >= begin.at
+        for span in history.spans
+    )
 
 
 def _check_unique(history: History) -> Iterator[Violation]:
@@ -379,10 +437,52 @@ def _check_cancels(history: History, by_job: dict[int, list[Act]]) -> Iterator[V
             continue
         if job.kind == "endless" and job.state != "cancelled":
             yield Violation("what is cancelled ends", f"{job}")
-        asked = round((cancel.answered - 946684800) * 1e6)
+        asked = cancel.answered
         for act in by_job.get(job.id, []):
-            if act.what == "begin" and act.claim > asked:
+            if act.what == "begin" and min(_claim_times(history, act)) > asked:
                 yield Violation("what is cancelled does not run again", f"{job}: {act}")
+
+
+def _claim_times(history: History, act: Act) -> list[float]:
+    """What the time of its claim may have been in truth; none is after the act."""
+    claimed = act.claim / 1e6 + EPOCH
+    return [true for true in history.true_times(claimed) if true <= act.at] or [act.at]
+
+
+def _check_children(history: History, by_job: dict[int, list[Act]]) -> Iterator[Violation]:
+    """A child ends with its worker, and no attempt runs beside the one after it."""
+    for acts in by_job.values():
+        alive = defaultdict[int, list[Act]](list)
+        for act in acts:
+            if act.what == "alive":
+                alive[act.claim].append(act)
+        for attempt in alive.values():
+            last = attempt[-1]
+            ended = history.ends.get(last.process)
+            if ended is not None and last.monotonic > ended + CHILD_END_MAX:
+                late = last.monotonic - ended
+                yield Violation("a child ends with its worker", f"{late:.1f} s late: {last}")
+        for before, after in pairwise(sorted(alive.values(), key=lambda acts: acts[0].monotonic)):
+            if before[-1].monotonic > after[0].monotonic and not _may_be_taken(
+                history, before[0], after[0].at
+            ):
+                yield Violation("no attempt beside the next", f"{before[-1]}, then {after[0]}")
+
+
+def _may_be_taken(history: History, begin: Act, until: float) -> bool:
+    """Whether another client may have got the job although the worker lives: the worker could not
+    reach the database, or did not run, or the server forgot the claim."""
+    return any(
+        span.is_reason
+        and not span.ends_worker
+        and span.worker in {ALL, begin.worker}
+        and span.began <= until
+        and span.ended >= begin.at
+        for span in history.spans
+    ) or any(
+        act.what == "stall" and act.process == begin.process and begin.at <= act.at <= until
+        for act in history.acts
+    )
 
 
 # --- going on
@@ -421,10 +521,11 @@ LAPSES = (
 EXPECTED_ERRORS = {
     "jobs may be claimed that never ran: a claim had no answer",
     "job results were not stored in time",
+    "job result cannot be stored",
     "jobs did not end and were abandoned",
     LAPSES,
 }
-"""What a worker tells of that is stopped, or deposed, in an outage."""
+"""What a worker logs that is stopped, or deposed, in an outage, or whose rows are refused."""
 
 
 def _check_logs(history: History) -> Iterator[Violation]:

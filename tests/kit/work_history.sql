@@ -30,3 +30,13 @@ select id from river_job where kind = 'endless' and finalized_at is null;
 -- name: lock
 -- Rows that a user's transaction locks: some that run, and some that wait.
 select id from river_job where finalized_at is null order by id limit 50 for update skip locked;
+
+-- name: future_id
+-- A job that is inserted soon.
+select last_value + 100 as id from river_job_id_seq;
+
+-- name: make_due
+-- What an administrator does after the clock was ahead: jobs that were due meanwhile are due now.
+update river_job
+set scheduled_at = now()
+where state in ('available', 'retryable', 'scheduled') and scheduled_at > now() + interval '5 minutes';

@@ -1,0 +1,57 @@
+"""What a worker of `scripts/chaos work` and its child processes note, line by line in a file."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from typing import Any
+
+import msgspec
+
+import riverpy  # noqa: TC001 (a handler's annotation is read at run time)
+from riverpy.job import JobColumn
+from tests.kit.chaos_jobs import ChaosSettings, Processed
+from tests.kit.fleet import SETTINGS_VARIABLE
+from tests.kit.work_history import Act
+
+ALIVE_INTERVAL = 0.05
+"""Seconds between two notes of a child that it runs its job."""
+
+settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=ChaosSettings)
+_acts = os.open(settings.acts, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+_parent = multiprocessing.parent_process()
+_process = f"{settings.name}:{os.getpid() if _parent is None else _parent.pid}"
+_encoder = msgspec.json.Encoder()
+
+
+def record(what: str, job: riverpy.JobRow | None = None, **values: Any) -> None:
+    """Note an act of now."""
+    if job is not None:
+        claim = job.columns()[JobColumn.ATTEMPTED_AT]
+        values |= {"job_id": job.id, "attempt": job.attempt, "claim": claim, "kind": job.kind}
+    act = Act(process=_process, what=what, at=time.time(), **values)
+    os.write(_acts, _encoder.encode(act) + b"\n")
+
+
+class Attempt:
+    """Notes the begin and the end of an attempt."""
+
+    def __init__(self, job: riverpy.Job[Any]) -> None:
+        self._job = job
+
+    def __enter__(self) -> None:
+        record("begin", self._job, number=self._job.args.number)
+
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        how = "returned" if error_type is None else error_type.__name__
+        record("end", self._job, number=self._job.args.number, how=how)
+
+
+def work_in_process(job: riverpy.Job[Processed]) -> None:
+    """Take a while, and note again and again that the process is alive."""
+    with Attempt(job):
+        end = time.monotonic() + job.args.seconds
+        while (now := time.monotonic()) < end:
+            record("alive", job, monotonic=now)
+            time.sleep(ALIVE_INTERVAL)
