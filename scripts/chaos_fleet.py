@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,16 +17,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import anyio
 
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from tests.kit import server_faults
+from tests.kit.bad_rows import refused_rows, slow_rows
 from tests.kit.fleet import Shutdown
-from tests.kit.history import Crash, Violation
+from tests.kit.history import ClockStep, Crash, Violation
 from tests.kit.lease_history import Span
 from tests.kit.proxy import Partition
+from tests.kit.stepped_server import CLOCK_STEP, SteppedServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Sequence
 
     from anyio.abc import TaskGroup
 
+    from tests.kit.bad_rows import Table
     from tests.kit.fleet import Fleet, Worker, WorkerSettings
 
 PROGRESS_INTERVAL = 5.0
@@ -51,6 +55,9 @@ class FaultKind(StrEnum):
     CUT = "connections cut"
     RESTART = "server restarted"
     CRASH = "server crashed"
+    CLOCK_STEP = "server clock stepped"
+    SLOW_ROWS = "rows slow"
+    REFUSED_ROWS = "rows refused"
 
 
 WEIGHTS = {
@@ -64,8 +71,19 @@ WEIGHTS = {
     FaultKind.CUT: 3,
     FaultKind.RESTART: 1,
     FaultKind.CRASH: 1,
+    FaultKind.CLOCK_STEP: 2,
+    FaultKind.SLOW_ROWS: 2,
+    FaultKind.REFUSED_ROWS: 2,
 }
 """How often each is chosen, in comparison."""
+OF_SERVER = {
+    FaultKind.RESTART,
+    FaultKind.CRASH,
+    FaultKind.CLOCK_STEP,
+    FaultKind.SLOW_ROWS,
+    FaultKind.REFUSED_ROWS,
+}
+"""One at a time."""
 PARTITIONS = {
     FaultKind.REQUESTS_LOST: Partition.REQUESTS_LOST,
     FaultKind.ANSWERS_LOST: Partition.ANSWERS_LOST,
@@ -108,6 +126,8 @@ def _duration(kind: FaultKind, dice: random.Random) -> float:
             return dice.uniform(1.0, 2.5)
         case FaultKind.REQUESTS_LOST | FaultKind.ANSWERS_LOST | FaultKind.HELD:
             return dice.uniform(0.3, 2.5)
+        case FaultKind.CLOCK_STEP | FaultKind.SLOW_ROWS | FaultKind.REFUSED_ROWS:
+            return dice.uniform(0.3, 2.5)
         case _:
             return dice.uniform(0.0, 1.0)
 
@@ -126,8 +146,11 @@ class ChaosOfFleet:
         self._began = 0.0
         self.done: Counter[str] = Counter()
         self.crashes: list[Crash] = []
+        self.clock_steps: list[ClockStep] = []
         self.spans: list[Span] = []
         """What was broken, and when."""
+        self.row_spans: list[Span] = []
+        """When rows were slow, or refused."""
         self.violations: list[Violation] = []
         """What is seen while it runs; the history tells more."""
 
@@ -146,6 +169,11 @@ class ChaosOfFleet:
     async def _load(self) -> None:
         """What is done to the database meanwhile."""
 
+    @property
+    def _table(self) -> Table:
+        """Whose rows are made slow, or refused."""
+        raise NotImplementedError
+
     async def _leader_name(self) -> str:
         """The worker that a fault shall hit above all."""
         raise NotImplementedError
@@ -157,7 +185,7 @@ class ChaosOfFleet:
     # -- faults
 
     async def _do(self, fault: Fault) -> None:
-        if fault.kind in {FaultKind.RESTART, FaultKind.CRASH}:
+        if fault.kind in OF_SERVER:
             await self._do_to_server(fault)
             return
         worker = await self._choose(fault)
@@ -191,20 +219,50 @@ class ChaosOfFleet:
                 await worker.proxy.heal()
 
     async def _do_to_server(self, fault: Fault) -> None:
-        is_crash = fault.kind is FaultKind.CRASH
         if self._server_lock.locked():
             return
-        self.done[fault.kind] += 1
-        server = self._fleet.server
         with anyio.CancelScope(shield=True):  # it is of use to nobody half done
             async with self._server_lock:
-                with self._noting(""):
-                    began = datetime.now(UTC)
-                    await server.shut_down(Shutdown.IMMEDIATE if is_crash else Shutdown.FAST)
-                    await anyio.sleep(fault.seconds)
-                    await server.come_back()
-                if is_crash:
-                    self.crashes.append(Crash(began, datetime.now(UTC)))
+                match fault.kind:
+                    case FaultKind.CLOCK_STEP:
+                        await self._step_clock(fault)
+                    case FaultKind.SLOW_ROWS | FaultKind.REFUSED_ROWS:
+                        await self._break_rows(fault)
+                    case _:
+                        await self._shut_down(fault)
+
+    async def _shut_down(self, fault: Fault) -> None:
+        self.done[fault.kind] += 1
+        is_crash = fault.kind is FaultKind.CRASH
+        with self._noting(""):
+            began = datetime.now(UTC)
+            await self._fleet.server.shut_down(Shutdown.IMMEDIATE if is_crash else Shutdown.FAST)
+            await anyio.sleep(fault.seconds)
+            await self._fleet.server.come_back()
+        if is_crash:
+            self.crashes.append(Crash(began, datetime.now(UTC)))
+
+    async def _step_clock(self, fault: Fault) -> None:
+        """Set the clock back, and then forward to the true time: for those who read it only then,
+        it is as if it were set forward."""
+        server = self._fleet.server
+        if not isinstance(server, SteppedServer):
+            return
+        self.done[fault.kind] += 1
+        began = datetime.now(UTC)
+        async with server_faults.clock_stepped(server.clock, -CLOCK_STEP):
+            await anyio.sleep(fault.seconds)
+        self.clock_steps.append(ClockStep(began, datetime.now(UTC)))
+
+    async def _break_rows(self, fault: Fault) -> None:
+        """Make rows of a table slow, or refuse them."""
+        self.done[fault.kind] += 1
+        began = time.time()
+        breaking = slow_rows if fault.kind is FaultKind.SLOW_ROWS else refused_rows
+        with suppress(*DATABASE_ERRORS):
+            async with breaking(self._fleet.server.url, self._table):
+                await anyio.sleep(fault.seconds)
+        self.row_spans.append(Span("", began, time.time()))
 
     @contextmanager
     def _noting(self, name: str, *, is_restart: bool = False) -> Generator[None]:

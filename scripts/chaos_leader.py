@@ -16,12 +16,15 @@ import msgspec
 import riverpy
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
 from scripts.chaos_fleet import ChaosOfFleet, Fault, make_plan
+from tests.kit.bad_rows import JOBS
 from tests.kit.fleet import WorkerSettings, running_fleet
-from tests.kit.history import POLICIES, STATEMENTS, Violation, check, read
+from tests.kit.history import POLICIES, STATEMENTS, Broken, Violation, check, read
+from tests.kit.stepped_server import make_server
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tests.kit.bad_rows import Table
     from tests.kit.fleet import Fleet
     from tests.kit.history import History
 
@@ -29,9 +32,10 @@ SHORT = WorkerSettings(elect_interval=0.5, leader_ttl=1.5, dead_after=3.0)
 DEFAULT = WorkerSettings()
 INSERT_INTERVAL = 0.05
 JOB_SECONDS_MOST = 1.0
-CALM_LIMIT = 60.0
+CALM_LIMIT = 150.0
 """Seconds, beyond what the rescue of jobs takes, until the fleet must work again when nothing is
-broken any more."""
+broken any more. A row that was refused is tried again after a minute at most, and its job may run a
+minute later."""
 
 
 class Chaos(ChaosOfFleet):
@@ -51,6 +55,15 @@ class Chaos(ChaosOfFleet):
         async with self._fleet.server.connected() as connection:
             history = await read(connection)
         history.inserted, history.crashes = self.inserted, self.crashes
+        history.clock_steps = self.clock_steps
+        history.broken = [
+            Broken(
+                span.what,
+                datetime.fromtimestamp(span.began, UTC),
+                datetime.fromtimestamp(span.ended, UTC),
+            )
+            for span in self.spans
+        ]
         history.trust = timedelta(seconds=self._settings.leader_ttl)
         return history
 
@@ -62,6 +75,10 @@ class Chaos(ChaosOfFleet):
                     result = await client.insert(riverpy.RawArgs("touch", json.dumps(args)))
                     self.inserted.append(result.job.id)
                 await anyio.sleep(INSERT_INTERVAL)
+
+    @property
+    def _table(self) -> Table:
+        return JOBS
 
     async def _leader_name(self) -> str:
         leader_id = await self._fetch_value(STATEMENTS["leader"]) or ""
@@ -103,7 +120,7 @@ async def run_chaos(
 ) -> dict[str, Any]:
     """Run once, and tell what is known: figures and violations."""
     plan = make_plan(seed, seconds=seconds, workers=workers, ttl=settings.leader_ttl)
-    async with running_fleet() as fleet:
+    async with running_fleet(make_server) as fleet:
         chaos = Chaos(fleet, settings, plan)
         history = await chaos.run(workers, seconds)
         violations = [*chaos.violations, *check(history)]

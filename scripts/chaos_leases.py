@@ -11,13 +11,16 @@ import anyio
 import msgspec
 
 from scripts.chaos_fleet import ChaosOfFleet, make_plan
+from tests.kit.bad_rows import LEASES as LEASES_TABLE
 from tests.kit.fleet import running_fleet
 from tests.kit.history import STATEMENTS as STATEMENTS_OF_FLEET
 from tests.kit.history import Violation
 from tests.kit.lease_chaos import Break, LeaseChaosSettings
-from tests.kit.lease_history import STATEMENTS, check, read, read_notes
+from tests.kit.lease_history import STATEMENTS, ClockStep, check, read, read_notes
+from tests.kit.stepped_server import make_server
 
 if TYPE_CHECKING:
+    from tests.kit.bad_rows import Table
     from tests.kit.fleet import Worker
     from tests.kit.lease_history import LeaseHistory
 
@@ -55,7 +58,11 @@ class ChaosOfLeases(ChaosOfFleet):
                 self.violations.append(Violation("a calm stop releases all", str(held)))
         history.notes = read_notes(map(self._notes, self._fleet.workers))
         names = [worker.name for worker in self._fleet.workers]
-        history.broken, history.workers = self.spans, names
+        history.broken, history.workers = [*self.spans, *self.row_spans], names
+        history.clock_steps = [
+            ClockStep(step.began.timestamp(), step.ended.timestamp()) for step in self.clock_steps
+        ]
+        history.trust = TTL
         for number, domain in enumerate(DOMAINS):
             history.candidates[f"d:{domain}"] = names[number :: len(DOMAINS)]
         history.calm_since, history.bound = calm_since, bound
@@ -73,6 +80,10 @@ class ChaosOfLeases(ChaosOfFleet):
             settings = msgspec.structs.replace(self._settings, notes=notes, domain=domain)
             worker = await self._fleet.add(name, settings)
             await worker.start()
+
+    @property
+    def _table(self) -> Table:
+        return LEASES_TABLE
 
     def _notes(self, worker: Worker) -> Any:
         return worker.log.with_suffix(".notes")
@@ -137,7 +148,7 @@ async def run_chaos(
         singletons=SINGLETONS,
         broken=broken,
     )
-    async with running_fleet() as fleet:
+    async with running_fleet(make_server) as fleet:
         chaos = ChaosOfLeases(fleet, settings, plan)
         history = await chaos.run(workers, seconds, bound)
         violations = [*chaos.violations, *check(history)]

@@ -21,7 +21,7 @@ import riverpy
 from riverpy._maintenance.job_rescuer import DEAD_ERROR
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
 from tests.kit import server_faults
-from tests.kit.bad_rows import refused_rows, slow_rows
+from tests.kit.bad_rows import JOBS, refused_rows, slow_rows
 from tests.kit.chaos_jobs import Blocking, ChaosSettings, Hoarding, Processed
 from tests.kit.chaos_load import FAILURES, Load
 from tests.kit.chaos_plan import (
@@ -251,10 +251,11 @@ class ChaosOfWork:
                     await anyio.sleep(fault.seconds)
             case FaultKind.SLOW_ROWS:
                 rows = await self._fetch("future_id")
-                async with slow_rows(self._url, rows[0]["id"] if rows else 0):
+                slowest = f"OLD.id = {rows[0]['id']}" if rows else "false"
+                async with slow_rows(self._url, JOBS, slowest):
                     await anyio.sleep(fault.seconds)
             case FaultKind.REFUSED_ROWS:
-                async with refused_rows(self._url):
+                async with refused_rows(self._url, JOBS):
                     await anyio.sleep(fault.seconds)
             case _:
                 await self._insert(Hoarding(next(self._numbers), fault.seconds))

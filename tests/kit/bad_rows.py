@@ -1,19 +1,15 @@
-"""Job rows that a trigger makes slow, or that it refuses with errors of many classes."""
+"""Rows that a trigger makes slow, or that it refuses with errors of many classes."""
 
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tests.kit.server_faults import row_trigger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-SLOW_SHARE = 50
-"""One job in so many is slow."""
-REFUSED_SHARE = 199
-"""One job in so many is refused."""
 SLOWEST = 15
 """Seconds for each update of one row: longer than a statement may take."""
 SQLSTATES = (
@@ -24,26 +20,39 @@ SQLSTATES = (
 that cannot be stored."""
 
 
+class Table(NamedTuple):
+    """A table, and which of its rows are hit; conditions and numbers are SQL about OLD."""
+
+    name: str
+    slow: str
+    refused: str
+    number: str
+    """It chooses the error of a row."""
+
+
+JOBS = Table("river_job", "OLD.id % 50 = 0", "OLD.id % 199 = 0", "OLD.id / 199")
+LEASES = Table(
+    "riverpy_lease", "true", "OLD.name IN ('s:one', 's:projection')", "(random() * 1000)::int"
+)
+
+
 @asynccontextmanager
-async def slow_rows(url: str, slowest_id: int) -> AsyncGenerator[None]:
-    """Each update of some job rows takes 1 to 100 ms, and of one row `SLOWEST`."""
-    body = (
-        f"PERFORM pg_sleep(CASE WHEN OLD.id = {slowest_id} THEN {SLOWEST}"
-        " ELSE 0.001 + random() * 0.099 END);"
-    )
-    when = f"OLD.id % {SLOW_SHARE} = 0 OR OLD.id = {slowest_id}"
-    async with row_trigger(url, "slow_rows", when=when, body=body):
+async def slow_rows(url: str, table: Table, slowest: str = "false") -> AsyncGenerator[None]:
+    """Each update of some rows takes 1 to 100 ms, and of those of a condition `SLOWEST`."""
+    seconds = f"CASE WHEN {slowest} THEN {SLOWEST} ELSE 0.001 + random() * 0.099 END"
+    body = f"PERFORM pg_sleep({seconds});"
+    when = f"{table.slow} OR {slowest}"
+    async with row_trigger(url, "slow_rows", table=table.name, when=when, body=body):
         yield
 
 
 @asynccontextmanager
-async def refused_rows(url: str) -> AsyncGenerator[None]:
-    """Each update of some job rows is refused, with one error for each row."""
+async def refused_rows(url: str, table: Table) -> AsyncGenerator[None]:
+    """Each update of some rows is refused."""
     states = ", ".join(f"'{state}'" for state in SQLSTATES)
     body = (
         f"RAISE EXCEPTION 'this row is refused' USING ERRCODE = (ARRAY[{states}])"
-        f"[1 + (OLD.id / {REFUSED_SHARE}) % {len(SQLSTATES)}];"
+        f"[1 + ({table.number}) % {len(SQLSTATES)}];"
     )
-    when = f"OLD.id % {REFUSED_SHARE} = 0"
-    async with row_trigger(url, "refused_rows", when=when, body=body):
+    async with row_trigger(url, "refused_rows", table=table.name, when=table.refused, body=body):
         yield

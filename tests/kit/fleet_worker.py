@@ -132,7 +132,8 @@ class TermWriter(base.MaintenanceService):
         self.number += 1
         async with mandate.transaction(self.office.connection, "a fleet's write") as connection:
             await connection.execute(
-                STATEMENTS["term_write"], term.leader_id, term.elected_at, self.number
+                STATEMENTS["term_write"],
+                *(term.leader_id, term.elected_at, self.number, datetime.now(UTC)),
             )
             await anyio.sleep(random.uniform(0, HOLD_MOST))
         return PASS_INTERVAL

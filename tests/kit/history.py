@@ -73,6 +73,8 @@ class JobEnd(msgspec.Struct, frozen=True):
     attempt: int
     rescues: int
     errors: int
+    unstorable: int = 0
+    """The errors that say that the result of an attempt could not be stored."""
 
 
 class Crash(NamedTuple):
@@ -84,11 +86,27 @@ class Crash(NamedTuple):
     ended: datetime
 
 
+class ClockStep(NamedTuple):
+    """A time in which the server's clock was set back. Leases may end early then."""
+
+    began: datetime
+    ended: datetime
+
+
+class Broken(NamedTuple):
+    """A time in which a worker was broken, or the server, which has no name."""
+
+    what: str
+    began: datetime
+    ended: datetime
+
+
 class Span(NamedTuple):
-    """One term, from its election to the last moment in which it was acted under."""
+    """One term, from its election to the last moment in which it was acted under; true times."""
 
     term: Term
     process: str
+    began: datetime
     ended: datetime
 
 
@@ -109,6 +127,9 @@ class History(msgspec.Struct, kw_only=True):
     inserted: list[int] = msgspec.field(default_factory=list)
     """The ids of the jobs whose insert was answered."""
     crashes: list[Crash] = msgspec.field(default_factory=list)
+    clock_steps: list[ClockStep] = msgspec.field(default_factory=list)
+    broken: list[Broken] | None = None
+    """What may be the reason of a rescue; None: that is not known."""
     trust: timedelta = timedelta(seconds=15)
     """How long a leader trusts itself without an answer of the server, at most."""
 
@@ -135,13 +156,16 @@ class History(msgspec.Struct, kw_only=True):
                 for since, until in stalls[process]
             )
             known = acted if was_stalled and acted else acted + ended
-            spans.append(Span(term, process, max(known)))
+            first = min(act.at for act in acts)
+            # After a step the time of the election is not the true one.
+            began = first if self.clock_steps else min(term.elected_at, first)
+            spans.append(Span(term, process, began, max(known)))
         return spans
 
     def gaps(self) -> list[float]:
         """Seconds without a leader between one term and the next, where there were any."""
         return [
-            max((after.term.elected_at - before.ended).total_seconds(), 0.0)
+            max((after.began - before.ended).total_seconds(), 0.0)
             for before, after in pairwise(self.spans())
         ]
 
@@ -158,13 +182,13 @@ def check(history: History) -> list[Violation]:
 
 def _check_terms(history: History) -> Iterator[Violation]:
     for before, after in pairwise(history.spans()):
-        if before.ended <= after.term.elected_at:
+        if before.ended <= after.began:
             continue
         allowed = any(
-            before.term.elected_at <= crash.ended
-            and crash.began <= after.term.elected_at
-            and before.ended <= crash.ended + history.trust
-            for crash in history.crashes
+            before.began <= hit.ended
+            and hit.began <= after.began
+            and before.ended <= hit.ended + history.trust
+            for hit in (*history.crashes, *history.clock_steps)
         )
         if not allowed:
             yield Violation(
@@ -256,6 +280,8 @@ def _line(slot: Slot) -> str:
 LOST_CLAIMS = timedelta(seconds=1)
 """How long before a crash of the server the claims may be that it forgets, unless they are durable:
 those attempts begin once more."""
+RECENT = timedelta(seconds=5)
+"""For how long a fault that is over may keep a worker from its work."""
 
 
 def _check_jobs(history: History) -> Iterator[Violation]:
@@ -270,15 +296,46 @@ def _check_jobs(history: History) -> Iterator[Violation]:
     for job in history.jobs:
         if job.state != "completed":
             yield Violation("every job completed", f"{job}")
-        elif job.attempt != 1 + job.rescues or job.errors != job.rescues:
+        elif job.errors != job.rescues + job.unstorable or job.attempt != 1 + job.errors:
             yield Violation("one attempt, and one for each rescue", f"{job}")
         elif not 1 <= attempts[job.id] <= job.attempt:
             yield Violation("no job without an attempt", f"{attempts[job.id]} begun of {job}")
     for (job_id, attempt), count in begun.items():
         if count > 1 + claims_lost[job_id, attempt]:
             yield Violation("no attempt twice", f"job {job_id} attempt {attempt}: {count} times")
+    yield from _check_rescues(history)
     for job_id in sorted(set(history.inserted) - {job.id for job in history.jobs}):
         yield Violation("no job lost", f"job {job_id}")
+
+
+def _check_rescues(history: History) -> Iterator[Violation]:
+    """An attempt is followed by another only where something hit its worker: a step of the clock
+    and rows that are refused are no reason."""
+    if history.broken is None:
+        return
+    rescued = {job.id for job in history.jobs if job.rescues and not job.unstorable}
+    by_job = defaultdict[int, list[Act]](list)
+    for act in history.acts:
+        if act.what == "attempt" and act.job_id in rescued:
+            by_job[act.job_id].append(act)
+    for job_id, attempts in by_job.items():
+        for before, after in pairwise(sorted(attempts, key=lambda act: act.at)):
+            if not _was_hit(history, before, after.at):
+                yield Violation("a rescue has a reason", f"job {job_id}: {before}, then {after}")
+
+
+def _was_hit(history: History, attempt: Act, until: datetime) -> bool:
+    name = attempt.process.partition(":")[0]
+    return any(
+        broken.what in {"", name} and broken.began <= until and broken.ended >= attempt.at - RECENT
+        for broken in history.broken or ()
+    ) or any(
+        act.stalled_since is not None
+        and act.process == attempt.process
+        and act.at >= attempt.at
+        and act.stalled_since <= until
+        for act in history.acts
+    )
 
 
 # --- reading

@@ -1,4 +1,5 @@
--- The history of a fleet: what its workers did, in tables of their own. `at` and `written_at` are by the server's clock.
+-- The history of a fleet: what its workers did, in tables of their own. `at` is by the clock of the machine, which
+-- the server's clock shows too unless it is stepped.
 
 -- name: create
 create schema history;
@@ -19,7 +20,7 @@ create table history.term_write (
   leader_id text not null,
   elected_at timestamptz not null,
   number int not null,
-  at timestamptz not null default clock_timestamp()
+  at timestamptz not null
 );
 
 -- name: act
@@ -29,7 +30,7 @@ values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
 on conflict do nothing;
 
 -- name: term_write
-insert into history.term_write (leader_id, elected_at, number) values ($1, $2, $3);
+insert into history.term_write (leader_id, elected_at, number, at) values ($1, $2, $3, $4);
 
 -- name: acts
 select process, what, leader_id, elected_at, stalled_since, job_id, attempt, at
@@ -37,8 +38,11 @@ from history.act
 order by at, process, number;
 
 -- name: term_writes
-select leader_id, elected_at, number, pg_xact_commit_timestamp(xmin) as committed_at
-from history.term_write
+-- The server's clock may have been wrong by ten minutes; `at` is by the true one, and shortly before the commit.
+select
+  leader_id, elected_at, number,
+  committed_at - interval '10 minutes' * round(extract(epoch from committed_at - at) / 600) as committed_at
+from (select *, pg_xact_commit_timestamp(xmin) as committed_at from history.term_write) as written
 order by committed_at;
 
 -- name: slots
@@ -56,7 +60,8 @@ select
   state::text as state,
   attempt::int as attempt,
   coalesce((metadata ->> 'river:rescue_count')::int, 0) as rescues,
-  coalesce(array_length(errors, 1), 0) as errors
+  coalesce(array_length(errors, 1), 0) as errors,
+  (select count(*) from unnest(errors) as e (error) where error ->> 'error' like '%could not be stored') as unstorable
 from river_job
 where not metadata ? 'river:periodic_job_id'
 order by id;

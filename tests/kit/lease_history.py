@@ -15,6 +15,7 @@ import msgspec
 
 from tests.kit.history import Violation
 from tests.kit.statements import read_statements
+from tests.kit.stepped_server import CLOCK_STEP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -82,6 +83,13 @@ class Span(NamedTuple):
     """Whether the worker was started at the end of it."""
 
 
+class ClockStep(NamedTuple):
+    """A time in which the server's clock was set back, by `CLOCK_STEP`."""
+
+    began: float
+    ended: float
+
+
 class LeaseHistory(msgspec.Struct, kw_only=True):
     """All that is known of a run."""
 
@@ -92,17 +100,43 @@ class LeaseHistory(msgspec.Struct, kw_only=True):
     workers: list[str] = msgspec.field(default_factory=list)
     candidates: dict[str, list[str]] = msgspec.field(default_factory=dict)
     """The workers that want a lease, where it is not all of them."""
+    clock_steps: list[ClockStep] = msgspec.field(default_factory=list)
+    trust: float = 0.0
+    """Seconds for which a holder believes in its term without an answer of the server, at most."""
     calm_since: float = 0.0
     """From then on nothing was broken."""
     bound: float = 0.0
     """Seconds within which a lease that is free is taken, where a worker is well."""
 
+    def true_time(self, server_time: float) -> float:
+        """What a time by the server's clock was in truth."""
+        true = server_time + CLOCK_STEP
+        is_stepped = any(step.began <= true <= step.ended for step in self.clock_steps)
+        return true if is_stepped else server_time
+
+    def ended_early(self, granted: float, until: float) -> bool:
+        """Whether the term before a grant may have ended early, by a step of the clock, so that
+        its holder believed in it until then."""
+        return any(
+            step.began <= granted and until <= step.ended + self.trust for step in self.clock_steps
+        )
+
+    def _is_measured(self, grant: Grant) -> bool:
+        """Whether its times tell for how long the lease was free: there was a term before it, and
+        no step of the clock."""
+        if grant.free_since is None:
+            return False
+        since, until = self.true_time(grant.free_since), self.true_time(grant.granted_at)
+        return not any(
+            step.began <= until and since <= step.ended + self.trust for step in self.clock_steps
+        )
+
     def takeovers(self) -> list[tuple[Grant, float]]:
         """The terms that followed another of their lease, and for how many seconds it was free."""
         return [
-            (grant, max(grant.granted_at - grant.free_since, 0.0))
+            (grant, max(grant.granted_at - _free_since(grant), 0.0))
             for grant in self.grants
-            if grant.free_since is not None
+            if self._is_measured(grant)
         ]
 
     def stale_writes(self, *, is_fenced: bool) -> list[Write]:
@@ -161,10 +195,13 @@ def _check_trust(history: LeaseHistory) -> Iterator[Violation]:
             held[term] = max(held.get(term, note), note, key=lambda found: found.at)
     for before, after in pairwise(sorted(history.grants, key=_place)):
         last = held.get((before.lease, before.epoch))
-        if before.lease == after.lease and last is not None and last.at > after.granted_at:
+        granted = history.true_time(after.granted_at)
+        if before.lease != after.lease or last is None or last.at <= granted:
+            continue
+        if not history.ended_early(granted, last.at):
             yield Violation(
                 "no trust in a term beside a newer one",
-                f"{last.process} believed in it {last.at - after.granted_at:.3f} s after {after}",
+                f"{last.process} believed in it {last.at - granted:.3f} s after {after}",
             )
 
 

@@ -206,14 +206,16 @@ async def rows_locked(url: str, select: str) -> AsyncGenerator[int]:
 
 
 @asynccontextmanager
-async def row_trigger(url: str, name: str, *, when: str, body: str) -> AsyncGenerator[None]:
-    """A trigger runs `body` before each update of a job row that meets a condition on OLD and
-    NEW."""
+async def row_trigger(
+    url: str, name: str, *, table: str, when: str, body: str
+) -> AsyncGenerator[None]:
+    """A trigger runs `body` before each update of a row of a table that meets a condition
+    on OLD and NEW."""
     await _lock_and_execute(
         url,
         _trigger(name, body),
-        f"DROP TRIGGER IF EXISTS {name} ON river_job",
-        f"CREATE TRIGGER {name} BEFORE UPDATE ON river_job FOR EACH ROW WHEN ({when})"
+        f"DROP TRIGGER IF EXISTS {name} ON {table}",
+        f"CREATE TRIGGER {name} BEFORE UPDATE ON {table} FOR EACH ROW WHEN ({when})"
         f" EXECUTE FUNCTION {name}()",
     )
     try:
