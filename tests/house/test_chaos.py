@@ -14,7 +14,18 @@ from scripts.chaos import parse_arguments
 from scripts.chaos_fleet import FaultKind, make_plan
 from scripts.chaos_leader import SHORT, run_chaos
 from tests.kit.fleet import WorkerSettings, running_fleet
-from tests.kit.history import Act, Crash, History, JobEnd, Slot, Term, TermWrite, check
+from tests.kit.history import (
+    Act,
+    Broken,
+    ClockStep,
+    Crash,
+    History,
+    JobEnd,
+    Slot,
+    Term,
+    TermWrite,
+    check,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -126,6 +137,23 @@ def test_overlap_after_a_crash() -> None:
     assert rules(acts=acts, crashes=[Crash(at(9), at(9.9))]) == []
     assert rules(acts=acts, crashes=[Crash(at(8), at(9))]) == ["no overlap of terms"]
     assert rules(acts=acts, crashes=[Crash(at(10.1), at(10.1))]) == ["no overlap of terms"]
+
+
+def test_overlap_after_a_step() -> None:
+    """A step of the server's clock ends a lease early, so its holder may trust itself a while
+    longer; no longer."""
+    acts = [act("begin", 0, OLD), act("end", 10.2, OLD), *good_history().acts[3:]]
+    assert rules(acts=acts, clock_steps=[ClockStep(at(9), at(9.9))]) == []
+    assert rules(acts=acts, clock_steps=[ClockStep(at(8), at(9))]) == ["no overlap of terms"]
+
+
+def test_rescues() -> None:
+    """An attempt after another that nothing hit."""
+    assert rules(broken=[Broken("one", at(0.5), at(1.5))]) == []
+    assert rules(broken=[Broken("two", at(0.5), at(1.5))]) == ["a rescue has a reason"]
+    good = good_history()
+    stalled = [*good.acts, stall(0.5, 1.5)]
+    assert rules(broken=[], acts=stalled) == []
 
 
 def test_two_holders_of_a_term() -> None:

@@ -10,6 +10,7 @@ import pytest
 from scripts.chaos import parse_arguments
 from scripts.chaos_leases import run_chaos
 from tests.kit.lease_history import (
+    ClockStep,
     Grant,
     LeaseHistory,
     Note,
@@ -18,6 +19,7 @@ from tests.kit.lease_history import (
     check,
     read_notes,
 )
+from tests.kit.stepped_server import CLOCK_STEP
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,6 +87,24 @@ def test_trust() -> None:
     """A process that believes in a term after the grant of a newer one."""
     notes = [*good_history().notes, note(5.01, "held", 10)]
     assert rules(notes=notes) == ["no trust in a term beside a newer one"]
+
+
+def test_stepped_clock() -> None:
+    """A step of the server's clock may end a lease early, while its holder believes in it; no
+    longer than it may, and writes stay fenced. Times by that clock are held against the true
+    ones."""
+    early = {"clock_steps": [ClockStep(4.4, 4.9)], "trust": 1.0}
+    notes = [*good_history().notes, note(5.5, "held", 10)]
+    assert rules(notes=notes) == ["no trust in a term beside a newer one"]
+    assert rules(notes=notes, **early) == []
+    late = [*notes, note(6.0, "held", 10)]
+    assert rules(notes=late, **early) == ["no trust in a term beside a newer one"]
+    grants = good_history().grants
+    grants[1] = grant(3, 20, 5.0 - CLOCK_STEP, 4.5)
+    assert rules(grants=grants) == ["no trust in a term beside a newer one"]
+    assert rules(grants=grants, clock_steps=[ClockStep(4.9, 5.05)]) == []
+    stale = [*good_history().writes, write(7, 20, 3)]
+    assert rules(writes=stale, **early) == ["no fenced write after the grant of a newer term"]
 
 
 def test_writes() -> None:

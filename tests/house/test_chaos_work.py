@@ -18,8 +18,10 @@ from tests.kit.work_history import (
     LINES_MOST,
     LOST,
     RESTORED,
+    UNSTORABLE_ERROR,
     Act,
     Cancel,
+    ClockStep,
     History,
     JobEnd,
     LogLine,
@@ -95,6 +97,11 @@ def log(event: str, at: float, **values: Any) -> LogLine:
 
 def span(kind: str, began: float, ended: float, worker: str = "w0", **values: Any) -> Span:
     return Span(kind, worker, START + began, START + ended, **values)
+
+
+def alive(job_id: int, number: int, claimed: float, monotonic: float) -> Act:
+    """A child runs an attempt."""
+    return act("alive", job_id, number, claimed, claimed + 0.02, monotonic=monotonic)
 
 
 # Job 1 completed; 2 failed as planned, then snoozed; 3 was rescued from a killed worker; 4 was
@@ -199,6 +206,7 @@ def test_good_history() -> None:
     assert check(History()) == []
 
 
+BESIDE = [alive(3, 1, 1.0, 1.1), alive(3, 1, 1.0, 4.2), alive(3, 2, 4.0, 4.1)]
 TWICE = act("stored", 1, 1, 0.1, 0.5, how="job_completed")
 BROKEN = {
     "a committed job is gone": (
@@ -257,6 +265,25 @@ BROKEN = {
     "a rescue from a worker that was well": (
         history(spans=[SPANS[1], span("worker killed", 1.1, 2.0, "w1")]),
         "a rescue has a reason",
+    ),
+    "a rescue because of a step of the clock": (
+        history(spans=[SPANS[1], span(FaultKind.CLOCK_STEP, 1.1, 2.0, ALL, is_reason=False)]),
+        "a rescue has a reason",
+    ),
+    "a result that nothing refused and that could not be stored": (
+        with_job(2, errors=[UNSTORABLE_ERROR], failures=0),
+        "an error has a reason",
+    ),
+    "a child that outlives its worker": (
+        history(acts=[*history().acts, alive(3, 1, 1.0, 12.0)], ends={"w0:1": 10.0}),
+        "a child ends with its worker",
+    ),
+    "an attempt beside the next": (
+        history(
+            acts=[*history().acts, *BESIDE],
+            spans=[span("worker killed", 1.1, 2.0, ends_worker=True), SPANS[1]],
+        ),
+        "no attempt beside the next",
     ),
     "a claim that begins twice": (with_job(1, ACTS[1][0]), "a claim begins once"),
     "an attempt that begins again": (
@@ -330,6 +357,31 @@ def test_rescue_of_what_did_not_begin() -> None:
         *attempt(3, 2, at=4.0),
     ]
     assert check(with_acts(3, acts)) == []
+
+
+def test_stepped_clock() -> None:
+    """Times by a clock that was stepped are held against the true ones."""
+    acts = [act(one.what, 4, 1, 604.3, 4.33, how=one.how) for one in ACTS[4]]
+    stepped = with_acts(4, acts)
+    jobs = JOBS | {3: msgspec.structs.replace(JOBS[3], failed_at=[START + 603.9])}
+    stepped.jobs = list(jobs.values())
+    assert rules(stepped) == {"a rescue has a reason", "what is cancelled does not run again"}
+    stepped.clock_steps = [ClockStep(START + 3.5, START + 4.5, 600)]
+    assert check(stepped) == []
+
+
+def test_refused_rows() -> None:
+    """A result that could not be stored is an error with a reason where rows were refused."""
+    refused = with_job(2, errors=[UNSTORABLE_ERROR], failures=0)
+    refused.spans = [*SPANS, span(FaultKind.REFUSED_ROWS, 0.1, 0.3, ALL, halts=False)]
+    assert check(refused) == []
+
+
+def test_children() -> None:
+    """A child may be seen alive for a moment more; and beside the next attempt where the worker
+    could not be reached."""
+    acts = [*history().acts, *BESIDE]
+    assert check(history(acts=acts, ends={"w0:1": 4.0})) == []
 
 
 def test_halts() -> None:
