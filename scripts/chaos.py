@@ -19,14 +19,17 @@ if TYPE_CHECKING:
 _LEADER_EPILOG = """
 Each worker is `riverpy worker` with a fault proxy of its own before a PostgreSQL of its own. The
 leader's maintenance has one service more, which writes rows under the term's fence; clients insert
-jobs, and three periodic jobs are due each second. Workers record what they do with the server's
-clock and past the proxy. Afterwards everything is mended and must work again; then it is checked:
+jobs, and three periodic jobs are due each second. The server restarts and crashes, its clock is
+stepped, rows of jobs are slow or refused. Workers record what they do, past the proxy. Afterwards
+everything is mended and must work again; then it is checked:
 
   no overlap of terms            by what their processes said and did; after a crash of the server,
-                                 whose table of leaders is empty then, a trust's time may overlap
+                                 whose table of leaders is empty then, and after a step of its
+                                 clock, by which leases end early, a trust's time may overlap
   no write of an older term      committed after the begin or a write of a newer
   every slot as its policy says  none twice, none early; `all` has each, `one` and `skip` the newest
   every job completed            one attempt and one for each rescue, none lost, no attempt twice
+  a rescue has a reason          a fault that hit the worker; not a step of the clock, nor a bad row
 
 Exit code: 0 nothing was found, 1 violations (the workers' logs and the history are kept), 2 wrong
 usage.
@@ -37,15 +40,19 @@ _WORK_EPILOG = """
 Jobs of many kinds are inserted in every way: singly, in batches, by COPY, in transactions some of
 which are rolled back. Each worker is `riverpy worker` with a role and a fault proxy of its own
 before a PostgreSQL of its own. Backends of each of its connections are killed and frozen, networks
-are cut, the server restarts, crashes, stays down, refuses, is full, is read-only, has timeouts set;
-users lock rows and fill pools; workers are killed, stopped and frozen. What handlers do is written
-to files as they do it. Afterwards every job must end; then it is checked:
+are cut, the server restarts, crashes, stays down, refuses, is full, is read-only, has timeouts set,
+its clock is stepped; users lock rows and fill pools, and have triggers that make rows slow or
+refuse them; workers are killed, stopped and frozen, also with jobs in processes and with a blocked
+event loop. What handlers do is written to files as they do it. Afterwards every job must end; then
+it is checked:
 
   jobs        no committed one lost, nothing of a transaction that was rolled back, what is unique
               once, what is cancelled ended
   results     one that ends a job, one of each claim, and what was stored stays
   attempts    each has an error but the last; each error, rescue and repetition has a reason: a
-              crash of the server excuses claims of its last second, which are not durable
+              crash of the server excuses claims of its last second, which are not durable; a step
+              of its clock and a bad row excuse no rescue
+  children    end with their worker, and no attempt runs beside the next
   going on    no restart of ours; each worker stores results within 5 s of the end of what hit it,
               and no job that is due waits for longer
   logs        one line an outage and one a recovery, no traceback, no storm
@@ -60,12 +67,14 @@ Each worker is `riverpy worker` with a fault proxy of its own before a PostgreSQ
 want the same leases, some by hand and some for singletons, and half of them the lead of one domain,
 half that of another. Whoever holds one writes under it, through its fence, whatever it believes of
 the term, and as a control without the fence after a look at its trust. A process that has lost a
-lease goes on writing until the fence refuses. The server puts grants and writes of a lease into one
+lease goes on writing until the fence refuses. The rows of leases are slow or refused for a while,
+and the server's clock is stepped. The server puts grants and writes of a lease into one
 order, that of their commits. Afterwards everything is mended and every lease must be held; then it
 is checked:
 
   epochs                rise with each grant; none has two holders
-  trust                 no process believes in a term when a newer one is granted
+  trust                 no process believes in a term when a newer one is granted; a step of the
+                        clock may end a lease early
   fenced writes         none after the grant of a newer term; none that was committed is lost
   takeovers             in time, wherever a worker was well that wants it
   the stop              clean, and all leases are released
