@@ -12,6 +12,7 @@ import anyio
 
 from riverpy._clock import Backoff
 from riverpy._db.transactions import expect_transaction
+from riverpy._error_text import error_text
 from riverpy._insert_copy import copy_rows
 from riverpy._insert_errors import sqlstate, translated
 from riverpy._insert_row import InsertRow, InsertRules, PreparedJob, prepare, prepare_all
@@ -218,7 +219,7 @@ class Inserter:
                 if is_cancelled(error) or (is_sending and isinstance(error, DATABASE_ERRORS)):
                     raise
                 who = "the insert" if is_sending else "a hook or middleware of inserts"
-                raise InsertError(f"{who} raised {type(error).__name__}: {error}") from error
+                raise InsertError(f"{who} raised {error_text(error)}") from error
         raise InsertError(
             f"hooks and middleware of inserts took longer than {HOOKS_TIMEOUT:g} s; here they hold "
             "a transaction open"

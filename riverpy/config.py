@@ -44,6 +44,7 @@ _SWITCHES = (
     "poll_only",
     "skip_job_kind_validation",
     "skip_unknown_job_check",
+    "trace_internal",
 )
 _CONFLICT_POLICIES = ("error", "warn", "takeover")
 JOB_TIMEOUT_DEFAULT = timedelta(minutes=1)
@@ -171,6 +172,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Let a client with workers insert kinds that it has no worker for. Default False."""
     skip_job_kind_validation: bool = False
     """Accept kinds that break River's rule for their form. Default False."""
+    trace_internal: bool = False
+    """Let OpenTelemetry's instrumentation of the driver make spans of riverpy's own statements:
+    claims, results, heartbeats, leases, maintenance. Default False. Statements of jobs, and of
+    inserts and other calls of the program's, have spans in any case."""
     candidate: bool = True
     """Stand for election: one client of all that run leads, and keeps the house for the others.
     Default True."""

@@ -18,6 +18,7 @@ import msgspec
 
 from riverpy._clock import Backoff
 from riverpy._db.leases import TOPIC as LEASE_TOPIC
+from riverpy._db.tracing import untraced
 from riverpy._lifecycle import TestSignal
 from riverpy._log import NotificationQueueLog, get_logger
 from riverpy._sql import query
@@ -67,6 +68,7 @@ class Notifier:
         reserved: DedicatedConnection,
         outage: Outage,
         quiet: float = 0.0,
+        trace_internal: bool = False,
     ) -> None:
         """Make it.
 
@@ -76,12 +78,14 @@ class Notifier:
             reserved: another connection to the database, through which the first probe is sent.
             outage: told of losses and recoveries.
             quiet: seconds between two probes, at least.
+            trace_internal: whether instrumentation of the driver makes spans of its statements.
         """
         self._connect = connect
         self._schema = schema
         self._reserved = reserved
         self._outage = outage
         self._quiet = quiet
+        self._trace_internal = trace_internal
         self._callbacks: dict[str, list[Callable[[str], None]]] = {}
         self._resync: Callable[[], None] = _nothing
         self._connection: Connection | None = None
@@ -124,12 +128,13 @@ class Notifier:
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Listen until stopped. The first connection must succeed."""
         try:
-            await self._open()
-            await self._prove(first=True)
-            task_status.started()
-            while True:
-                has_heard = await self._watch(scope)
-                await self._reopen(scope, has_heard=has_heard)
+            with untraced(trace_internal=self._trace_internal):
+                await self._open()
+                await self._prove(first=True)
+                task_status.started()
+                while True:
+                    has_heard = await self._watch(scope)
+                    await self._reopen(scope, has_heard=has_heard)
         finally:
             if self._connection is not None:
                 await close(self._connection)

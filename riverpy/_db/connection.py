@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from riverpy._clock import Backoff
+from riverpy._db.tracing import untraced
 from riverpy._log import get_logger
 from riverpy._sql import query
 from riverpy.drivers.asyncpg import (
@@ -26,6 +27,7 @@ from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping
+    from contextlib import AbstractContextManager
 
     from riverpy.drivers.asyncpg import Connection, Pool, Transaction
 
@@ -193,6 +195,7 @@ class DedicatedConnection:
         outage: Outage,
         *,
         pooled: bool = False,
+        trace_internal: bool = False,
     ) -> None:
         """Make it; nothing is connected.
 
@@ -202,8 +205,10 @@ class DedicatedConnection:
             outage: of all connections of its owner.
             pooled: the server ends no slow statement before we do, for a pooler carries no setting
                 of a session. So a statement that we cut is no sign of a lost connection.
+            trace_internal: whether instrumentation of the driver makes spans of its statements.
         """
         self.name = name
+        self._trace_internal = trace_internal
         self._pooled = pooled
         self.reconnected: Callable[[], None] | None = None
         """Called after the connection was lost and made again."""
@@ -235,7 +240,7 @@ class DedicatedConnection:
             ConfigError, DatabaseError, or one of DATABASE_ERRORS.
         """
         reason = f"making connection {self.name!r} took longer than {OPEN_TIMEOUT:g} s"
-        with anyio.fail_after(OPEN_TIMEOUT, reason=reason):
+        with self._untraced(), anyio.fail_after(OPEN_TIMEOUT, reason=reason):
             self._keep(await self._connect())
 
     @asynccontextmanager
@@ -256,7 +261,7 @@ class DedicatedConnection:
         reason = f"{purpose} took longer than {bound:.3g} s"
         is_cut = is_replaced = False
         try:
-            with anyio.fail_after(bound, reason=reason) as scope:
+            with self._untraced(), anyio.fail_after(bound, reason=reason) as scope:
                 async with self._lock:
                     if scope.deadline - anyio.current_time() < bound / 2:
                         raise TimeoutError(f"{purpose} waited for another statement for too long")
@@ -285,6 +290,9 @@ class DedicatedConnection:
             if is_cut:
                 raise StatementTimeoutError(reason) from error
             raise
+
+    def _untraced(self) -> AbstractContextManager[None]:
+        return untraced(trace_internal=self._trace_internal)
 
     def _is_lost(self, connection: Connection, error: BaseException) -> bool:
         """Whether the server or the network ended the connection, or does not answer. Otherwise we
@@ -376,7 +384,7 @@ class InjectedConnection:
             TimeoutError: the bound is over; the text has the purpose.
             Exception: one of DATABASE_ERRORS.
         """
-        with anyio.fail_after(bound, reason=f"{purpose} took longer than {bound:g} s"):
+        with untraced(), anyio.fail_after(bound, reason=f"{purpose} took longer than {bound:g} s"):
             async with self._lock:
                 yield self._connection
 
@@ -396,7 +404,8 @@ class SharedPool:
             TimeoutError: the bound is over; the text has the purpose.
             Exception: one of DATABASE_ERRORS.
         """
-        with anyio.fail_after(bound, reason=f"{purpose} took longer than {bound:.3g} s"):
+        reason = f"{purpose} took longer than {bound:.3g} s"
+        with untraced(), anyio.fail_after(bound, reason=reason):
             connection = await self._pool.acquire()
             try:
                 yield connection

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio.abc import SocketAttribute, SocketListener, TaskGroup
 
+from riverpy._error_text import error_text
 from riverpy._health.http import HEAD_MAX, Refused, Response, parse
 from riverpy._lifecycle import only_error
 from riverpy._log import get_logger
@@ -95,7 +96,7 @@ class Server:
             hint = (
                 "another process listens there: give --health another port"
                 if error.errno == errno.EADDRINUSE
-                else error.strerror or str(error)
+                else error.strerror or error_text(error)
             )
             raise OSError(f"cannot serve health on {self._address}: {hint}") from error
         listeners = [one for one in found.listeners if isinstance(one, SocketListener)]
@@ -111,7 +112,7 @@ class Server:
                 stream = await listener.accept()
             except OSError as error:
                 if not is_failing:
-                    self._log.warning("health cannot accept a connection", error=str(error))
+                    self._log.warning("health cannot accept a connection", error=error_text(error))
                 is_failing = True
                 await anyio.sleep(ACCEPT_RETRY)
                 continue

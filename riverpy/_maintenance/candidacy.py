@@ -260,4 +260,9 @@ class _Seat:
 
     def _connection(self, name: str) -> DedicatedConnection:
         run = self._run
-        return DedicatedConnection(name, lambda: run.connect(f"riverpy {name}"), run.outage)
+        return DedicatedConnection(
+            name,
+            lambda: run.connect(f"riverpy {name}"),
+            run.outage,
+            trace_internal=run.config.trace_internal,
+        )

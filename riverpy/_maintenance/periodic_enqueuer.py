@@ -416,7 +416,7 @@ class PeriodicEnqueuer(MaintenanceService):
         say(
             "periodic job could not be inserted, trying again",
             periodic_job_id=job_id,
-            error=f"{type(error).__name__}: {describe(error)}",
+            error=describe(error),
             retry_in=round(delay, 3),
             exc_info=error if is_first and not isinstance(error, DATABASE_ERRORS) else None,
         )

@@ -348,5 +348,5 @@ def _portable(error: BaseException) -> BaseException:
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 (our own bytes)
     except Exception:
-        return RuntimeError(f"{type(error).__qualname__}: {error_text(error)}")
+        return RuntimeError(error_text(error))
     return error

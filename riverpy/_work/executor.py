@@ -21,6 +21,7 @@ from riverpy._work.failure import (
     error_text,
     find,
     is_cancellation,
+    message_text,
     storable,
     trace_text,
 )
@@ -184,13 +185,16 @@ class Executor:
         if (snooze := find(error, JobSnooze)) is not None:
             return self._snoozed(attempt, snooze.delay)
         if (cancel := find(error, JobCancel)) is not None:
-            return self._cancelled(attempt, error_text(cancel))
+            return self._cancelled(attempt, message_text(cancel))
         if is_cancellation(error):
             if attempt.cause is StopCause.HARD_STOP:
                 return self._interrupted(attempt)
             if attempt.cause is StopCause.JOB_TIMEOUT:
                 error = attempt.timeout_error().with_traceback(error.__traceback__)
-        text, trace = error_text(error), "" if attempt.unit is None else trace_text(error)
+        if attempt.unit is None:  # River's text
+            text, trace = message_text(error), ""
+        else:
+            text, trace = error_text(error), trace_text(error)
         outcome = self._failed(attempt, text, trace, self._retry_delay(attempt).total_seconds())
         self._log.debug(
             "job failed",

@@ -7,17 +7,14 @@ import concurrent.futures.thread
 import traceback
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, cast
+from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
+from riverpy._error_text import cut, leaves, message
+from riverpy._error_text import error_text as typed_text
 from riverpy.errors import JobCancel, JobSnooze
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-ERROR_LENGTH_MAX = 16 * 1024
-"""Characters of an error's text that are stored."""
 TRACE_FRAMES_MAX = 100
 TRACE_ENTRY_LENGTH_MAX = 1024
 """Characters of one frame, or of the exception's own line, in a trace."""
@@ -32,7 +29,6 @@ OWN_FILES = {
     str(Path(__file__).parent.with_name("_plugins.py")),
 }
 """Whose frames stand before a job's own."""
-_CUT_MARK = " … [truncated]"
 _UNSTORABLE = dict.fromkeys([0, *range(0xD800, 0xE000)], "\ufffd")
 """NUL and lone surrogates, which PostgreSQL refuses, become the replacement character."""
 
@@ -47,12 +43,13 @@ def storable(text: str) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """What the exception says of itself; its type if that is nothing or fails."""
-    try:
-        text = str(error)
-    except BaseException:  # a __str__ of the user's may raise anything
-        return f"<unprintable {type(error).__name__} object>"
-    return storable(_cut(text, ERROR_LENGTH_MAX)) or type(error).__name__
+    """The type and the message of the exception, as they can be stored."""
+    return storable(typed_text(error))
+
+
+def message_text(error: BaseException) -> str:
+    """The message alone, as it can be stored; the type if there is none."""
+    return storable(message(error)) or type(error).__name__
 
 
 def trace_text(error: BaseException) -> str:
@@ -65,12 +62,8 @@ def trace_text(error: BaseException) -> str:
         lines = traceback.format_exception(type(error), error, first, limit=-TRACE_FRAMES_MAX)
     except BaseException:  # formatting runs code of the user's
         return ""
-    text = "".join(_cut(line, TRACE_ENTRY_LENGTH_MAX, end="\n") for line in lines)
+    text = "".join(cut(line, TRACE_ENTRY_LENGTH_MAX, end="\n") for line in lines)
     return storable(text[-TRACE_LENGTH_MAX:])
-
-
-def _cut(text: str, length: int, end: str = "") -> str:
-    return text if len(text) <= length else f"{text[: length - len(_CUT_MARK)]}{_CUT_MARK}{end}"
 
 
 def error_entry(*, attempt: int, seconds_ago: float, error: str, trace: str) -> str:
@@ -87,12 +80,12 @@ def error_entry(*, attempt: int, seconds_ago: float, error: str, trace: str) -> 
 
 def find(error: BaseException, wanted: type[ErrorT]) -> ErrorT | None:
     """The exception itself, or one inside its groups, of this type."""
-    return next((leaf for leaf in _leaves(error) if isinstance(leaf, wanted)), None)
+    return next((leaf for leaf in leaves(error) if isinstance(leaf, wanted)), None)
 
 
 def is_cancellation(error: BaseException) -> bool:
     """Whether this is a cancellation and nothing else: a group counts only if all of it is."""
-    return all(isinstance(leaf, asyncio.CancelledError) for leaf in _leaves(error))
+    return all(isinstance(leaf, asyncio.CancelledError) for leaf in leaves(error))
 
 
 def ending(error: BaseException | None) -> Ending:
@@ -105,13 +98,3 @@ def ending(error: BaseException | None) -> Ending:
     if find(error, JobCancel) is not None:
         return "cancelled"
     return "stopped" if is_cancellation(error) else "failed"
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    pending = [error]
-    while pending:
-        current = pending.pop()
-        if isinstance(current, BaseExceptionGroup):
-            pending.extend(cast("BaseExceptionGroup[BaseException]", current).exceptions)
-        else:
-            yield current

@@ -128,13 +128,25 @@ class Run:
         self._counters = Counters(workers, queues)
         self._connector = connector = Connector(url, config)
         self._claims = DedicatedConnection(
-            "claims", connector.claims, self._outage, pooled=config.pooler
+            "claims",
+            connector.claims,
+            self._outage,
+            pooled=config.pooler,
+            trace_internal=config.trace_internal,
         )
         self._results = DedicatedConnection(
-            "results", connector.results, self._outage, pooled=config.pooler
+            "results",
+            connector.results,
+            self._outage,
+            pooled=config.pooler,
+            trace_internal=config.trace_internal,
         )
         self._reserved = DedicatedConnection(
-            "reserved", connector.reserved, self._outage, pooled=config.pooler
+            "reserved",
+            connector.reserved,
+            self._outage,
+            pooled=config.pooler,
+            trace_internal=config.trace_internal,
         )
         registration = Registration(
             client_id=client_id,
@@ -552,6 +564,7 @@ class Run:
             reserved=self._reserved,
             outage=self._outage,
             quiet=self._quiet,
+            trace_internal=self._config.trace_internal,
         )
         self._hearing.listen(notifier)
         notifier.subscribe(LEASE_TOPIC, self._leases.heard)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from riverpy.cli._output import print_table
+from riverpy.cli._output import print_table, print_text, printable
 from riverpy.job import JobColumn
 
 if TYPE_CHECKING:
@@ -74,13 +74,37 @@ class JobOutput(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class _Error(msgspec.Struct):
+    """An entry of a job's errors."""
+
+    at: str = ""
+    attempt: int | None = None
+    error: str = ""
+    trace: str = ""
+
+
 def print_job(job: JobOutput) -> None:
-    """One column of the table a line; what is empty is left out."""
+    """One column of the table a line; what is empty is left out. Errors follow, the oldest first,
+    each with the lines of its traceback."""
     values = msgspec.structs.asdict(job)
+    del values["errors"]
     print_table(
         ("COLUMN", "VALUE"),
         [(name, _cell(value)) for name, value in values.items() if value not in _EMPTY],
     )
+    for entry in job.errors:
+        print_text("\n".join(("", *map(printable, _error_lines(entry)))))
+
+
+def _error_lines(entry: msgspec.Raw) -> list[str]:
+    try:
+        error = msgspec.json.decode(entry, type=_Error)
+    except msgspec.DecodeError:  # another program's
+        return [f"error {bytes(entry).decode()}"]
+    first, *others = error.error.splitlines() or [""]
+    number = "" if error.attempt is None else f" of attempt {error.attempt}"
+    lines = [f"error{number} at {error.at}: {first}", *others, *error.trace.splitlines()]
+    return [lines[0], *(f"  {line}" for line in lines[1:])]
 
 
 def print_jobs(jobs: Sequence[JobOutput]) -> None:

@@ -18,6 +18,7 @@ import anyio
 import click
 
 from riverpy._dsn import mask_url
+from riverpy._error_text import error_text
 from riverpy._log import get_logger
 from riverpy.cli._output import print_note, printable
 from riverpy.cli._settings import DEBUG, SettingsError, Sources, boolean_option
@@ -96,7 +97,7 @@ def run_to_end(
             log = get_logger()
             log.error(
                 "a task that a job left on its own tried to end the process; going on",
-                error=f"{type(error).__name__}: {error}",
+                error=error_text(error),
             )
 
 
@@ -164,13 +165,10 @@ def is_expected(error: BaseException) -> bool:
 
 def describe(error: BaseException) -> str:
     """The error in one line, without passwords; its type before it if it is not `is_expected`."""
-    text = one_line(str(error))
+    text = one_line(str(error) if is_expected(error) else error_text(error))
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    name = type(error).__name__
-    if not text:
-        return name
-    return mask_url(text if is_expected(error) else f"{name}: {text}")
+    return mask_url(text or type(error).__name__)
 
 
 def one_line(text: str) -> str:

@@ -27,7 +27,8 @@ from riverpy._dsn import (
     split_url,
     validate_url,
 )
-from riverpy.errors import ConfigError, ServerVersionError
+from riverpy._error_text import error_text
+from riverpy.errors import ConfigError, RiverError, ServerVersionError
 from riverpy.job import raw_timestamp
 
 if TYPE_CHECKING:
@@ -144,13 +145,15 @@ def is_connection_loss(error: BaseException) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """The error in one line, without a password."""
+    """The error in one line, without a password; its type before it, unless it is one of the
+    database or of riverpy that has a text."""
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):  # while it is failed over
         return "no server of the URL is one as target_session_attrs wants it"
     if isinstance(error, asyncpg.InternalClientError):  # what asyncpg says is of use to nobody
         return "the connection ended while it was used"
-    text = " ".join(str(error).split()) or type(error).__name__
-    return mask_url(text)
+    is_plain = isinstance(error, (RiverError, *DATABASE_ERRORS)) and bool(str(error).strip())
+    text = str(error) if is_plain else error_text(error)
+    return mask_url(" ".join(text.split()))
 
 
 class _ArrayType(NamedTuple):

@@ -191,7 +191,7 @@ async def test_broken_transport(rig: Rig, sent: Memory) -> None:
         raise ValueError("bad")
 
     row = await rig.run_one(plugins=[SentryPlugin()])
-    assert errors_of(row)[0]["error"] == "bad"
+    assert errors_of(row)[0]["error"] == "ValueError: bad"
 
 
 async def test_without_sdk(rig: Rig) -> None:

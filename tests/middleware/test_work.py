@@ -194,7 +194,7 @@ async def test_begin_raises(rig: Rig) -> None:
     async with rig.working(hooks=hooks) as client:
         (row,) = await rig.work(client, Task())
         assert ran == []
-        assert errors_of(row)[0]["error"] == "no"
+        assert errors_of(row)[0]["error"] == "SystemExit: no"
         ran.append("go on")
         (row,) = await rig.work(client, Task(2))
     assert row["state"] == "completed"
@@ -226,7 +226,7 @@ async def test_end_swallows_and_replaces(rig: Rig) -> None:
         HookWorkEndFunc(keep),
     ]
     row = await rig.run_one(hooks=hooks)
-    assert errors_of(row)[0]["error"] == "'another'"
+    assert errors_of(row)[0]["error"] == "KeyError: 'another'"
     row = await rig.run_one(hooks=[*hooks, HookWorkEndFunc(swallow), HookWorkEndFunc(keep)])
     assert row["state"] == "completed"
     both = ["ValueError('its own')", "KeyError('another')"]

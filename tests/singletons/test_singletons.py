@@ -335,7 +335,7 @@ async def test_failing_at_the_stop(schema: Schema, log: list[Any]) -> None:
     async with running(client):
         await soon(task.began)
     (line,) = said(log, "singleton failed when it was stopped")
-    assert (line["log_level"], line["error"]) == ("error", "no such file")
+    assert (line["log_level"], line["error"]) == ("error", "LookupError: no such file")
 
 
 async def test_failing_before_the_stop(
@@ -363,7 +363,7 @@ async def test_failing_before_the_stop(
         finally:
             may_go_on.set()
     (line,) = said(log, "singleton failed")
-    assert (line["log_level"], line["error"]) == ("error", "no such file")
+    assert (line["log_level"], line["error"]) == ("error", "LookupError: no such file")
 
 
 async def test_left_behind(schema: Schema, log: list[Any]) -> None:

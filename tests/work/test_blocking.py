@@ -136,7 +136,7 @@ async def test_thread(rig: Rig) -> None:
     trace = errors_of(rows[2])[0]["trace"]
     assert "in work" in trace
     assert "riverpy/_work" not in trace
-    assert errors_of(rows[4])[0]["error"] == "3"
+    assert errors_of(rows[4])[0]["error"] == "SystemExit: 3"
 
 
 async def test_thread_raises_stop_iteration(rig: Rig) -> None:
@@ -236,7 +236,7 @@ async def test_interrupted_thread_that_fails(rig: Rig) -> None:
         asyncio.get_running_loop().call_later(0.05, release.set)
     row = await rig.row(inserted.job.id)
     assert (row["state"], row["attempt"]) == ("available", 1)
-    assert errors_of(row)[0]["error"] == "its own"
+    assert errors_of(row)[0]["error"] == "ValueError: its own"
 
 
 async def test_process(
@@ -266,10 +266,10 @@ async def test_process(
     assert (output["attempt"], output["id"]) == (1, rows[0]["id"])
     assert metadata_of(rows[0])["k"] == "v"
     (entry,) = errors_of(rows[1])
-    assert entry["error"] == "apart"
+    assert entry["error"] == "ValueError: apart"
     assert "in work_apart" in entry["trace"]
     assert metadata_of(rows[1])["k"] == "before"
-    assert errors_of(rows[5])[0]["error"] == "Odd: a and b"
+    assert errors_of(rows[5])[0]["error"] == "RuntimeError: Odd: a and b"
     assert errors_of(rows[3])[0]["error"] == "JobCancelError: apart"
     assert "exited with code 3" in errors_of(rows[4])[0]["error"]
     assert {"from Python", "from C", "from a program"} <= set(capfd.readouterr().err.splitlines())

@@ -73,7 +73,7 @@ async def test_entry(rig: Rig) -> None:
     after = datetime.now(UTC)
     (entry,) = errors_of(row)
     assert list(entry) == ["at", "error", "trace", "attempt"]  # jsonb's order: Go has the same
-    assert entry["error"] == "<boom> é😀"
+    assert entry["error"] == "ValueError: <boom> é😀"
     assert entry["attempt"] == 1
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", entry["at"])
     assert before <= datetime.fromisoformat(entry["at"]) <= after
@@ -106,36 +106,57 @@ async def test_trace(rig: Rig) -> None:
     assert "executor.py" not in trace
 
 
+def caused(error: BaseException, cause: BaseException) -> BaseException:
+    """The error, as `raise error from cause` makes it."""
+    error.__cause__ = cause
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "text"),
     [
         (lambda: asyncio.CancelledError(), "CancelledError"),
-        (lambda: asyncio.CancelledError("by a library"), "by a library"),
-        (lambda: SystemExit(3), "3"),
+        (lambda: asyncio.CancelledError("by a library"), "CancelledError: by a library"),
+        (lambda: SystemExit(3), "SystemExit: 3"),
+        (lambda: {}["user_id"], "KeyError: 'user_id'"),
+        (
+            lambda: caused(RuntimeError(), OSError(28, "disk")),
+            "RuntimeError from OSError: [Errno 28] disk",
+        ),
         (lambda: KeyboardInterrupt(), "KeyboardInterrupt"),
         (lambda: GeneratorExit(), "GeneratorExit"),
-        (lambda: BaseException("base"), "base"),
-        (lambda: StopIteration("stop"), "coroutine raised StopIteration"),
-        (lambda: TimeoutError("mine"), "mine"),
-        (lambda: ExceptionGroup("two", [ValueError("a"), OSError("b")]), "two (2 sub-exceptions)"),
+        (lambda: BaseException("base"), "BaseException: base"),
+        (lambda: StopIteration("stop"), "RuntimeError: coroutine raised StopIteration"),
+        (lambda: TimeoutError("mine"), "TimeoutError: mine"),
         (
-            lambda: BaseExceptionGroup("one", [asyncio.CancelledError()]),
-            "one (1 sub-exception)",
+            lambda: ExceptionGroup(
+                "two", [ExceptionGroup("in", [ValueError("no such order")]), TimeoutError()]
+            ),
+            "ValueError: no such order; TimeoutError",
+        ),
+        (
+            lambda: ExceptionGroup("many", [ValueError(n // 2) for n in range(30)]),
+            "; ".join(f"ValueError: {n}" for n in range(10)) + "; …",
+        ),
+        (
+            lambda: BaseExceptionGroup("one", [asyncio.CancelledError("inner")]),
+            "CancelledError: inner",
         ),
         (lambda: RaisingStr(), "<unprintable RaisingStr object>"),
         (lambda: DeadlyStr(), "<unprintable DeadlyStr object>"),
         (lambda: NoText(), "<unprintable NoText object>"),
-        (lambda: ValueError("nul \0 and \ud800 half"), "nul \ufffd and \ufffd half"),
-        (lambda: ValueError(os.fsdecode(b"caf\xe9.txt")), "caf\ufffd.txt"),
+        (lambda: ValueError("nul \0 and \ud800 half"), "ValueError: nul \ufffd and \ufffd half"),
+        (lambda: ValueError(os.fsdecode(b"caf\xe9.txt")), "ValueError: caf\ufffd.txt"),
         (lambda: ValueError(), "ValueError"),
-        (lambda: ValueError("\0"), "\ufffd"),
+        (lambda: ValueError("\0"), "ValueError: \ufffd"),
     ],
 )
 async def test_error_is_a_failed_attempt(
     rig: Rig, error: Callable[[], BaseException], text: str
 ) -> None:
     """SC-17, BI-04: whatever a job raises is a failed attempt with an entry that can be stored; the
-    slot is used again and the worker lives."""
+    slot is used again and the worker lives. Its text has the type, and those of the leaves of a
+    group. FR-07"""
     entry = await outcome_of(rig, error)
     assert entry["error"] == text
     assert "\0" not in entry["trace"]
@@ -269,7 +290,7 @@ async def test_error_handler_cancels(rig: Rig) -> None:
     row = await rig.run_one(error_handler=Handler(True))
     assert row["state"] == "cancelled"
     assert row["finalized_at"] is not None
-    assert errors_of(row)[0]["error"] == "hopeless"
+    assert errors_of(row)[0]["error"] == "ValueError: hopeless"
     assert rig.last_event.kind is EventKind.JOB_CANCELLED
 
 
@@ -283,7 +304,7 @@ async def test_error_handler_raises(rig: Rig, error: BaseException) -> None:
 
     row = await rig.run_one(error_handler=Handler(error))
     assert row["state"] == "available"
-    assert errors_of(row)[0]["error"] == "original"
+    assert errors_of(row)[0]["error"] == "ValueError: original"
 
 
 async def test_error_handler_hangs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,7 @@ async def test_failed_is_retryable(rig: Rig) -> None:
     assert timedelta(seconds=72) < delay_of(row) < timedelta(seconds=90) + PATIENCE * SECOND
     *others, last = errors_of(row)
     assert others == [{"at": "2026-01-01T00:00:00Z"}] * 2
-    assert last["error"] == "no luck"
+    assert last["error"] == "ValueError: no luck"
     assert event.kind is EventKind.JOB_FAILED
     assert event.job is not None
     assert event.job.state is JobState.RETRYABLE
@@ -276,7 +276,7 @@ async def test_bad_next_retry(rig: Rig, log: list[dict[str, Any]], value: Any) -
 
     job = await first_failure(rig)
     assert job.state is JobState.AVAILABLE
-    assert job.errors[0].error == "no luck"
+    assert job.errors[0].error == "ValueError: no luck"
     assert "retry policy failed, using the default" in [entry["event"] for entry in log]
 
 

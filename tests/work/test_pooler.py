@@ -318,7 +318,7 @@ async def test_json(rig: Rig, pooler_url: str) -> None:
     rows = await rig.schema.jobs()
     assert [json.loads(row["args"]) for row in rows] == [args] * 3
     assert [json.loads(row["metadata"]) for row in rows] == [args | {"output": args}] * 3
-    assert errors_of(rows[2])[0]["error"] == args["text"]
+    assert errors_of(rows[2])[0]["error"] == f"ValueError: {args['text']}"
 
 
 async def test_migrate(fresh_database_url: str) -> None:

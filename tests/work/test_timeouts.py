@@ -40,7 +40,9 @@ async def test_timeout_of_the_client(rig: Rig) -> None:
 
     row = await rig.run_one(job_timeout=SHORT)
     (entry,) = errors_of(row)
-    assert entry["error"].startswith("job exceeded its timeout of 0.03 s (the client's job_timeout")
+    assert entry["error"].startswith(
+        "TimeoutError: job exceeded its timeout of 0.03 s (the client's job_timeout"
+    )
     assert "in work" in entry["trace"]
     assert entry["trace"].rstrip().endswith(entry["error"])
     assert (row["state"], row["attempt"], cancelled) == ("available", 1, [True])
@@ -81,9 +83,9 @@ async def test_precedence(rig: Rig) -> None:
     async with rig.working(job_timeout=timedelta(milliseconds=40)) as client:
         rows = await rig.work(client, Task(), Once(30), Once(0), Once(-1), Once(77))
     texts = [errors_of(row)[0]["error"] if row["errors"] else row["state"] for row in rows]
-    assert texts[0] == "job exceeded its timeout of 0.02 s"
-    assert texts[1] == "job exceeded its timeout of 0.03 s"
-    assert texts[2].startswith("job exceeded its timeout of 0.04 s (the client's")
+    assert texts[0] == "TimeoutError: job exceeded its timeout of 0.02 s"
+    assert texts[1] == "TimeoutError: job exceeded its timeout of 0.03 s"
+    assert texts[2].startswith("TimeoutError: job exceeded its timeout of 0.04 s (the client's")
     assert texts[3] == "completed"
     assert "timeout of job kind 'once' must be a timedelta above zero" in texts[4]
 
@@ -147,7 +149,7 @@ async def test_swallowed_cancellation(rig: Rig) -> None:
     async with rig.working(job_timeout=SHORT) as client:
         rows = await rig.work(client, Task(n=0), Task(n=1))
     assert [row["state"] for row in rows] == ["completed", "available"]
-    assert errors_of(rows[1])[0]["error"] == "was cut"
+    assert errors_of(rows[1])[0]["error"] == "ValueError: was cut"
 
 
 async def test_own_timeout_is_not_the_jobs(rig: Rig) -> None:
@@ -211,7 +213,7 @@ async def test_timeout_reaches_into_scopes(rig: Rig, style: str) -> None:
 
     before = asyncio.all_tasks()
     row = await rig.run_one(job_timeout=SHORT)
-    assert errors_of(row)[0]["error"].startswith("job exceeded its timeout of 0.03 s")
+    assert errors_of(row)[0]["error"].startswith("TimeoutError: job exceeded its timeout of 0.03 s")
     left = {task for task in asyncio.all_tasks() - before if "sleep" not in repr(task)}
     assert not left
 
