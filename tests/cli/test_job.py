@@ -48,6 +48,35 @@ async def command(schema: Schema, *args: str, setting: str = "") -> Result:
     return await asyncio.to_thread(invoke, "job", *args, *options)
 
 
+async def test_show_prints_tracebacks_as_lines(schema: Schema) -> None:
+    """Each error is lines below the columns, without what commands a terminal; an entry that is not
+    understood is shown as it is, and `--json` has each entry as it is stored."""
+    trace = 'Traceback (most recent call last):\n  File "jobs.py", line 3\nValueError: no\x1b[2J\n'
+    entries: list[dict[str, object]] = [
+        {"at": "2026-01-01T00:00:00Z", "attempt": 1, "error": "ValueError: no", "trace": trace},
+        {"at": 5},
+    ]
+    await schema.execute(
+        "INSERT INTO river_job (kind, args, max_attempts, errors)"
+        " SELECT 'task', '{}', 25, array_agg(e::jsonb) FROM unnest($1::text[]) e",
+        [json.dumps(entry) for entry in entries],
+    )
+    result = await command(schema, "show", "1")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.endswith(
+        """
+error of attempt 1 at 2026-01-01T00:00:00Z: ValueError: no
+  Traceback (most recent call last):
+    File "jobs.py", line 3
+  ValueError: no?[2J
+
+error {"at": 5}
+"""
+    )
+    shown = json.loads((await command(schema, "show", "1", "--json")).stdout)
+    assert shown["errors"] == entries
+
+
 async def test_cancel(schema: Schema) -> None:
     """A job in each state: what waits is cancelled, what has ended stays, and each is told of."""
     await schema.execute(ROWS)

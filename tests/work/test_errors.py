@@ -79,7 +79,7 @@ async def test_entry(rig: Rig) -> None:
     assert before <= datetime.fromisoformat(entry["at"]) <= after
     assert rig.last_event.job is not None
     (read,) = rig.last_event.job.errors
-    assert (read.error, read.attempt, read.trace) == ("<boom> é😀", 1, entry["trace"])
+    assert (read.error, read.attempt, read.trace) == ("ValueError: <boom> é😀", 1, entry["trace"])
     assert read.at == datetime.fromisoformat(entry["at"])
 
 
