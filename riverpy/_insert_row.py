@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
 from riverpy import _json
+from riverpy._json_decoder import decoder
 from riverpy._names import KIND_LENGTH_MAX, validate_kind, validate_queue, validate_tag
-from riverpy._unique import unique_key, unique_states
+from riverpy._unique import check_marks, unique_key, unique_states
 from riverpy.errors import ArgsError, InsertError, UnknownJobKindError
 from riverpy.insert_opts import (
     PRIORITY_DEFAULT,
@@ -22,7 +24,7 @@ from riverpy.insert_opts import (
 from riverpy.job import JobState, RawArgs, check_metadata_key
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Callable, Container, Iterable
 
     from riverpy.insert_opts import InsertManyParams
     from riverpy.job import JobArgs
@@ -142,6 +144,7 @@ def prepare(
     max_attempts = _first(call.max_attempts, own.max_attempts, rules.max_attempts)
     scheduled_at = _scheduled_at(_first(call.scheduled_at, own.scheduled_at, None))
     unique = _unique_opts(call, own)
+    check_marks(unique, kind=kind, args_class=type(args))
     states = unique_states(unique) if unique else None
     key = (
         unique_key(unique, kind=kind, args_class=type(args), args=text, queue=queue, now=now)
@@ -284,7 +287,36 @@ def _args_text(args: JobArgs | RawArgs) -> str:
     text = _within_limit("args", _json.encode(args))
     if not text.startswith("{"):
         raise ArgsError(f"args must be a JSON object, got {text[:80]}")
+    _check_decodable(type(args), text)
     return text
+
+
+def _check_decodable(cls: type[object], text: str) -> None:
+    """Decode the args as a worker will: neither a Struct nor a dataclass checks the values that it
+    is given."""
+    try:
+        if (decode := _decoder_of(cls)) is not None:
+            decode(text)
+    except TypeError as error:
+        raise ArgsError(f"args of {cls.__qualname__} can never be decoded: {error}") from None
+    except Exception as error:
+        reason, _, place = str(error).rpartition(" - at ")
+        path = place.split("`")[-2] if reason else "$"
+        raise ArgsError(
+            f"{path}: {reason or error}; a worker could not decode these args of "
+            f"{cls.__qualname__}",
+            path=path,
+        ) from None
+
+
+@lru_cache(maxsize=4096)
+def _decoder_of(cls: type[object]) -> Callable[[str], object] | None:
+    """Decodes the args of this class. None: it is a map, with values of any type, or its types are
+    not known in this process, which may insert for others."""
+    try:
+        return None if issubclass(cls, Mapping) else decoder(cls)
+    except NameError:
+        return None
 
 
 def _raw_text(owner: str, given: object) -> str:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from types import NoneType
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 
 import msgspec
 from msgspec import inspect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
+
+_PLAIN_TYPES = (dict, list, str, int, float, bool, NoneType)
+"""What JSON is without a type to decode into."""
 
 
 def decoder(cls: type[T]) -> Callable[[str], T]:
@@ -21,10 +26,17 @@ def decoder(cls: type[T]) -> Callable[[str], T]:
     number as seconds.
 
     Raises:
-        TypeError: msgspec cannot decode this type.
+        NameError: an annotation cannot be resolved.
+        TypeError: this type, or that of one of its fields, which is named, cannot be decoded.
     """
-    decode = msgspec.json.Decoder(cls).decode
-    info = inspect.type_info(cls)
+    try:
+        decode = msgspec.json.Decoder(cls).decode
+        info = inspect.type_info(cls)
+    except TypeError as error:
+        raise TypeError(f"{_unsupported_field(cls)}{error}") from None
+    if (found := _custom_type(info, "$", set())) is not None:
+        path, custom = found
+        raise TypeError(f"{path}: the type {custom.__qualname__} cannot be read from JSON")
     if not _holds_duration(info, set()):
         return decode
     plain = msgspec.json.Decoder[Any]()
@@ -40,20 +52,55 @@ def decoder(cls: type[T]) -> Callable[[str], T]:
     return decode_durations
 
 
-def _inner_types(info: inspect.Type) -> list[inspect.Type]:
+def _unsupported_field(cls: type[Any]) -> str:
+    """The path of the first field that msgspec does not support, with a colon; empty: no field."""
+    names: Sequence[str] = getattr(cls, "__struct_fields__", ())
+    if is_dataclass(cls):
+        names = [field.name for field in fields(cls)]
+    hints = get_type_hints(cls, include_extras=True) if names else {}
+    for name in names:
+        try:
+            msgspec.json.Decoder(hints[name])
+        except TypeError:
+            return f"$.{name}: "
+    return ""
+
+
+def _custom_type(info: inspect.Type, path: str, seen: set[int]) -> tuple[str, type] | None:
+    """The first class that no value as JSON has it is an instance of, and where it is."""
+    if isinstance(info, inspect.CustomType):
+        cls = info.cls
+        is_plain = any(issubclass(plain, cls) for plain in _PLAIN_TYPES)
+        return None if is_plain else (path, cls)
+    if id(info) in seen:
+        return None
+    seen.add(id(info))
+    for segment, inner in _inner_types(info):
+        if (found := _custom_type(inner, path + segment, seen)) is not None:
+            return found
+    return None
+
+
+def _inner_types(info: inspect.Type) -> list[tuple[str, inspect.Type]]:
+    """The types inside of one, each with its part of a path."""
     match info:
-        case inspect.StructType() | inspect.DataclassType():
-            return [field.type for field in info.fields]
+        case (
+            inspect.StructType()
+            | inspect.DataclassType()
+            | inspect.TypedDictType()
+            | inspect.NamedTupleType()
+        ):
+            return [(f".{field.encode_name}", field.type) for field in info.fields]
         case inspect.DictType():
-            return [info.value_type]
-        case inspect.ListType() | inspect.VarTupleType():
-            return [info.item_type]
+            return [("[...]", info.key_type), ("[...]", info.value_type)]
+        case inspect.CollectionType():
+            return [("[...]", info.item_type)]
         case inspect.TupleType():
-            return list(info.item_types)
+            return [(f"[{index}]", item) for index, item in enumerate(info.item_types)]
         case inspect.UnionType():
-            return list(info.types)
+            return [("", one) for one in info.types]
         case inspect.Metadata():
-            return [info.type]
+            return [("", info.type)]
         case _:
             return []
 
@@ -64,7 +111,7 @@ def _holds_duration(info: inspect.Type, seen: set[int]) -> bool:
     if id(info) in seen:
         return False
     seen.add(id(info))
-    return any(_holds_duration(inner, seen) for inner in _inner_types(info))
+    return any(_holds_duration(inner, seen) for _, inner in _inner_types(info))
 
 
 def _with_durations(value: Any, info: inspect.Type) -> Any:
@@ -77,7 +124,10 @@ def _with_durations(value: Any, info: inspect.Type) -> Any:
             return _with_durations(value, chosen[0]) if len(chosen) == 1 else value
         case inspect.Metadata(), _:
             return _with_durations(value, info.type)
-        case ((inspect.StructType() | inspect.DataclassType()), dict()):
+        case (
+            (inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType()),
+            dict(),
+        ):
             types = {field.encode_name: field.type for field in info.fields}
             return {
                 key: _with_durations(item, types[key]) if key in types else item
@@ -86,6 +136,12 @@ def _with_durations(value: Any, info: inspect.Type) -> Any:
         case inspect.DictType(), dict():
             items = cast("dict[str, Any]", value).items()
             return {key: _with_durations(item, info.value_type) for key, item in items}
+        case (inspect.NamedTupleType(), list()):
+            items = cast("list[Any]", value)
+            if len(items) <= len(info.fields):
+                types = [field.type for field in info.fields]
+                return list(map(_with_durations, items, types[: len(items)]))
+            return items
         case ((inspect.ListType() | inspect.VarTupleType()), list()):
             return [_with_durations(item, info.item_type) for item in cast("list[Any]", value)]
         case inspect.TupleType(), list():

@@ -44,6 +44,7 @@ _SCHEMA = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 def validate_queue(name: str) -> None:
     """Lower-case letters and digits in groups joined by `_` or `-`, at most 64 characters; else
     ConfigError."""
+    _expect_text("a queue name", name)
     if not name:
         raise ConfigError("a queue name may not be empty")
     if len(name) > QUEUE_LENGTH_MAX:
@@ -70,8 +71,7 @@ def validate_domain(name: str) -> None:
 
 def validate_lease_name(name: str) -> None:
     """1 to 100 printable ASCII characters, no space; else ConfigError."""
-    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"the name of a lease is a text, got {type(name).__name__}")
+    _expect_text("the name of a lease", name)
     if len(name) > LEASE_LENGTH_MAX or not _LEASE.fullmatch(name):
         raise ConfigError(
             f"the name of a lease has 1 to {LEASE_LENGTH_MAX} characters, printable ASCII without "
@@ -87,6 +87,7 @@ def domain_lease(domain: str) -> str:
 def validate_kind(kind: str, noun: str = "a job kind") -> None:
     """River's rule for the kind of a registered worker, which every insert keeps too, and for what
     else `noun` names; else ConfigError."""
+    _expect_text(noun, kind)
     if not kind:
         raise ConfigError(f"{noun} may not be empty")
     if len(kind) > KIND_LENGTH_MAX:
@@ -116,6 +117,7 @@ def validate_tag(tag: str) -> None:
 
 def validate_schema(name: str) -> None:
     """Letters, digits and `_`, no digit first, at most 46 characters; else ConfigError."""
+    _expect_text("a schema name", name)
     check_schema_length(name)
     if not _SCHEMA.fullmatch(name):
         raise ConfigError(
@@ -143,6 +145,7 @@ def process_id(name: str | None) -> str:
 
 def validate_client_id(client_id: str) -> None:
     """1 to 100 characters that PostgreSQL can store; else ConfigError."""
+    _expect_text("a client id", client_id)
     is_bad = "\0" in client_id or not _is_storable(client_id)
     if is_bad or not 1 <= len(client_id) <= CLIENT_ID_LENGTH_MAX:
         raise ConfigError(
@@ -153,8 +156,7 @@ def validate_client_id(client_id: str) -> None:
 
 def validate_execution_key(key: str) -> None:
     """1 to 255 characters that PostgreSQL can store; else ConfigError."""
-    if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"a key is a text, got {type(key).__name__}")
+    _expect_text("a key", key)
     if not 1 <= len(key) <= EXECUTION_KEY_LENGTH_MAX:
         raise ConfigError(
             f"a key has 1 to {EXECUTION_KEY_LENGTH_MAX} characters, got {len(key)}: {key[:80]!r}"
@@ -169,3 +171,8 @@ def _is_storable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _expect_text(noun: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise ConfigError(f"{noun} is a text, got {type(value).__name__}")

@@ -46,6 +46,8 @@ _WARNINGS_MAX = 1000
 
 _log = get_logger()
 _warned: set[tuple[str, str]] = set()
+_inserted: set[type[object]] = set()
+"""The args classes whose marked fields `check_marks` has compared with their options."""
 _decoder = json.JSONDecoder(parse_int=str, parse_float=str)
 
 
@@ -95,6 +97,25 @@ def unique_key(
     if opts.by_queue:
         text += f"&queue={queue}"
     return hashlib.sha256(text.encode()).digest()
+
+
+def check_marks(opts: UniqueOpts | None, *, kind: str, args_class: type[object]) -> None:
+    """Log at the first insert of a class that its marked fields do not count, if they do not."""
+    if args_class in _inserted or len(_inserted) >= _WARNINGS_MAX:
+        return
+    _inserted.add(args_class)
+    if opts is not None and opts.by_args:
+        return
+    try:
+        fields = unique_paths(args_class)
+    except InsertError:  # its marks are not known in this process
+        return
+    if fields:
+        _log.warning(
+            "fields marked Unique have no effect without by_args",
+            kind=kind,
+            fields=fields,
+        )
 
 
 def _mask(states: set[JobState] | frozenset[JobState]) -> int:

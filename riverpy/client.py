@@ -23,14 +23,14 @@ from riverpy._insert_row import InsertRules
 from riverpy._lease_verbs import LeaseVerbs
 from riverpy._lifecycle import only_error
 from riverpy._log import get_logger
-from riverpy._names import process_id, validate_queue
+from riverpy._names import process_id
 from riverpy._plugins import Plugins
 from riverpy._verbs import Verbs
 from riverpy._work.child_process import ChildProcesses
 from riverpy._work.put_back import put_back
 from riverpy._work.run import Run
 from riverpy._work.subscriptions import SUBSCRIPTION_SIZE_DEFAULT, Subscription, Subscriptions
-from riverpy.config import Config, QueueConfig
+from riverpy.config import Config, check_queues
 from riverpy.drivers.asyncpg import close_pool, create_pool, is_pool
 from riverpy.errors import ClientStateError, ConfigError
 from riverpy.executions import ExecutionVerbs
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from riverpy._db.jobs import Stamp
     from riverpy._work.overview import Overview
     from riverpy._work.stop_report import StopReport
+    from riverpy.config import QueueConfig
     from riverpy.drivers.asyncpg import Pool, Transaction
     from riverpy.events import EventKind
     from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
@@ -110,6 +111,15 @@ class Client(Verbs, ExecutionVerbs, LeaseVerbs):
         Raises:
             ConfigError: a name or a value is not allowed.
         """
+        if workers is not None and not isinstance(workers, Workers):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(
+                f"workers must be a Workers registry, got {type(workers).__name__}: "
+                "workers = riverpy.Workers(), filled with @workers.job or workers.add(…)"
+            )
+        if config is not None and not isinstance(config, Config):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(
+                f"config must be a Config, as in Config(schema='jobs'), got {type(config).__name__}"
+            )
         self._workers = workers
         self._queues: dict[str, QueueConfig] = {}
         self._config = config or Config()
@@ -128,7 +138,7 @@ class Client(Verbs, ExecutionVerbs, LeaseVerbs):
         self._leadership = Leadership(lambda: self.id, lambda: self._config.domain)
         self._log = get_logger()
         self._periodic_jobs = PeriodicJobs(periodic_jobs)
-        self._set(database=database, queues=queues or {})
+        self._set(database=database, queues={} if queues is None else queues)
 
     @property
     def config(self) -> Config:
@@ -235,12 +245,7 @@ class Client(Verbs, ExecutionVerbs, LeaseVerbs):
             raise ConfigError(
                 f"the database is a URL or an asyncpg pool, got {type(database).__name__}"
             )
-        for queue, config in queues.items():
-            validate_queue(queue)
-            if not isinstance(config, QueueConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise ConfigError(
-                    f"queue {queue!r} takes a QueueConfig, got {type(config).__name__}"
-                )
+        check_queues(queues)
         if queues and self._workers is None:
             raise ConfigError("a client with queues needs workers: Client(…, workers=…)")
         self._database, self._queues = database, dict(queues)

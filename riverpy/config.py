@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 
@@ -18,7 +18,7 @@ from riverpy._names import (
     validate_queue,
     validate_schema,
 )
-from riverpy._plugins import Plugins
+from riverpy._plugins import Plugins, is_async
 from riverpy.errors import ConfigError
 from riverpy.insert_opts import MAX_ATTEMPTS_DEFAULT
 from riverpy.periodic import next_time
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from riverpy.stuck import JobStuckHandler
 
 MAX_WORKERS_MAX = 10_000
+_QUEUES_FORM = 'queues={"default": QueueConfig(max_workers=100)}'
 DURATION_MAX = timedelta(days=365_000)
 """About what can be taken from the present without leaving PostgreSQL's times."""
 _SWITCHES = (
@@ -260,10 +261,19 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         if self.listen_url is not None:
             _expect_type("listen_url", self.listen_url, str)
             validate_url(self.listen_url)
+        _expect_type("max_attempts", self.max_attempts, int)
         if not 1 <= self.max_attempts <= 32767:
             raise ConfigError(f"max_attempts must be between 1 and 32767, got {self.max_attempts}")
+        _expect_type("pool_size", self.pool_size, int)
         if not 1 <= self.pool_size <= 1000:
             raise ConfigError(f"pool_size must be between 1 and 1000, got {self.pool_size}")
+        _expect_method("retry_policy", self.retry_policy, "next_retry")
+        if is_async(self.retry_policy.next_retry):
+            raise ConfigError("retry_policy: next_retry must be a plain function, no `async def`")
+        if self.error_handler is not None:
+            _expect_method("error_handler", self.error_handler, "handle_error")
+        if self.job_stuck_handler is not None:
+            _expect_method("job_stuck_handler", self.job_stuck_handler, "handle_stuck")
         _expect_positive("fetch_poll_interval", self.fetch_poll_interval)
         _expect_positive("hard_stop_timeout", self.hard_stop_timeout)
         _expect_positive("job_stuck_threshold", self.job_stuck_threshold)
@@ -303,11 +313,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         _expect_type("leader_domain", self.domain, str)
         validate_domain(self.domain)
         queues = self.domain_queues
-        if queues is not None and (
-            isinstance(queues, str)
-            or not isinstance(queues, Iterable)  # pyright: ignore[reportUnnecessaryIsInstance]
-            or not all(map(_is_name, queues))
-        ):
+        if queues is not None and not _are_names(queues):
             raise ConfigError(f"domain_queues must be a list of names of queues, got {queues!r}")
         for queue in queues or ():
             validate_queue(queue)
@@ -341,8 +347,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         _check_retentions("retention_by_queue", self.retention_by_queue, validate_queue)
         _check_retentions("retention_by_kind", self.retention_by_kind, validate_kind)
         names = self.reindexer_index_names
-        if names is not None and (isinstance(names, str) or not all(map(_is_name, names))):
-            raise ConfigError("reindexer_index_names must be a list of names of indexes")
+        if names is not None and not _are_names(names):
+            raise ConfigError(
+                f"reindexer_index_names must be a list of names of indexes, got {names!r}"
+            )
         if self.reindexer_schedule is not None:
             _check_schedule(self.reindexer_schedule)
 
@@ -353,6 +361,21 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             for name, value in values
         )
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def check_queues(queues: Mapping[str, QueueConfig]) -> None:
+    """Raise ConfigError unless these are settings of queues by their names."""
+    if not isinstance(queues, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(
+            f"queues must map names to settings, as in {_QUEUES_FORM}, got {type(queues).__name__}"
+        )
+    for queue, config in queues.items():
+        validate_queue(queue)
+        if not isinstance(config, QueueConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(
+                f"queue {queue!r} takes a QueueConfig, as in {_QUEUES_FORM}, got "
+                f"{type(config).__name__}"
+            )
 
 
 def _check_retentions(
@@ -377,13 +400,33 @@ def _check_schedule(schedule: PeriodicSchedule) -> None:
         )
 
 
+def _are_names(values: object) -> bool:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        return False
+    return all(map(_is_name, cast("Iterable[object]", values)))
+
+
 def _is_name(value: object) -> bool:
     return isinstance(value, str) and value != "" and "\0" not in value
 
 
 def _expect_type(name: str, value: object, expected: type[Any]) -> None:
     if not isinstance(value, expected) or isinstance(value, bool):
-        raise ConfigError(f"{name} must be {expected.__name__}, got {type(value).__name__}")
+        hint = f": timedelta(seconds={value})" if _is_seconds(value, expected) else ""
+        raise ConfigError(f"{name} must be {expected.__name__}, got {type(value).__name__}{hint}")
+
+
+def _is_seconds(value: object, expected: type[Any]) -> bool:
+    return expected is timedelta and type(value) in {int, float}
+
+
+def _expect_method(name: str, value: object, method: str) -> None:
+    if isinstance(value, type):
+        raise ConfigError(f"{name} takes an object, got the class {value.__name__}: call it")
+    if not callable(getattr(value, method, None)):
+        raise ConfigError(
+            f"{name} must be an object with a method {method}, got {type(value).__name__}"
+        )
 
 
 def _expect_switch(name: str, value: object) -> None:

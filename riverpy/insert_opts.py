@@ -40,6 +40,7 @@ class Unique:
     riverpy.Unique]`.
 
     With `UniqueOpts(by_args=True)` only the marked fields count; with none marked, all args do.
+    The mark alone makes no job unique.
     """
 
 

@@ -271,8 +271,8 @@ class PeriodicJob:
         """
         if not callable(getattr(schedule, "next", None)):
             raise ConfigError(
-                "a schedule is every(…), cron(…) or an object with a method `next`, got "
-                f"{type(schedule).__name__}"
+                "a schedule is every(timedelta(…)), cron('…') or an object with a method `next`, "
+                f"got {type(schedule).__name__}"
             )
         if isinstance(run_on_start, bool):
             run_on_start = "each_term" if run_on_start else "never"
@@ -362,9 +362,7 @@ def _storable(text: str) -> str:
     return text.replace("\0", "").encode(errors="replace").decode()
 
 
-def _check_id(job_id: object) -> None:
-    if not isinstance(job_id, str):
-        raise ConfigError(f"the id of a periodic job is a text, got {type(job_id).__name__}")
+def _check_id(job_id: str) -> None:
     validate_kind(job_id, noun="the id of a periodic job")
 
 
@@ -402,6 +400,11 @@ class PeriodicJobs:
             ConfigError: an id is taken, or given twice.
         """
         added: dict[str, PeriodicJob] = {}
+        if not isinstance(jobs, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(
+                "periodic jobs are given as a list, as in periodic_jobs=[PeriodicJob(…)], got "
+                f"{type(jobs).__name__}"
+            )
         for job in jobs:
             if not isinstance(job, PeriodicJob):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise ConfigError(f"a periodic job is a PeriodicJob, got {type(job).__name__}")

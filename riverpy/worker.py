@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from datetime import timedelta
+from types import NoneType
 from typing import (
     TYPE_CHECKING,
     Any,
     ClassVar,
     Generic,
     Literal,
+    Never,
+    NoReturn,
     TypeVar,
     cast,
     get_args,
@@ -89,6 +93,19 @@ class WorkUnit(msgspec.Struct, frozen=True, kw_only=True):
     blocking: Executor | None = None
 
 
+_NOT_PLAIN = (
+    inspect.iscoroutinefunction,
+    inspect.isgeneratorfunction,
+    inspect.isasyncgenfunction,
+)
+_NO_VALUE = (
+    *(inspect.Signature.empty, None, NoneType, Any, Never, NoReturn),
+    *("None", "Any", "typing.Any", "Never", "typing.Never", "NoReturn", "typing.NoReturn"),
+)
+"""Return annotations of a function that returns nothing, or whose author does not say. They are
+compared as they stand, since their types may be imported for type checkers alone."""
+
+
 class Workers:
     """A registry of workers. A client works the kinds of the one it is given."""
 
@@ -116,11 +133,24 @@ class Workers:
         """Register a worker object.
 
         Raises:
-            ConfigError: it has no kind, a kind that is not allowed, or one that another worker has.
+            ConfigError: it is no worker object, its `work` is not an `async def` that takes the job
+                and returns nothing, its args cannot be decoded, or it has no kind, a kind that is
+                not allowed, or one that another worker has.
         """
         cls: Any = type(worker)
+        if isinstance(worker, type):
+            raise ConfigError(
+                f"add takes a worker object, got the class {worker.__name__}: "
+                f"workers.add({worker.__name__}())"
+            )
+        if not isinstance(worker, Worker):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(
+                f"add takes an object of a class derived from Worker[YourArgs], got "
+                f"{cls.__name__}: register a function with @workers.job"
+            )
         if inspect.isasyncgenfunction(cls.work) or not inspect.iscoroutinefunction(cls.work):
             raise ConfigError(f"{cls.__name__}.work must be an `async def` without yield")
+        _check_call(worker.work, f"{cls.__name__}.work")
         args_type = _type_parameter(cls)
         self._register(
             WorkUnit(
@@ -128,7 +158,7 @@ class Workers:
                 aliases=_aliases_of(args_type),
                 args_type=args_type,
                 work=worker.work,
-                decode=_decoder(args_type),
+                decode=_decoder(args_type, cls.__name__),
                 job_timeout=worker.timeout if _overrides(cls, "timeout") else None,
                 next_retry=worker.next_retry if _overrides(cls, "next_retry") else None,
                 middleware=worker.middleware if _overrides(cls, "middleware") else None,
@@ -141,7 +171,6 @@ class Workers:
     @overload
     def job(
         self,
-        function: None = None,
         /,
         *,
         kind: str | None = None,
@@ -170,11 +199,12 @@ class Workers:
             middleware: what is called around each attempt, outside of the client's. Default none.
 
         Raises:
-            ConfigError: no coroutine function, no usable annotation, or a kind that is taken or not
-                allowed.
+            ConfigError: no coroutine function, no usable annotation, more than one parameter, a
+                return value, args that cannot be decoded, or a kind that is taken or not allowed.
         """
 
         def register(function: AsyncFunctionT) -> AsyncFunctionT:
+            _check_decorated(function, "job")
             if inspect.isasyncgenfunction(function) or not inspect.iscoroutinefunction(function):
                 raise ConfigError(
                     f"{_name(function)} must be an `async def` without yield; "
@@ -185,15 +215,30 @@ class Workers:
 
         return register if function is None else register(function)
 
+    @overload
+    def blocking_job(self, function: FunctionT, /) -> FunctionT: ...
+    @overload
     def blocking_job(
         self,
+        /,
         *,
         executor: Executor = "thread",
         kind: str | None = None,
         timeout: timedelta | UnsetType | None = UNSET,
         next_retry: Callable[[Job[Any]], timedelta | None] | None = None,
         middleware: Sequence[WorkerMiddleware] = (),
-    ) -> Callable[[FunctionT], FunctionT]:
+    ) -> Callable[[FunctionT], FunctionT]: ...
+    def blocking_job(
+        self,
+        function: FunctionT | None = None,
+        /,
+        *,
+        executor: Executor = "thread",
+        kind: str | None = None,
+        timeout: timedelta | UnsetType | None = UNSET,
+        next_retry: Callable[[Job[Any]], timedelta | None] | None = None,
+        middleware: Sequence[WorkerMiddleware] = (),
+    ) -> FunctionT | Callable[[FunctionT], FunctionT]:
         """Register a plain function. It runs in a thread, or in a process of its own, and holds a
         slot meanwhile.
 
@@ -202,17 +247,19 @@ class Workers:
         importable, and its args picklable.
 
         Args:
+            function: given when used without parentheses.
             executor: `thread` (default) or `process`.
             kind, timeout, next_retry, middleware: as `job`.
 
         Raises:
             ConfigError: as `job`, and for a coroutine function.
         """
-        if executor not in {"thread", "process"}:
+        if executor not in get_args(Executor):
             raise ConfigError(f"executor must be 'thread' or 'process', got {executor!r}")
 
         def register(function: FunctionT) -> FunctionT:
-            if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+            _check_decorated(function, "blocking_job")
+            if any(test(function) for test in _NOT_PLAIN):
                 raise ConfigError(
                     f"{_name(function)} must be a plain function; for an `async def` use job"
                 )
@@ -221,10 +268,15 @@ class Workers:
             )
             return function
 
-        return register
+        return register if function is None else register(function)
 
     def _register(self, unit: WorkUnit) -> None:
         check_timeout(unit.kind, unit.timeout)
+        if unit.next_retry is not None and not callable(unit.next_retry):
+            raise ConfigError(
+                f"the next_retry of job kind {unit.kind!r} must be a function that takes the job, "
+                f"got {unit.next_retry!r}"
+            )
         names = (unit.kind, *unit.aliases)
         for name in names:
             if name in self._units:
@@ -259,12 +311,41 @@ def _function_unit(
         aliases=_aliases_of(args_type),
         args_type=args_type,
         work=function,
-        decode=_decoder(args_type),
+        decode=_decoder(args_type, _name(function)),
         timeout=timeout,
         next_retry=next_retry,
         middleware=(lambda job: around) if around else None,
         blocking=blocking,
     )
+
+
+def _check_decorated(function: object, decorator: str) -> None:
+    """Refuse what is no function, such as an argument that belongs behind a keyword."""
+    if isinstance(function, type) or not callable(function):
+        raise ConfigError(
+            f"{decorator} takes a function, got {function!r}: give options by name, as in "
+            f"@workers.{decorator}(kind=…), and register a worker class with workers.add"
+        )
+
+
+def _check_call(function: Callable[[Job[Any]], Any], name: str) -> None:
+    """Refuse a function that cannot be called with the job alone, or that says it returns a value,
+    which would be lost."""
+    signature = inspect.signature(function)
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise ConfigError(
+            f"{name} is called with the job alone ({error}): it must take one parameter, as in "
+            f"{name.rpartition('.')[2]}(job: Job[YourArgs])"
+        ) from None
+    returns = signature.return_annotation
+    if returns not in _NO_VALUE:
+        shown = returns if isinstance(returns, str) else inspect.formatannotation(returns)
+        raise ConfigError(
+            f"{name} returns {shown}, which is not stored: annotate it `-> None`, and keep a "
+            "result with job.record_output(…)"
+        )
 
 
 def _overrides(cls: type[Any], method: str) -> bool:
@@ -277,6 +358,8 @@ def _name(function: Callable[..., Any]) -> str:
 
 def _kind_of(args_type: Any, given: str | None, owner: str) -> str:
     kind = given if given is not None else getattr(args_type, "kind", None)
+    if given is not None:
+        validate_kind(given)
     if not isinstance(kind, str):
         raise ConfigError(
             f'{owner} has no kind: give its args class `kind: ClassVar[str] = "…"`, or name the '
@@ -288,10 +371,13 @@ def _kind_of(args_type: Any, given: str | None, owner: str) -> str:
 
 
 def _aliases_of(args_type: Any) -> tuple[str, ...]:
-    aliases: Sequence[str] = getattr(args_type, "kind_aliases", ())
-    for alias in aliases:
-        validate_kind(alias)
-    return tuple(dict.fromkeys(aliases))
+    aliases: Any = getattr(args_type, "kind_aliases", ())
+    if isinstance(aliases, str) or not isinstance(aliases, Iterable):
+        raise ConfigError(f'kind_aliases must be a tuple of kinds, as ("old",), got {aliases!r}')
+    names = tuple(dict.fromkeys(cast("Iterable[str]", aliases)))
+    for name in names:
+        validate_kind(name)
+    return names
 
 
 def _type_parameter(cls: type[Worker[Any]]) -> Any:
@@ -306,30 +392,45 @@ def _type_parameter(cls: type[Worker[Any]]) -> Any:
 
 
 def _annotated_args(function: Callable[..., Any]) -> Any:
+    name = _name(function)
     parameters = list(inspect.signature(function).parameters)
     try:
         hint = get_type_hints(function).get(parameters[0]) if parameters else None
     except (NameError, TypeError) as error:
         raise ConfigError(
-            f"the annotation of {_name(function)} cannot be resolved ({error}): its args class "
-            "must be "
+            f"the annotation of {name} cannot be resolved ({error}): its args class must be "
             "importable at run time"
         ) from error
+    _check_call(function, name)
     if hint is Job:
         return Any
     if not (isinstance(origin := get_origin(hint), type) and issubclass(origin, Job)):
+        found = "no annotation" if hint is None else inspect.formatannotation(hint)
         raise ConfigError(
-            f"{_name(function)} must take one parameter that is annotated Job[YourArgs]"
+            f"the parameter of {name} must be annotated Job[YourArgs], as in "
+            f"{name.rpartition('.')[2]}({parameters[0]}: riverpy.Job[Welcome]), got {found}"
         )
     return get_args(hint)[0]
 
 
-def _decoder(args_type: Any) -> Callable[[str], Any]:
+def _decoder(args_type: Any, owner: str) -> Callable[[str], Any]:
     if isinstance(args_type, type) and issubclass(args_type, dict):
         make = cast("Callable[[dict[str, Any]], Any]", args_type)
         plain = msgspec.json.Decoder(dict[str, Any])
         return lambda text: make(plain.decode(text))
     try:
         return decoder(cast("type[Any]", args_type))
+    except NameError as error:
+        raise ConfigError(
+            f"{_args_name(args_type)}, the args of {owner}, cannot be decoded: its annotations "
+            f"cannot be resolved ({error}): import their types at run time, not only under "
+            "TYPE_CHECKING"
+        ) from None
     except TypeError as error:
-        raise ConfigError(f"args of type {args_type!r} cannot be decoded: {error}") from error
+        raise ConfigError(
+            f"{_args_name(args_type)}, the args of {owner}, cannot be decoded: {error}"
+        ) from None
+
+
+def _args_name(args_type: Any) -> str:
+    return inspect.formatannotation(args_type)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 from datetime import timedelta
+from pathlib import Path  # noqa: TC003
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import asyncpg
 import msgspec
 import pytest
 
+import riverpy
 from riverpy import (
     Client,
     ClientStateError,
@@ -20,6 +22,7 @@ from riverpy import (
     HookPeriodicJobsStartFunc,
     Job,
     JobRetention,
+    JobRow,
     QueueConfig,
     Worker,
     Workers,
@@ -353,17 +356,35 @@ def test_id_is_renewed_after_a_fork() -> None:
     [
         (lambda workers: workers.job(_plain), "blocking_job"),
         (lambda workers: workers.blocking_job()(_unannotated), "use job"),
-        (lambda workers: workers.job(_unannotated), "annotated Job"),
-        (lambda workers: workers.job(_no_parameter), "annotated Job"),
+        (lambda workers: workers.blocking_job(_unannotated), "use job"),
+        (lambda workers: workers.blocking_job(_generator), "plain function"),
+        (lambda workers: workers.job(_unannotated), "annotated Job.*got no annotation"),
+        (lambda workers: workers.job(_bare_args), "annotated Job.*got .*Task"),
+        (lambda workers: workers.job(_no_parameter), "_no_parameter is called with the job alone"),
+        (lambda workers: workers.job(_two_parameters), r"_two_parameters .*'other'.*job: Job\["),
+        (lambda workers: workers.job(_returning), "returns int.*`-> None`.*record_output"),
         (lambda workers: workers.job(_kindless), "has no kind"),
         (lambda workers: workers.job(kind="x y")(_kindless), "job kind"),
+        (lambda workers: workers.job(kind=5)(_kindless), "a job kind is a text, got int"),
         (lambda workers: workers.job(_generator), "without yield"),
+        (lambda workers: workers.job("task"), r"takes a function, got 'task'.*\(kind=…\)"),
+        (lambda workers: workers.job(_Sync), "takes a function, got <class.*workers.add"),
+        (lambda workers: workers.job(next_retry=5, kind="k1")(_kindless), "must be a function"),
+        (lambda workers: workers.job(_custom), r"args of _custom.*\$\.path: the type Path cannot"),
+        (lambda workers: workers.job(_lost), "args of _lost.*'Nowhere'.*at run time"),
+        (lambda workers: workers.job(_aliased), "kind_aliases must be a tuple"),
         (lambda workers: workers.add(_Untyped()), "Worker\\[YourArgs\\]"),
         (lambda workers: workers.add(_Sync()), "async def"),
+        (lambda workers: workers.add(_TwoParameters()), r"_TwoParameters\.work .*one parameter"),
+        (lambda workers: workers.add(_Returning()), r"_Returning\.work returns int"),
+        (lambda workers: workers.add(_CustomWorker()), r"args of _CustomWorker.*\$\.path"),
+        (lambda workers: workers.add(_Sync), r"the class _Sync: workers\.add\(_Sync\(\)\)"),
+        (lambda workers: workers.add(_plain), "got function: register a function with"),
         (lambda workers: workers.job(kind="task")(_kindless), "two workers"),
         (lambda workers: workers.blocking_job(executor="fiber"), "thread"),
+        (lambda workers: workers.blocking_job("process"), "takes a function, got 'process'"),
     ],
-    ids=map(str, range(11)),
+    ids=map(str, range(29)),
 )
 def test_refuses_a_wrong_worker(register: Any, words: str) -> None:
     """TY-04: a worker without a kind, with a taken one, or of the wrong shape is refused."""
@@ -381,8 +402,47 @@ async def _unannotated(job) -> None:  # type: ignore[no-untyped-def]
     del job
 
 
+async def _bare_args(job: Task) -> None:
+    del job
+
+
 async def _no_parameter() -> None:
     pass
+
+
+async def _two_parameters(job: Job[Task], other: int) -> None:
+    del job, other
+
+
+async def _returning(job: Job[Task]) -> int:
+    return job.id
+
+
+class _Custom(msgspec.Struct):
+    kind: ClassVar[str] = "custom"
+    path: Path | None = None
+
+
+async def _custom(job: Job[_Custom]) -> None:
+    del job
+
+
+class _Lost(msgspec.Struct):
+    kind: ClassVar[str] = "lost"
+    x: Nowhere  # type: ignore[name-defined]  # noqa: F821
+
+
+async def _lost(job: Job[_Lost]) -> None:
+    del job
+
+
+class _Aliased(msgspec.Struct):
+    kind: ClassVar[str] = "aliased"
+    kind_aliases: ClassVar[str] = "old"
+
+
+async def _aliased(job: Job[_Aliased]) -> None:
+    del job
 
 
 async def _kindless(job: Job[dict[str, int]]) -> None:
@@ -401,3 +461,119 @@ class _Untyped(Worker):  # type: ignore[type-arg]
 class _Sync(Worker[Task]):
     def work(self, job: Job[Task]) -> None:  # type: ignore[override]
         del job
+
+
+class _TwoParameters(Worker[Task]):
+    async def work(self, job: Job[Task], other: int) -> None:  # type: ignore[override]
+        del job, other
+
+
+class _Returning(Worker[Task]):
+    async def work(self, job: Job[Task]) -> int:  # type: ignore[override]
+        return job.id
+
+
+class _CustomWorker(Worker[_Custom]):
+    async def work(self, job: Job[_Custom]) -> None:
+        del job
+
+
+def test_both_forms_of_decorators() -> None:
+    """A function is registered with and without parentheses, an optional parameter included, and
+    stays unchanged."""
+    workers = Workers()
+
+    async def task(job: Job[Task], twice: bool = False) -> None:
+        del job, twice
+
+    def block(job: Job[dict[str, int]]) -> Any:
+        del job
+
+    assert workers.job(task) is task
+    assert workers.job(kind="again")(task) is task
+    assert workers.blocking_job(kind="blocked")(block) is block
+    assert workers.blocking_job(_plain_other) is _plain_other
+    assert list(workers) == ["task", "again", "blocked", "other"]
+
+
+def _plain_other(job: Job[_Other]) -> None:
+    del job
+
+
+class _Other(msgspec.Struct):
+    kind: ClassVar[str] = "other"
+
+
+class _AsyncPolicy:
+    async def next_retry(self, job: JobRow) -> timedelta:
+        return timedelta(seconds=job.attempt)
+
+
+_loose: Any = riverpy
+"""The public names without their types."""
+_EVERY_DAY = riverpy.every(timedelta(days=1))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda: _loose.Client(queues=["default"]),
+            r'queues=\{"default": QueueConfig\(.*, got list',
+        ),
+        (lambda: _loose.Client(queues="default"), r'queues=\{"default": QueueConfig\(.*, got str'),
+        (lambda: _loose.Client(queues=()), r'queues=\{"default": QueueConfig\(.*, got tuple'),
+        (lambda: _loose.Client(queues={"default": 10}), r"takes a QueueConfig, as in .*, got int"),
+        (
+            lambda: _loose.Client(queues={1: _loose.QueueConfig()}),
+            "a queue name is a text, got int",
+        ),
+        (lambda: _loose.Client().configure(queues=["default"]), "QueueConfig.*, got list"),
+        (lambda: _loose.Client(workers=[_plain]), "must be a Workers registry, got list"),
+        (
+            lambda: _loose.Client(workers=_CustomWorker()),
+            "must be a Workers registry, got _CustomWorker",
+        ),
+        (lambda: _loose.Client(config={"schema": "x"}), "config must be a Config.*, got dict"),
+        (lambda: _loose.Client(periodic_jobs=5), r"periodic_jobs=\[PeriodicJob\(…\)\], got int"),
+        (
+            lambda: _loose.Client(periodic_jobs=_loose.PeriodicJob(_EVERY_DAY, Task())),
+            r"periodic_jobs=\[PeriodicJob\(…\)\], got PeriodicJob",
+        ),
+        (
+            lambda: _loose.PeriodicJob(timedelta(1), Task()),
+            r"every\(timedelta\(…\)\).*, got timedelta",
+        ),
+        (lambda: _loose.PeriodicJob(_EVERY_DAY, Task(), id=5), "is a text, got int"),
+        (lambda: _loose.Config(schema=5), "a schema name is a text, got int"),
+        (lambda: _loose.Config(id=5), "a client id is a text, got int"),
+        (
+            lambda: _loose.Config(job_timeout=30),
+            r"must be timedelta, got int: timedelta\(seconds=30\)",
+        ),
+        (lambda: _loose.QueueConfig(fetch_cooldown=1.5), r"got float: timedelta\(seconds=1.5\)"),
+        (lambda: _loose.Config(max_attempts="3"), "max_attempts must be int, got str"),
+        (lambda: _loose.Config(pool_size=None), "pool_size must be int, got NoneType"),
+        (
+            lambda: _loose.Config(retry_policy=_plain),
+            "object with a method next_retry, got function",
+        ),
+        (lambda: _loose.Config(retry_policy=_AsyncPolicy), "got the class _AsyncPolicy: call it"),
+        (lambda: _loose.Config(retry_policy=_AsyncPolicy()), "next_retry must be a plain function"),
+        (lambda: _loose.Config(error_handler=_plain), "a method handle_error, got function"),
+        (lambda: _loose.Config(job_stuck_handler=_plain), "a method handle_stuck, got function"),
+        (
+            lambda: _loose.Config(reindexer_index_names=5),
+            "must be a list of names of indexes, got 5",
+        ),
+        (
+            lambda: _loose.Config(retention_by_kind={1: JobRetention()}),
+            "a job kind is a text, got int",
+        ),
+    ],
+    ids=map(str, range(26)),
+)
+def test_refuses_values_of_wrong_types(make: Callable[[], object], words: str) -> None:
+    """A value of a wrong type is refused where it is given, with the form that is right."""
+    with pytest.raises(ConfigError, match=words):
+        make()

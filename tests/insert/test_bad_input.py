@@ -6,14 +6,16 @@ import math
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import asyncpg
+import msgspec
 import pytest
 
 from riverpy import _insert, _json
 from riverpy._insert_errors import translated
 from riverpy._insert_row import InsertRules, prepare
+from riverpy._json_decoder import decoder
 from riverpy.errors import (
     ArgsError,
     ConfigError,
@@ -44,6 +46,11 @@ def loose_raw(kind: Any, json: Any) -> RawArgs:
     return RawArgs(kind, json)
 
 
+def loose_value(value: object) -> Any:
+    """A value that a type checker would refuse."""
+    return value
+
+
 def unique(**values: Any) -> InsertOpts:
     return InsertOpts(unique_opts=UniqueOpts(**values))
 
@@ -59,9 +66,52 @@ class KindField:
     x: int = 1
 
 
+def changed_to_odd(args: Even) -> Even:
+    args.n += 1
+    return args
+
+
 class BadOpts(Data):
     def insert_opts(self) -> Any:
         return {"queue": "x"}
+
+
+class Number(int):
+    """A number that JSON knows nothing of."""
+
+
+@dataclass
+class Typed:
+    kind: ClassVar[str] = "typed"
+    n: int
+    at: datetime | None = None
+    delay: timedelta | None = None
+    points: tuple[Point, ...] = ()
+
+
+class Point(NamedTuple):
+    x: float
+    wait: timedelta = timedelta(0)
+
+
+class Even(msgspec.Struct):
+    kind: ClassVar[str] = "even"
+    n: int
+
+    def __post_init__(self) -> None:
+        if self.n % 2:
+            raise ValueError("n must be even")
+
+
+class Custom(msgspec.Struct):
+    kind: ClassVar[str] = "custom"
+    numbers: list[Number] = []
+
+
+@dataclass
+class Untagged:
+    kind: ClassVar[str] = "untagged"
+    either: Even | Welcome
 
 
 class ArgsList(list[int]):
@@ -79,6 +129,19 @@ ARGS: list[tuple[Any, type[Exception], str]] = [
     (Data(x=10**400), ArgsError, r"^\$\.x: the integer is beyond the range of a float"),
     (Data(x=datetime(2026, 1, 1)), ArgsError, r"^\$\.x: the datetime has no time zone"),
     (Data(x={1}), ArgsError, r"^\$\.x: a set has no order"),
+    (
+        Welcome(loose_value("one")),
+        ArgsError,
+        r"^\$\.user_id: Expected `int`, got `str`; .* Welcome$",
+    ),
+    (Typed(loose_value("1")), ArgsError, r"^\$\.n: Expected `int`, got `str`; .* Typed$"),
+    (Typed(loose_value(None)), ArgsError, r"^\$\.n: Expected `int`, got `null`"),
+    (Typed(1, loose_value("soon")), ArgsError, r"^\$\.at: Invalid RFC3339 encoded datetime"),
+    (Typed(1, delay=loose_value("1h")), ArgsError, r"^\$\.delay: "),
+    (Typed(1, points=loose_value([(1, timedelta(1)), "x"])), ArgsError, r"^\$\.points\[1\]: Exp"),
+    (changed_to_odd(Even(2)), ArgsError, r"^\$: n must be even; .* Even$"),
+    (Custom(), ArgsError, r"Custom can never be decoded: \$\.numbers\[\.\.\.\]: the type Number "),
+    (Untagged(Welcome(1)), ArgsError, r"Untagged can never be decoded: \$\.either: .*tagged"),
     (ArgsList([1]), ArgsError, "must be a JSON object"),
     (RawArgs("raw", "[1]"), ArgsError, "must be a JSON object"),
     (RawArgs("raw", '"x"'), ArgsError, "must be a JSON object"),
@@ -168,6 +231,13 @@ async def test_bad_args_are_refused(
 ) -> None:
     """BI-01, BI-03, BI-04, BI-09: a named ValueError with the place; the transaction lives."""
     await is_refused(inserter, schema, InsertManyParams(args), error, words)
+
+
+def test_values_of_the_right_type_are_accepted() -> None:
+    """Values that a worker decodes are accepted, durations inside of tuples included."""
+    args = Typed(10**30, NOW, timedelta(days=1), (Point(1, timedelta(hours=1)), Point(0.5)))
+    text = prepare(args, None, rules=RULES, now=NOW).args
+    assert decoder(Typed)(text) == args
 
 
 @pytest.mark.parametrize(("opts", "error", "words"), OPTS, ids=range(len(OPTS)))

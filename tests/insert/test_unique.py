@@ -275,6 +275,35 @@ def test_periods_are_counted_from_the_year_one() -> None:
     assert key_text(Welcome(1), early) == hashed("&kind=welcome&period=0001-01-01T00:00:00Z")
 
 
+@pytest.mark.parametrize(
+    ("own", "call", "is_warned"),
+    [
+        (None, None, True),
+        (None, UniqueOpts(by_queue=True), True),
+        (None, UniqueOpts(by_args=True), False),
+        (UniqueOpts(by_args=True), None, False),
+    ],
+    ids=["none", "by_queue", "call", "class"],
+)
+def test_marks_without_by_args_are_warned_about(
+    own: UniqueOpts | None, call: UniqueOpts | None, is_warned: bool
+) -> None:
+    """A class whose marked fields have no effect is logged at its first insert, once."""
+
+    class Marked(msgspec.Struct):
+        kind: ClassVar[str] = "marked"
+        user_id: Annotated[int, Unique] = 1
+
+        def insert_opts(self) -> InsertOpts:
+            return InsertOpts(unique_opts=own)
+
+    with structlog.testing.capture_logs() as logs:
+        for opts in (InsertOpts(unique_opts=call), None):
+            prepare(Marked(), opts, rules=RULES, now=NOW)
+    expected = {"kind": "marked", "fields": ("user_id",), "log_level": "warning"}
+    assert [{**log, "event": ""} for log in logs] == [{**expected, "event": ""}] * is_warned
+
+
 class City(msgspec.Struct):
     name: Annotated[str, Unique]
     zip: str = ""

@@ -67,7 +67,11 @@ async def resize(job: riverpy.Job[Resize]) -> None:
 def shrink(job: riverpy.Job[Mutable]) -> None: ...
 
 
-@workers.job  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator, reportCallIssue]
+@workers.blocking_job
+def grow(job: riverpy.Job[Mutable]) -> None: ...
+
+
+@workers.job  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
 def plain(job: riverpy.Job[Mutable]) -> None: ...
 
 

@@ -32,7 +32,9 @@ class Welcome(msgspec.Struct, frozen=True):
     user_id: Annotated[int, riverpy.Unique]
 
     def insert_opts(self) -> riverpy.InsertOpts:
-        return riverpy.InsertOpts(queue="mail", priority=2)
+        return riverpy.InsertOpts(
+            queue="mail", priority=2, unique_opts=riverpy.UniqueOpts(by_args=True)
+        )
 
 
 @dataclasses.dataclass

@@ -36,8 +36,27 @@ async def wrong_field(job: riverpy.Job[Welcome]) -> None:
     print(job.args.user_name)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
 
 
-@workers.job  # pyright: ignore[reportCallIssue, reportArgumentType, reportUntypedFunctionDecorator]
+# Of the decorators' two forms only one takes a function: so the mismatch itself is reported
+# (reportArgumentType), and no list of overloads (reportCallIssue).
+@workers.job  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
 def not_async(job: riverpy.Job[Welcome]) -> None: ...
+
+
+@workers.job  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
+async def two_parameters(job: riverpy.Job[Welcome], other: int) -> None: ...
+
+
+@workers.job()  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
+async def returns_a_value(job: riverpy.Job[Welcome]) -> int:
+    return 1
+
+
+@workers.job  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
+async def takes_the_args(job: Welcome) -> None: ...
+
+
+@workers.blocking_job  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
+async def not_blocking_either(job: riverpy.Job[Welcome]) -> None: ...
 
 
 @workers.blocking_job()  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
