@@ -31,8 +31,8 @@ def _text(error: BaseException) -> str:
     if text:
         return text if text.startswith(("<unprintable ", f"{name}: ")) else f"{name}: {text}"
     cause = error.__cause__
-    if cause is None or isinstance(cause, BaseExceptionGroup):
-        return name
+    if not isinstance(cause, Exception) or isinstance(cause, BaseExceptionGroup):
+        return name  # a cancellation explains nothing
     return f"{name} from {type(cause).__name__}: {message(cause)}".removesuffix(": ")
 
 

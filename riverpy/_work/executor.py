@@ -204,6 +204,7 @@ class Executor:
             attempt=attempt.attempt,
             max_attempts=attempt.max_attempts,
             error=text,
+            trace=trace,
         )
         return outcome
 
