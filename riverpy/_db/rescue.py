@@ -52,12 +52,21 @@ async def job_stuck(
     within: QueueFilter | None,
     after: int,
     limit: int,
-) -> list[Record]:
-    """The jobs that run for longer than `age` with an id above `after`, lowest first. Behind the
-    columns of a job stand the seconds that it runs."""
+) -> list[int]:
+    """The ids above `after` of the jobs that run for longer than `age`, lowest first."""
     values: dict[str, object] = {"after": after, "age": age, "limit": limit}
     text, arguments = filtered(_FILE, "job_stuck", schema, within, values)
-    return await connection.fetch(text, *arguments)
+    return [row[0] for row in await connection.fetch(text, *arguments)]
+
+
+async def job_stuck_rows(
+    connection: Transaction, schema: str | None, *, ids: Sequence[int], age: timedelta
+) -> list[Record]:
+    """Those of these jobs that run for longer than `age`, lowest id first. Behind the columns of a
+    job stand the seconds that it runs."""
+    statement = query(_FILE, "job_stuck_rows", schema)
+    values: dict[str, object] = {"id": ids, "age": age}
+    return await connection.fetch(statement.text, *statement.arguments(values))
 
 
 class Rescue(NamedTuple):

@@ -12,7 +12,7 @@ from msgspec import UNSET
 from riverpy._cluster.observer import HeartbeatObserver
 from riverpy._db.clients import client_heartbeats, client_lock_dead, client_registered
 from riverpy._db.jobs import Stamp
-from riverpy._db.rescue import Rescue, job_rescue, job_running_of, job_stuck
+from riverpy._db.rescue import Rescue, job_rescue, job_running_of, job_stuck, job_stuck_rows
 from riverpy._lifecycle import only_exceptions
 from riverpy._log import JobLines
 from riverpy._maintenance.base import MaintenanceService
@@ -123,6 +123,11 @@ class JobRescuer(MaintenanceService):
             key=lambda ending: ending.rescue.stamp,
             name=lambda ending: ending.rescue.stamp.id,
         )
+        self.reads: Batches[int] = Batches(
+            self, "reading stuck jobs", self._read, key=lambda job_id: job_id
+        )
+        self._found: list[Record] = []
+        """The stuck jobs that were read and not rescued yet."""
         self.unknown: Counter[str] = Counter()
         """Stuck jobs per kind that this client has no worker for, as of the last pass."""
         self._told: set[str] = set()
@@ -133,6 +138,7 @@ class JobRescuer(MaintenanceService):
         now = self.office.timer.boottime()
         filters = (await self.office.scope()).filters()
         self.batches.begin(filters)
+        self.reads.begin(filters)
         quiet = await self._rescue_dead(filters)
         if now >= self._stuck_at:
             await self._rescue_stuck(filters)
@@ -207,7 +213,7 @@ class JobRescuer(MaintenanceService):
         after = 0
         while True:
             async with self._reading() as connection:
-                rows = await job_stuck(
+                ids = await job_stuck(
                     connection,
                     self.office.schema,
                     age=self._config.rescue_age,
@@ -215,16 +221,25 @@ class JobRescuer(MaintenanceService):
                     after=after,
                     limit=PAGE,
                 )
-            jobs = await self._unregistered([_StuckJob(row) for row in rows])
+            self._found = []
+            is_going_on = await self.reads.handle(ids)
+            jobs = await self._unregistered([_StuckJob(row) for row in self._found])
             rescues: list[Rescue] = []
             for job in jobs:
                 delay = self._verdict(job, unknown)
                 if delay is not None:
                     rescues.append(Rescue(job.stamp, job.client_id, delay.total_seconds()))
             await self._rescue(rescues, self._end_of_stuck)
-            if len(rows) < PAGE:
+            if len(ids) < PAGE or not is_going_on:
                 return
-            after = rows[-1][JobColumn.ID]
+            after = ids[-1]
+
+    async def _read(self, ids: list[int]) -> None:
+        """Read stuck jobs whole: one whose columns are damaged fails alone."""
+        async with self._reading() as connection:
+            self._found += await job_stuck_rows(
+                connection, self.office.schema, ids=ids, age=self._config.rescue_age
+            )
 
     async def _unregistered(self, jobs: list[_StuckJob]) -> list[_StuckJob]:
         """Without those whose client gives signs of life, or will be found dead for want of them:

@@ -48,21 +48,18 @@ limit @limit::bigint;
 
 
 -- name: job_stuck
--- The jobs that run for longer than @age, with the seconds that they do.
+-- The ids of the jobs that run for longer than @age. No wide column is read, since one that is damaged would fail the
+-- statement for all.
 with found as materialized (
   select id
   from /* schema */ river_job
   where state = 'running' and id > @after::bigint
     and attempted_at < now() - least(@age::interval, interval '1000 years')
 )
-select
-  id, args::text, attempt, timestamptz_send(attempted_at), attempted_by, timestamptz_send(created_at), errors::text[],
-  timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,
-  timestamptz_send(scheduled_at), tags::text[], unique_key, unique_states::int,
-  extract(epoch from now() - /* finite */ (attempted_at))::float8
-from /* schema */ river_job
-where id = any(array(select id from found order by id limit @limit::bigint)) and state = 'running'
-order by id;
+select id
+from found
+order by id
+limit @limit::bigint;
 
 
 -- name: job_stuck_in_queues
@@ -73,14 +70,10 @@ with found as materialized (
   where state = 'running' and id > @after::bigint and queue = any(@queues::text[])
     and attempted_at < now() - least(@age::interval, interval '1000 years')
 )
-select
-  id, args::text, attempt, timestamptz_send(attempted_at), attempted_by, timestamptz_send(created_at), errors::text[],
-  timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,
-  timestamptz_send(scheduled_at), tags::text[], unique_key, unique_states::int,
-  extract(epoch from now() - /* finite */ (attempted_at))::float8
-from /* schema */ river_job
-where id = any(array(select id from found order by id limit @limit::bigint)) and state = 'running'
-order by id;
+select id
+from found
+order by id
+limit @limit::bigint;
 
 
 -- name: job_stuck_except_queues
@@ -91,13 +84,21 @@ with found as materialized (
   where state = 'running' and id > @after::bigint and queue <> all(@queues::text[])
     and attempted_at < now() - least(@age::interval, interval '1000 years')
 )
+select id
+from found
+order by id
+limit @limit::bigint;
+
+
+-- name: job_stuck_rows
+-- Those of the given jobs that run for longer than @age, with the seconds that they do.
 select
   id, args::text, attempt, timestamptz_send(attempted_at), attempted_by, timestamptz_send(created_at), errors::text[],
   timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,
   timestamptz_send(scheduled_at), tags::text[], unique_key, unique_states::int,
   extract(epoch from now() - /* finite */ (attempted_at))::float8
 from /* schema */ river_job
-where id = any(array(select id from found order by id limit @limit::bigint)) and state = 'running'
+where id = any(@id::bigint[]) and state = 'running' and attempted_at < now() - least(@age::interval, interval '1000 years')
 order by id;
 
 

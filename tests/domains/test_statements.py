@@ -54,7 +54,7 @@ SENT = {
     "session_limit",
 }
 """The blocks that the start, a term and the stop of a leader used before there were domains."""
-DIGEST = "3a467b0e55a76ee4578dc40520ada882278dc46d75e195e43e167afd66c7771c"
+DIGEST = "133eb5ccf7bec9f5891e5adc1606f97d74ab3b25620e73d399b30aabba19960f"
 """Of their texts, then."""
 SHORT = timedelta(seconds=6)
 EXECUTIONS = {"exec_is_there", "exec_expired"}

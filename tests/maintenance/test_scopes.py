@@ -120,7 +120,11 @@ CASES = {
             "'running', 1, now() - interval '1 day', array['unregistered']",
         ),
         _RUNNING,
-        [("river_job_rescue", "job_stuck"), ("river_job_rescue", "job_rescue")],
+        [
+            ("river_job_rescue", "job_stuck"),
+            ("river_job_rescue", "job_stuck_rows"),
+            ("river_job_rescue", "job_rescue"),
+        ],
         {},
     ),
     "rescuer by liveness": Case(
