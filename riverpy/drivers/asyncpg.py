@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 import anyio
 import asyncpg
 import asyncpg.pool
-import structlog
 
 from riverpy._dsn import (
     Server,
@@ -28,6 +27,7 @@ from riverpy._dsn import (
     validate_url,
 )
 from riverpy._error_text import error_text
+from riverpy._log import get_logger
 from riverpy.errors import ConfigError, RiverError, ServerVersionError
 from riverpy.job import raw_timestamp
 
@@ -235,7 +235,7 @@ class _Target(NamedTuple):
 @cache
 def _warn_of_ignored(names: tuple[str, ...]) -> None:
     """Log once in a process that parameters of a URL have no effect."""
-    log: Any = structlog.get_logger("riverpy")
+    log = get_logger()
     log.warning("database URL parameters ignored", parameters=list(names))
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
@@ -17,8 +18,6 @@ import riverpy
 from riverpy._log import JobLines, get_logger
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests._database import Schema
 
 PROGRAM = """
@@ -174,3 +173,14 @@ def test_structlog_may_be_configured_late() -> None:
     with structlog.testing.capture_logs() as entries:
         log.warning("lost")
     assert entries == [{"event": "lost", "client_id": "me", "log_level": "warning"}]
+
+
+def test_one_place_gives_the_logger() -> None:
+    """Only `_log` and the command line's setup of the log know structlog. FR-18"""
+    root = Path(riverpy.__file__).parent
+    users = {
+        str(path.relative_to(root))
+        for path in root.rglob("*.py")
+        if "import structlog" in path.read_text("utf-8")
+    }
+    assert users == {"_log.py", "cli/_logging.py"}
