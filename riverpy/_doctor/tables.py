@@ -123,9 +123,30 @@ async def look_at_grants(patient: Patient) -> list[Finding]:
     if work:
         missing = "; ".join(work)
         return [Finding(Level.WARN, "grants", text, f"to work jobs, grant {missing}", data)]
+    if secured := [row for row in relations.values() if row.may_hide_rows]:
+        return [_row_security(role, secured, data)]
     if not may["reindex"]:
         text += " (its leader leaves the indexes as they are)"
     return [Finding(Level.OK, "grants", text, data=data)]
+
+
+def _row_security(role: str, secured: list[RelationRow], data: dict[str, object]) -> Finding:
+    """The server hides rows from the role and reports no error: the jobs wait and are not seen."""
+    tables = [row.name for row in secured]
+    hidden = [row.name for row in secured if not row.has_policy]
+    problem = f'row-level security applies to "{role}" on {", ".join(tables)}'
+    effect = (
+        "without a policy no job is worked or counted"
+        if hidden
+        else "jobs that no policy allows are neither worked nor counted"
+    )
+    text = f"{problem}: {effect}, and no error is raised"
+    fix = (
+        f'for each table ALTER TABLE … DISABLE ROW LEVEL SECURITY, or CREATE POLICY … TO "{role}" '
+        "USING (true); or let the role own the tables"
+    )
+    level = Level.FAIL if hidden else Level.WARN
+    return Finding(level, "grants", text, fix, data | {"row_security": tables})
 
 
 def _lacking_to_insert(relations: dict[str, RelationRow]) -> list[str]:

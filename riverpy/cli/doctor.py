@@ -31,7 +31,7 @@ MAX_LAG_DEFAULT = timedelta(minutes=1)
 
 _EXIT_CODES = {Level.OK: 0, Level.WARN: EXIT_WARNING, Level.FAIL: EXIT_FAILURE}
 _COLORS = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
-_INDENT, _NAME_WIDTH = 6, 13
+_INDENT, _NAME_WIDTH = 6, 14
 _WIDTH_LEAST = 20
 
 

@@ -109,8 +109,8 @@ async def test_text(schema: Schema, doctor: Doctor) -> None:
     exit_code, text = await text_of(*arguments)
     assert exit_code == 5
     lines = text.splitlines()
-    assert lines[0].startswith("ok    connect      PostgreSQL ")
-    place = lines.index("warn  clients      no client of riverpy's runs on this schema")
+    assert lines[0].startswith("ok    connect       PostgreSQL ")
+    place = lines.index("warn  clients       no client of riverpy's runs on this schema")
     assert lines[place + 1] == "      fix: start a worker: riverpy worker MODULE:ATTR"
     assert re.fullmatch(r"2 warn, \d+ ok", lines[-1])
     exit_code, text = await text_of(*arguments, "--problems")
@@ -128,12 +128,12 @@ def test_wrapping(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     """On a terminal what is too long goes on below where it began."""
     finding = Finding(Level.FAIL, "kinds", "one two three four five six", "seven eight nine ten")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "39")
+    monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("NO_COLOR", "1")
     _show(finding)
     assert capsys.readouterr().out.splitlines() == [
-        "FAIL  kinds        one two three four",
-        "                   five six",
+        "FAIL  kinds         one two three four",
+        "                    five six",
         "      fix: seven eight nine ten",
     ]
 

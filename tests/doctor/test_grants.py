@@ -112,6 +112,22 @@ async def test_worker(schema: Schema, roles: dict[str, str], doctor: Doctor) -> 
             await connection.execute("CREATE TABLE mine ()")
 
 
+async def test_row_security(schema: Schema, roles: dict[str, str], doctor: Doctor) -> None:
+    """The doctor fails when row-level security hides all jobs from the role, warns when policies
+    may hide some, and is content with a policy that allows all rows (TeamWarp/effect-mq#9)."""
+    worker = roles["worker"].rpartition("=")[2]
+    await schema.execute("ALTER TABLE river_job ENABLE ROW LEVEL SECURITY")
+    found = (await doctor(url=roles["worker"])).one("grants", "fail")
+    assert (
+        f'row-level security applies to "{worker}" on river_job: without a policy' in found["text"]
+    )
+    await schema.execute(f"CREATE POLICY own ON river_job TO {worker} USING (queue = 'default')")
+    found = (await doctor(url=roles["worker"])).one("grants", "warn")
+    assert "jobs that no policy allows" in found["text"]
+    await schema.execute(f"CREATE POLICY everything ON river_job TO {worker} USING (true)")
+    assert "may insert, work" in (await doctor(url=roles["worker"])).one("grants", "ok")["text"]
+
+
 async def test_nobody(roles: dict[str, str], schema: Schema, doctor: Doctor) -> None:
     """A role that may do nothing is told what it lacks to insert."""
     report = await doctor(url=roles["nobody"])
