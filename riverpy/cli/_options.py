@@ -21,7 +21,7 @@ from riverpy.cli._settings import (
     Value,
     setting_option,
 )
-from riverpy.cli._types import TEXT
+from riverpy.cli._types import TEXT, IntegerType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ queues_option = click.option(
 )
 limit_option = click.option(
     "--limit",
-    type=click.IntRange(1, LIMIT_MAX),
+    type=IntegerType(1, LIMIT_MAX),
     default=LIMIT_DEFAULT,
     show_default=True,
     help="At most so many.",

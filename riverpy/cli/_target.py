@@ -57,9 +57,13 @@ def load(spec: str) -> object:
     module = _import(module_name)
     if attribute:
         return _attribute(module, attribute)
-    for name in ATTRIBUTES_DEFAULT:
-        if hasattr(module, name):
-            return getattr(module, name)
+    found = {name: getattr(module, name) for name in ATTRIBUTES_DEFAULT if hasattr(module, name)}
+    for name, value in sorted(found.items(), key=lambda item: not isinstance(item[1], Client)):
+        if inspect.ismodule(value):  # as after `import riverpy`
+            continue
+        if not _may_be_target(value):
+            raise _wrong(f"{module_name}:{name}", f"is {_article(value)}")
+        return value
     raise TargetError(
         f"module {module_name} has no {' or '.join(ATTRIBUTES_DEFAULT)}; {_offer(module)}"
     )
@@ -86,20 +90,21 @@ async def entered(spec: str, target: object) -> AsyncGenerator[Client]:
             except Exception as error:
                 _failed(f"entering {spec}", error)
             if not isinstance(client, Client):
-                raise TargetError(f"{spec} yields {_article(client)}, not a riverpy.Client")
+                raise TargetError(
+                    f"{spec} yields {_article(client)}, not a riverpy.Client{_hint(spec)}"
+                )
             yield client
     else:
-        raise TargetError(f"{spec} comes to {_article(target)}, not to a riverpy.Client")
+        raise TargetError(
+            f"{spec} comes to {_article(target)}, not to a riverpy.Client{_hint(spec)}"
+        )
 
 
 async def _called(spec: str, target: object) -> object:
     if inspect.isasyncgenfunction(target) or inspect.isgeneratorfunction(target):
         raise TargetError(f"{spec} has a yield: decorate it with @contextlib.asynccontextmanager")
-    if not callable(target):
-        raise TargetError(
-            f"{spec} is {_article(target)}: give a riverpy.Client, a function without arguments "
-            "that returns one, or an async context manager that yields one"
-        )
+    if not callable(target) or not _may_be_target(target):
+        raise _wrong(spec, f"is {_article(target)}")
     try:
         inspect.signature(target).bind()
     except TypeError as error:
@@ -111,6 +116,45 @@ async def _called(spec: str, target: object) -> object:
         return await result if inspect.isawaitable(result) else result
     except Exception as error:
         _failed(f"{spec}()", error)
+
+
+def _may_be_target(value: object) -> bool:
+    """Whether it can be a client or make one. An ASGI application can be called, but not so."""
+    if isinstance(value, Client | AbstractAsyncContextManager):
+        return True
+    if inspect.isclass(value):
+        return issubclass(value, Client) or hasattr(value, "__aenter__")
+    if not callable(value):
+        return False
+    if inspect.isroutine(value):
+        return True
+    try:
+        inspect.signature(value).bind()
+    except TypeError:
+        return False
+    except ValueError:
+        pass  # it has no signature
+    return True
+
+
+def _wrong(spec: str, what: str) -> TargetError:
+    return TargetError(
+        f"{spec} {what}: give a riverpy.Client, a function without arguments that returns one, or "
+        f"an async context manager that yields one{_hint(spec)}"
+    )
+
+
+def _hint(spec: str) -> str:
+    """The clients that the module of MODULE:ATTR has."""
+    name = spec.partition(":")[0]
+    clients = _clients(sys.modules[name]) if name in sys.modules else []
+    if not clients:
+        return ""
+    return f"; {name} has the riverpy.Client `{clients[0]}`: give {name}:{clients[0]}"
+
+
+def _clients(module: ModuleType) -> list[str]:
+    return [name for name in _public(module) if isinstance(getattr(module, name), Client)]
 
 
 def _import(name: str) -> ModuleType:
@@ -167,8 +211,7 @@ def _failed(what: str, error: BaseException) -> NoReturn:
 
 
 def _offer(module: ModuleType) -> str:
-    clients = [name for name in _public(module) if isinstance(getattr(module, name), Client)]
-    if clients:
+    if clients := _clients(module):
         return f"it has the client {', '.join(clients)}"
     functions = [
         name
@@ -197,4 +240,6 @@ def _article(value: object) -> str:
     name = type(value).__name__
     if value is None:
         return "None"
+    if inspect.isclass(value):
+        return f"the class {value.__name__}"
     return f"an {name}" if name[0].lower() in "aeiou" else f"a {name}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -72,6 +73,43 @@ def format_queues(queues: Mapping[str, int]) -> str:
     return ",".join(f"{name}:{slots}" for name, slots in queues.items())
 
 
+class IntegerType(click.IntRange):
+    """A whole number within limits."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(_why_no_number(self, value), param, ctx)
+
+
+class NumberType(click.FloatRange):
+    """A number within limits, which may have a fraction."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        try:
+            number = super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(_why_no_number(self, value), param, ctx)
+        if math.isnan(number):
+            self.fail(_why_no_number(self, value), param, ctx)
+        return number
+
+
+def _why_no_number(limits: click.IntRange | click.FloatRange, value: object) -> str:
+    is_whole = isinstance(limits, click.IntRange)
+    try:
+        (int if is_whole else float)(str(value))
+    except ValueError:
+        what = f"{value!r} is not a {'whole ' if is_whole else ''}number"
+    else:
+        what = f"{value} is out of range"
+    most = "or more" if limits.max is None else f"to {limits.max}"
+    return f"{what}: {limits.min} {most}"
+
+
 class DurationType(click.ParamType[timedelta]):
     """A duration, given as in `90s`, `1h30m` or `2d`."""
 
@@ -109,6 +147,9 @@ class TextType(click.ParamType[str]):
 
     name = "text"
 
+    def __init__(self, *, may_be_empty: bool = True) -> None:
+        self._may_be_empty = may_be_empty
+
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> str:
@@ -117,9 +158,12 @@ class TextType(click.ParamType[str]):
             text.encode()
         except UnicodeEncodeError as error:
             self.fail(f"{text!a} is not UTF-8 (at index {error.start})", param, ctx)
+        if not text and not self._may_be_empty:
+            self.fail("expected a text that is not empty", param, ctx)
         return text
 
 
 TEXT = TextType()
+NAME = TextType(may_be_empty=False)
 DURATION = DurationType()
 TIMESTAMP = TimestampType()

@@ -10,6 +10,7 @@ from riverpy.cli._logging import configure_logging
 from riverpy.cli._options import DatabaseSettings, database_options, json_option
 from riverpy.cli._output import print_json, print_note, print_table
 from riverpy.cli._run import run
+from riverpy.cli._types import IntegerType, NumberType
 from riverpy.config import MAX_WORKERS_MAX
 from riverpy.migrate import migrate_all
 
@@ -36,21 +37,21 @@ Ctrl-C.
 @click.option(
     "-n",
     "--jobs",
-    type=click.IntRange(min=1),
+    type=IntegerType(min=1),
     default=50_000,
     show_default=True,
     help="How many jobs to insert and work.",
 )
 @click.option(
     "--slots",
-    type=click.IntRange(1, MAX_WORKERS_MAX),
+    type=IntegerType(1, MAX_WORKERS_MAX),
     default=100,
     show_default=True,
     help="How many may run at once.",
 )
 @click.option(
     "--sleep-ms",
-    type=click.FloatRange(0, 10_000),
+    type=NumberType(0, 10_000),
     default=0.0,
     help="How long each job sleeps, and up to half of it more or less. Default: not at all.",
 )

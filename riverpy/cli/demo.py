@@ -22,6 +22,7 @@ from riverpy.cli._logging import configure_logging
 from riverpy.cli._options import database_options
 from riverpy.cli._output import print_json, print_note, print_table, program
 from riverpy.cli._run import EXIT_FAILURE, run
+from riverpy.cli._types import IntegerType
 from riverpy.events import EventKind
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ jobs.
 @click.option(
     "--jobs",
     "limit",
-    type=click.IntRange(min=1),
+    type=IntegerType(min=1),
     metavar="N",
     help="Insert at most N jobs in all. Default: one for each file, and nine of other kinds.",
 )

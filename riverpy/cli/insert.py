@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from riverpy import _json
+from riverpy._insert_row import MAX_ATTEMPTS_MAX, PRIORITY_MAX
 from riverpy.cli._job_output import JobOutput, print_job
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import print_json
 from riverpy.cli._run import run
-from riverpy.cli._types import DURATION, TEXT, TIMESTAMP
+from riverpy.cli._types import DURATION, NAME, TEXT, TIMESTAMP, IntegerType
 from riverpy.client import Client
 from riverpy.config import Config
 from riverpy.insert_opts import InsertOpts, UniqueOpts
@@ -48,15 +49,17 @@ def _unique_options(command: CommandT) -> CommandT:
 
 
 @click.command
-@click.argument("kind", type=TEXT)
+@click.argument("kind", type=NAME)
 @click.argument("args", type=TEXT, default="{}", metavar="[ARGS-JSON|-]")
-@click.option("--queue", type=TEXT, metavar="NAME", help="Default: default.")
+@click.option("--queue", type=NAME, metavar="NAME", help="Default: default.")
 @click.option("--at", type=TIMESTAMP, help="When it is due, as 2026-01-31T18:00:00Z.")
 @click.option("--in", "delay", type=DURATION, help="How long from now it is due, as 1h30m.")
-@click.option("--priority", type=int, help="1 (first) to 4 (last). Default: 1.")
+@click.option(
+    "--priority", type=IntegerType(1, PRIORITY_MAX), help="1 (first) to 4 (last). Default: 1."
+)
 @click.option("--tags", type=TEXT, metavar="A,B", help="Default: none.")
 @click.option("--metadata", type=TEXT, metavar="JSON", help="A JSON object. Default: {}.")
-@click.option("--max-attempts", type=int, help="Default: 25.")
+@click.option("--max-attempts", type=IntegerType(1, MAX_ATTEMPTS_MAX), help="Default: 25.")
 @click.option("--pending", is_flag=True, help="Not to be worked until its state is changed.")
 @_unique_options
 @json_option

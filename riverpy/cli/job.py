@@ -20,6 +20,7 @@ from riverpy.cli._options import (
 )
 from riverpy.cli._output import print_json
 from riverpy.cli._run import run
+from riverpy.cli._types import IntegerType
 from riverpy.errors import NotFoundError
 from riverpy.job import JobRow, JobState
 
@@ -34,7 +35,7 @@ ResultT = TypeVar("ResultT")
 
 READ_TIMEOUT = 30.0
 """Seconds that a read of the table may take."""
-_ID = click.IntRange(1, 2**63 - 1)
+_ID = IntegerType(1, 2**63 - 1)
 _JOB = Noun("job", "jobs", "id")
 
 _ids_argument = click.argument("job_ids", metavar="ID...", type=_ID, nargs=-1, required=True)

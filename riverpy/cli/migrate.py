@@ -14,7 +14,7 @@ from riverpy._db.schema import MAIN_LINE, lines, migrations
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import print_json, print_note, print_table
 from riverpy.cli._run import EXIT_FAILURE, run
-from riverpy.cli._types import DURATION
+from riverpy.cli._types import DURATION, IntegerType
 from riverpy.migrate import Direction, Migrator
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _step_options(command: Callable[[DatabaseSettings, _StepOptions], None]) -> 
         ),
         click.option("--show-sql", is_flag=True, help="Print the SQL of each migration."),
         click.option("--dry-run", is_flag=True, help="Change nothing, say what would be done."),
-        click.option("--max-steps", type=click.IntRange(min=0), help="Migrate at most N versions."),
+        click.option("--max-steps", type=IntegerType(min=0), help="Migrate at most N versions."),
         _line_option,
     ):
         wrapped = option(wrapped)
@@ -96,7 +96,7 @@ def _print_lines(objects: Sequence[dict[str, object]]) -> None:
 
 
 @migrate.command
-@click.option("--to", "target", type=click.IntRange(min=1), help="Last version to apply.")
+@click.option("--to", "target", type=IntegerType(min=1), help="Last version to apply.")
 @_step_options
 def up(database: DatabaseSettings, options: _StepOptions) -> None:
     """Apply what is outstanding of `main`, then of `riverpy`.
@@ -112,7 +112,7 @@ def up(database: DatabaseSettings, options: _StepOptions) -> None:
 @click.option(
     "--to",
     "target",
-    type=click.IntRange(min=0),
+    type=IntegerType(min=0),
     help="Version to end at, which stays applied; 0 removes everything. Default: one step.",
 )
 @_step_options
@@ -242,7 +242,7 @@ def list_(database: DatabaseSettings, *, line: str | None, as_json: bool) -> Non
 @click.option(
     "--to",
     "target",
-    type=click.IntRange(min=1),
+    type=IntegerType(min=1),
     help="Check up to this version of one line, `main` if none is named.",
 )
 @_line_option
@@ -281,7 +281,7 @@ def validate(
 @click.option(
     "--version",
     "versions",
-    type=click.IntRange(min=1),
+    type=IntegerType(min=1),
     multiple=True,
     help="Only this one, of one line, `main` if none is named; repeatable.",
 )

@@ -16,7 +16,7 @@ from riverpy.cli._connected import bounded, connected
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import format_time, print_json, print_note, print_table
 from riverpy.cli._run import run
-from riverpy.cli._types import TEXT
+from riverpy.cli._types import NAME, IntegerType
 from riverpy.errors import SchemaMissingError
 from riverpy.periodic import CronSchedule, PeriodicJobState, next_time, parse_schedule
 
@@ -32,7 +32,7 @@ ResultT = TypeVar("ResultT")
 COUNT_DEFAULT = 5
 COUNT_MAX = 1000
 
-_id_argument = click.argument("job_id", metavar="ID", type=TEXT)
+_id_argument = click.argument("job_id", metavar="ID", type=NAME)
 
 
 class NextOutput(msgspec.Struct, frozen=True):
@@ -98,7 +98,7 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
 @click.option(
     "-n",
     "count",
-    type=click.IntRange(1, COUNT_MAX),
+    type=IntegerType(1, COUNT_MAX),
     default=COUNT_DEFAULT,
     show_default=True,
     help="How many.",

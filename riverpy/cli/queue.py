@@ -11,7 +11,7 @@ from riverpy.cli._connected import bounded, connected
 from riverpy.cli._options import database_options, json_option, limit_option
 from riverpy.cli._output import format_time, print_json, print_note, print_table
 from riverpy.cli._run import run
-from riverpy.cli._types import TEXT
+from riverpy.cli._types import NAME
 from riverpy.client import Client
 from riverpy.config import Config
 from riverpy.errors import NotFoundError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _ALL = "*"
 _QUEUE = Noun("queue", "queues", "name")
 
-_names_argument = click.argument("names", metavar="NAME...", type=TEXT, nargs=-1, required=True)
+_names_argument = click.argument("names", metavar="NAME...", type=NAME, nargs=-1, required=True)
 
 
 @click.group

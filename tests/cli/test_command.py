@@ -60,6 +60,40 @@ def test_failure_is_one_line(args: list[str], code: int, message: str) -> None:
     assert "s3" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["job", "list", "--limit", "0"], "'--limit': 0 is out of range: 1 to 10000"),
+        (["job", "list", "--limit", "x"], "'--limit': 'x' is not a whole number: 1 to 10000"),
+        (["job", "show", "abc"], "'ID': 'abc' is not a whole number: 1 to 9223372036854775807"),
+        (["job", "cancel", "0"], "'ID...': 0 is out of range: 1 to 9223372036854775807"),
+        (["job", "retry", ""], "'ID...': '' is not a whole number"),
+        (["bench", "--jobs", "-1"], "'--jobs': -1 is out of range: 1 or more"),
+        (["bench", "--sleep-ms", "nan"], "is out of range: 0 to 10000"),
+        (["migrate", "up", "--to", "0"], "'--to': 0 is out of range: 1 or more"),
+        (["insert", "k", "{]"], "args: the text is not JSON"),
+        (["insert", "k", "[1]"], "args: must be a JSON object, got [1]"),
+        (["insert", "k", "{}", "--metadata", "["], "metadata: the text is not JSON"),
+        (["insert", "k", "{}", "--in", "-5s"], "'--in': '-5s' is no duration"),
+        (["insert", "k", "{}", "--at", ""], "'--at': '' is no time"),
+        (["insert", "k", "{}", "--priority", "9"], "'--priority': 9 is out of range: 1 to 4"),
+        (["insert", "k", "{}", "--max-attempts", "0"], "'--max-attempts': 0 is out of range: 1 to"),
+        (["insert", "", "{}"], "'KIND': expected a text that is not empty"),
+        (["queue", "pause", ""], "expected a text that is not empty"),
+        (["periodic", "run", ""], "expected a text that is not empty"),
+        (["top", "--interval", "99999999999d"], "the duration '99999999999d' is too long"),
+        (["worker", "jobs:client", "--soft-stop", "-1s"], "'--soft-stop': '-1s' is no duration"),
+        (["worker", "jobs:client", "-q", "a:0"], "queue 'a' needs 1 to 10000 slots, got 0"),
+    ],
+)
+def test_wrong_input_is_one_line(args: list[str], message: str) -> None:
+    """A wrong value is wrong usage: one line that names it, its option and what is allowed."""
+    result = invoke(*args, DATABASE_URL=UNREACHABLE)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.count("\n") == 1
+    assert message in result.stderr
+
+
 @pytest.mark.parametrize("environ", [{"RIVERPY_DEBUG": "1"}, {}])
 def test_debug_shows_traceback(environ: dict[str, str]) -> None:
     """--debug (anywhere) or RIVERPY_DEBUG=1 adds the traceback, without the password."""

@@ -177,9 +177,9 @@ async def test_at_once(files: Path, fresh_database_url: str) -> None:
     [
         (["--dir", "/nope"], "'/nope' does not exist"),
         (["--dir", "/etc/passwd"], "'/etc/passwd' is a file"),
-        (["--jobs", "0"], "0 is not in the range x>=1"),
-        (["--jobs", "-1"], "-1 is not in the range x>=1"),
-        (["--jobs", "many"], "'many' is not a valid integer"),
+        (["--jobs", "0"], "0 is out of range: 1 or more"),
+        (["--jobs", "-1"], "-1 is out of range: 1 or more"),
+        (["--jobs", "many"], "'many' is not a whole number"),
     ],
 )
 def test_wrong_usage(args: list[str], message: str) -> None:

@@ -242,8 +242,8 @@ async def test_no_answer(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> Non
     ("args", "code", "said"),
     [
         ([], 2, "riverpy: Missing argument 'ID...'"),
-        (["1", "x"], 2, "riverpy: Invalid value for 'ID...': 'x' is not a valid integer"),
-        (["0"], 2, "riverpy: Invalid value for 'ID...': 0 is not in the range"),
+        (["1", "x"], 2, "riverpy: Invalid value for 'ID...': 'x' is not a whole number"),
+        (["0"], 2, "riverpy: Invalid value for 'ID...': 0 is out of range"),
         (["1"], 1, "riverpy: cannot connect to 127.0.0.1"),
     ],
 )

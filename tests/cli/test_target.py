@@ -177,6 +177,57 @@ async def test_wrong_targets() -> None:
         assert caught.value.message.startswith(message)
 
 
+APPLICATION = """
+import riverpy
+
+class Application:
+    async def __call__(self, scope, receive, send): ...
+
+app = Application()
+workers = riverpy.Workers()
+nothing = None
+number = 3
+jobs = riverpy.Client()
+
+def make_nothing(): ...
+
+class Empty: ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("attribute", "found"),
+    [
+        (":app", "is an Application"),
+        ("", ":app is an Application"),
+        (":workers", "is a Workers"),
+        (":nothing", "is None"),
+        (":number", "is an int"),
+        (":Empty", "is the class Empty"),
+        (":riverpy", "is a module"),
+        (":make_nothing", "comes to None, not to a riverpy.Client"),
+    ],
+)
+async def test_another_object(module: Callable[[str], str], attribute: str, found: str) -> None:
+    """An object that is no client is named, with what is expected and the client of its module."""
+    name = module(APPLICATION)
+    spec = f"{name}{attribute}"
+    with pytest.raises(TargetError) as caught:
+        async with entered(spec, load(spec)):
+            pass
+    text = caught.value.message
+    assert f"{spec} {found}" in text or f"{spec}{found}" in text
+    assert "riverpy.Client" in text
+    assert text.endswith(f"; {name} has the riverpy.Client `jobs`: give {name}:jobs")
+    assert "\n" not in text
+
+
+async def test_client_before_others(module: Callable[[str], str]) -> None:
+    """Without :ATTR a client counts before another object that has one of the usual names."""
+    name = module("import riverpy\nclient = None\napp = riverpy.Client()\n")
+    assert isinstance(load(name), Client)
+
+
 async def test_failing_targets() -> None:
     """A factory or a context manager that fails is told in one line with the place."""
 
