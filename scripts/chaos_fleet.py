@@ -250,8 +250,7 @@ class ChaosOfFleet:
             return
         self.done[fault.kind] += 1
         began = datetime.now(UTC)
-        async with server_faults.clock_stepped(server.clock, -CLOCK_STEP):
-            await anyio.sleep(fault.seconds)
+        await server_faults.step_clock_often(server.clock, -CLOCK_STEP, lasting=fault.seconds)
         self.clock_steps.append(ClockStep(began, datetime.now(UTC)))
 
     async def _break_rows(self, fault: Fault) -> None:

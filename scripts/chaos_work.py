@@ -186,7 +186,9 @@ class ChaosOfWork:
     async def _do(self, fault: Fault) -> None:
         """Do it; what else is broken may end it early."""
         try:
-            if fault.kind is FaultKind.CLOCK_STEP and not self._has_clock:
+            if fault.kind is FaultKind.CLOCK_STEP and not isinstance(
+                self._fleet.server, SteppedServer
+            ):
                 return
             if fault.kind in OF_SERVER:
                 async with self._server_lock:
@@ -231,16 +233,12 @@ class ChaosOfWork:
         if is_crash:
             self.crashes.append((began, time.time()))
 
-    @property
-    def _has_clock(self) -> bool:
-        return isinstance(self._fleet.server, SteppedServer)
-
     async def _step_clock(self, fault: Fault) -> None:
-        """Forward, or back, and then to the true time."""
+        """Forward or back, and to the true time again."""
         assert isinstance(self._fleet.server, SteppedServer)
         began, seconds = time.time(), CLOCK_STEP if fault.number % 2 else -CLOCK_STEP
-        async with server_faults.clock_stepped(self._fleet.server.clock, seconds):
-            await anyio.sleep(fault.seconds)
+        clock = self._fleet.server.clock
+        await server_faults.step_clock_often(clock, seconds, lasting=fault.seconds)
         self.clock_steps.append(ClockStep(began, time.time(), seconds))
         await self._fetch("make_due")
 

@@ -96,9 +96,10 @@ class Recorder:
                     await anyio.sleep(RECONNECT)
 
     async def flush(self) -> None:
-        """Wait a moment until all is stored."""
+        """Wait a moment until all that is noted so far is stored."""
+        number = self._number
         with anyio.move_on_after(FLUSH_LIMIT):
-            while self._stored < self._number:
+            while self._stored < number:
                 await anyio.sleep(0.01)
 
     async def _store(self, connection: asyncpg.Connection, number: int, act: Act) -> None:
@@ -208,9 +209,11 @@ workers = riverpy.Workers()
 
 @workers.job(timeout=None)
 async def touch(job: riverpy.Job[Touch]) -> None:
-    """Note the attempt, and take a while."""
+    """Note the attempt, and take a while. It does not end before the note is stored, which is lost
+    where the process is killed before."""
     recorder.record("attempt", job=job)
     await anyio.sleep(job.args.seconds)
+    await recorder.flush()
 
 
 @workers.job

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 MEND_LIMIT = 90.0
 """Seconds within which the server must let itself be mended."""
 RETRY = 0.05
+CLOCK_TURN = 0.3
+"""Seconds between two steps of a clock."""
 LOCK_LIMIT = 100
 """Milliseconds for which a statement waits for the lock of a table, and others behind it."""
 LOCK_RETRY = 0.5
@@ -192,6 +194,18 @@ async def clock_stepped(clock: WallClock, seconds: int) -> AsyncGenerator[None]:
         yield
     finally:
         clock.step(-seconds)
+
+
+async def step_clock_often(clock: WallClock, seconds: int, *, lasting: float) -> None:
+    """Step the clock and back: once for a while, and then again and again, so that some steps fall
+    between a heartbeat and whoever reads it."""
+    end = anyio.current_time() + lasting
+    async with clock_stepped(clock, seconds):
+        await anyio.sleep(lasting / 2)
+    while anyio.current_time() < end:
+        await anyio.sleep(CLOCK_TURN)
+        async with clock_stepped(clock, seconds):
+            await anyio.sleep(CLOCK_TURN)
 
 
 # --- what a user does
