@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 from typing import Any
@@ -20,8 +19,8 @@ ALIVE_INTERVAL = 0.05
 
 settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=ChaosSettings)
 _acts = os.open(settings.acts, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-_parent = multiprocessing.parent_process()
-_process = f"{settings.name}:{os.getpid() if _parent is None else _parent.pid}"
+_worker_pid = os.environ.setdefault("CHAOS_WORKER_PID", str(os.getpid()))  # its children inherit it
+_process = f"{settings.name}:{_worker_pid}"
 _encoder = msgspec.json.Encoder()
 
 
