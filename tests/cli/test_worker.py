@@ -113,9 +113,10 @@ async def test_hard_stop_cancels(
     await insert(schema, "sleep")
     async with worker_of(schema, tmp_path, "jobs:patient", *args) as worker:
         await worker.until_printed("job sleep")
-        for number in signals:
-            worker.send(number)
+        worker.send(signals[0])
+        for number in signals[1:]:
             await worker.until_logged("waiting for running jobs")
+            worker.send(number)
         assert await worker.exit_code() == 0
     assert await row(schema) == PUT_BACK
 

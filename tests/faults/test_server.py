@@ -95,6 +95,10 @@ async def test_no_connection_left(stage: Stage) -> None:
 
 SLOW = (
     "jobs cannot be claimed",
+    "claiming jobs takes too long, statements are smaller now",
+    "storing job results takes too long, statements are smaller now",
+    "job results take too long and will be tried again",
+    "no job results are refused any more",
     "the lease was not renewed, trying again",
     "cannot stand for election, trying again",
     "maintenance pass failed, trying again",

@@ -388,7 +388,7 @@ async def test_job_rescue(large: asyncpg.Connection[Any], count: int) -> None:
 async def test_client_reap(large: asyncpg.Connection[Any]) -> None:
     """Whether a client that is gone has running jobs is seen among the running ones."""
     plan = await plan_of(
-        large, "riverpy_client", "client_reap", dead_after="'1 min'", kept="'1 day'"
+        large, "riverpy_client", "client_reap", client_id="'{gone}'", heartbeat="'{beef}'"
     )
     assert (plan.scans & {"Seq Scan", PRIMARY, ENDED}, FETCH in plan.scans) == (set(), True)
 

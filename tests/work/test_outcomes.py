@@ -220,7 +220,7 @@ async def test_longest_delay_is_stored(rig: Rig) -> None:
     async with rig.working(retry_policy=DefaultRetryPolicy()) as client:
         await rig.event()
         (row,) = await rig.schema.jobs()
-        assert (row["state"], len(row["errors"])) == ("retryable", 311)
+        assert (row["state"], row["attempt"]) == ("retryable", 311)
         read = await client.job_get(row["id"])
         assert read.scheduled_at == row["scheduled_at"]
         assert row["scheduled_at"].year in {2318, 2319, 2320}
