@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 PG_VARIABLES = ("PGSERVICE", "PGHOST", "PGPORT", "PGUSER", "PGDATABASE")
 """Each of these names a database."""
 
+UNKNOWN_USER = "?"
+"""The user where nothing names one: the user id of this process is in no list, as in some
+containers."""
 _ENVIRONMENT_URL = "postgresql://"
 _PORT_DEFAULT = "5432"
 _PORT_MAX = 65535
@@ -329,7 +332,7 @@ def _system_user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):
-        return "?"
+        return UNKNOWN_USER
 
 
 def _service(name: str | None, environ: Mapping[str, str]) -> Mapping[str, str]:

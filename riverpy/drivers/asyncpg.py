@@ -18,6 +18,7 @@ import asyncpg
 import asyncpg.pool
 
 from riverpy._dsn import (
+    UNKNOWN_USER,
     Server,
     environment_url,
     mask_url,
@@ -229,7 +230,13 @@ class _Target(NamedTuple):
         url, limit, ignored = split_url(url)
         if ignored:
             _warn_of_ignored(ignored)
-        return cls(url, server_of(url), limit)
+        server = server_of(url)
+        if server.user == UNKNOWN_USER:
+            raise ConfigError(
+                "the database URL names no user, and the user of this process has no name: write "
+                "postgres://USER@…, or set PGUSER"
+            )
+        return cls(url, server, limit)
 
 
 @cache

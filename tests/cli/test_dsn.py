@@ -425,3 +425,17 @@ def test_command_names_the_server_of_the_environment(tmp_path: Path) -> None:
     done = run("migrate", "list", PGSERVICE="none", PGSERVICEFILE=str(tmp_path / "none"))
     assert done.returncode == 2
     assert "there is no service 'none'" in done.stderr
+
+
+async def test_process_without_a_user_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user id without a name is an error in one sentence, unless something names the user."""
+
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr("getpass.getuser", nobody)
+    monkeypatch.delenv("PGUSER", raising=False)
+    with pytest.raises(ConfigError, match="names no user"):
+        await connect("postgres://127.0.0.1:1/d")
+    with pytest.raises(OSError, match="refused"):
+        await connect("postgres://u@127.0.0.1:1/d")
