@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from riverpy._cluster.observer import HeartbeatObserver
 from riverpy._db.clients import client_heartbeats, client_reap
 from riverpy._maintenance.base import MaintenanceService
+from riverpy._maintenance.batches import Batches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from riverpy._lifecycle import StopScope
     from riverpy._maintenance.base import Office
@@ -38,6 +40,9 @@ class ClientReaper(MaintenanceService):
         """
         super().__init__(office)
         self._observer = HeartbeatObserver(office.timer, contact)
+        self.batches: Batches[tuple[str, bytes]] = Batches(
+            self, "forgetting dead clients", self._reap, key=itemgetter(0), name=itemgetter(0)
+        )
 
     async def run_once(self, scope: StopScope) -> float:
         """Forget all that may be: mostly no client is dead, and then one read is the whole pass.
@@ -52,14 +57,12 @@ class ClientReaper(MaintenanceService):
         dead_after = office.config.dead_after.total_seconds()
         silence = self._observer.silence(dead_after, kept=KEPT)
         if silence.heartbeats:
-            await self._reap(silence.heartbeats)
-        return min(INTERVAL, silence.next_in + MARGIN)
+            await self.batches.handle(silence.heartbeats.items())
+        return self.batches.delay(min(INTERVAL, silence.next_in + MARGIN))
 
-    async def _reap(self, heartbeats: Mapping[str, bytes]) -> None:
-        office = self.office
-        async with office.mandate.transaction(
-            office.connection, "forgetting dead clients"
-        ) as connection:
-            reaped = await client_reap(connection, office.schema, heartbeats)
+    async def _reap(self, heartbeats: list[tuple[str, bytes]]) -> None:
+        """Delete the rows of clients, each with the heartbeat that was observed."""
+        async with self.batches.transaction() as connection:
+            reaped = await client_reap(connection, self.office.schema, dict(heartbeats))
         if reaped:
             self.log.info("forgot dead clients", client_ids=reaped)

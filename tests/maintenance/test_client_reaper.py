@@ -118,3 +118,21 @@ async def test_client_that_is_back(quick: HeldOffice) -> None:
         async with asyncio.timeout(30):
             await quick.run(await observing(quick))
     assert await known(schema) == ["back"]
+
+
+async def test_client_that_a_foreign_key_holds(
+    quick: HeldOffice, log: list[dict[str, Any]]
+) -> None:
+    """FR-03: a client that a table of the application refers to stays; all others are forgotten,
+    and the log names it."""
+    schema = quick.schema
+    for client_id in ("a", "held", "z"):
+        await register(schema, client_id)
+    await schema.execute("CREATE TABLE audit (client_id text REFERENCES riverpy_client)")
+    try:
+        await schema.execute("INSERT INTO audit VALUES ('held')")
+        await quick.run(await observing(quick))
+        assert await known(schema) == ["held"]
+        assert [entry.get("row") for entry in log if entry["log_level"] == "warning"] == ["held"]
+    finally:
+        await schema.execute("DROP TABLE audit")

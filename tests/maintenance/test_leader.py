@@ -91,12 +91,12 @@ async def test_p02_exhausted_resigns_once(house: House, log: list[dict[str, obje
     assert house.leader.is_clear
     again = the_log(log, "maintenance failed, trying again")
     assert [(entry["log_level"], entry["attempt"], entry["error"]) for entry in again] == [
-        ("error", 1, "start 1"),
-        ("error", 2, "start 2"),
+        ("error", 1, "HookError: start 1"),
+        ("error", 2, "HookError: start 2"),
     ]
     assert all(isinstance(entry["seconds"], float) for entry in again)
     (last,) = the_log(log, "maintenance failed too often")
-    assert (last["log_level"], last["attempt"], last["error"]) == ("error", 3, "start 3")
+    assert (last["log_level"], last["attempt"], last["error"]) == ("error", 3, "HookError: start 3")
 
 
 async def test_outage_is_no_fault(house: House, log: list[dict[str, object]]) -> None:
