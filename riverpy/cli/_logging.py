@@ -130,11 +130,19 @@ def _last_processors(log: str) -> list[Processor]:
     # Not rich's traceback, which structlog takes where rich is installed: it shows local variables.
     return [
         structlog.processors.format_exc_info,
+        _trace_as_lines,
         _mask_passwords,
         structlog.dev.ConsoleRenderer(
             colors=has_color(sys.stderr), exception_formatter=structlog.dev.plain_traceback
         ),
     ]
+
+
+def _trace_as_lines(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Show the traceback of a failed job below its line, as that of any error."""
+    if trace := event.pop("trace", None):
+        event["exception"] = trace
+    return event
 
 
 def _mask_passwords(_logger: object, _method: str, event: EventDict) -> EventDict:

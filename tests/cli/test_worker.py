@@ -387,6 +387,41 @@ async def test_interrupt_of_the_process_group(schema: Schema, tmp_path: Path) ->
     assert await row(schema) == {"state": "completed", "attempt": 1, "errors": None}
 
 
+RAISES = """
+import msgspec, riverpy
+from typing import ClassVar
+
+workers = riverpy.Workers()
+
+class Raise(msgspec.Struct):
+    kind: ClassVar[str] = "raise"
+
+@workers.job
+async def work(job: riverpy.Job[Raise]) -> None:
+    {}["user_id"]
+
+client = riverpy.Client(workers=workers, queues={"default": riverpy.QueueConfig()})
+"""
+
+
+async def test_traceback_of_a_failed_job(schema: Schema, tmp_path: Path) -> None:
+    """A console log for debugging shows the type and the text of a job's error, and its traceback
+    as lines."""
+    (tmp_path / "jobs.py").write_text(RAISES)
+    await insert(schema, "", kind="raise", max_attempts=1)
+    process = await asyncio.create_subprocess_exec(
+        *(RIVERPY, "worker", "jobs:client", "--drain", "--log=console", "--log-level=debug"),
+        *(f"--database-url={schema.url}", f"--schema={schema.name}"),
+        cwd=tmp_path,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, written = await process.communicate()
+    lines = [line.strip() for line in written.decode().splitlines()]
+    assert "Traceback (most recent call last):" in lines
+    assert '{}["user_id"]' in lines
+    assert any("job failed" in line and "KeyError: 'user_id'" in line for line in lines)
+
+
 # -- stopping while it starts
 
 
