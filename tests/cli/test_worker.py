@@ -561,7 +561,7 @@ def failing_worker(directory: Path, *args: str, code: str = JOBS) -> tuple[int, 
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (["jobs"], 2, "no database is given: use --database-url, RIVERPY_DATABASE_URL"),
+        (["jobs"], 2, "no database is given: write Client("),
         (["jobs:nope", f"--database-url={UNREACHABLE}"], 2, "module jobs has no 'nope'"),
         (["jobs", f"--database-url={UNREACHABLE}"], 3, "the database cannot be used: "),
         (["jobs", "-q", "default", f"--database-url={UNREACHABLE}"], 2, "is not NAME:SLOTS"),
@@ -680,7 +680,7 @@ async def test_failing_job_is_no_error_of_the_worker(schema: Schema, tmp_path: P
     assert {"job_id", "kind", "queue", "attempt"} <= failed.keys()
     (fail,) = worker.entries("jobs fail")
     assert fail["level"] == "warning"
-    assert fail["kinds"] == {"do": {"failed": 1, "error": "no luck"}}
+    assert fail["kinds"] == {"do": {"failed": 1, "error": "ValueError: no luck"}}
     (worked,) = worker.entries("jobs worked")
     assert (worked["failed"], worked["discarded"]) == (1, 1)
     others = [entry for entry in worker.logged if "no luck" in str(entry)]

@@ -40,7 +40,7 @@ async def test_unreachable_server() -> None:
     url = "postgresql://ada:secret@127.0.0.1:1/db"
     exit_code, text = await text_of("--database-url", url)
     assert exit_code == 1
-    assert text.startswith("FAIL  connect      cannot connect to 127.0.0.1:1")
+    assert text.startswith("FAIL  connect       cannot connect to 127.0.0.1:1")
     assert text.count("\n") == 3
     assert text.endswith("\n1 FAIL\n")
     assert "      fix: see that the server runs" in text

@@ -207,7 +207,7 @@ async def test_followed_and_asked(schema: Schema, tmp_path: Path) -> None:
             "state": "discarded",
             "attempt": 1,
             "max_attempts": 1,
-            "error": "no luck",
+            "error": "ValueError: no luck",
         }
         async with asyncio.timeout(PATIENCE):  # a worker that stood still is not ready for a moment
             while (found := await run_command("health", "--url", url))[0] != 0:
