@@ -321,7 +321,8 @@ def comparable(row: dict[str, str | None]) -> dict[str, Any]:
 
 
 def entries_of(errors: Any) -> list[dict[str, Any]]:
-    """The error entries of a row as text, without times and traces."""
+    """The error entries of a row as text, without times, traces and the type, which riverpy's text
+    begins with."""
     if not errors:
         return []
     texts = re.findall(r'"((?:[^"\\]|\\.)*)"', errors)
@@ -329,6 +330,7 @@ def entries_of(errors: Any) -> list[dict[str, Any]]:
     for entry in entries:
         assert datetime.fromisoformat(entry.pop("at")[:19])
         assert isinstance(entry.pop("trace"), str)
+        entry["error"] = re.sub("^(?:Runtime|Timeout|Value)Error: ", "", entry["error"])
         entry["error"] = re.sub("ctx: context deadline.*", "timeout", entry["error"])
         entry["error"] = re.sub("job exceeded its timeout.*", "timeout", entry["error"])
     return entries
