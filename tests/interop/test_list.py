@@ -198,7 +198,12 @@ async def test_go_reads_what_python_writes(go: RiverGo, rig: Rig) -> None:
     register(rig)
     queues = {name: QueueConfig(max_workers=50) for name in ("default", "held")}
     # Without a leader nothing moves while the two are compared.
-    client = rig.client(queues=queues, soft_stop_timeout=timedelta(0), candidate=False)
+    client = rig.client(
+        queues=queues,
+        soft_stop_timeout=timedelta(0),
+        candidate=False,
+        known_kinds_only=False,
+    )
     async with rig.running(client):
         await client.insert_many(waiting_jobs())
         jobs = python_jobs()
