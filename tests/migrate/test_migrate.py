@@ -184,9 +184,9 @@ async def test_refused_in_a_transaction(
 )
 def test_schema_names_that_are_refused(schema: str) -> None:
     """MG-05: names outside River's rule are refused before there is any SQL."""
-    with pytest.raises(ConfigError, match="a schema name"):
+    with pytest.raises(ConfigError, match="schema"):
         Migrator(NOWHERE, schema=schema)
-    with pytest.raises(ConfigError, match="a schema name"):
+    with pytest.raises(ConfigError, match="schema"):
         Migrator.sql(schema=schema)
 
 
