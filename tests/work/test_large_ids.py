@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from riverpy import InsertManyParams, Job, JobCancel
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy.cli import main
-from tests.maintenance.office import held_office
+from tests.maintenance.office import QuickTimer, held_office
 from tests.work.rig import Task
 
 if TYPE_CHECKING:
@@ -78,7 +78,11 @@ async def test_rescue(rig: Rig, first: int) -> None:
         " '10 milliseconds', now() - interval '1 hour', now() - interval '1 hour')"
     )
     async with held_office(rig.schema, dead_after=timedelta(milliseconds=100)) as held:
-        await held.run(JobRescuer(held.office, lambda: 3600.0))
+        rescuer = JobRescuer(held.office, lambda: 3600.0)
+        await held.run(rescuer)
+        assert isinstance(held.timer, QuickTimer)
+        held.timer.skipped += 1
+        await held.run(rescuer)
     rows = await rig.schema.jobs()
     assert [(row["id"], row["state"]) for row in rows] == [
         (first + n, "available") for n in range(3)
