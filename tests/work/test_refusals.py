@@ -176,8 +176,9 @@ async def test_metadata_has_a_limit(rig: Rig) -> None:
     assert "33554432" in str(caught[0])
 
 
-async def test_event_that_cannot_be_made(rig: Rig, log: list[dict[str, Any]]) -> None:
-    """Metadata that is nested too deep for an event costs that event, not the worker."""
+async def test_event_with_deep_metadata(rig: Rig) -> None:
+    """Metadata that is nested too deep for Python costs neither its event nor that of another
+    job."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -190,10 +191,8 @@ async def test_event_that_cannot_be_made(rig: Rig, log: list[dict[str, Any]]) ->
     async with rig.working() as client:
         await rig.until_state("completed")
         await client.insert(Task(n=2), InsertOpts(metadata={"fine": True}))
-        event = await rig.event()
-        assert event.job is not None
-        assert event.job.id == 2
-    assert [entry["job_id"] for entry in log if "dropped" in entry["event"]] == [1]
+        events = [await rig.event(), await rig.event()]
+    assert [event.job and event.job.id for event in events] == [1, 2]
 
 
 async def test_drain_waits_for_a_lost_claim(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
