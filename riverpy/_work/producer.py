@@ -308,7 +308,8 @@ class Producer:
                     return await self._claim_many(connection, limit, scope)
         except DATABASE_ERRORS as error:
             took = time.monotonic() - began
-            is_outage = self._claims.is_outage_told  # it says nothing about the jobs
+            # A server that does not answer says nothing about the jobs.
+            is_outage = isinstance(error, TimeoutError) and self._claims.is_outage_told
             if is_outage or not self._unclaimable.failed(limit, self._claiming, error, took):
                 raise
             self._count_failure(error)

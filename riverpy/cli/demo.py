@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from riverpy._dsn import mask_url
+from riverpy._names import DISTRIBUTION
 from riverpy.cli._demo_files import Files
 from riverpy.cli._demo_run import SLOTS, DemoRun
 from riverpy.cli._embedded import embedded_server
@@ -115,7 +116,7 @@ def _start_embedded(stack: ExitStack) -> str:
     url = stack.enter_context(server)
     number = ".".join(map(str, server.version))
     print_note(
-        f"riverpy {version('riverpy')}, PostgreSQL {number} ({server.source}) in "
+        f"riverpy {version(DISTRIBUTION)}, PostgreSQL {number} ({server.source}) in "
         f"{server.directory}, ready in {time.monotonic() - began:.1f} s"
     )
     return url

@@ -21,10 +21,11 @@ from riverpy._db.clients import (
     Registration,
     client_beat,
     client_candidates,
+    client_heartbeats,
     client_leave,
     client_lock_dead,
     client_reap,
-    client_silent,
+    client_register,
 )
 from riverpy._db.leaders import leader_elect, leader_fence, leader_get, leader_renew, leader_resign
 from riverpy._db.leases import lease_acquire, lease_list, lease_renew
@@ -321,21 +322,21 @@ async def test_leases(written: str) -> None:
 
 
 async def test_clients(written: str) -> None:
-    """Clients whose last heartbeat has such a time are silent, and removed, or else alive."""
-    minute = timedelta(minutes=1)
+    """Clients whose last heartbeat has such a time are observed, and removed, like any other."""
     async with connected(written) as connection:
-        silence = await client_silent(connection, None, dead_after=minute)
-        past = {"heartbeat_at:-infinity", "heartbeat_at:4713-01-01_BC"}
-        assert set(silence.client_ids) == past
-        assert 0 < (silence.next_in or 0) <= 60
-        assert len(await client_candidates(connection, None, domain="default")) == 6
-        dead = await client_lock_dead(
-            connection, None, client_ids=silence.client_ids, dead_after=minute, contact=60
-        )
-        assert dead <= past
-        assert set(await client_reap(connection, None, dead_after=minute, kept=minute)) == past
-        registered_at = await client_beat(connection, None, REGISTRATION, registered_at=None)
+        seen, start = await client_heartbeats(connection, None)
+        heartbeats = {one.name: one.value for one in seen}
+        assert {"heartbeat_at:-infinity", "heartbeat_at:4713-01-01_BC"} <= set(heartbeats)
+        await client_candidates(connection, None, domain="default")
+        async with connection.transaction():
+            dead = await client_lock_dead(connection, None, heartbeats, server_start=start)
+        assert dead == set(heartbeats)
+        assert set(await client_reap(connection, None, heartbeats)) <= dead
+        registered_at = await client_register(connection, None, REGISTRATION)
+        assert registered_at is not None
+        assert await client_beat(connection, None, REGISTRATION, registered_at=registered_at)
         await connection.execute("UPDATE riverpy_client SET started_at = 'infinity'")
+        assert not await client_beat(connection, None, REGISTRATION, registered_at=registered_at)
         await client_leave(
             connection, None, client_id=REGISTRATION.client_id, registered_at=registered_at
         )
