@@ -37,6 +37,7 @@ var verbs = map[string]verb{
 	"resign":         resignVerb,
 	"resume":         queueVerb(resumeQueue),
 	"retry":          jobVerb(retryJob),
+	"session":        sessionVerb,
 	"work":           workVerb,
 }
 
@@ -108,6 +109,15 @@ func run(ctx context.Context, name string, args []string) error {
 	return do(ctx, &base{
 		args: flags.Args(), out: &output{encoder: encoder}, pool: pool, schema: *schema,
 	})
+}
+
+// usage has -h print this text after the flags.
+func usage(flags *flag.FlagSet, text string) {
+	flags.Usage = func() {
+		fmt.Fprintf(flags.Output(), "Usage of %s:\n", flags.Name())
+		flags.PrintDefaults()
+		fmt.Fprintf(flags.Output(), "\n%s\n", text)
+	}
 }
 
 func main() {

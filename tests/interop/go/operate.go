@@ -144,17 +144,21 @@ func queuesVerb(*flag.FlagSet) func(context.Context, *base) error {
 			return err
 		}
 		for _, queue := range result.Queues {
-			err := base.out.print(map[string]any{
-				"name":       queue.Name,
-				"created_at": queue.CreatedAt,
-				"metadata":   string(queue.Metadata),
-				"paused_at":  queue.PausedAt,
-				"updated_at": queue.UpdatedAt,
-			})
-			if err != nil {
+			if err := base.out.print(queueOf(queue)); err != nil {
 				return err
 			}
 		}
 		return nil
+	}
+}
+
+// queueOf is a queue under the names of the columns; the metadata are text.
+func queueOf(queue *rivertype.Queue) map[string]any {
+	return map[string]any{
+		"name":       queue.Name,
+		"created_at": queue.CreatedAt,
+		"metadata":   string(queue.Metadata),
+		"paused_at":  queue.PausedAt,
+		"updated_at": queue.UpdatedAt,
 	}
 }

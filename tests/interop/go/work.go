@@ -18,6 +18,7 @@ var eventKinds = []river.EventKind{
 	river.EventKindJobCancelled,
 	river.EventKindJobCompleted,
 	river.EventKindJobFailed,
+	river.EventKindJobInterrupted,
 	river.EventKindJobSnoozed,
 	river.EventKindQueuePaused,
 	river.EventKindQueueResumed,
@@ -26,7 +27,12 @@ var eventKinds = []river.EventKind{
 // workVerb works queues until SIGTERM or SIGINT, that stop softly, and a second one, that cancels.
 func workVerb(flags *flag.FlagSet) func(context.Context, *base) error {
 	queues := flags.String("queues", "default:10", "NAME:SLOTS[,NAME:SLOTS...]")
-	periodic := flags.String("periodic", "", "KIND:SECONDS[,KIND:SECONDS...], unique by period")
+	var periodic periodicFlags
+	flags.StringVar(&periodic.unique, "periodic", "", "KIND:SECONDS[,KIND:SECONDS...], unique by period")
+	flags.StringVar(&periodic.plain, "periodic-plain", "", "the same, not unique")
+	flags.BoolVar(&periodic.runOnStart, "run-on-start", true, "of all periodic jobs")
+	flags.BoolVar(&periodic.withID, "periodic-ids", false, "the id of each periodic job is its kind")
+	flags.StringVar(&periodic.queue, "periodic-queue", "", "the queue of all periodic jobs")
 	stubs := flags.String("stubs", "", "KIND[,KIND...] that others work")
 	retryAfter := flags.Duration("retry-after", time.Minute, "pause after a failed attempt")
 	config := &river.Config{}
@@ -37,18 +43,47 @@ func workVerb(flags *flag.FlagSet) func(context.Context, *base) error {
 	flags.BoolVar(&config.PollOnly, "poll-only", false, "as in River's Config")
 	flags.DurationVar(&config.RescueStuckJobsAfter, "rescue-after", 0, "as in River's Config")
 	flags.DurationVar(&config.CompletedJobRetentionPeriod, "completed-retention", 0,
-		"as in River's Config")
+		"as in River's Config; -1ns keeps for ever")
+	flags.DurationVar(&config.CancelledJobRetentionPeriod, "cancelled-retention", 0,
+		"as in River's Config; -1ns keeps for ever")
+	flags.DurationVar(&config.DiscardedJobRetentionPeriod, "discarded-retention", 0,
+		"as in River's Config; -1ns keeps for ever")
+	flags.DurationVar(&config.JobCleanerTimeout, "cleaner-timeout", 0, "as in River's Config")
+	reindexNames := flags.String("reindex", "", "NAME[,NAME...] of indexes (default: River's)")
+	reindexEvery := flags.Duration("reindex-every", 0, "interval (default: midnight)")
 	flags.DurationVar(&config.SoftStopTimeout, "soft-stop-timeout", 0, "as in River's Config")
+	flags.DurationVar(&config.JobStuckThreshold, "stuck-threshold", 0,
+		"as in River's Config; a stuck job is the event job_stuck")
+	flags.BoolVar(&config.FetchOnlyKnownKinds, "known-kinds-only", false, "as in River's Config")
+	flags.BoolVar(&config.LeaderElectionDisabled, "no-election", false, "as in River's Config")
+	handler := flags.String("error-handler", "",
+		"do this with each failure, which is the event error_handler: nothing, cancel or panic")
+	withLog := flags.Bool("job-log", false, "store what jobs log")
+	usage(flags, conformHelp)
 	flags.BoolVar(&config.TestOnly, "no-stagger", false, "start maintenance without jitter")
 	return func(ctx context.Context, base *base) error {
 		var err error
 		if config.Queues, err = queuesOf(*queues); err != nil {
 			return err
 		}
-		if config.PeriodicJobs, err = periodicJobsOf(*periodic); err != nil {
+		if config.PeriodicJobs, err = periodic.jobs(); err != nil {
 			return err
 		}
+		if *reindexNames != "" {
+			config.ReindexerIndexNames = strings.Split(*reindexNames, ",")
+		}
+		if *reindexEvery > 0 {
+			config.ReindexerSchedule = river.PeriodicInterval(*reindexEvery)
+		}
+		if *handler != "" {
+			config.ErrorHandler = &errorHandler{out: base.out, do: *handler}
+		}
+		if *withLog {
+			config.Middleware = append(config.Middleware, jobLog())
+		}
+		config.JobStuckHandler = reportStuck(base.out)
 		config.Workers = workersOf(base, *retryAfter)
+		addConform(config.Workers, base)
 		addStubs(config.Workers, *stubs)
 		return work(ctx, base, config)
 	}
@@ -127,18 +162,39 @@ func queuesOf(text string) (map[string]river.QueueConfig, error) {
 	return queues, err
 }
 
-func periodicJobsOf(text string) ([]*river.PeriodicJob, error) {
+// periodicFlags say which periodic jobs a worker has.
+type periodicFlags struct {
+	unique, plain, queue string
+	runOnStart, withID   bool
+}
+
+func (p *periodicFlags) jobs() ([]*river.PeriodicJob, error) {
 	var jobs []*river.PeriodicJob
-	err := pairs(text, func(kind string, seconds int) {
-		period := time.Duration(seconds) * time.Second
-		jobs = append(jobs, river.NewPeriodicJob(
-			river.PeriodicInterval(period),
-			func() (river.JobArgs, *river.InsertOpts) {
-				return rawArgs{kind: kind, text: []byte(`{"by":"go"}`)},
-					&river.InsertOpts{UniqueOpts: river.UniqueOpts{ByPeriod: period}}
-			},
-			&river.PeriodicJobOpts{RunOnStart: true},
-		))
-	})
-	return jobs, err
+	add := func(isUnique bool) func(string, int) {
+		return func(kind string, seconds int) {
+			jobs = append(jobs, p.job(kind, time.Duration(seconds)*time.Second, isUnique))
+		}
+	}
+	if err := pairs(p.unique, add(true)); err != nil {
+		return nil, err
+	}
+	return jobs, pairs(p.plain, add(false))
+}
+
+func (p *periodicFlags) job(kind string, period time.Duration, isUnique bool) *river.PeriodicJob {
+	opts := &river.PeriodicJobOpts{RunOnStart: p.runOnStart}
+	if p.withID {
+		opts.ID = kind
+	}
+	return river.NewPeriodicJob(
+		river.PeriodicInterval(period),
+		func() (river.JobArgs, *river.InsertOpts) {
+			opts := &river.InsertOpts{Queue: p.queue}
+			if isUnique {
+				opts.UniqueOpts.ByPeriod = period
+			}
+			return rawArgs{kind: kind, text: []byte(`{"by":"go"}`)}, opts
+		},
+		opts,
+	)
 }

@@ -47,17 +47,18 @@ func (w *worker) Work(ctx context.Context, job *river.Job[task]) error {
 // wishes are what a job's metadata may ask of its worker.
 type wishes struct {
 	RetryMs   int `json:"retry_ms"`   // the pause after a failed attempt
+	Snoozes   int `json:"snoozes"`    // River's count
 	TimeoutMs int `json:"timeout_ms"` // the job's timeout
 	Until     int `json:"until"`      // the attempt before which a retry is at once
 }
 
-func wishesOf(job *river.Job[task]) (w wishes) {
-	_ = json.Unmarshal(job.Metadata, &w) // metadata of another shape ask nothing
+func wishesOf(metadata []byte) (w wishes) {
+	_ = json.Unmarshal(metadata, &w) // metadata of another shape ask nothing
 	return w
 }
 
 func (w *worker) NextRetry(job *river.Job[task]) time.Time {
-	wishes := wishesOf(job)
+	wishes := wishesOf(job.Metadata)
 	switch {
 	case job.Attempt < wishes.Until:
 		return time.Now()
@@ -68,7 +69,7 @@ func (w *worker) NextRetry(job *river.Job[task]) time.Time {
 }
 
 func (w *worker) Timeout(job *river.Job[task]) time.Duration {
-	return time.Duration(wishesOf(job).TimeoutMs) * time.Millisecond
+	return time.Duration(wishesOf(job.Metadata).TimeoutMs) * time.Millisecond
 }
 
 // workersOf registers all kinds; those with "rig_" are the kinds of the recorded scenarios.
