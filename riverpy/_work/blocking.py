@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 import anyio
 
 from riverpy._work.child_process import pack_job, unpack_result
+from riverpy._work.returns import returned_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,9 +40,11 @@ class BlockingRunner:
         self._cancel_grace = cancel_grace
         self._threads: ThreadPoolExecutor | None = None
 
-    async def in_thread(self, function: Callable[[Job[Any]], None], attempt: Attempt) -> None:
+    async def in_thread(
+        self, function: Callable[[Job[Any]], object], attempt: Attempt
+    ) -> str | None:
         """Run it in a thread, to its end: a thread cannot be stopped, so a cancellation waits for
-        it.
+        it. Returns the type of the function's value.
 
         What the function returned or raised counts; the cancellation only where it raised nothing.
         """
@@ -49,14 +52,16 @@ class BlockingRunner:
         future = self._run(lambda: context.run(_work, function, attempt))
         try:
             await _ended(future, attempt.set_cancelled)
-            future.result()
+            return future.result()
         finally:
             del future  # its exception holds this frame
 
-    async def in_process(self, function: Callable[[Job[Any]], None], attempt: Attempt) -> None:
+    async def in_process(
+        self, function: Callable[[Job[Any]], object], attempt: Attempt
+    ) -> str | None:
         """Run it in a process of its own, which a cancellation kills: at once, or after
-        `cancel_grace` where its code uses `job.cancelled`. Returns when the process has ended or
-        is idle.
+        `cancel_grace` where its code uses `job.cancelled`. Returns the type of the function's value
+        when the process has ended or is idle.
 
         What the function returned or raised before that counts, as in a thread.
         """
@@ -65,7 +70,7 @@ class BlockingRunner:
         future = self._run(child.work, job)
         try:
             await self._process_end(future, child)
-            updates, error = unpack_result(future.result())
+            updates, returned, error = unpack_result(future.result())
         except ChildProcessError as ended:
             if not child.is_cancelled:
                 raise
@@ -80,6 +85,7 @@ class BlockingRunner:
                 raise error
             finally:
                 del error  # it holds this frame
+        return returned
 
     async def _process_end(self, future: asyncio.Future[bytes], child: ChildProcess) -> None:
         try:
@@ -104,10 +110,11 @@ class BlockingRunner:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _work(function: Callable[[Job[Any]], None], job: Job[Any]) -> None:
-    """Run it; as in a coroutine, StopIteration becomes an error that a future can hold."""
+def _work(function: Callable[[Job[Any]], object], job: Job[Any]) -> str | None:
+    """Run it; returns the type of its value. As in a coroutine, StopIteration becomes an error that
+    a future can hold."""
     try:
-        function(job)
+        return returned_type(function(job))
     except StopIteration as error:
         raise RuntimeError("blocking job raised StopIteration") from error
 

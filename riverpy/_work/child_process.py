@@ -24,6 +24,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 import anyio
 
 from riverpy._work.failure import error_text, trace_text
+from riverpy._work.returns import returned_type
 from riverpy.job import Job
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def _read(pipe: IO[bytes], size: int) -> bytes:
     return bytes(data)
 
 
-def pack_job(function: Callable[[Job[Any]], None], attempt: Attempt) -> bytes:
+def pack_job(function: Callable[[Job[Any]], object], attempt: Attempt) -> bytes:
     """What a child needs to run the attempt.
 
     Raises:
@@ -229,8 +230,9 @@ def pack_job(function: Callable[[Job[Any]], None], attempt: Attempt) -> bytes:
     return pickle.dumps((function, tuple(attempt.columns()), attempt.args))
 
 
-def unpack_result(result: bytes) -> tuple[dict[str, str], BaseException | None]:
-    """What the job recorded, as JSON texts, and what it raised."""
+def unpack_result(result: bytes) -> tuple[dict[str, str], str | None, BaseException | None]:
+    """What the job recorded, as JSON texts, the type of the value that its function returned, and
+    what it raised."""
     return pickle.loads(result)  # noqa: S301 (our own child's)
 
 
@@ -327,20 +329,21 @@ def _end() -> NoReturn:
 
 
 def _work(packed: bytes, inbox: _Inbox) -> bytes:
-    """Run a job; returns what it recorded, and what it raised with its traceback as a note, since a
-    traceback cannot be pickled."""
+    """Run a job; returns what it recorded, the type of its value, and what it raised with its
+    traceback as a note, since a traceback cannot be pickled."""
     # This imports user code, which may take long.
     function, row, args = pickle.loads(packed)  # noqa: S301 (our own worker's)
     job = inbox.job = _ChildJob(row, args)
+    returned: str | None = None
     portable: BaseException | None = None
     try:
-        function(job)
+        returned = returned_type(function(job))
     except BaseException as error:
         portable = _portable(error)
         portable.add_note(f"In the process of the job:\n{trace_text(error)}")
     finally:
         inbox.job = None
-    return pickle.dumps((job.updates, portable))
+    return pickle.dumps((job.updates, returned, portable))
 
 
 def _portable(error: BaseException) -> BaseException:

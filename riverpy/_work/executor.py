@@ -25,6 +25,7 @@ from riverpy._work.failure import (
     storable,
     trace_text,
 )
+from riverpy._work.returns import ReturnLog, returned_type
 from riverpy._work.work_stack import WorkStack
 from riverpy.context import running_job
 from riverpy.errors import JobCancel, JobSnooze
@@ -34,8 +35,6 @@ from riverpy.retry import RETRY_DELAY_MAX, DefaultRetryPolicy, retry_delay
 from riverpy.worker import check_timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
     from msgspec import UnsetType
 
     from riverpy._work.attempt import Attempt
@@ -79,6 +78,7 @@ class Executor:
         self._handler_lines = JobLines(self._log, "exception")
         self._unclear_lines = JobLines(self._log, "exception")
         self._policy_lines = JobLines(self._log, "warning")
+        self._returns = ReturnLog()
         self.plans = {kind: self._plan(workers.get(kind)) for kind in workers}
         plugins = Plugins(config.plugins, config.hooks, config.middleware)
         self._stacks, self._client_stack = self._make_stacks(plugins)
@@ -93,11 +93,11 @@ class Executor:
         """By kind, what is around its attempts: None for nothing, and no kinds if that is so for
         all. Then that of unknown kinds."""
         stacks = {
-            kind: WorkStack(plugins, plugins_of(plan.unit.args_type), plan.unit, self._start)
+            kind: WorkStack(plugins, plugins_of(plan.unit.args_type), plan.unit, self._run_code)
             for kind, plan in self.plans.items()
         }
         used = {kind: None if stack.is_empty else stack for kind, stack in stacks.items()}
-        unknown = WorkStack(plugins, Plugins(), None, self._start)
+        unknown = WorkStack(plugins, Plugins(), None, self._run_code)
         if unknown.is_empty:
             return (used, None) if any(used.values()) else ({}, None)
         return used, unknown
@@ -122,7 +122,7 @@ class Executor:
                 return
             stack = self._stacks.get(attempt.kind, self._client_stack) if self._stacks else None
             if stack is None:
-                await self._start(attempt, group)
+                await self._run_code(attempt, group)
             else:
                 await stack.work(attempt, group)
         except BaseException as error:  # a job's SystemExit is its failure, not ours
@@ -132,8 +132,8 @@ class Executor:
             attempt.ended = time.monotonic()
             group.finish(attempt)
 
-    def _start(self, attempt: Attempt, group: WorkGroup) -> Awaitable[None]:
-        """Decode the args; returns the code of the job, to be awaited."""
+    async def _run_code(self, attempt: Attempt, group: WorkGroup) -> None:
+        """Decode the args and run the code of the job."""
         unit = attempt.unit
         if unit is None:
             raise LookupError(
@@ -143,10 +143,13 @@ class Executor:
         if unit.job_timeout is not None:
             self._set_timeout(attempt, unit.job_timeout(attempt), group)
         if unit.blocking is None:
-            return unit.work(attempt)
-        if unit.blocking == "thread":
-            return self._blocking.in_thread(unit.work, attempt)
-        return self._blocking.in_process(unit.work, attempt)
+            returned = returned_type(await unit.work(attempt))
+        elif unit.blocking == "thread":
+            returned = await self._blocking.in_thread(unit.work, attempt)
+        else:
+            returned = await self._blocking.in_process(unit.work, attempt)
+        if returned is not None or attempt.cause is not None:
+            self._returns.report(attempt, returned)
 
     def give_back(self, attempt: Attempt) -> None:
         """Set the outcome of an attempt that does not begin."""

@@ -41,7 +41,7 @@ class WorkStack:
         client: Plugins,
         kind: Plugins,
         unit: WorkUnit | None,
-        start: Callable[[Attempt, WorkGroup], Awaitable[None]],
+        run_code: Callable[[Attempt, WorkGroup], Awaitable[None]],
     ) -> None:
         """
         Args:
@@ -49,13 +49,13 @@ class WorkStack:
             kind: those that the args class declares.
             unit: what works the kind; its own middleware is outside of the client's, as in River.
                 None: nothing does.
-            start: decodes the args of an attempt and returns its code, to be awaited.
+            run_code: decodes the args of an attempt and runs its code.
         """
         self._own = None if unit is None else unit.middleware
         self._middleware = [*client.work, *kind.work]
         self._begins = [*client.work_begin, *kind.work_begin]
         self._ends = [*client.work_end, *kind.work_end]
-        self._start = start
+        self._run_code = run_code
 
     @property
     def is_empty(self) -> bool:
@@ -101,7 +101,7 @@ class WorkStack:
             await hook.work_begin(attempt)
         try:
             passage.start_timeout()
-            _, error = await passage.outcome(lambda: self._start(attempt, passage.group))
+            _, error = await passage.outcome(lambda: self._run_code(attempt, passage.group))
             passage.has_ended = error is None or not is_cancellation(error)
             for hook in self._ends:
                 passage.limit_hook()

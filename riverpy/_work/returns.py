@@ -1,0 +1,51 @@
+"""ReturnLog: logs handlers that return a value, or that return although they were cancelled."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from riverpy._log import JobLines, get_logger
+
+if TYPE_CHECKING:
+    from riverpy._work.attempt import Attempt
+
+
+def returned_type(value: object) -> str | None:
+    """The name of the type of what a handler returned; None where it returned None."""
+    return None if value is None else type(value).__name__
+
+
+class ReturnLog:
+    """Of one run: logs what is wrong with a handler that returned."""
+
+    def __init__(self) -> None:
+        self._log = get_logger()
+        self._kinds_with_value: set[str] = set()
+        self._cancelled_lines = JobLines(self._log, "warning")
+
+    def report(self, attempt: Attempt, returned: str | None) -> None:
+        """Log it, if a handler returned a value (once for each kind) or after its cancellation.
+
+        Args:
+            attempt: its attempt, which still runs.
+            returned: the name of the type of its value.
+        """
+        if returned is not None and attempt.kind not in self._kinds_with_value:
+            self._kinds_with_value.add(attempt.kind)
+            self._log.warning(
+                "job returned a value, which is not stored",
+                kind=attempt.kind,
+                job_id=attempt.id,
+                type=returned,
+                advice="return nothing, or keep the value with job.record_output(…)",
+            )
+        if attempt.cause is not None:
+            self._cancelled_lines.say(
+                "job completed although it was cancelled",
+                job_id=attempt.id,
+                kind=attempt.kind,
+                queue=attempt.queue,
+                why=attempt.cause.value,
+                seconds=round(time.monotonic() - attempt.started, 3),
+            )
