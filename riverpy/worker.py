@@ -39,8 +39,14 @@ if TYPE_CHECKING:
     from riverpy.middleware import WorkerMiddleware
 
 ArgsT = TypeVar("ArgsT")
-AsyncFunctionT = TypeVar("AsyncFunctionT", bound="Callable[[Job[Any]], Awaitable[None]]")
-FunctionT = TypeVar("FunctionT", bound="Callable[[Job[Any]], None]")
+# mypy's message about a wrong function has the function's type and the name of the type variable,
+# not the bound: so the names say what is expected.
+AsyncFunctionFromJobToNone = TypeVar(
+    "AsyncFunctionFromJobToNone", bound="Callable[[Job[Any]], Awaitable[None]]"
+)
+PlainFunctionFromJobToNone = TypeVar(
+    "PlainFunctionFromJobToNone", bound="Callable[[Job[Any]], None]"
+)
 
 
 class Worker(ABC, Generic[ArgsT]):
@@ -167,7 +173,7 @@ class Workers:
         return self
 
     @overload
-    def job(self, function: AsyncFunctionT, /) -> AsyncFunctionT: ...
+    def job(self, function: AsyncFunctionFromJobToNone, /) -> AsyncFunctionFromJobToNone: ...
     @overload
     def job(
         self,
@@ -177,17 +183,20 @@ class Workers:
         timeout: timedelta | UnsetType | None = UNSET,
         next_retry: Callable[[Job[Any]], timedelta | None] | None = None,
         middleware: Sequence[WorkerMiddleware] = (),
-    ) -> Callable[[AsyncFunctionT], AsyncFunctionT]: ...
+    ) -> Callable[[AsyncFunctionFromJobToNone], AsyncFunctionFromJobToNone]: ...
     def job(
         self,
-        function: AsyncFunctionT | None = None,
+        function: AsyncFunctionFromJobToNone | None = None,
         /,
         *,
         kind: str | None = None,
         timeout: timedelta | UnsetType | None = UNSET,
         next_retry: Callable[[Job[Any]], timedelta | None] | None = None,
         middleware: Sequence[WorkerMiddleware] = (),
-    ) -> AsyncFunctionT | Callable[[AsyncFunctionT], AsyncFunctionT]:
+    ) -> (
+        AsyncFunctionFromJobToNone
+        | Callable[[AsyncFunctionFromJobToNone], AsyncFunctionFromJobToNone]
+    ):
         """Register an `async def` whose one parameter is annotated `Job[...]`. The function itself
         is unchanged.
 
@@ -203,7 +212,7 @@ class Workers:
                 return value, args that cannot be decoded, or a kind that is taken or not allowed.
         """
 
-        def register(function: AsyncFunctionT) -> AsyncFunctionT:
+        def register(function: AsyncFunctionFromJobToNone) -> AsyncFunctionFromJobToNone:
             _check_decorated(function, "job")
             if inspect.isasyncgenfunction(function) or not inspect.iscoroutinefunction(function):
                 raise ConfigError(
@@ -216,7 +225,9 @@ class Workers:
         return register if function is None else register(function)
 
     @overload
-    def blocking_job(self, function: FunctionT, /) -> FunctionT: ...
+    def blocking_job(
+        self, function: PlainFunctionFromJobToNone, /
+    ) -> PlainFunctionFromJobToNone: ...
     @overload
     def blocking_job(
         self,
@@ -227,10 +238,10 @@ class Workers:
         timeout: timedelta | UnsetType | None = UNSET,
         next_retry: Callable[[Job[Any]], timedelta | None] | None = None,
         middleware: Sequence[WorkerMiddleware] = (),
-    ) -> Callable[[FunctionT], FunctionT]: ...
+    ) -> Callable[[PlainFunctionFromJobToNone], PlainFunctionFromJobToNone]: ...
     def blocking_job(
         self,
-        function: FunctionT | None = None,
+        function: PlainFunctionFromJobToNone | None = None,
         /,
         *,
         executor: Executor = "thread",
@@ -238,7 +249,10 @@ class Workers:
         timeout: timedelta | UnsetType | None = UNSET,
         next_retry: Callable[[Job[Any]], timedelta | None] | None = None,
         middleware: Sequence[WorkerMiddleware] = (),
-    ) -> FunctionT | Callable[[FunctionT], FunctionT]:
+    ) -> (
+        PlainFunctionFromJobToNone
+        | Callable[[PlainFunctionFromJobToNone], PlainFunctionFromJobToNone]
+    ):
         """Register a plain function. It runs in a thread, or in a process of its own, and holds a
         slot meanwhile.
 
@@ -257,7 +271,7 @@ class Workers:
         if executor not in get_args(Executor):
             raise ConfigError(f"executor must be 'thread' or 'process', got {executor!r}")
 
-        def register(function: FunctionT) -> FunctionT:
+        def register(function: PlainFunctionFromJobToNone) -> PlainFunctionFromJobToNone:
             _check_decorated(function, "blocking_job")
             if any(test(function) for test in _NOT_PLAIN):
                 raise ConfigError(

@@ -51,6 +51,11 @@ async def returns_a_value(job: riverpy.Job[Welcome]) -> int:
     return 1
 
 
+@workers.job  # pyright: ignore[reportUnknownArgumentType]
+async def no_annotation(job):  # pyright: ignore[reportUnknownParameterType, reportMissingParameterType]
+    ...
+
+
 @workers.job  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
 async def takes_the_args(job: Welcome) -> None: ...
 
@@ -61,6 +66,11 @@ async def not_blocking_either(job: riverpy.Job[Welcome]) -> None: ...
 
 @workers.blocking_job()  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
 async def not_blocking(job: riverpy.Job[Welcome]) -> None: ...
+
+
+@workers.blocking_job  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
+def blocking_value(job: riverpy.Job[Welcome]) -> int:
+    return 1
 
 
 @workers.blocking_job(executor="fork")  # pyright: ignore[reportArgumentType]

@@ -68,7 +68,7 @@ async def test_returned_value(rig: Rig, log: list[Any], middleware: list[Any]) -
 
     @rig.workers.job
     async def plain(job: Job[Task]):  # type: ignore[no-untyped-def]
-        return job.args.n if job.args.n else None
+        return job.args.n or None
 
     @rig.workers.blocking_job
     def in_thread(job: Job[InThread]):  # type: ignore[no-untyped-def]

@@ -1,0 +1,78 @@
+"""mypy strict on user code: it accepts what is right, and its messages name what is wrong."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+RIGHT, WRONG = HERE / "user_code.py", HERE / "wrong_code.py"
+_ERROR = re.compile(r"(?P<file>[^:]+):(?P<line>\d+): error: (?P<text>.*)  \[[\w-]+\]")
+_FUNCTION = re.compile(r"(?:async )?def (\w+)\(")
+
+ASYNC = "AsyncFunctionFromJobToNone"
+PLAIN = "PlainFunctionFromJobToNone"
+GIVEN = "Callable[[Job[Welcome]], Coroutine[Any, Any, None]]"
+EXPECTED = {
+    "not_async": (ASYNC, "Callable[[Job[Welcome]], None]"),
+    "two_parameters": (ASYNC, "Callable[[Job[Welcome], int], Coroutine[Any, Any, None]]"),
+    "returns_a_value": (ASYNC, "Callable[[Job[Welcome]], Coroutine[Any, Any, int]]"),
+    "no_annotation": ("Function is missing a type annotation",),
+    "takes_the_args": (ASYNC, "Callable[[Welcome], Coroutine[Any, Any, None]]"),
+    "not_blocking_either": (PLAIN, GIVEN),
+    "not_blocking": (PLAIN, GIVEN),
+    "blocking_value": (PLAIN, "Callable[[Job[Welcome]], int]"),
+    "no_executor": ('matches argument type "str"',),
+    "no_timedelta": ('matches argument type "int"',),
+    "work": ('supertype defines the argument type as "Job[Welcome]"',),
+}
+"""What mypy says of each wrong handler: what a function must be, and what this one is."""
+
+
+class Error(NamedTuple):
+    """One error of mypy."""
+
+    file: str
+    line: int
+    text: str
+
+
+@pytest.fixture(scope="module")
+def errors() -> list[Error]:
+    """What mypy finds in both files."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", str(RIGHT), str(WRONG)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = [_ERROR.fullmatch(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 1, done.stdout + done.stderr
+    return [Error(Path(one["file"]).name, int(one["line"]), one["text"]) for one in found if one]
+
+
+@pytest.mark.timeout(180)
+def test_right_code(errors: list[Error]) -> None:
+    """mypy strict accepts a program as it is meant to be written, with no cast."""
+    assert [error for error in errors if error.file == RIGHT.name] == []
+
+
+@pytest.mark.timeout(180)
+def test_wrong_handlers(errors: list[Error]) -> None:
+    """For each wrong handler mypy says what a handler must be and what this one is."""
+    lines = WRONG.read_text("utf-8").splitlines()
+    texts: dict[str, list[str]] = {}
+    for error in errors:
+        if error.file == WRONG.name:
+            below = (_FUNCTION.match(line.strip()) for line in lines[error.line - 1 :])
+            name = next((one[1] for one in below if one), "")
+            texts.setdefault(name, []).append(error.text)
+    for name, parts in EXPECTED.items():
+        assert any(all(part in text for part in parts) for text in texts[name]), texts[name]
