@@ -359,6 +359,21 @@ def test_rescue_of_what_did_not_begin() -> None:
     assert check(with_acts(3, acts)) == []
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_blocked_worker(ended: bool) -> None:
+    """A worker that is stopped while its event loop is blocked releases jobs of any kind, ended or
+    not, that it could not store; one that is stopped otherwise does not."""
+    acts = attempt(1, at=0.1, stored=None)[: 2 if ended else 1]
+    begins_again = with_acts(1, [*acts, *attempt(1, at=4.0, process="w1:1")])
+    begins_again.jobs = list((JOBS | {1: job(1, claimed=4.0)}).values())
+    for kind, expected in (
+        (FaultKind.STOP_BLOCKED, set[str]()),
+        (FaultKind.STOP, {"an attempt begins again for a reason"}),
+    ):
+        begins_again.spans = [*SPANS, span(kind, 0.1, 3.9, ends_worker=True)]
+        assert rules(begins_again) == expected
+
+
 def test_stepped_clock() -> None:
     """Times by a clock that was stepped are held against the true ones."""
     acts = [act(one.what, 4, 1, 604.3, 4.33, how=one.how) for one in ACTS[4]]

@@ -1,210 +1,156 @@
-"""The lead passes from one language to the other and back, whatever ends a term."""
+"""A mixed fleet under load: the leader changes between the languages, and no work is lost."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
-from contextlib import AsyncExitStack
-from pathlib import Path
+import json
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
-import anyio
-
-from riverpy._db.leaders import leader_request_resign
-from riverpy.migrate import migrate_all
-from tests._database import connected
-from tests.cli.worker_process import running_worker
-from tests.interop.river_go import RiverGo
+from riverpy import Client, Config
+from tests.interop.inserting import params_of, request
+from tests.interop.mixed_fleet import LANGUAGES, PATIENCE, language_of, mixed_fleet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator
+    from pathlib import Path
 
-    import asyncpg
+    from tests.interop.mixed_fleet import MixedFleet
 
-    from tests.cli.worker_process import WorkerProcess
-    from tests.interop.river_go import GoProcess
-
-HISTORY = Path(__file__).with_name("leader_history.sql").read_text("utf-8")
-PATIENCE = 60.0
-"""Seconds after which a term that does not come fails the test. One of Go's that was killed lasts
-for 15 s."""
-JOBS = """
-from datetime import timedelta
-from typing import ClassVar
-import msgspec, riverpy
-
-workers = riverpy.Workers()
+PAUSE = 0.1
+"""Seconds between two rounds of inserts of one language."""
 
 
-class Nothing(msgspec.Struct, frozen=True):
-    kind: ClassVar[str] = "nothing"
+def jobs(number: int) -> list[dict[str, Any]]:
+    """What a language inserts in one round: a plain job, a scheduled one, and a unique one that
+    the other language inserts too."""
+    soon = (datetime.now(UTC) + timedelta(seconds=0.5)).isoformat()
+    unique = json.dumps({"ms": 1, "number": number})
+    return [
+        request('{"ms": 300}', kind="sleep"),
+        request('{"ms": 1}', kind="sleep", scheduled_at=soon),
+        request(unique, kind="sleep", unique={"by_args": True}),
+    ]
 
 
-@workers.job
-async def nothing(job: riverpy.Job[Nothing]) -> None:
-    pass
+async def insert_by_go(fleet: MixedFleet) -> None:
+    """Insert rounds of jobs by Go until cancelled."""
+    async with fleet.go.process("insert") as inserter:
+        for number in count():
+            for row in await inserter.insert(*jobs(number)):
+                assert "error" not in row, row
+            await asyncio.sleep(PAUSE)
 
 
-client = riverpy.Client(
-    workers=workers,
-    queues={"python": riverpy.QueueConfig(max_workers=2)},
-    config=riverpy.Config(
-        elect_interval=timedelta(milliseconds=500),
-        leader_ttl=timedelta(seconds=4),
-    ),
-)
-"""
+async def insert_by_python(url: str) -> None:
+    """Insert rounds of jobs by Python until cancelled."""
+    async with Client(url, config=Config(skip_unknown_job_check=True)) as client:
+        for number in count():
+            for job in jobs(number):
+                params = params_of(job)
+                await client.insert(params.args, params.opts)
+            await asyncio.sleep(PAUSE)
 
 
-class Fleet:
-    """Workers of both languages, and what the database has recorded of their leading."""
-
-    def __init__(
-        self,
-        stack: AsyncExitStack,
-        connection: asyncpg.Connection[Any],
-        binary: Path,
-        url: str,
-        directory: Path,
-    ) -> None:
-        self._stack, self._connection, self._directory = stack, connection, directory
-        self._url = url
-        separator = "&" if "?" in url else "?"
-        self._go = RiverGo(binary, f"{url}{separator}application_name=go", "")
-
-    async def go(self, name: str) -> GoProcess:
-        """A further worker in Go."""
-        flags = ("--queues", "go:2", "--client-id", name, "--no-stagger")
-        return await self._stack.enter_async_context(self._go.worker(*flags))
-
-    async def python(self, name: str) -> WorkerProcess:
-        """A further worker in Python; it has tried to lead."""
-        directory = self._directory / name
-        directory.mkdir()
-        worker = await self._stack.enter_async_context(
-            running_worker(
-                directory, "jobs:client", "--database-url", self._url, "--name", name, code=JOBS
-            )
-        )
-        await worker.until_logged("worker started")
-        return worker
-
-    async def request_resign(self) -> None:
-        """Ask whoever leads, by Go."""
-        await self._go.run("resign")
-
-    async def request_resign_by_python(self) -> None:
-        """The same by Python, which takes less time."""
-        await leader_request_resign(self._connection, None)
-
-    async def until_led_by(self, language: str, *, ask: Callable[[], Any] | None = None) -> None:
-        """Wait until one of the language leads and its maintenance has done its work; ask again
-        and again for it while another leads, if that may win anew."""
-        with anyio.fail_after(PATIENCE, reason=f"nobody of {language} leads and does its work"):
-            while await self._acts_of_leader(language) < {"scheduled", "cleaned"}:
-                if ask is not None and await self._language_of_leader() not in {language, None}:
-                    await ask()
-                await asyncio.sleep(0.02)
-
-    async def _language_of_leader(self) -> str | None:
-        leader_id = await self._connection.fetchval("SELECT leader_id FROM river_leader")
-        return leader_id and language_of(leader_id)
-
-    async def _acts_of_leader(self, language: str) -> set[str]:
-        """What maintenance did in the present term, if it is one of the language's."""
-        rows = await self._connection.fetch(
-            "SELECT act, leader_id FROM maintenance_history NATURAL JOIN"
-            " (SELECT leader_id, elected_at FROM river_leader) AS leader"
-        )
-        return {row["act"] for row in rows if language_of(row["leader_id"]) == language}
-
-    async def terms(self) -> list[str]:
-        """Check that no two terms overlap; returns who held them."""
-        return holders(await self._connection.fetch("SELECT * FROM leader_history ORDER BY number"))
-
-    async def maintainers(self) -> set[tuple[str, str, str]]:
-        """Which language's connections did what in terms of which language."""
-        rows = await self._connection.fetch("SELECT * FROM maintenance_history")
-        return {
-            (language_of(row["application"]), row["act"], language_of(row["leader_id"]))
-            for row in rows
-        }
+@asynccontextmanager
+async def inserting(fleet: MixedFleet, url: str) -> AsyncGenerator[None]:
+    """Both languages insert during the block."""
+    async with asyncio.TaskGroup() as tasks:
+        inserters = [
+            tasks.create_task(insert_by_go(fleet)),
+            tasks.create_task(insert_by_python(url)),
+        ]
+        yield
+        for inserter in inserters:
+            inserter.cancel()
 
 
-def language_of(name: str) -> str:
-    """The language of a client, or of a connection."""
-    return "go" if name.startswith("go") else "python"
+async def kill_leader(fleet: MixedFleet, language: str) -> tuple[str, int]:
+    """Kill the leader while it runs a job; returns its id and the job's."""
+    leader_id = await fleet.until_led_by(language)
+    job_id = await fleet.until_it_works(leader_id)
+    await fleet.kill(leader_id)
+    await fleet.expire_lease_of(leader_id)
+    await fleet.start(language)
+    return leader_id, job_id
 
 
-def holders(rows: list[asyncpg.Record]) -> list[str]:
-    """Who held the row, term after term.
+async def until_all_is_done(fleet: MixedFleet) -> None:
+    """Wait until no job is left that a worker could still run, but for the newest periodic one."""
+    left: list[Any] = []
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while left := await fleet.connection.fetch(
+                "SELECT * FROM river_job WHERE finalized_at IS NULL AND kind <> 'marker'"
+                " AND created_at < now() - interval '1 second'"
+            ):
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(f"jobs are left: {left[:3]}") from None
 
-    A term begins when the row is free: its holder has given it up, or it has expired by the
-    server's clock. It is renewed only while it is held.
-    """
-    found: list[str] = []
-    held: asyncpg.Record | None = None
+
+async def check_jobs(fleet: MixedFleet, killed: dict[str, int]) -> None:
+    """Each job was completed once, at its first attempt unless its worker was killed."""
+    rows = await fleet.connection.fetch(
+        "SELECT *, (SELECT count(*) FROM completion_history WHERE job_id = id) AS completions"
+        " FROM river_job WHERE kind <> 'marker' AND finalized_at IS NOT NULL"
+    )
+    again: dict[str, list[int]] = {}
     for row in rows:
-        is_same = held is not None and held["elected_at"] == row["elected_at"]
-        has_expired = held is not None and held["expires_at"] < row["at"]
-        match row["act"]:
-            case "delete":
-                assert is_same, row
-                is_own = language_of(row["application"]) == language_of(row["leader_id"])
-                assert has_expired or is_own, row
-                held = None
-                continue
-            case "update" if is_same:
-                assert held is not None
-                assert held["leader_id"] == row["leader_id"], row
-                assert not has_expired, row
-            case _:
-                assert held is None or has_expired, row
-                found.append(row["leader_id"].partition(":")[0])
-        held = row
-    return found
+        assert row["state"] == "completed", dict(row)
+        assert row["completions"] == 1, dict(row)
+        assert row["attempt"] == len(row["attempted_by"]) == len(row["errors"] or []) + 1, dict(row)
+        for worker in row["attempted_by"][:-1]:
+            again.setdefault(worker, []).append(row["id"])
+    assert again.keys() == killed.keys()
+    assert all(job_id in again[worker] for worker, job_id in killed.items())
 
 
-def in_turn(expected: list[str], found: list[str]) -> bool:
-    """Whether these came one after the other, whatever came between."""
-    rest = iter(found)
-    return all(name in rest for name in expected)
+async def check_unique(fleet: MixedFleet) -> None:
+    """Of unique jobs that both languages inserted there is one each, from both languages in all."""
+    twice = await fleet.connection.fetch(
+        "SELECT args FROM river_job WHERE unique_key IS NOT NULL AND kind = 'sleep'"
+        " GROUP BY args HAVING count(*) > 1"
+    )
+    assert not twice
+    twice = await fleet.connection.fetch(
+        "SELECT slot FROM slot_history GROUP BY slot HAVING count(*) > 1"
+    )
+    assert not twice
+    rows = await fleet.connection.fetch("SELECT DISTINCT language FROM slot_history")
+    assert {row["language"] for row in rows} == set(LANGUAGES)
 
 
-async def test_handovers(go_binary: Path, fresh_database_url: str, tmp_path: Path) -> None:
-    """The lead passes from Go to Python and back by a request to resign, by SIGTERM and by SIGKILL.
-    Under each leader due jobs become available and old ones are deleted, by its own language's
-    connections too; and no term ever begins before the one before has ended or expired."""
+async def test_mixed_fleet(go_binary: Path, fresh_database_url: str, tmp_path: Path) -> None:
+    """Three workers of each language share a queue. The leader changes from one language to the
+    other six times: by a request to resign, by SIGTERM and by SIGKILL. Maintenance runs under each
+    leader, and no two terms overlap. Each job of either language is completed once, and no slot of
+    a periodic job of both languages is inserted twice (CF-059, mixed_leader_failover_both_directions;
+    CF-060, mixed_leader_death_failover_both_directions; CF-084, multi_engine_leader_failover)."""
     url = fresh_database_url
-    await migrate_all(url)
-    async with connected(url) as connection, AsyncExitStack() as stack:
-        await connection.execute(HISTORY)
-        fleet = Fleet(stack, connection, go_binary, url, tmp_path)
-
-        go_1 = await fleet.go("go-1")
-        await fleet.until_led_by("go")
-        python_1 = await fleet.python("python-1")
-        # A leader in Go that is asked to resign bids again at once, and mostly wins.
-        await fleet.until_led_by("python", ask=fleet.request_resign_by_python)
-        await fleet.until_led_by("go", ask=fleet.request_resign)
-
-        go_1.terminate()
-        await fleet.until_led_by("python")
-        assert await go_1.wait() == 0
-        go_2 = await fleet.go("go-2")
-        python_1.send(signal.SIGTERM)
-        await fleet.until_led_by("go")
-        assert await python_1.exit_code() == 0
-
-        python_2 = await fleet.python("python-2")
-        go_2.kill()
-        await fleet.until_led_by("python")
-        await fleet.go("go-3")
-        python_2.send(signal.SIGKILL)
-        await fleet.until_led_by("go")
-
-        expected = ["go-1", "python-1", "go-1", "python-1", "go-2", "python-2", "go-3"]
-        assert in_turn(expected, await fleet.terms())
+    killed: dict[str, int] = {}
+    async with mixed_fleet(go_binary, url, tmp_path, each=3) as fleet:
+        async with inserting(fleet, url):
+            await fleet.until_led_by("go")
+            await fleet.until_led_by("python")
+            killed.update([await kill_leader(fleet, "python")])
+            await fleet.terminate(await fleet.until_led_by("go"))
+            await fleet.start("go")
+            await fleet.terminate(await fleet.until_led_by("python"))
+            await fleet.start("python")
+            killed.update([await kill_leader(fleet, "go")])
+            await fleet.until_led_by("python")
+            await fleet.until_led_by("go")
+            await fleet.until_led_by("python")
+        await until_all_is_done(fleet)
+        await check_jobs(fleet, killed)
+        await check_unique(fleet)
+        terms = await fleet.terms()
+        changes = sum(before != after for before, after in zip(terms, terms[1:], strict=False))
+        assert changes >= 6, terms
         acts = await fleet.maintainers()
-        for language in ("go", "python"):
-            assert acts >= {(language, act, language) for act in ("scheduled", "cleaned")}
+    for language in LANGUAGES:
+        assert acts >= {(language, act, language) for act in ("scheduled", "cleaned")}
+    assert {language_of(worker) for worker in killed} == set(LANGUAGES)

@@ -392,6 +392,7 @@ def _check_attempts(history: History, job: JobEnd, acts: list[Act]) -> Iterator[
         if count > 1:
             yield Violation("a claim begins once", f"claim {claim} of {job}: {count} times")
     ends = {act.claim: act.how for act in acts if act.what == "end"}
+    stored = {act.claim for act in acts if act.what == "stored"}
     for attempt, group in groupby(
         sorted(begins, key=lambda act: (act.attempt, act.at)), key=lambda act: act.attempt
     ):
@@ -400,7 +401,7 @@ def _check_attempts(history: History, job: JobEnd, acts: list[Act]) -> Iterator[
                 since - CLAIMS_LOST <= begin.at <= until for since, until in history.crashes
             )
             how = ends.get(begin.claim)
-            is_cut = how is None and begin.kind in CUT and _was_ended(history, begin, later.at)
+            is_cut = begin.claim not in stored and _was_cut(history, begin, how, later.at)
             if how not in AGAIN and not is_forgotten and not is_cut:
                 yield Violation(
                     "an attempt begins again for a reason",
@@ -408,10 +409,19 @@ def _check_attempts(history: History, job: JobEnd, acts: list[Act]) -> Iterator[
                 )
 
 
-def _was_ended(history: History, begin: Act, until: float) -> bool:
-    """Whether the worker of an attempt was ended after its begin."""
+def _was_cut(history: History, begin: Act, how: str | None, until: float) -> bool:
+    """Whether the end of its worker cut an attempt off. A worker whose event loop is blocked stores
+    no result and cancels nothing: it releases all its jobs as it exits."""
+    if _was_ended(history, begin, until, FaultKind.STOP_BLOCKED):
+        return True
+    return how is None and begin.kind in CUT and _was_ended(history, begin, until)
+
+
+def _was_ended(history: History, begin: Act, until: float, fault: FaultKind | None = None) -> bool:
+    """Whether the worker of an attempt was ended after its begin, by this fault if one is given."""
     return any(
         span.ends_worker
+        and fault in {None, span.kind}
         and span.worker == begin.worker
         and span.began <= until
         and span.ended >= begin.at

@@ -1,5 +1,6 @@
--- What the leadership test records: every change of the leader's row, and what the maintenance of each term did to two
--- jobs that the election itself inserts, a due one and one that ended long ago.
+-- What the test of a mixed fleet records: every change of the leader's row, what the maintenance of each term did to two
+-- jobs that the election itself inserts (a due one and one that ended long ago), each completion, and the slot of each
+-- periodic job.
 
 create table leader_history (
   number bigint generated always as identity primary key,
@@ -54,3 +55,28 @@ for each row execute function record_leader();
 
 create trigger record_maintenance after update of state or delete on river_job
 for each row when (old.kind = 'marker') execute function record_maintenance();
+
+create table completion_history (job_id bigint not null, worker text not null);
+
+create table slot_history (slot timestamptz not null, language text not null);
+
+create function record_completion() returns trigger language plpgsql as $$
+begin
+  insert into completion_history (job_id, worker) values (new.id, new.attempted_by[cardinality(new.attempted_by)]);
+  return null;
+end
+$$;
+
+create function record_slot() returns trigger language plpgsql as $$
+begin
+  insert into slot_history (slot, language) values (date_trunc('second', new.scheduled_at), new.args ->> 'by');
+  return null;
+end
+$$;
+
+create trigger record_completion after update of state on river_job
+for each row when (new.state = 'completed' and old.state <> 'completed' and new.kind <> 'marker')
+execute function record_completion();
+
+create trigger record_slot after insert on river_job
+for each row when (new.kind = 'noop') execute function record_slot();
