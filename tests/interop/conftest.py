@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.interop.callers import both_callers
 from tests.interop.river_go import BUILD_TIMEOUT, RiverGo, build
+from tests.interop.working import Fleet
 from tests.work.rig import Rig
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from tests._database import Schema
+    from tests.interop.callers import Caller
 
 HERE = Path(__file__).parent
 
@@ -66,3 +69,16 @@ async def mark_unheard(schema: Schema) -> AsyncGenerator[None]:
     await schema.execute((HERE / "unheard_cancel.sql").read_text("utf-8"))
     yield
     await schema.execute("DROP FUNCTION mark_unheard CASCADE")
+
+
+@pytest.fixture
+async def callers(go: RiverGo, schema: Schema) -> AsyncGenerator[dict[str, Caller]]:
+    """A client of each language that inserts and controls, by the name of the language."""
+    async with both_callers(go, schema) as callers:
+        yield callers
+
+
+@pytest.fixture
+def fleet(go: RiverGo, schema: Schema) -> Fleet:
+    """Makes workers of either language on the test's schema."""
+    return Fleet(go, schema)

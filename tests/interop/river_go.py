@@ -84,12 +84,39 @@ class RiverGoError(Exception):
     """A verb failed; the text is what it printed on standard error."""
 
 
-class GoProcess:
-    """A running verb. Lines of its output wait here until somebody takes them."""
+class Lines:
+    """What a worker says, an event a line. Lines wait here until a test takes them."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Row] = []
+
+    async def line(self) -> Row:
+        """The next line."""
+        raise NotImplementedError
+
+    async def until(self, event: str, **fields: object) -> Row:
+        """Wait for an event with these fields, and take it; those before it stay for later."""
+        wanted = {"event": event, **fields}.items()
+        for index, line in enumerate(self._waiting):
+            if line.items() >= wanted:
+                return self._waiting.pop(index)
+        with anyio.fail_after(PATIENCE, reason=f"no {event} {fields}: {self._waiting}"):
+            while not (line := await self.line()).items() >= wanted:
+                self._waiting.append(line)
+        return line
+
+    def passed(self, event: str, **fields: object) -> list[Row]:
+        """The lines with these fields that came before those that were taken."""
+        wanted = {"event": event, **fields}.items()
+        return [line for line in self._waiting if line.items() >= wanted]
+
+
+class GoProcess(Lines):
+    """A running verb."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
+        super().__init__()
         self._process = process
-        self._waiting: list[Row] = []
 
     @property
     def pid(self) -> int:
@@ -104,32 +131,26 @@ class GoProcess:
             raise RiverGoError(f"the process ended: {await self._errors()}")
         return json.loads(text)
 
-    async def until(self, event: str, **fields: object) -> Row:
-        """Wait for an event with these fields, and take it; those before it stay for later."""
-
-        def wanted(line: Row) -> bool:
-            return line.items() >= {"event": event, **fields}.items()
-
-        for index, line in enumerate(self._waiting):
-            if wanted(line):
-                return self._waiting.pop(index)
-        with anyio.fail_after(PATIENCE):
-            while not wanted(line := await self.line()):
-                self._waiting.append(line)
-        return line
+    def send(self, line: object) -> None:
+        """Write a line of JSON to its standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(line) + b"\n")
 
     async def insert(self, *requests: Row) -> list[Row]:
         """Send these to an inserter one by one; returns the row, or the error, of each."""
-        assert self._process.stdin is not None
         rows: list[Row] = []
         for request in requests:
-            self._process.stdin.write(msgspec.json.encode(request) + b"\n")
+            self.send(request)
             rows.append(await self.line())
         return rows
 
     def terminate(self) -> None:
         """SIGTERM: a worker lets its jobs end, at the second one it cancels them."""
         self._process.terminate()
+
+    def interrupt(self) -> None:
+        """SIGINT: the same. (Two SIGTERM at once may count as one.)"""
+        self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -183,7 +204,7 @@ class RiverGo:
         `requests` are the lines of its input. Raises RiverGoError if it fails.
         """
         lines = b"".join(msgspec.json.encode(request) + b"\n" for request in requests or ())
-        process = await self._start(verb, *args)
+        process = await self.start(verb, *args)
         try:
             with anyio.fail_after(PATIENCE):
                 out, err = await process.communicate(lines)
@@ -204,13 +225,14 @@ class RiverGo:
     @asynccontextmanager
     async def process(self, verb: str, *args: object) -> AsyncGenerator[GoProcess]:
         """A verb that goes on until the end of the block."""
-        process = GoProcess(await self._start(verb, *args))
+        process = GoProcess(await self.start(verb, *args))
         try:
             yield process
         finally:
             await process.close()
 
-    async def _start(self, verb: str, *args: object) -> asyncio.subprocess.Process:
+    async def start(self, verb: str, *args: object) -> asyncio.subprocess.Process:
+        """A verb that runs; the caller ends it."""
         return await asyncio.create_subprocess_exec(
             self._binary,
             verb,

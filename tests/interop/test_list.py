@@ -23,18 +23,17 @@ from riverpy import (
     RawArgs,
     UniqueOpts,
 )
-from riverpy.job import UNIQUE_STATE_BITS, AttemptError
 from tests.interop.inserting import UNHEARD, PythonSide, request
+from tests.interop.seen import seen_by_go, seen_by_python
 from tests.interop.test_unique import TEXTS, VALUES
 
 if TYPE_CHECKING:
-    from riverpy import Client, JobRow
-    from tests.interop.river_go import RiverGo, Row
+    from riverpy import Client
+    from tests.interop.river_go import RiverGo
     from tests.work.rig import Rig
 
 OBJECTS = st.dictionaries(TEXTS, VALUES, max_size=4)
 ALL_STATES = set(JobState)
-TIMES = ("attempted_at", "created_at", "finalized_at", "scheduled_at")
 ODD_ERRORS: dict[str, BaseException] = {
     "empty": ValueError(),
     "nul": ValueError("a\0b"),
@@ -61,41 +60,6 @@ METADATA = [
     {"": "", "river:something": 1, "snoozes": 3, "output": {"old": True}},
     UNHEARD,
 ]
-
-
-def seen_by_python(job: JobRow) -> Row:
-    """A row as Python reads it."""
-    columns = job.columns()
-    states = job.unique_states
-    return {
-        "id": job.id,
-        "state": job.state.value,
-        "attempt": job.attempt,
-        "max_attempts": job.max_attempts,
-        "attempted_at": job.attempted_at,
-        "created_at": job.created_at,
-        "finalized_at": job.finalized_at,
-        "scheduled_at": job.scheduled_at,
-        "priority": job.priority,
-        "args": job.encoded_args,
-        "attempted_by": job.attempted_by,
-        "errors": job.errors,
-        "kind": job.kind,
-        "metadata": columns[10],
-        "queue": job.queue,
-        "tags": job.tags,
-        "unique_key": job.unique_key and job.unique_key.hex(),
-        "unique_states": states and sum(1 << UNIQUE_STATE_BITS.index(state) for state in states),
-    }
-
-
-def seen_by_go(row: Row) -> Row:
-    """A row as Go printed it, with Python's types."""
-    return row | {
-        **{name: msgspec.convert(row[name], datetime | None) for name in TIMES},
-        "attempted_by": row["attempted_by"] or [],
-        "errors": msgspec.convert(row["errors"] or [], list[AttemptError]),
-    }
 
 
 async def check_all(go: RiverGo, client: Client) -> set[JobState]:

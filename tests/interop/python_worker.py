@@ -1,0 +1,95 @@
+"""A worker process of riverpy's: `riverpy worker tests.interop.python_worker:client`.
+
+It takes its settings from the environment, what to release from standard input, and prints the same
+lines as Go's verb `work`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+import msgspec
+
+from riverpy import Client, EventKind, QueueConfig, StopReport, Workers
+from tests.interop.conform import ConformWorker
+from tests.interop.working import SETTINGS_VARIABLE, Settings, event_line, insert_effect
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from anyio.abc import TaskStatus
+
+    from tests.interop.river_go import Row
+
+
+def emit(line: Row) -> None:
+    """Print one line."""
+    print(msgspec.json.encode(line).decode(), flush=True)
+
+
+class Started:
+    """Passes on that the client works, and prints it."""
+
+    def __init__(self, client: Client, task_status: TaskStatus[None]) -> None:
+        self._client = client
+        self._task_status = task_status
+
+    def started(self, value: None = None) -> None:
+        self._task_status.started(value)
+        emit({"event": "started", "client_id": self._client.id})
+
+
+class PrintingClient(Client):
+    """Prints when it works."""
+
+    async def run(
+        self,
+        *,
+        drain: bool = False,
+        task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+    ) -> StopReport:
+        return await super().run(drain=drain, task_status=Started(self, task_status))
+
+
+async def read_releases(conform: ConformWorker) -> None:
+    """Release what standard input names, until it ends."""
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
+    async for line in reader:
+        conform.release(msgspec.json.decode(line)["release"])
+
+
+async def print_events(client: Client) -> None:
+    """Print each event."""
+    async with client.subscribe(*EventKind) as events:
+        async for event in events:
+            emit(event_line(event))
+
+
+@asynccontextmanager
+async def client() -> AsyncGenerator[Client]:
+    """The client, as the environment says."""
+    schema, settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=tuple[str, Settings])
+
+    async def effect(job_id: int, attempt: int) -> None:
+        async with made._acquire() as connection:
+            await insert_effect(connection, f'"{schema}".effects', job_id, attempt)
+
+    conform = ConformWorker(emit, effect)
+    made = PrintingClient(
+        workers=Workers().add(conform),
+        queues={name: QueueConfig(max_workers=n) for name, n in settings.queues.items()},
+        config=settings.config(schema, emit),
+    )
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read_releases, conform)
+        tasks.start_soon(print_events, made)
+        yield made
+        tasks.cancel_scope.cancel()

@@ -1,0 +1,386 @@
+"""Workers of each language that are told the same things and say the same things."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import msgspec
+
+from riverpy import Client, Config, EventKind, JobRetention, QueueConfig, Workers
+from riverpy.periodic import every
+from tests.interop.conform import ConformWorker
+from tests.interop.river_go import GoProcess, Lines
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from riverpy import Event, JobRow, StopReport, StuckJob
+    from tests._database import Schema
+    from tests.interop.river_go import RiverGo, Row
+
+LANGUAGES = ("go", "python")
+OTHER = {"go": "python", "python": "go"}
+SETTINGS_VARIABLE = "INTEROP_WORKER"
+ROOT = Path(__file__).resolve().parents[2]
+RIVERPY = Path(sys.executable).with_name("riverpy")
+FOR_EVER = -1.0
+
+
+class Retention(msgspec.Struct, frozen=True, kw_only=True):
+    """How long jobs that ended are kept, in seconds, or FOR_EVER."""
+
+    cancelled: float = 86400
+    completed: float = 86400
+    discarded: float = 604800
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker of either language is told. Durations are in seconds; None is the default of
+    the language."""
+
+    queues: dict[str, int] = msgspec.field(default_factory=lambda: {"default": 10})
+    """The slots of each."""
+    poll: float = 3600
+    candidate: bool = False
+    """Whether it takes part in leader election."""
+    known_kinds_only: bool = False
+    poll_only: bool = False
+    job_timeout: float | None = None
+    rescue_after: float | None = None
+    soft_stop_timeout: float | None = None
+    hard_stop_timeout: float = 10
+    """Of Python alone; Go waits for ever."""
+    stuck_threshold: float | None = None
+    error_handler: str | None = None
+    """What it does with a failure, which is the event `error_handler`: `nothing`, `cancel`, or
+    `panic`, which fails itself."""
+    retention: Retention = Retention()
+    reindex: str | None = None
+    """Names of indexes, divided by commas, that are rebuilt every second or so."""
+    leader_ttl: float = 15
+    """Of Python alone."""
+    flags: list[str] = []
+    """Further flags of Go's verb `work`."""
+    id: str | None = None
+
+    def config(self, schema: str | None, emit: Any) -> Config:
+        """The same for riverpy."""
+        optional = {
+            "job_timeout": self.job_timeout,
+            "rescue_after": self.rescue_after,
+            "soft_stop_timeout": self.soft_stop_timeout,
+            "job_stuck_threshold": self.stuck_threshold,
+        }
+        values: dict[str, Any] = {
+            name: timedelta(seconds=value) for name, value in optional.items() if value is not None
+        }
+        if self.soft_stop_timeout is None:
+            values["soft_stop_timeout"] = None
+        if self.error_handler is not None:
+            values["error_handler"] = ErrorHandler(emit, self.error_handler)
+        if self.reindex is not None:
+            values["reindexer_index_names"] = self.reindex.split(",")
+            values["reindexer_schedule"] = every(timedelta(seconds=1))
+        kept = {
+            name: None if value == FOR_EVER else timedelta(seconds=value)
+            for name, value in msgspec.structs.asdict(self.retention).items()
+        }
+        return Config(
+            schema=schema,
+            id=self.id,
+            candidate=self.candidate,
+            elect_interval=timedelta(seconds=min(5, self.leader_ttl / 3)),
+            fetch_poll_interval=timedelta(seconds=self.poll),
+            hard_stop_timeout=timedelta(seconds=self.hard_stop_timeout),
+            job_stuck_handler=StuckHandler(emit),
+            known_kinds_only=self.known_kinds_only,
+            leader_ttl=timedelta(seconds=self.leader_ttl),
+            poll_only=self.poll_only,
+            retention=JobRetention(**kept),
+            skip_unknown_job_check=True,
+            **values,
+        )
+
+    def for_go(self) -> list[str]:
+        """The same as flags of `work`."""
+        flags = ["--no-stagger", *self.flags]
+        durations = {
+            "fetch-poll-interval": self.poll,
+            "job-timeout": self.job_timeout,
+            "rescue-after": self.rescue_after,
+            "soft-stop-timeout": self.soft_stop_timeout,
+            "stuck-threshold": self.stuck_threshold,
+            "reindex-every": None if self.reindex is None else 1.0,
+            **{
+                f"{name}-retention": -1e-9 if value == FOR_EVER else value
+                for name, value in msgspec.structs.asdict(self.retention).items()
+            },
+        }
+        for name, value in durations.items():
+            if value is not None:
+                # Go's 0 is its default; here it is a moment.
+                flags += [f"--{name}", f"{round(value * 1e9) or 1}ns"]
+        texts = {
+            "queues": ",".join(f"{name}:{slots}" for name, slots in self.queues.items()),
+            "client-id": self.id,
+            "error-handler": self.error_handler,
+            "reindex": self.reindex,
+        }
+        for name, text in texts.items():
+            if text is not None:
+                flags += [f"--{name}", text]
+        switches = {
+            "known-kinds-only": self.known_kinds_only,
+            "no-election": not self.candidate,
+            "poll-only": self.poll_only,
+        }
+        return flags + [f"--{name}" for name, is_on in switches.items() if is_on]
+
+
+class ErrorHandler:
+    """Emits each failure, and then does as it is told."""
+
+    def __init__(self, emit: Any, do: str) -> None:
+        self._emit = emit
+        self._do = do
+
+    async def handle_error(self, job: JobRow, error: BaseException, /) -> bool | None:
+        self._emit(
+            {
+                "event": "error_handler",
+                "id": job.id,
+                "attempt": job.attempt,
+                "state": job.state.value,
+                "error": str(error),
+            }
+        )
+        if self._do == "panic":
+            raise RuntimeError("the error handler fails")
+        return self._do == "cancel"
+
+
+class StuckHandler:
+    """Emits each stuck job."""
+
+    def __init__(self, emit: Any) -> None:
+        self._emit = emit
+
+    def handle_stuck(self, job: StuckJob, /) -> bool:
+        self._emit(
+            {
+                "event": "job_stuck",
+                "id": job.id,
+                "kind": job.kind,
+                "queue": job.queue,
+                "total": job.total,
+            }
+        )
+        return False
+
+
+class Worker(Lines):
+    """A worker of one language: a process, or riverpy in the process of the test.
+
+    It says `job_started` and what else `go/conform.go` names, and its client's events.
+    """
+
+    language: str
+    id: str
+
+    def release(self, message: str) -> None:
+        """Let the jobs that wait for this message go on."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Ask it to let its jobs end."""
+        raise NotImplementedError
+
+    def stop_hard(self) -> None:
+        """Ask it to cancel its jobs."""
+        raise NotImplementedError
+
+    async def stopped(self) -> None:
+        """Wait until it has stopped."""
+        raise NotImplementedError
+
+
+class ProcessWorker(Worker):
+    """A process: the verb `work` of Go's program, or `riverpy worker`."""
+
+    def __init__(self, language: str, process: GoProcess, client_id: str) -> None:
+        super().__init__()
+        self.language, self.id = language, client_id
+        self.process = process
+
+    async def line(self) -> Row:
+        return await self.process.line()
+
+    def release(self, message: str) -> None:
+        self.process.send({"release": message})
+
+    def stop(self) -> None:
+        self.process.terminate()
+
+    def stop_hard(self) -> None:
+        self.process.terminate()
+        self.process.interrupt()
+
+    async def stopped(self) -> None:
+        await self.process.wait()
+
+
+class PythonWorker(Worker):
+    """riverpy in the test's own process."""
+
+    language = "python"
+    client: Client
+    report: StopReport | None = None
+    """Of its run, once it has stopped."""
+
+    def __init__(self, schema: Schema, settings: Settings) -> None:
+        super().__init__()
+        self._schema = schema
+        self._lines = asyncio.Queue[Any]()
+        self._stopped = anyio.Event()
+        self._conform = ConformWorker(self._lines.put_nowait, self._insert_effect)
+        self.client = Client(
+            schema.url,
+            workers=Workers().add(self._conform),
+            queues={name: QueueConfig(max_workers=n) for name, n in settings.queues.items()},
+            config=settings.config(schema.name, self._lines.put_nowait),
+        )
+        self.id = self.client.id
+
+    async def line(self) -> Row:
+        return await self._lines.get()
+
+    def release(self, message: str) -> None:
+        self._conform.release(message)
+
+    def stop(self) -> None:
+        self.client.stop()
+
+    def stop_hard(self) -> None:
+        self.client.stop_and_cancel()
+
+    async def stopped(self) -> None:
+        await self._stopped.wait()
+
+    async def _insert_effect(self, job_id: int, attempt: int) -> None:
+        table = f'"{self._schema.name}".effects'
+        async with self.client._acquire() as connection:
+            await insert_effect(connection, table, job_id, attempt)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """Run it until the end of the block; jobs that are left may then end."""
+
+        async def run(*, task_status: Any) -> None:
+            try:
+                self.report = await self.client.run(task_status=task_status)
+            finally:
+                self._stopped.set()
+
+        async def forward(subscription: Any) -> None:
+            async for event in subscription:
+                self._lines.put_nowait(event_line(event))
+
+        async with (
+            self.client,
+            self.client.subscribe(*EventKind) as subscription,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(forward, subscription)
+            await tasks.start(run)
+            try:
+                yield
+            finally:
+                self._conform.release_all()
+                self.client.stop_and_cancel()
+                with anyio.CancelScope(shield=True):
+                    await self._stopped.wait()
+
+
+async def insert_effect(connection: Any, table: str, job_id: int, attempt: int) -> None:
+    """What the step `effect` does."""
+    await connection.execute(
+        f"INSERT INTO {table} (job_id, attempt, language) VALUES ($1, $2, 'python')",
+        job_id,
+        attempt,
+    )
+
+
+def event_line(event: Event) -> Row:
+    """An event as Go prints it."""
+    line: Row = {"event": event.kind.value}
+    if event.job is not None:
+        line |= {
+            "id": event.job.id,
+            "kind": event.job.kind,
+            "state": event.job.state.value,
+            "attempt": event.job.attempt,
+        }
+    if event.queue is not None:
+        line["queue"] = event.queue
+    return line
+
+
+class Fleet:
+    """Makes workers on the test's schema."""
+
+    def __init__(self, go: RiverGo, schema: Schema) -> None:
+        self._go = go
+        self._schema = schema
+
+    @asynccontextmanager
+    async def worker(self, language: str, **settings: Any) -> AsyncGenerator[Worker]:
+        """A worker that has started; riverpy's runs in the test's process."""
+        if language == "go":
+            async with self.process("go", **settings) as worker:
+                yield worker
+            return
+        worker = PythonWorker(self._schema, Settings(**settings))
+        async with worker.running():
+            yield worker
+
+    @asynccontextmanager
+    async def process(self, language: str, **settings: Any) -> AsyncGenerator[ProcessWorker]:
+        """A worker that has started, in a process of its own."""
+        given = Settings(**settings)
+        start = self._start_python if language == "python" else self._start_go
+        process = await start(given)
+        try:
+            started = await process.until("started")
+            yield ProcessWorker(language, process, started["client_id"])
+        finally:
+            await process.close()
+
+    async def _start_go(self, settings: Settings) -> GoProcess:
+        return GoProcess(await self._go.start("work", *settings.for_go()))
+
+    async def _start_python(self, settings: Settings) -> GoProcess:
+        return GoProcess(
+            await asyncio.create_subprocess_exec(
+                RIVERPY,
+                "worker",
+                "tests.interop.python_worker:client",
+                "--database-url",
+                self._schema.url,
+                cwd=ROOT,
+                env={
+                    **os.environ,
+                    SETTINGS_VARIABLE: msgspec.json.encode((self._schema.name, settings)).decode(),
+                },
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                limit=2**26,
+            )
+        )
