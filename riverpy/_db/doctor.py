@@ -73,9 +73,6 @@ class RelationRow(NamedTuple):
     can_use: bool
     can_update_kind: bool
     is_owner: bool
-    may_hide_rows: bool
-    """Row-level security applies to the role, and no policy lets it see every row."""
-    has_policy: bool
 
 
 class SchemaRow(NamedTuple):

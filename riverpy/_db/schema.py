@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from riverpy._db.row_security import RowSecurity
 from riverpy._dsn import mask_url
 from riverpy._log import get_logger
 from riverpy._names import check_schema_length
@@ -134,6 +135,9 @@ class SchemaState:
     applied: Mapping[str, Mapping[int, datetime]]
     """For each recorded line its versions, lowest first, and when each was applied."""
 
+    row_security: RowSecurity
+    """The tables in which row-level security hides rows from the role."""
+
     def versions(self, line: str) -> set[int]:
         """The applied versions of a line."""
         return set(self.applied.get(line, ()))
@@ -227,6 +231,7 @@ async def read_schema_state(connection: Transaction, schema: str | None) -> Sche
         has_jobs=row["has_jobs"],
         invalid_indexes=row["invalid_indexes"],
         applied=applied,
+        row_security=RowSecurity(row["role"], row["hidden_tables"], row["filtered_tables"]),
     )
 
 
@@ -235,7 +240,8 @@ async def check_schema(
 ) -> SchemaState:
     """Check that River's tables are there and new enough; returns what the schema has.
 
-    A version that only a newer riverpy knows is logged as a warning.
+    A version that only a newer riverpy knows is logged as a warning, and so are tables with
+    row-level security whose policies may hide rows.
 
     Args:
         connection: any connection to the database.
@@ -244,12 +250,14 @@ async def check_schema(
 
     Raises:
         SchemaMissingError: they are not; the text has the command that makes them.
-        ConfigError: the name of the schema is too long.
+        ConfigError: the name of the schema is too long, or row-level security hides all rows of a
+            table from the role.
         ServerVersionError: PostgreSQL is older than 13.
         TimeoutError: no answer within `READ_TIMEOUT`.
     """
     state = await read_schema_state(connection, schema)
     check_schema_length(state.schema)
+    _check_row_security(state.row_security)
     if state.is_unrecorded():
         raise SchemaMissingError(state.unrecorded_message())
     if state.gap(MAIN_LINE):
@@ -269,6 +277,19 @@ async def check_schema(
             unknown_versions=unknown,
         )
     return state
+
+
+def _check_row_security(security: RowSecurity) -> None:
+    if security.hidden:
+        raise ConfigError(f"{security.problem}: {security.fix}")
+    if security.filtered:
+        _log.warning(
+            "row-level security may hide jobs",
+            role=security.role,
+            tables=security.tables,
+            effect=security.problem,
+            advice=security.fix,
+        )
 
 
 def expect_feature(

@@ -12,6 +12,7 @@ from riverpy._names import SCHEMA_LENGTH_MAX, SCHEMA_TOO_LONG
 
 if TYPE_CHECKING:
     from riverpy._db.doctor import RelationRow
+    from riverpy._db.row_security import RowSecurity
     from riverpy._db.schema import SchemaState
     from riverpy._doctor.patient import Patient
 
@@ -26,6 +27,8 @@ def lines_findings(state: SchemaState, schema: str | None, url: str) -> list[Fin
     """How far River's line of migrations and ours are applied. `schema` is the one that was asked
     for."""
     up = migrate_command("riverpy migrate up", schema, url)
+    if "river_migration" in state.row_security.hidden:  # so what it records is not known
+        return [_row_security(state.row_security, {"schema": state.schema})]
     if state.missing(MAIN_LINE) or state.is_unrecorded():
         return [_main_line(state, up)]
     return [_main_line(state, up), _own_line(state, up)]
@@ -123,30 +126,18 @@ async def look_at_grants(patient: Patient) -> list[Finding]:
     if work:
         missing = "; ".join(work)
         return [Finding(Level.WARN, "grants", text, f"to work jobs, grant {missing}", data)]
-    if secured := [row for row in relations.values() if row.may_hide_rows]:
-        return [_row_security(role, secured, data)]
+    if patient.state.row_security.tables:
+        return [_row_security(patient.state.row_security, data)]
     if not may["reindex"]:
         text += " (its leader leaves the indexes as they are)"
     return [Finding(Level.OK, "grants", text, data=data)]
 
 
-def _row_security(role: str, secured: list[RelationRow], data: dict[str, object]) -> Finding:
+def _row_security(security: RowSecurity, data: dict[str, object]) -> Finding:
     """The server hides rows from the role and reports no error: the jobs wait and are not seen."""
-    tables = [row.name for row in secured]
-    hidden = [row.name for row in secured if not row.has_policy]
-    problem = f'row-level security applies to "{role}" on {", ".join(tables)}'
-    effect = (
-        "without a policy no job is worked or counted"
-        if hidden
-        else "jobs that no policy allows are neither worked nor counted"
-    )
-    text = f"{problem}: {effect}, and no error is raised"
-    fix = (
-        f'for each table ALTER TABLE … DISABLE ROW LEVEL SECURITY, or CREATE POLICY … TO "{role}" '
-        "USING (true); or let the role own the tables"
-    )
-    level = Level.FAIL if hidden else Level.WARN
-    return Finding(level, "grants", text, fix, data | {"row_security": tables})
+    level = Level.FAIL if security.hidden else Level.WARN
+    data = data | {"row_security": security.tables}
+    return Finding(level, "grants", security.problem, security.fix, data)
 
 
 def _lacking_to_insert(relations: dict[str, RelationRow]) -> list[str]:

@@ -22,6 +22,31 @@ columns AS (
     JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid
     JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid
     WHERE c.relname IN ('river_migration', 'river_job') AND a.attnum > 0 AND NOT a.attisdropped
+),
+-- Tables in which row-level security may hide rows from this role: no policy that applies to it allows every row.
+-- riverpy does not use the tables of River that are left out.
+secured AS (
+    SELECT
+        c.relname::text AS relname,
+        EXISTS (SELECT FROM pg_catalog.pg_policy AS p WHERE p.polrelid = c.oid) AS has_policy
+    FROM place
+    JOIN pg_catalog.pg_namespace AS n ON n.nspname = place.name
+    JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid
+    WHERE c.relkind IN ('r', 'p')
+        AND c.relname ~ '^river(py)?_'
+        AND c.relname NOT IN ('river_client', 'river_client_queue')
+        AND row_security_active(c.oid)
+        AND NOT EXISTS (
+            SELECT
+            FROM pg_catalog.pg_policy AS p
+            WHERE p.polrelid = c.oid
+                AND p.polpermissive
+                AND p.polcmd = '*'
+                AND pg_get_expr(p.polqual, p.polrelid) = 'true'
+                AND (0 = ANY (p.polroles) OR EXISTS (
+                    SELECT FROM unnest(p.polroles) AS member WHERE pg_has_role(member, 'USAGE')
+                ))
+        )
 )
 SELECT
     place.name AS schema,
@@ -40,7 +65,10 @@ SELECT
             AND c.relname ~ '^river_'
             AND c.relname !~ '_cc(new|old)[0-9]*$'
         ORDER BY c.relname
-    ) AS invalid_indexes
+    ) AS invalid_indexes,
+    current_user::text AS role,
+    ARRAY(SELECT relname FROM secured WHERE NOT has_policy ORDER BY relname) AS hidden_tables,
+    ARRAY(SELECT relname FROM secured WHERE has_policy ORDER BY relname) AS filtered_tables
 FROM place;
 
 -- name: migration_list

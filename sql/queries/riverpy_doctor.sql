@@ -91,13 +91,7 @@ select
   class.relkind = 'S' and has_sequence_privilege(class.oid, 'USAGE') as can_use,
   class.relname = 'river_job' and class.relkind <> 'S' and has_column_privilege(class.oid, 'kind', 'UPDATE')
     as can_update_kind,
-  pg_has_role(class.relowner, 'USAGE') as is_owner,
-  class.relkind <> 'S' and row_security_active(class.oid) and not exists (
-    select from pg_catalog.pg_policy
-    where polrelid = class.oid and polpermissive and polcmd = '*' and pg_get_expr(polqual, polrelid) = 'true'
-      and (0 = any(polroles) or exists (select from unnest(polroles) as member where pg_has_role(member, 'USAGE')))
-  ) as may_hide_rows,
-  exists (select from pg_catalog.pg_policy where polrelid = class.oid) as has_policy
+  pg_has_role(class.relowner, 'USAGE') as is_owner
 from pg_catalog.pg_class as class
 join pg_catalog.pg_namespace as namespace on namespace.oid = class.relnamespace
 where namespace.nspname = @schema and class.relkind in ('r', 'p', 'S') and class.relname ~ '^river(py)?_'

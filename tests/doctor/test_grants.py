@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 import structlog
 
-from riverpy import InsertManyParams, InsertOpts, UniqueOpts
+from riverpy import ConfigError, InsertManyParams, InsertOpts, UniqueOpts
 from tests._database import connected
 from tests.maintenance.reindexing import Once
 from tests.work.rig import PATIENCE, Rig, Task
@@ -47,6 +47,8 @@ async def roles(schema: Schema) -> AsyncGenerator[dict[str, str]]:
         await schema.execute(block)
         yield {name: f"{schema.url}&role={role}" for name, role in made.items()}
     finally:
+        for table in ("river_job", "river_migration"):
+            await schema.execute(f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY")
         for role in made.values():
             await schema.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
@@ -112,20 +114,56 @@ async def test_worker(schema: Schema, roles: dict[str, str], doctor: Doctor) -> 
             await connection.execute("CREATE TABLE mine ()")
 
 
-async def test_row_security(schema: Schema, roles: dict[str, str], doctor: Doctor) -> None:
-    """The doctor fails when row-level security hides all jobs from the role, warns when policies
-    may hide some, and is content with a policy that allows all rows (TeamWarp/effect-mq#9)."""
+async def test_row_security(
+    schema: Schema, roles: dict[str, str], doctor: Doctor, log: list[Any]
+) -> None:
+    """When row-level security hides all jobs from the role, the doctor fails and a worker refuses
+    to start; both warn when policies may hide some, and accept a policy that allows all rows
+    (TeamWarp/effect-mq#9)."""
     worker = roles["worker"].rpartition("=")[2]
+    rig = Rig(schema)
+    rig.job(_nothing)
+
+    async def drain() -> list[Any]:
+        log.clear()
+        async with rig.client(url=roles["worker"]) as client:
+            await client.run(drain=True)
+        return [entry for entry in log if entry["event"] == "row-level security may hide jobs"]
+
     await schema.execute("ALTER TABLE river_job ENABLE ROW LEVEL SECURITY")
     found = (await doctor(url=roles["worker"])).one("grants", "fail")
     assert (
         f'row-level security applies to "{worker}" on river_job: without a policy' in found["text"]
     )
+    with pytest.raises(ConfigError) as caught:
+        await drain()
+    assert str(caught.value) == f"{found['text']}: {found['fix']}"
+
     await schema.execute(f"CREATE POLICY own ON river_job TO {worker} USING (queue = 'default')")
     found = (await doctor(url=roles["worker"])).one("grants", "warn")
     assert "jobs that no policy allows" in found["text"]
+    (entry,) = await drain()
+    assert (entry["effect"], entry["advice"]) == (found["text"], found["fix"])
+    assert (entry["role"], entry["tables"]) == (worker, ["river_job"])
+
     await schema.execute(f"CREATE POLICY everything ON river_job TO {worker} USING (true)")
     assert "may insert, work" in (await doctor(url=roles["worker"])).one("grants", "ok")["text"]
+    assert await drain() == []
+
+
+async def test_row_security_of_migrations(
+    schema: Schema, roles: dict[str, str], doctor: Doctor
+) -> None:
+    """Where row-level security hides the record of migrations, that is what doctor and a worker
+    report, and not that nothing is recorded."""
+    await schema.execute("ALTER TABLE river_migration ENABLE ROW LEVEL SECURITY")
+    found = (await doctor(url=roles["worker"])).one("grants", "fail")
+    assert "on river_migration: without a policy" in found["text"]
+    rig = Rig(schema)
+    rig.job(_nothing)
+    async with rig.client(url=roles["worker"]) as client:
+        with pytest.raises(ConfigError, match="row-level security applies"):
+            await client.run(drain=True)
 
 
 async def test_nobody(roles: dict[str, str], schema: Schema, doctor: Doctor) -> None:

@@ -54,7 +54,7 @@ SENT = {
     "session_limit",
 }
 """The blocks that the start, a term and the stop of a leader used before there were domains."""
-DIGEST = "133eb5ccf7bec9f5891e5adc1606f97d74ab3b25620e73d399b30aabba19960f"
+DIGEST = "b8ed768371be5c2b7cb9fb7a02d5c2ca961087e8962883e999532befa4892b9b"
 """Of their texts, then."""
 SHORT = timedelta(seconds=6)
 EXECUTIONS = {"exec_is_there", "exec_expired"}
