@@ -123,7 +123,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(RunLimit(config, RUN_LIMIT))
 
 
-def _limit(item: pytest.Item) -> float:
+def limit(item: pytest.Item) -> float:
+    """Seconds that a test may take."""
     marker = item.get_closest_marker("timeout")
     return TEST_LIMIT if marker is None else float(marker.args[0])
 
@@ -138,7 +139,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Limit the test."""
     if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
-        item.obj = _cancelled_later(item.obj, _limit(item))
+        item.obj = _cancelled_later(item.obj, limit(item))
     return (yield from _killed_later(item))
 
 
@@ -150,7 +151,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
 
 def _killed_later(item: pytest.Item) -> Generator[None, object, object]:
     faulthandler.dump_traceback_later(
-        _limit(item) + GRACE, exit=True, file=item.config.stash[_STDERR]
+        limit(item) + GRACE, exit=True, file=item.config.stash[_STDERR]
     )
     try:
         return (yield)

@@ -1,10 +1,12 @@
-"""How a parallel run deals tests out to its workers."""
+"""The order of tests, and how a parallel run deals them out to its workers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from xdist.scheduler import LoadScopeScheduling
+
+from tests._limits import TEST_LIMIT, limit
 
 if TYPE_CHECKING:
     import pytest
@@ -54,6 +56,12 @@ class Scheduling(LoadScopeScheduling):
         for other in self.nodes:
             self._reschedule(other)
         return left[0][1] if left else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with the tests that have a longer limit than most: a run does not end with one of
+    them on one worker."""
+    items.sort(key=lambda item: max(limit(item), TEST_LIMIT), reverse=True)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:

@@ -42,6 +42,12 @@ URL_VARIABLE = "RIVERPY_TEST_DATABASE_URL"
 LOOP_VARIABLE = "RIVERPY_TEST_LOOP"
 POOLER_VARIABLE = "RIVERPY_TEST_POOLER"
 pytest_plugins = ["tests._limits", "tests._scheduling"]
+SERVER_SETTINGS = {
+    "max_connections": "300",
+    # No test takes the power from the machine. A server that is killed still forgets no commit.
+    "fsync": "off",
+    "full_page_writes": "off",
+}
 _SYSTEM = sorted(path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb"))
 _HAS_FAILED = pytest.StashKey[bool]()
 
@@ -70,7 +76,7 @@ def server_url() -> Generator[str]:
     if configured := os.environ.get(URL_VARIABLE):
         yield configured
         return
-    with EmbeddedPostgres("test", settings={"max_connections": "300"}) as url:
+    with EmbeddedPostgres("test", settings=SERVER_SETTINGS) as url:
         run_apart(drop_orphans, url)
         yield url
 
@@ -83,7 +89,7 @@ def each_server_url(request: pytest.FixtureRequest, server_url: str) -> Generato
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RIVERPY_PG_BIN", str(request.param))
-        server = EmbeddedPostgres("test", settings={"max_connections": "300"})
+        server = EmbeddedPostgres("test", settings=SERVER_SETTINGS)
     with server as url:
         yield url
 
