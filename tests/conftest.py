@@ -47,6 +47,7 @@ SERVER_SETTINGS = {
     # No test takes the power from the machine. A server that is killed still forgets no commit.
     "fsync": "off",
     "full_page_writes": "off",
+    "autovacuum_naptime": "1d",  # it would take time from tests, and change their plans at random
 }
 _SYSTEM = sorted(path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb"))
 _HAS_FAILED = pytest.StashKey[bool]()

@@ -20,6 +20,7 @@ from riverpy.cli._run import CommandError
 from riverpy.errors import SchemaMissingError
 from riverpy.migrate import Migrator
 from tests._database import connected
+from tests.cli.invoking import invoke
 from tests.cli.worker_process import RIVERPY, environment
 
 if TYPE_CHECKING:
@@ -146,8 +147,8 @@ async def test_jobs_there(schema: Schema) -> None:
 )
 def test_wrong_usage(args: list[str], message: str) -> None:
     """Wrong options are one line on stderr and exit code 2."""
-    done = bench(*args)
-    assert (done.returncode, done.stdout) == (2, "")
+    done = invoke("bench", *args)
+    assert (done.exit_code, done.stdout) == (2, "")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert "s3cret" not in done.stderr

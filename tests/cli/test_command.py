@@ -13,27 +13,18 @@ from typing import TYPE_CHECKING
 
 import click
 import pytest
-from click.testing import CliRunner
 
-from riverpy._dsn import PG_VARIABLES
 from riverpy.cli import main
 from riverpy.cli._output import has_color, print_json, print_table
 from riverpy.cli._run import CommandError, expected_errors, one_line, run
 from riverpy.errors import ConfigError
+from tests.cli.invoking import invoke
 
 if TYPE_CHECKING:
-    from click.testing import Result
-
     from tests._database import Schema
 
 RIVERPY = Path(sys.executable).with_name("riverpy")
 UNREACHABLE = "postgres://u:s3cret@127.0.0.1:1/d"
-
-
-def invoke(*args: str, **environ: str) -> Result:
-    """Run a command in this process, without the settings of the machine."""
-    clean = dict.fromkeys(("DATABASE_URL", "RIVERPY_DATABASE_URL", *PG_VARIABLES), "")
-    return CliRunner(env={**clean, **environ}).invoke(main, args)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from riverpy.events import EventKind
 from riverpy.insert_opts import InsertOpts
 from riverpy.job import Job  # noqa: TC001 (the annotations of the jobs are read at run time)
 from tests._database import connected
+from tests.cli.invoking import invoke
 from tests.cli.worker_process import RIVERPY, environment
 
 if TYPE_CHECKING:
@@ -184,8 +185,8 @@ async def test_at_once(files: Path, fresh_database_url: str) -> None:
 )
 def test_wrong_usage(args: list[str], message: str) -> None:
     """Wrong options are one line on stderr and exit code 2."""
-    done = demo(*args)
-    assert (done.returncode, done.stdout) == (2, "")
+    done = invoke("demo", *args)
+    assert (done.exit_code, done.stdout) == (2, "")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
 

@@ -28,6 +28,7 @@ from riverpy._dsn import (
     validate_url,
 )
 from riverpy.drivers.asyncpg import CONNECT_TIMEOUT, close, close_pool, connect, create_pool
+from tests.cli.invoking import invoke
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,11 +81,18 @@ def test_wrong_url_is_not_repeated(url: str) -> None:
 def test_command_does_not_repeat_a_wrong_url(url: str) -> None:
     """Nor is it in what a command says, with and without --debug: OP-04."""
     for arguments in (["--database-url", url], ["--database-url", url, "--debug"]):
-        done = subprocess.run(
-            [RIVERPY, "migrate", "list", *arguments], capture_output=True, text=True
-        )
-        assert done.returncode == 2
+        done = invoke("migrate", "list", *arguments)
+        assert done.exit_code == 2
         assert "s3" not in done.stdout + done.stderr
+
+
+def test_process_does_not_repeat_a_wrong_url() -> None:
+    """Nor is it in all that a process of its own prints, to its last line: OP-04."""
+    arguments = ("migrate", "list", "--debug", "--database-url", WRONG[0])
+    done = subprocess.run([RIVERPY, *arguments], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr
+    assert "s3" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
