@@ -32,8 +32,8 @@ from tests.kit.work_history import (
 START = 1_800_000_000.0
 SEED = 7
 """Of the bounded run: one with nearly every kind of fault."""
-RATE = 300
-"""Jobs a second of the bounded run: what its machine must do beside other tests."""
+RATE = 100
+"""Jobs a second of the bounded run, which shares its machine with other tests."""
 BUSY_BOUND = 30.0
 """Seconds until work goes on, for the same reason."""
 
