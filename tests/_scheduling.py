@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from xdist.scheduler import LoadScopeScheduling
@@ -56,6 +57,15 @@ class Scheduling(LoadScopeScheduling):
         for other in self.nodes:
             self._reschedule(other)
         return left[0][1] if left else None
+
+
+WORKERS_PER_PROCESSOR = 2
+"""Half of the time a test waits: for the server, for other processes, for a limit to expire."""
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """The number of workers that `-n auto` starts."""
+    return WORKERS_PER_PROCESSOR * (os.cpu_count() or 1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
