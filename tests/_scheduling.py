@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from tests._limits import TEST_LIMIT, limit
 
 if TYPE_CHECKING:
-    import pytest
     from xdist.workermanage import WorkerController
 
 ONE_WORKER = (
@@ -68,6 +68,7 @@ def pytest_xdist_auto_num_workers() -> int:
     return WORKERS_PER_PROCESSOR * (os.cpu_count() or 1)
 
 
+@pytest.hookimpl(tryfirst=True)  # before a limit that allows for a build
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start with the tests that have a longer limit than most: a run does not end with one of
     them on one worker."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,13 +23,21 @@ if TYPE_CHECKING:
     from tests.interop.callers import Caller
 
 HERE = Path(__file__).parent
+FIRST_WORKER = "gw0"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first test here builds, and the others wait for it."""
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.timeout(BUILD_TIMEOUT + 60))
+    """Build during the tests before those here, which wait for the end of it."""
+    ours = [item for item in items if HERE in item.path.parents]
+    for item in ours:
+        item.add_marker(pytest.mark.timeout(BUILD_TIMEOUT + 60))
+    if ours and os.environ.get("PYTEST_XDIST_WORKER", FIRST_WORKER) == FIRST_WORKER:
+        threading.Thread(target=_try_to_build, daemon=True).start()
+
+
+def _try_to_build() -> None:
+    with suppress(Exception):  # each test that needs the program raises it again
+        program()
 
 
 @pytest.hookimpl(tryfirst=True)
