@@ -241,6 +241,7 @@ async def test_poison_row_is_isolated(rig: Rig, gate: Gate, log: list[dict[str, 
     ] == [13]
 
 
+@pytest.mark.timeout(180)
 async def test_result_that_can_never_be_stored(rig: Rig, gate: Gate) -> None:
     """A row that takes no result at all is left running; the worker goes on and stops cleanly."""
     await rig.schema.execute(

@@ -271,6 +271,7 @@ async def leading(rig: Rig, url: str | None = None, **settings: Any) -> AsyncGen
         yield client
 
 
+@pytest.mark.timeout(180)
 async def test_outage(rig: Rig) -> None:
     """LD-18: after an outage of twice `dead_after`, in which nobody could give a sign of life, no
     job that went on meanwhile is rescued, although the leader is back before the worker is: it was

@@ -142,6 +142,7 @@ async def test_one_row_fails(rig: Rig, log: list[dict[str, Any]], when: str, sql
     assert LOST not in events_of(log)
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize("when", [CLAIM, RESULT])
 async def test_one_row_ends_its_session(rig: Rig, log: list[dict[str, Any]], when: str) -> None:
