@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +13,8 @@ from xdist.scheduler import LoadScopeScheduling
 from tests._limits import TEST_LIMIT, limit
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from xdist.workermanage import WorkerController
 
 ONE_WORKER = (
@@ -59,8 +63,38 @@ class Scheduling(LoadScopeScheduling):
         return left[0][1] if left else None
 
 
-WORKERS_PER_PROCESSOR = 2
-"""Half of the time a test waits: for the server, for other processes, for a limit to expire."""
+WORKERS_PER_PROCESSOR = 3
+"""Most of its time a test waits: for the server, for other processes, for a limit to expire."""
+FIRST_WORKER = "gw0"
+_LOCK = pytest.StashKey[int]()
+"""The directory of this file, open and locked while the first worker collects."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let the first worker collect before the others: it compiles the tests for all."""
+    workerinput: dict[str, Any] = getattr(config, "workerinput", {})
+    if workerinput.get("workerid") == FIRST_WORKER:
+        config.stash[_LOCK] = _locked(fcntl.LOCK_EX)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Wait for the first worker, or collect as it."""
+    if not hasattr(session.config, "workerinput"):
+        return (yield)
+    if _LOCK not in session.config.stash:
+        os.close(_locked(fcntl.LOCK_SH))
+        return (yield)
+    try:
+        return (yield)
+    finally:
+        os.close(session.config.stash[_LOCK])
+
+
+def _locked(mode: int) -> int:
+    directory = os.open(Path(__file__).parent, os.O_RDONLY)
+    fcntl.flock(directory, mode)
+    return directory
 
 
 def pytest_xdist_auto_num_workers() -> int:

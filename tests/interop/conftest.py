@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests._scheduling import FIRST_WORKER
 from tests.interop.callers import both_callers
 from tests.interop.river_go import BUILD_TIMEOUT, RiverGo, build
 from tests.interop.working import Fleet
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from tests.interop.callers import Caller
 
 HERE = Path(__file__).parent
-FIRST_WORKER = "gw0"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
