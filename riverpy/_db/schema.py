@@ -70,6 +70,10 @@ FEATURES = {
 }
 """What is off without each version of line `riverpy`, in words."""
 
+NEEDED_VERSION = 7
+"""The newest version of line `main` that a client needs. Version 8 changes nothing on PostgreSQL:
+River has it for SQLite."""
+
 LINES_VERSION = 5
 """The version of line `main` that gives `river_migration` its column `line`."""
 
@@ -145,6 +149,10 @@ class SchemaState:
     def missing(self, line: str) -> list[int]:
         """The versions of a line that riverpy knows and the database lacks, lowest first."""
         return sorted(migrations(line).keys() - self.versions(line))
+
+    def needed(self) -> list[int]:
+        """The missing versions of line `main` that a client needs, lowest first."""
+        return [version for version in self.missing(MAIN_LINE) if version <= NEEDED_VERSION]
 
     def gap(self, line: str) -> list[int]:
         """The missing versions of a line that are below one that is applied, lowest first."""
@@ -262,9 +270,9 @@ async def check_schema(
         raise SchemaMissingError(state.unrecorded_message())
     if state.gap(MAIN_LINE):
         raise SchemaMissingError(state.gap_message(MAIN_LINE))
-    if missing := state.missing(MAIN_LINE):
+    if state.needed():
         found = (
-            f"lacks River's migrations {', '.join(map(str, missing))}"
+            f"lacks River's migrations {', '.join(map(str, state.missing(MAIN_LINE)))}"
             if state.has_jobs
             else "does not have River's tables"
         )

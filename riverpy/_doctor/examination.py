@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from riverpy._db.schema import MAIN_LINE, read_schema_state
+from riverpy._db.schema import read_schema_state
 from riverpy._doctor.code import Code, look_at_code
 from riverpy._doctor.domains import look_at_domains
 from riverpy._doctor.failing import look_at_failing
@@ -158,7 +158,7 @@ class Examination:
             return None
         for finding in lines_findings(state, self._request.schema, self._request.url):
             self._report(finding)
-        return state if not state.missing(MAIN_LINE) else None
+        return state if not state.needed() else None
 
     async def _look_at_jobs(self, server: ServerRow, state: SchemaState) -> None:
         patient = Patient(

@@ -29,7 +29,7 @@ def lines_findings(state: SchemaState, schema: str | None, url: str) -> list[Fin
     up = migrate_command("riverpy migrate up", schema, url)
     if "river_migration" in state.row_security.hidden:  # so what it records is not known
         return [_row_security(state.row_security, {"schema": state.schema})]
-    if state.missing(MAIN_LINE) or state.is_unrecorded():
+    if state.needed() or state.is_unrecorded():
         return [_main_line(state, up)]
     return [_main_line(state, up), _own_line(state, up)]
 
@@ -55,7 +55,7 @@ def _main_line(state: SchemaState, up: str) -> Finding:
     if not found:
         text = f'schema "{state.schema}" does not have River\'s tables'
         return Finding(Level.FAIL, "schema", text, f"run `{up}`", data)
-    if missing:
+    if state.needed():
         text = (
             f'River\'s tables in "{state.schema}" are at version {max(found)} of {newest}: older '
             "than this riverpy needs"
@@ -67,7 +67,10 @@ def _main_line(state: SchemaState, up: str) -> Finding:
             f"knows {newest}"
         )
         return Finding(Level.WARN, "schema", text, "update riverpy", data)
-    return Finding(Level.OK, "schema", f'river {newest} of {newest} in "{state.schema}"', data=data)
+    text = f'river {max(found)} of {newest} in "{state.schema}"'
+    if missing:
+        text += f": version {newest} changes nothing on PostgreSQL; `riverpy migrate up` records it"
+    return Finding(Level.OK, "schema", text, data=data)
 
 
 def _own_line(state: SchemaState, up: str) -> Finding:

@@ -13,7 +13,7 @@ from tests.migrate.catalog import catalog_vector, read_catalog, without_history
 if TYPE_CHECKING:
     import asyncpg
 
-VERSIONS = range(1, 8)
+VERSIONS = range(1, 9)
 SCHEMAS = ["public", "MixedCase_1"]
 
 

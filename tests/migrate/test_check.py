@@ -49,10 +49,23 @@ async def test_no_tables(connection: Connection) -> None:
 async def test_too_old(connection: Connection, target: int) -> None:
     """Below the newest version the error names what is missing."""
     await Migrator(connection).up(target=target)
-    missing = ", ".join(str(version) for version in range(target + 1, 8))
+    missing = ", ".join(str(version) for version in range(target + 1, 9))
     found = f"lacks River's migrations {missing}" if target > 1 else "does not have River's tables"
     with pytest.raises(SchemaMissingError, match=f"schema 'public' {found}: run `riverpy migrate"):
         await check_schema(connection, None)
+
+
+async def test_version_8_is_not_needed(connection: Connection) -> None:
+    """A schema at version 7 passes without a word, because version 8 changes nothing on PostgreSQL.
+    Validate reports it as missing, as River's does."""
+    migrator = Migrator(connection)
+    await migrator.up(target=7)
+    with capture_logs() as logs:
+        await check_schema(connection, "public")
+    assert logs == []
+    result = await migrator.validate()
+    assert (result.ok, result.missing) == (False, [8])
+    assert (await migrator.validate(target=7)).ok
 
 
 async def test_no_schema(connection: Connection) -> None:
@@ -72,10 +85,10 @@ async def test_no_record(connection: Connection) -> None:
 async def test_newer_than_the_code(connection: Connection) -> None:
     """MG-06: a database that is newer than the code is worked on, with a warning."""
     await Migrator(connection).up()
-    await connection.execute("INSERT INTO river_migration (line, version) VALUES ('main', 8)")
+    await connection.execute("INSERT INTO river_migration (line, version) VALUES ('main', 9)")
     with capture_logs() as logs:
         await check_schema(connection, "public")
-    assert [(entry["log_level"], entry["unknown_versions"]) for entry in logs] == [("warning", [8])]
+    assert [(entry["log_level"], entry["unknown_versions"]) for entry in logs] == [("warning", [9])]
 
 
 @pytest.mark.parametrize("gap", [[5], [2, 3], [1]])
@@ -86,7 +99,7 @@ async def test_gap(connection: Connection, gap: list[int]) -> None:
     rows = "SELECT line, version FROM river_migration ORDER BY version"
     await connection.execute("DELETE FROM river_migration WHERE version = any($1)", gap)
     before = await connection.fetch(rows)
-    text = f"records version 7 of line 'main', but not {', '.join(map(str, gap))} below it"
+    text = f"records version 8 of line 'main', but not {', '.join(map(str, gap))} below it"
     with pytest.raises(MigrationError, match=text):
         await migrator.up()
     assert await connection.fetch(rows) == before
@@ -112,9 +125,9 @@ async def test_missing_versions_are_counted(connection: Connection) -> None:
     """One missing version is one, more are many."""
     migrator = Migrator(connection)
     await migrator.up(target=5)
-    assert "lacks versions 6, 7: run" in (await migrator.validate()).messages[0]
-    await migrator.up(target=6)
-    assert "lacks version 7: run" in (await migrator.validate()).messages[0]
+    assert "lacks versions 6, 7, 8: run" in (await migrator.validate()).messages[0]
+    await migrator.up(target=7)
+    assert "lacks version 8: run" in (await migrator.validate()).messages[0]
 
 
 async def test_without_our_tables(connection: Connection) -> None:

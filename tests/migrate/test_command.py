@@ -29,6 +29,7 @@ LINES_UP = [
     "main 005 up migration unique client",
     "main 006 up bulk unique",
     "main 007 up notification outbox sqlite jsonb and sql cleanup",
+    "main 008 up job id autoincrement",
 ]
 OWN = migrations(OWN_LINE)
 OWN_LINES_UP = [f"riverpy {version:03} up {OWN[version].name}" for version in OWN]
@@ -75,6 +76,7 @@ def test_up_and_down(command: Command) -> None:
     assert (result.exit_code, result.stdout) == (0, "nothing to migrate up\n")
     result = command("down", "--to", "5")
     assert [line.partition(" (")[0] for line in result.stdout.splitlines()] == [
+        "undone: main 008 down job id autoincrement",
         "undone: main 007 down notification outbox sqlite jsonb and sql cleanup",
         "undone: main 006 down bulk unique",
     ]
@@ -122,10 +124,10 @@ def test_json(command: Command) -> None:
     found = output(command("up", "--dry-run", "--show-sql", "--json"))["lines"]
     assert [one["line"] for one in found] == ["main", "riverpy"]
     found = found[0]
-    assert [step["version"] for step in found["migrations"]] == [7]
+    assert [step["version"] for step in found["migrations"]] == [7, 8]
     assert "river_notification" in found["migrations"][0]["sql"]
     found = output(command("list", "--line", "main", "--json"))["migrations"]
-    assert [entry["version"] for entry in found] == [1, 2, 3, 4, 5, 6, 7]
+    assert [entry["version"] for entry in found] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert found[0]["applied_at"].endswith("Z")
     assert found[6] == {
         "version": 7,
@@ -142,8 +144,8 @@ def test_list(command: Command) -> None:
     assert lines[0].split() == ["LINE", "VERSION", "NAME", "APPLIED", "AT"]
     assert lines[1].split()[:5] == ["main", "1", "create", "river", "migration"]
     assert lines[2].split() == ["main", "2", "initial", "schema", "-"]
-    assert lines[8].split() == ["riverpy", "1", "clients", "-"]
-    assert len(lines) == 8 + len(OWN)
+    assert lines[9].split() == ["riverpy", "1", "clients", "-"]
+    assert len(lines) == 9 + len(OWN)
     assert len(command("list", "--line", "riverpy").stdout.splitlines()) == 1 + len(OWN)
 
 
@@ -153,11 +155,12 @@ def test_validate(command: Command) -> None:
     result = command("validate")
     assert (result.exit_code, result.stdout) == (1, "")
     first, second = result.stderr.splitlines()
-    assert first == "line 'main' in schema 'public' lacks versions 6, 7: run `riverpy migrate up`"
+    lacks = "line 'main' in schema 'public' lacks versions 6, 7, 8"
+    assert first == f"{lacks}: run `riverpy migrate up`"
     assert second.startswith("line 'riverpy' in schema 'public' lacks version")
     result = command("validate", "--line", "main", "--json")
     assert result.exit_code == 1
-    assert json.loads(result.stdout)["missing"] == [6, 7]
+    assert json.loads(result.stdout)["missing"] == [6, 7, 8]
     assert command("validate", "--to", "5").exit_code == 0
     command("up")
     result = command("validate")
@@ -175,15 +178,15 @@ def test_notices(command: Command, fresh_database_url: str) -> None:
     command("up")
     execute(
         fresh_database_url,
-        "INSERT INTO river_migration (line, version) VALUES ('main', 8), ('pro', 1)",
+        "INSERT INTO river_migration (line, version) VALUES ('main', 9), ('pro', 1)",
     )
     for verb in ("up", "validate"):
         result = command(verb)
         assert result.exit_code == 0
-        assert "line 'main' has version 8, which this riverpy does not know" in result.stderr
+        assert "line 'main' has version 9, which this riverpy does not know" in result.stderr
         assert "line 'pro' is not one of riverpy's: left alone" in result.stderr
     assert len(output(command("up", "--line", "main", "--json"))["notices"]) == 2
-    assert "8  (unknown to this riverpy)" in command("list").stdout
+    assert "9  (unknown to this riverpy)" in command("list").stdout
     result = command("down")
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
 
@@ -193,15 +196,15 @@ def test_notices(command: Command, fresh_database_url: str) -> None:
     [
         (("up", "--schema", "absent"), 1, 'CREATE SCHEMA "absent"'),
         (("up", "--schema", "1x"), 2, "a schema name has"),
-        (("up", "--to", "8"), 2, "riverpy knows 1 to 7"),
+        (("up", "--to", "9"), 2, "riverpy knows 1 to 8"),
         (("down", "--to", "3"), 1, "version 3 of line 'main' is not applied"),
         (("up", "--lock-timeout", "0s"), 2, "lock_timeout is 1 ms to 24 days"),
         (("up", "--lock-timeout", "soon"), 2, "'soon' is no duration"),
         (("up", "--max-steps", "-1"), 2, "--max-steps"),
         (("up", "--line", "mian"), 2, "--line"),
         (("down", "--to", "-1"), 2, "--to"),
-        (("down", "--to", "8"), 2, "riverpy knows 1 to 7"),
-        (("validate", "--to", "8"), 2, "riverpy knows 1 to 7"),
+        (("down", "--to", "9"), 2, "riverpy knows 1 to 8"),
+        (("validate", "--to", "9"), 2, "riverpy knows 1 to 8"),
         (("up", "7"), 2, "unexpected extra argument"),
     ],
 )

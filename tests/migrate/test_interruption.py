@@ -43,6 +43,8 @@ _SABOTAGE = """
     $$;
     CREATE EVENT TRIGGER sabotage ON ddl_command_end EXECUTE FUNCTION sabotage();
 """
+WITH_DDL = range(1, 8)
+"""The versions that run DDL, which is where `sabotage` acts. Version 8 runs none."""
 _TERMINATE = "pg_terminate_backend(pg_backend_pid())"
 
 
@@ -104,8 +106,8 @@ async def test_eight_processes_at_once(fresh_database_url: str, connection: Conn
         await start_command(fresh_database_url, "up", "--line", "main", "--json") for _ in range(8)
     ]
     applied = [await applied_by(process) for process in processes]
-    assert sorted(version for steps in applied for version in steps) == [1, 2, 3, 4, 5, 6, 7]
-    assert await read_catalog(connection, "public") == catalog_vector(7)
+    assert sorted(version for steps in applied for version in steps) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert await read_catalog(connection, "public") == catalog_vector(8)
 
 
 async def test_one_of_eight_killed_half_way(
@@ -123,11 +125,11 @@ async def test_one_of_eight_killed_half_way(
         await victim.communicate()
     applied = [await applied_by(process) for process in others]
     assert victim.returncode == -signal.SIGKILL
-    assert sorted(version for steps in applied for version in steps) == [6, 7]
-    assert await read_catalog(connection, "public") == catalog_vector(7)
+    assert sorted(version for steps in applied for version in steps) == [6, 7, 8]
+    assert await read_catalog(connection, "public") == catalog_vector(8)
 
 
-@pytest.mark.parametrize("version", range(1, 8))
+@pytest.mark.parametrize("version", WITH_DDL)
 async def test_backend_killed_in_a_migration(
     fresh_database_url: str, connection: Connection, version: int
 ) -> None:
@@ -141,11 +143,11 @@ async def test_backend_killed_in_a_migration(
             await migrator.up()
     assert await read_catalog(connection, "public") == before
     result = await migrator.up()
-    assert [step.version for step in result.steps] == list(range(version, 8))
-    assert await read_catalog(connection, "public") == catalog_vector(7)
+    assert [step.version for step in result.steps] == list(range(version, 9))
+    assert await read_catalog(connection, "public") == catalog_vector(8)
 
 
-@pytest.mark.parametrize("version", range(1, 8))
+@pytest.mark.parametrize("version", WITH_DDL)
 async def test_backend_killed_on_the_way_down(
     fresh_database_url: str, connection: Connection, version: int
 ) -> None:
@@ -170,7 +172,7 @@ async def test_failure_keeps_what_was_applied_before(connection: Connection) -> 
     assert await versions(connection) == [1, 2, 3]
     await connection.execute("DROP TABLE river_queue")
     await Migrator(connection, schema="public").up()
-    assert await read_catalog(connection, "public") == catalog_vector(7)
+    assert await read_catalog(connection, "public") == catalog_vector(8)
 
 
 async def test_open_reader(fresh_database_url: str, connection: Connection) -> None:
@@ -251,7 +253,7 @@ async def test_other_migrator_takes_too_long(
     async with turn_taken(fresh_database_url):
         assert "waiting for another migrator before version 1 " in await refused(migrator)
     assert not connection.is_in_transaction()
-    assert len((await Migrator(connection).up()).steps) == 7
+    assert len((await Migrator(connection).up()).steps) == 8
 
 
 async def test_other_schema_is_not_waited_for(
@@ -259,7 +261,7 @@ async def test_other_schema_is_not_waited_for(
 ) -> None:
     """Migrators of two schemas do not wait for each other."""
     async with turn_taken(fresh_database_url, "MixedCase_1"):
-        assert len((await Migrator(connection, schema="public").up()).steps) == 7
+        assert len((await Migrator(connection, schema="public").up()).steps) == 8
 
 
 @pytest.mark.parametrize("isolation", ["read committed", "serializable"])
@@ -278,7 +280,7 @@ async def test_two_steps_down_at_once(
         both = [tasks.create_task(Migrator(own).down()) for own in (one, two)]
         await until_waiting(connection, "advisory", 2)
     assert sorted(len(task.result().steps) for task in both) == [0, 1]
-    assert await versions(connection) == [1, 2, 3, 4, 5, 6]
+    assert await versions(connection) == [1, 2, 3, 4, 5, 6, 7]
 
 
 async def test_migrated_the_other_way_meanwhile(

@@ -36,7 +36,7 @@ async def applied(connection: Connection, **options: Any) -> list[int]:
 async def test_up_applies_what_is_outstanding(connection: Connection) -> None:
     """Up applies all, in order, and reports name, direction, text and duration of each step."""
     result = await Migrator(connection, schema="MixedCase_1").up()
-    assert versions(result) == [1, 2, 3, 4, 5, 6, 7]
+    assert versions(result) == [1, 2, 3, 4, 5, 6, 7, 8]
     assert result.schema == "MixedCase_1"
     assert result.notices == []
     first = result.steps[0]
@@ -61,8 +61,8 @@ async def test_down(connection: Connection) -> None:
     """Down undoes one step, or as many as asked, or those above the target."""
     migrator = Migrator(connection)
     await migrator.up()
-    assert versions(await migrator.down()) == [7]
-    assert versions(await migrator.down(max_steps=2)) == [6, 5]
+    assert versions(await migrator.down()) == [8]
+    assert versions(await migrator.down(max_steps=3)) == [7, 6, 5]
     assert versions(await migrator.down(target=1, max_steps=1)) == [4]
     assert versions(await migrator.down(target=2)) == [3]
     assert versions(await migrator.down(target=2)) == []
@@ -74,7 +74,7 @@ async def test_dry_run_changes_nothing(connection: Connection) -> None:
     """A dry run reports the steps, and the database stays as it is."""
     migrator = Migrator(connection)
     result = await migrator.up(dry_run=True)
-    assert versions(result) == [1, 2, 3, 4, 5, 6, 7]
+    assert versions(result) == [1, 2, 3, 4, 5, 6, 7, 8]
     assert all(step.sql and not step.duration for step in result.steps)
     assert await applied(connection) == []
     await migrator.up(target=2)
@@ -82,11 +82,11 @@ async def test_dry_run_changes_nothing(connection: Connection) -> None:
     assert await applied(connection) == [1, 2]
 
 
-@pytest.mark.parametrize("target", [-1, 0, 8])
+@pytest.mark.parametrize("target", [-1, 0, 9])
 async def test_unknown_target_upwards(connection: Connection, target: int) -> None:
     """A version that riverpy does not have is refused by up and by validate."""
     migrator = Migrator(connection)
-    with pytest.raises(MigrationError, match=f"no version {target}: riverpy knows 1 to 7"):
+    with pytest.raises(MigrationError, match=f"no version {target}: riverpy knows 1 to 8"):
         await migrator.up(target=target)
     with pytest.raises(MigrationError, match=f"no version {target}"):
         await migrator.validate(target=target)
@@ -108,14 +108,14 @@ async def test_list(connection: Connection) -> None:
     migrator = Migrator(connection)
     await migrator.up(target=6)
     statuses = await migrator.list()
-    assert [status.version for status in statuses] == [1, 2, 3, 4, 5, 6, 7]
+    assert [status.version for status in statuses] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert statuses[3].name == "pending and more"
     now = await connection.fetchval("SELECT now()")
     for status in statuses[:6]:
         assert status.applied_at is not None
         assert status.applied_at.tzinfo is UTC
         assert now - timedelta(minutes=5) < status.applied_at <= now
-    assert statuses[6].applied_at is None
+    assert [status.applied_at for status in statuses[6:]] == [None, None]
 
 
 async def test_validate(connection: Connection) -> None:
@@ -123,8 +123,8 @@ async def test_validate(connection: Connection) -> None:
     migrator = Migrator(connection)
     await migrator.up(target=5)
     result = await migrator.validate()
-    assert (result.ok, result.missing) == (False, [6, 7])
-    assert "lacks versions 6, 7" in result.messages[0]
+    assert (result.ok, result.missing) == (False, [6, 7, 8])
+    assert "lacks versions 6, 7, 8" in result.messages[0]
     assert (await migrator.validate(target=5)).ok
     assert not (await migrator.validate(target=6)).ok
     await migrator.up()
@@ -138,7 +138,7 @@ async def test_every_kind_of_database(fresh_database_url: str) -> None:
     async with asyncpg.create_pool(fresh_database_url, min_size=0, max_size=1) as pool:
         assert versions(await Migrator(pool).up(max_steps=2)) == [3, 4]
         async with pool.acquire() as connection:
-            assert versions(await Migrator(connection).up()) == [5, 6, 7]
+            assert versions(await Migrator(connection).up()) == [5, 6, 7, 8]
     with pytest.raises(TypeError, match="URL, an asyncpg pool or an asyncpg connection, got int"):
         Migrator(5)  # type: ignore[arg-type]
 
@@ -196,7 +196,7 @@ async def test_empty_search_path(fresh_database_url: str, connection: Connection
         migrator = Migrator(bare, schema="MixedCase_1")
         await migrator.up()
         assert (await migrator.validate()).ok
-        assert await read_catalog(connection, "MixedCase_1") == catalog_vector(7)
+        assert await read_catalog(connection, "MixedCase_1") == catalog_vector(8)
         await migrator.down(target=0)
         assert not any((await read_catalog(connection, "MixedCase_1")).values())
 
@@ -216,8 +216,8 @@ async def test_search_path_decides(fresh_database_url: str, connection: Connecti
         assert (await Migrator(other).up(target=5)).schema == "MixedCase_1"
     async with connected(fresh_database_url, search_path='public, "MixedCase_1"') as other:
         result = await Migrator(other).up()
-        assert (result.schema, versions(result)) == ("MixedCase_1", [6, 7])
-    assert await read_catalog(connection, "MixedCase_1") == catalog_vector(7)
+        assert (result.schema, versions(result)) == ("MixedCase_1", [6, 7, 8])
+    assert await read_catalog(connection, "MixedCase_1") == catalog_vector(8)
     assert not any((await read_catalog(connection, "public")).values())
 
 
@@ -268,8 +268,8 @@ async def test_newer_version(connection: Connection) -> None:
     """MG-06: a version that only a newer riverpy knows is reported, and nothing below it undone."""
     migrator = Migrator(connection)
     await migrator.up()
-    await connection.execute("INSERT INTO river_migration (line, version) VALUES ('main', 8)")
-    notice = "line 'main' has version 8, which this riverpy does not know"
+    await connection.execute("INSERT INTO river_migration (line, version) VALUES ('main', 9)")
+    notice = "line 'main' has version 9, which this riverpy does not know"
     result = await migrator.up()
     assert result.steps == []
     assert notice in result.notices[0]
@@ -277,12 +277,12 @@ async def test_newer_version(connection: Connection) -> None:
     assert validation.ok
     assert notice in validation.messages[0]
     newest = (await migrator.list())[-1]
-    assert (newest.version, newest.name) == (8, None)
+    assert (newest.version, newest.name) == (9, None)
     assert newest.applied_at is not None
     for target in (None, 0, 6):
-        with pytest.raises(MigrationError, match="versions 8, which this riverpy cannot undo"):
+        with pytest.raises(MigrationError, match="versions 9, which this riverpy cannot undo"):
             await migrator.down(target=target)
-    assert await applied(connection) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert await applied(connection) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
 async def test_foreign_line(connection: Connection) -> None:
@@ -295,9 +295,9 @@ async def test_foreign_line(connection: Connection) -> None:
     assert notice in (await migrator.validate()).messages[0]
     with pytest.raises(MigrationError, match="cannot be undone while the lines pro"):
         await migrator.down(target=4)
-    assert await applied(connection) == [1, 2, 3, 4, 5, 6, 7]
-    assert versions(await migrator.down(target=5)) == [7, 6]
-    assert versions(await migrator.up()) == [6, 7]
+    assert await applied(connection) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert versions(await migrator.down(target=5)) == [8, 7, 6]
+    assert versions(await migrator.up()) == [6, 7, 8]
     assert await connection.fetchval("SELECT version FROM river_migration WHERE line = 'pro'") == 3
 
 
@@ -316,9 +316,9 @@ async def test_adopts_a_database_of_go_river(connection: Connection) -> None:
     long_ago = datetime(2024, 2, 29, 12, 30, 15, 123456, UTC)
     await connection.execute('UPDATE "MixedCase_1".river_migration SET created_at = $1', long_ago)
     migrator = Migrator(connection, schema="MixedCase_1")
-    assert [status.applied_at for status in await migrator.list()] == [long_ago] * 4 + [None] * 3
-    assert versions(await migrator.up()) == [5, 6, 7]
-    assert await read_catalog(connection, "MixedCase_1") == catalog_vector(7)
+    assert [status.applied_at for status in await migrator.list()] == [long_ago] * 4 + [None] * 4
+    assert versions(await migrator.up()) == [5, 6, 7, 8]
+    assert await read_catalog(connection, "MixedCase_1") == catalog_vector(8)
     assert [status.applied_at for status in await migrator.list()][:4] == [long_ago] * 4
 
 
@@ -334,7 +334,7 @@ async def test_version_5_without_record_table(connection: Connection) -> None:
 
 
 async def test_rows_survive(connection: Connection) -> None:
-    """Jobs of version 2 reach version 7 with what later versions require filled in."""
+    """Jobs of version 2 reach the newest version with what later versions require filled in."""
     migrator = Migrator(connection)
     await migrator.up(target=2)
     await connection.execute(
@@ -371,7 +371,7 @@ async def test_invalid_index(connection: Connection) -> None:
     assert not result.ok
     assert "'river_job_unique_idx' in schema 'public' is invalid" in result.messages[0]
     await connection.execute("DROP INDEX river_job_unique_idx")
-    assert versions(await migrator.up()) == [6, 7]
+    assert versions(await migrator.up()) == [6, 7, 8]
     assert (await migrator.validate()).ok
 
 
@@ -389,7 +389,7 @@ async def test_column_and_index_made_ahead(connection: Connection) -> None:
     before = await connection.fetchval("SELECT 'river_job_unique_idx'::regclass::oid")
     await migrator.up()
     assert await connection.fetchval("SELECT 'river_job_unique_idx'::regclass::oid") == before
-    assert await read_catalog(connection, "public") == catalog_vector(7)
+    assert await read_catalog(connection, "public") == catalog_vector(8)
 
 
 async def test_connection_with_codecs(connection: Connection) -> None:
@@ -407,12 +407,12 @@ def test_exported_sql_is_ordered_and_explained() -> None:
     """MG-01: the printed SQL says line, number and direction, and not to wrap it."""
     up = Migrator.sql()
     assert "must not be wrapped in one transaction" in up
-    assert [up.index(f"-- Line main, version {version:03} (") for version in range(1, 8)] == sorted(
-        up.index(f"-- Line main, version {version:03} (") for version in range(1, 8)
+    assert [up.index(f"-- Line main, version {version:03} (") for version in range(1, 9)] == sorted(
+        up.index(f"-- Line main, version {version:03} (") for version in range(1, 9)
     )
     down = Migrator.sql(direction=Direction.DOWN, versions=[2, 3], schema="s")
     assert down.index("version 003") < down.index("version 002")
     assert 'DROP TABLE "s".river_job;' in down
     assert "schema */" not in up + down
-    with pytest.raises(MigrationError, match="no version 8"):
-        Migrator.sql(versions=[8])
+    with pytest.raises(MigrationError, match="no version 9"):
+        Migrator.sql(versions=[9])

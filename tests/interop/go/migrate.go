@@ -12,7 +12,7 @@ import (
 
 // migrateVerb prints the versions that up or down went through, or what validate found.
 func migrateVerb(flags *flag.FlagSet) func(context.Context, *base) error {
-	target := flags.Int("target", 0, "version to end at (-1: down to nothing)")
+	target := flags.Int("target", 0, "version to end at, or to validate up to (-1: down to nothing)")
 	return func(ctx context.Context, base *base) error {
 		if len(base.args) != 1 {
 			return errors.New("give one of: up, down, validate")
@@ -25,7 +25,8 @@ func migrateVerb(flags *flag.FlagSet) func(context.Context, *base) error {
 		var direction rivermigrate.Direction
 		switch base.args[0] {
 		case "validate":
-			result, err := migrator.Validate(ctx, nil)
+			result, err := migrator.Validate(
+				ctx, &rivermigrate.ValidateOpts{TargetVersion: *target})
 			if err != nil {
 				return err
 			}

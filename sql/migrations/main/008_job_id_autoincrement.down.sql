@@ -1,0 +1,2 @@
+-- Changes nothing on PostgreSQL, as on the way up.
+SELECT 1;
