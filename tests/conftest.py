@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 URL_VARIABLE = "RIVERPY_TEST_DATABASE_URL"
 LOOP_VARIABLE = "RIVERPY_TEST_LOOP"
 POOLER_VARIABLE = "RIVERPY_TEST_POOLER"
-pytest_plugins = ["tests._limits", "tests._scheduling"]
+pytest_plugins = ["tests._limits", "tests._scheduling", "tests._skips"]
 SERVER_SETTINGS = {
     "max_connections": "300",
     # No test takes the power from the machine. A server that is killed still forgets no commit.

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable
 
 SOURCES = Path(__file__).parent / "go"
+"""The program, with the version of River that the tests are for in `go.mod`."""
+SOURCES_VARIABLE = "RIVERPY_INTEROP_GO"
+"""Names the directory of another copy of `SOURCES`: `scripts/interop` makes one with another
+version of River."""
 BUILD_TIMEOUT = 600
 """Seconds: the first build fetches the modules and compiles them."""
 UNUSED_AGE = 7 * 86400
@@ -40,7 +44,8 @@ def build() -> Path | None:
     That is where Go is missing or its modules cannot be fetched. Raises CalledProcessError if the
     sources do not compile.
     """
-    files = sorted([*SOURCES.glob("*.go"), *SOURCES.glob("go.*")])
+    sources = Path(os.environ.get(SOURCES_VARIABLE) or SOURCES)
+    files = sorted([*sources.glob("*.go"), *sources.glob("go.*")])
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "riverpy"
     binary = cache / f"interop-{digest}"
@@ -52,16 +57,16 @@ def build() -> Path | None:
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "interop.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not binary.exists() and not _build(binary):
+        if not binary.exists() and not _build(sources, binary):
             return None
     return binary
 
 
-def _build(binary: Path) -> bool:
+def _build(sources: Path, binary: Path) -> bool:
     """Whether the modules could be fetched; the program is then there, and unused ones are not."""
     fetched = subprocess.run(
         ["go", "mod", "download"],
-        cwd=SOURCES,
+        cwd=sources,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         timeout=BUILD_TIMEOUT,
@@ -71,7 +76,7 @@ def _build(binary: Path) -> bool:
         return False
     unfinished = binary.with_name("interop.unfinished")
     subprocess.run(
-        ["go", "build", "-o", unfinished, "."], cwd=SOURCES, timeout=BUILD_TIMEOUT, check=True
+        ["go", "build", "-o", unfinished, "."], cwd=sources, timeout=BUILD_TIMEOUT, check=True
     )
     for other in binary.parent.glob("interop-*"):
         if time.time() - other.stat().st_mtime > UNUSED_AGE:

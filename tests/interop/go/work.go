@@ -14,16 +14,6 @@ import (
 	"github.com/riverqueue/river"
 )
 
-var eventKinds = []river.EventKind{
-	river.EventKindJobCancelled,
-	river.EventKindJobCompleted,
-	river.EventKindJobFailed,
-	river.EventKindJobInterrupted,
-	river.EventKindJobSnoozed,
-	river.EventKindQueuePaused,
-	river.EventKindQueueResumed,
-}
-
 // workVerb works queues until SIGTERM or SIGINT, that stop softly, and a second one, that cancels.
 func workVerb(flags *flag.FlagSet) func(context.Context, *base) error {
 	queues := flags.String("queues", "default:10", "NAME:SLOTS[,NAME:SLOTS...]")
@@ -54,8 +44,12 @@ func workVerb(flags *flag.FlagSet) func(context.Context, *base) error {
 	flags.DurationVar(&config.SoftStopTimeout, "soft-stop-timeout", 0, "as in River's Config")
 	flags.DurationVar(&config.JobStuckThreshold, "stuck-threshold", 0,
 		"as in River's Config; a stuck job is the event job_stuck")
-	flags.BoolVar(&config.FetchOnlyKnownKinds, "known-kinds-only", false, "as in River's Config")
-	flags.BoolVar(&config.LeaderElectionDisabled, "no-election", false, "as in River's Config")
+	flags.BoolFunc("known-kinds-only", "as in River's Config", func(text string) error {
+		return setIfThere(config, "FetchOnlyKnownKinds", text)
+	})
+	flags.BoolFunc("no-election", "as in River's Config", func(text string) error {
+		return setIfThere(config, "LeaderElectionDisabled", text)
+	})
 	handler := flags.String("error-handler", "",
 		"do this with each failure, which is the event error_handler: nothing, cancel or panic")
 	withLog := flags.Bool("job-log", false, "store what jobs log")
@@ -95,7 +89,7 @@ func work(ctx context.Context, base *base, config *river.Config) error {
 		return err
 	}
 	events, unsubscribe := client.SubscribeConfig(
-		&river.SubscribeConfig{ChanSize: 10_000, Kinds: eventKinds})
+		&river.SubscribeConfig{ChanSize: 10_000, Kinds: eventKinds()})
 	defer unsubscribe()
 	go func() {
 		for event := range events {
