@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.interop.cases import summary
 from tests.interop.river_go import SOURCES, SOURCES_VARIABLE, build
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def test(version: str, arguments: Sequence[str]) -> int:
     paths = [] if names_tests else ["tests/interop"]
     command = [sys.executable, "-m", "pytest", "-n", "auto", *paths, *arguments]
     code = subprocess.run(command, check=False).returncode
-    print(f"tested against {about}, exit code {code}", flush=True)
+    print(f"tested against {about}, exit code {code}\n{summary()}", flush=True)
     return code
 
 

@@ -1,0 +1,91 @@
+"""The cases of conformance between River's clients, CF-001 to CF-111, that have no test, and why.
+
+A case with a test has its number in the test's docstring. All others are here, in one group.
+`scripts/interop` prints how many there are of each.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+CASES = set(range(1, 112))
+
+WAITS_FOR = {
+    "job_list": (24, 30, 82, 102, 103),
+    "job_delete": (24, 104),
+    "job_delete_many": (25,),
+    "queues at run time": (29, 105),
+    "resumable steps": (52, 53, 88, 101),
+    "a clock and a random source that tests can set": (45,),
+}
+"""What riverpy lacks, and the cases that need it."""
+
+LEFT_OUT = {
+    36: "optional: a server without NOTIFY (YugabyteDB) is not detected; `poll_only` works there",
+    64: "optional: job retention by queue is for River's extensions",
+    78: "a soak of 5 minutes or more: scripts/chaos and scripts/soak, and the mixed fleet in short",
+    86: "no test asserts speed: scripts/bench compare",
+    89: "a soak of 5 minutes or more, as 78",
+    90: "no test asserts speed: scripts/bench compare",
+    91: "no test asserts speed: scripts/bench compare",
+    92: "no test asserts speed: scripts/bench compare",
+}
+"""Cases that will have no test, and why."""
+
+DIFFERENT = {
+    40: "an attempt that ignores its cancellation stays with a library client for the rescue",
+    57: "stuck jobs of a kind that the leader does not know are left alone, where River discards",
+    65: "paused queues and those with metadata are kept, where River deletes them after a day",
+    94: "max_attempts above 32,767 is refused, where River cuts it down",
+    98: "a claim drops the mark of a cancel that an older River left, where River keeps it",
+}
+"""Cases in which riverpy differs from River on purpose, and how. A test of riverpy's rule may show
+them as well; docs/go.md tells users."""
+
+NO_TEST_YET = (
+    *(14, 15, 16, 22, 26, 27, 28, 31, 32, 33, 34, 35, 37, 38, 39, 41, 42, 43, 44, 46, 47, 48, 49),
+    *(50, 51, 54, 55, 56, 58, 60, 61, 62, 63, 66, 67, 68, 69, 70, 71, 72, 73, 74, 75, 76, 77, 79),
+    *(80, 81, 83, 84, 85, 87, 93, 95, 96, 97, 99, 100, 106, 107, 108, 109, 110, 111),
+)
+"""Cases that need no missing feature. One that has a test is removed here."""
+
+_TESTS = Path(__file__).parents[1]
+_CASE = re.compile(r"CF-(\d{3})\b")
+
+
+@cache
+def shown() -> set[int]:
+    """The cases that docstrings of tests name."""
+    texts = [path.read_text("utf-8") for path in _TESTS.rglob("test_*.py")]
+    return {
+        int(number)
+        for text in texts
+        if "CF-" in text
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
+        for number in _CASE.findall(ast.get_docstring(node) or "")
+    }
+
+
+def waiting() -> set[int]:
+    """The cases that wait for a feature."""
+    return {number for numbers in WAITS_FOR.values() for number in numbers}
+
+
+def without_test() -> set[int]:
+    """The cases that have no test and no reason for it."""
+    return CASES - shown() - waiting() - set(LEFT_OUT) - set(DIFFERENT)
+
+
+def summary() -> str:
+    """How many cases are in each group, in one line."""
+    return (
+        f"{len(shown())} of {len(CASES)} cases of conformance have a test, {len(waiting())} wait "
+        f"for a feature, {len(LEFT_OUT)} are left out, {len(without_test())} have no test yet; "
+        f"{len(DIFFERENT)} are different on purpose, {len(set(DIFFERENT) & shown())} of these "
+        "with a test"
+    )
