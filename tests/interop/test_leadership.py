@@ -127,8 +127,9 @@ async def test_mixed_fleet(go_binary: Path, fresh_database_url: str, tmp_path: P
     """Three workers of each language share a queue. The leader changes from one language to the
     other six times: by a request to resign, by SIGTERM and by SIGKILL. Maintenance runs under each
     leader, and no two terms overlap. Each job of either language is completed once, and no slot of
-    a periodic job of both languages is inserted twice (CF-059,
-    mixed_leader_failover_both_directions)."""
+    a periodic job of both languages is inserted twice. The job of a leader that is killed is
+    completed at a later attempt by another client (CF-059, mixed_leader_failover_both_directions;
+    CF-085, multi_engine_process_kill_rescue_failover)."""
     url = fresh_database_url
     killed: dict[str, int] = {}
     async with mixed_fleet(go_binary, url, tmp_path, each=3) as fleet:

@@ -65,6 +65,8 @@ class Proxy:
         self.url = ""
         self.accepted = 0
         """Connections that were tried to be made."""
+        self.most = 0
+        """The most connections that there were at once."""
         self.refusing = False
         """Whether new connections are cut at once."""
         self.held = asyncio.Event()
@@ -80,6 +82,11 @@ class Proxy:
         port = self._listening.sockets[0].getsockname()[1]
         user = quote(self._user, safe=":%")
         self.url = f"postgresql://{user}@127.0.0.1:{port}{self._database}?sslmode=disable"
+
+    @property
+    def connections(self) -> int:
+        """How many there are now."""
+        return len(self._links)
 
     async def close(self) -> None:
         """Cut every connection and listen no more."""
@@ -126,6 +133,7 @@ class Proxy:
         self.accepted += 1
         link = _Link(writer)
         self._links.add(link)
+        self.most = max(self.most, len(self._links))
         self._idle.clear()
         try:
             if not self.refusing:
