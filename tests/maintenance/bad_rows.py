@@ -10,21 +10,26 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from riverpy import JobRetention, Worker, Workers
+from riverpy._maintenance.client_reaper import ClientReaper
 from riverpy._maintenance.execution_cleaner import ExecutionCleaner
 from riverpy._maintenance.job_cleaner import JobCleaner
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.job_scheduler import JobScheduler
 from riverpy._maintenance.queue_cleaner import QueueCleaner
+from tests.maintenance.dead_clients import in_contact, observed, register
 from tests.maintenance.rows import insert_jobs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+    from typing import TypeAlias
 
     from riverpy import Job
-    from riverpy._maintenance.base import MaintenanceService
+    from riverpy._maintenance.base import MaintenanceService, Office
     from riverpy._maintenance.batches import Batches
     from tests._database import Schema
     from tests.maintenance.office import HeldOffice
+
+    Make: TypeAlias = Callable[[HeldOffice], Awaitable[MaintenanceService]]
 
 REFUSALS = ("08006", "23503", "40001", "53100", "55000", "57P01", "58030", "P0001", "XX001")
 """An error of each class that says nothing about the statement, and two that do."""
@@ -88,7 +93,8 @@ def sleeping(case: Case, seconds: float, keys: Iterable[str] | None = None) -> s
 class Case:
     """One service, the rows that it handles, and how a row looks that it has not handled."""
 
-    make: Callable[[HeldOffice], MaintenanceService]
+    make: Make
+    """Makes the service, for rows that were inserted before."""
     table: str
     operation: str
     insert: Callable[[Schema, int], Awaitable[list[str]]]
@@ -103,6 +109,22 @@ class Case:
     async def remaining(self, schema: Schema) -> set[str]:
         """The keys of the rows that are not handled."""
         return {row[0] for row in await schema.fetch(self.left)}
+
+
+def _new(service: Callable[[Office], MaintenanceService]) -> Make:
+    async def make(held: HeldOffice) -> MaintenanceService:
+        return service(held.office)
+
+    return make
+
+
+async def _rescuer_of_dead(held: HeldOffice) -> MaintenanceService:
+    await register(held.schema, "gone")
+    return await observed(held, JobRescuer(held.office, in_contact), 5.0)
+
+
+async def _client_reaper(held: HeldOffice) -> MaintenanceService:
+    return await observed(held, ClientReaper(held.office, in_contact), 660.0)
 
 
 def _jobs(**columns: str) -> Callable[[Schema, int], Awaitable[list[str]]]:
@@ -125,14 +147,14 @@ JOBS = "SELECT id::text FROM river_job"
 
 CASES = {
     "scheduler": Case(
-        lambda held: JobScheduler(held.office),
+        _new(JobScheduler),
         "river_job",
         "UPDATE",
         _jobs(state="'scheduled'", scheduled_at="now() - interval '1 minute'"),
         f"{JOBS} WHERE state = 'scheduled'",
     ),
     "rescuer": Case(
-        lambda held: JobRescuer(held.office, None),
+        _new(lambda office: JobRescuer(office, None)),
         "river_job",
         "UPDATE",
         _jobs(
@@ -143,11 +165,20 @@ CASES = {
         ),
         f"{JOBS} WHERE state = 'running'",
     ),
+    "rescuer of dead clients": Case(
+        _rescuer_of_dead,
+        "river_job",
+        "UPDATE",
+        _jobs(
+            state="'running'", attempt="1", attempted_at="now()", attempted_by="array['gone']"
+        ),
+        f"{JOBS} WHERE state = 'running'",
+    ),
     "job cleaner": Case(
-        lambda held: JobCleaner(held.office), "river_job", "DELETE", _jobs(**ENDED), JOBS
+        _new(JobCleaner), "river_job", "DELETE", _jobs(**ENDED), JOBS
     ),
     "queue cleaner": Case(
-        lambda held: QueueCleaner(held.office),
+        _new(QueueCleaner),
         "river_queue",
         "DELETE",
         _rows(
@@ -158,7 +189,7 @@ CASES = {
         "name",
     ),
     "execution cleaner": Case(
-        lambda held: ExecutionCleaner(held.office),
+        _new(ExecutionCleaner),
         "riverpy_exec",
         "DELETE",
         _rows(
@@ -169,7 +200,20 @@ CASES = {
         "SELECT key FROM riverpy_exec",
         "key",
     ),
+    "client reaper": Case(
+        _client_reaper,
+        "riverpy_client",
+        "DELETE",
+        _rows(
+            "INSERT INTO riverpy_client (client_id, queues, kinds, candidate, poll_only, version,"
+            " dead_after) SELECT 'c' || i, '{}', '{}', true, false, '1', '1s'"
+            " FROM generate_series(1, $1::int) AS i RETURNING client_id"
+        ),
+        "SELECT client_id FROM riverpy_client",
+        "client_id",
+    ),
 }
 SETTINGS: dict[str, Any] = {
+    "dead_after": timedelta(seconds=1),
     "retention_by_kind": {"kept": JobRetention(completed=timedelta(days=90))},
 }

@@ -50,6 +50,15 @@ async def passes(held: HeldOffice, service: MaintenanceService, count: int) -> N
             continue
 
 
+async def until_done(held: HeldOffice, case: Case, service: MaintenanceService) -> None:
+    """Passes until all rows are handled."""
+    with anyio.fail_after(30):
+        while await case.remaining(held.schema):
+            case.batches(service).aside.wake()
+            await passes(held, service, 1)
+            await anyio.sleep(0.02)
+
+
 def named(log: list[dict[str, Any]]) -> list[str]:
     """The rows that the log names as set aside."""
     return [
@@ -67,7 +76,7 @@ async def test_refused_rows(
     once, and handled when it is refused no more."""
     keys = await case.insert(schema, 60)
     bad = dict(zip(keys[5:50:5], REFUSALS, strict=True))
-    service = case.make(held)
+    service = await case.make(held)
     async with triggered(schema, case.table, case.operation, refusing(case, bad)):
         await passes(held, service, len(REFUSALS) + 1)
         assert await case.remaining(schema) == set(bad)
@@ -75,22 +84,24 @@ async def test_refused_rows(
             case.batches(service).aside.wake()
             await passes(held, service, len(REFUSALS))
     assert sorted(named(log)) == sorted(bad)
-    with anyio.fail_after(30):
-        while await case.remaining(schema):
-            case.batches(service).aside.wake()
-            await held.run(service)
-            await anyio.sleep(0.02)
+    await until_done(held, case, service)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
-async def test_slow_rows(held: HeldOffice, schema: Schema, case: Case) -> None:
-    """Rows that are too slow for one statement together are handled in smaller batches."""
+@pytest.mark.parametrize(
+    ("name", "count", "seconds"),
+    [("scheduler", 600, 0.001), ("scheduler", 12, 0.1), *((name, 80, 0.01) for name in CASES)],
+)
+async def test_slow_rows(
+    held: HeldOffice, schema: Schema, name: str, count: int, seconds: float
+) -> None:
+    """Rows that are too slow for one statement together are handled in smaller batches, whether
+    each takes 1, 10 or 100 ms."""
     held.office.mandate._limit = timedelta(seconds=0.5)
-    await case.insert(schema, 150)
-    service = case.make(held)
-    async with triggered(schema, case.table, case.operation, sleeping(case, 0.01)):
-        await passes(held, service, 1)
-    assert await case.remaining(schema) == set()
+    case = CASES[name]
+    await case.insert(schema, count)
+    service = await case.make(held)
+    async with triggered(schema, case.table, case.operation, sleeping(case, seconds)):
+        await until_done(held, case, service)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
@@ -101,7 +112,7 @@ async def test_row_slower_than_the_limit(
     stops no other one."""
     held.office.mandate._limit = timedelta(seconds=0.5)
     keys = await case.insert(schema, 40)
-    service = case.make(held)
+    service = await case.make(held)
     async with triggered(schema, case.table, case.operation, sleeping(case, 15, keys[7:8])):
         await passes(held, service, 1)
         assert await case.remaining(schema) == {keys[7]}

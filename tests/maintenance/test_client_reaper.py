@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from riverpy._db.clients import client_heartbeats
 from riverpy._maintenance.client_reaper import INTERVAL, ClientReaper
 from riverpy._maintenance.scope import NOTHING
 from riverpy.errors import FencedOutError
-from tests.maintenance.office import QuickTimer, held_office
+from tests.maintenance.dead_clients import BEAT, in_contact, observed, register
+from tests.maintenance.office import held_office
 from tests.maintenance.rows import insert_jobs
 
 if TYPE_CHECKING:
@@ -22,18 +22,9 @@ if TYPE_CHECKING:
     from tests.maintenance.office import HeldOffice
 
 
-def in_contact() -> float:
-    return 1e6
-
-
 async def observing(held: HeldOffice, contact: Callable[[], float] = in_contact) -> ClientReaper:
     """A reaper that has read the heartbeats, and that eleven minutes ago by its own clock."""
-    reaper = ClientReaper(held.office, contact)
-    async with held.schema.connected() as connection:
-        reaper._observer.saw(*await client_heartbeats(connection, held.schema.name))
-    assert isinstance(held.timer, QuickTimer)
-    held.timer.skipped += 660
-    return reaper
+    return await observed(held, ClientReaper(held.office, contact), 660.0)
 
 
 @pytest.fixture
@@ -41,18 +32,6 @@ async def quick(schema: Schema) -> AsyncGenerator[HeldOffice]:
     """An office to which a client is dead after a second."""
     async with held_office(schema, dead_after=timedelta(seconds=1)) as held:
         yield held
-
-
-async def register(schema: Schema, client_id: str) -> None:
-    """A client, which writes no heartbeat after this one."""
-    await schema.execute(
-        "INSERT INTO riverpy_client (client_id, queues, kinds, candidate, poll_only, version,"
-        " dead_after) VALUES ($1, '{}', '{}', true, false, '1', '1s')",
-        client_id,
-    )
-
-
-BEAT = "UPDATE riverpy_client SET heartbeat_at = clock_timestamp() WHERE client_id = $1"
 
 
 async def known(schema: Schema) -> list[str]:

@@ -22,6 +22,7 @@ from riverpy._maintenance.mandate import FenceBusyError
 from riverpy._maintenance.scope import Only
 from riverpy.drivers.asyncpg import use_raw_timestamps
 from riverpy.errors import FencedOutError
+from tests.maintenance.dead_clients import BEAT, in_contact, observed, register
 from tests.maintenance.office import QuickTimer, held_office
 
 if TYPE_CHECKING:
@@ -51,35 +52,11 @@ def registry(timeout: Any = UNSET, next_retry: Any = None) -> Workers:
     return workers
 
 
-def in_contact() -> float:
-    return 1e6
-
-
-async def register(schema: Schema, client_id: str, *, dead_after: str = "1s") -> None:
-    """A client, which writes no heartbeat after this one."""
-    await schema.execute(
-        "INSERT INTO riverpy_client (client_id, queues, kinds, candidate, poll_only, version,"
-        " dead_after) VALUES ($1, '{}', '{}', true, false, '1', $2::text::interval)",
-        client_id,
-        dead_after,
-    )
-
-
-BEAT = "UPDATE riverpy_client SET heartbeat_at = clock_timestamp() WHERE client_id = $1"
-
-
 async def observing(
     held: HeldOffice, contact: Callable[[], float] = in_contact, *, seconds: float = 5.0
 ) -> JobRescuer:
     """A rescuer that has read the heartbeats, and so many seconds ago by its own clock."""
-    rescuer = JobRescuer(held.office, contact)
-    observer = rescuer._observer
-    assert observer is not None
-    async with held.schema.connected() as connection:
-        observer.saw(*await clients.client_heartbeats(connection, held.schema.name))
-    assert isinstance(held.timer, QuickTimer)
-    held.timer.skipped += seconds
-    return rescuer
+    return await observed(held, JobRescuer(held.office, contact), seconds)
 
 
 async def insert(

@@ -89,14 +89,21 @@ async def until_named(log: list[dict[str, Any]], event: str) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("plain", "limits")
+@pytest.mark.parametrize(("jobs", "seconds"), [(600, 0.001), (80, 0.01), (12, 0.1)])
 @pytest.mark.parametrize("when", [CLAIM, RESULT])
-async def test_each_row_is_slow(rig: Rig, log: list[dict[str, Any]], when: str) -> None:
+async def test_each_row_is_slow(
+    rig: Rig, log: list[dict[str, Any]], when: str, jobs: int, seconds: float
+) -> None:
     """Where a full batch takes far longer than the time limit, claims and results go on in smaller
-    batches, and the log speaks of no lost connection and names no row."""
-    await rig.insert_rows(100)
-    async with trigger(rig, when, "PERFORM pg_sleep(0.02);"), rig.working(slots=100):
-        await rig.take(100)
-    assert await rig.states() == {"completed": 100}
+    batches, whether each row takes 1, 10 or 100 ms; the log reports no lost connection and names
+    no row."""
+    await rig.insert_rows(jobs)
+    async with (
+        trigger(rig, when, f"PERFORM pg_sleep({seconds});"),
+        rig.working(slots=2 * jobs),
+    ):
+        await rig.take(jobs)
+    assert await rig.states() == {"completed": jobs}
     assert not {LOST, *NAMED.values(), *SLOW.values()} & {*events_of(log)}
 
 

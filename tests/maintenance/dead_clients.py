@@ -1,0 +1,43 @@
+"""Clients that write no heartbeat any more, and services that have observed it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from riverpy._db.clients import client_heartbeats
+from riverpy._maintenance.client_reaper import ClientReaper
+from riverpy._maintenance.job_rescuer import JobRescuer
+from tests.maintenance.office import QuickTimer
+
+if TYPE_CHECKING:
+    from tests._database import Schema
+    from tests.maintenance.office import HeldOffice
+
+BEAT = "UPDATE riverpy_client SET heartbeat_at = clock_timestamp() WHERE client_id = $1"
+ObserverT = TypeVar("ObserverT", JobRescuer, ClientReaper)
+
+
+def in_contact() -> float:
+    """The process has been in contact with the server for a long time."""
+    return 1e6
+
+
+async def register(schema: Schema, client_id: str, *, dead_after: str = "1s") -> None:
+    """Insert a client, which writes no heartbeat after this one."""
+    await schema.execute(
+        "INSERT INTO riverpy_client (client_id, queues, kinds, candidate, poll_only, version,"
+        " dead_after) VALUES ($1, '{}', '{}', true, false, '1', $2::text::interval)",
+        client_id,
+        dead_after,
+    )
+
+
+async def observed(held: HeldOffice, service: ObserverT, seconds: float) -> ObserverT:
+    """Let the service read the heartbeats, so many seconds ago by its own clock."""
+    observer = service._observer
+    assert observer is not None
+    async with held.schema.connected() as connection:
+        observer.saw(*await client_heartbeats(connection, held.schema.name))
+    assert isinstance(held.timer, QuickTimer)
+    held.timer.skipped += seconds
+    return service
