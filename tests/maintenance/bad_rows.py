@@ -169,14 +169,10 @@ CASES = {
         _rescuer_of_dead,
         "river_job",
         "UPDATE",
-        _jobs(
-            state="'running'", attempt="1", attempted_at="now()", attempted_by="array['gone']"
-        ),
+        _jobs(state="'running'", attempt="1", attempted_at="now()", attempted_by="array['gone']"),
         f"{JOBS} WHERE state = 'running'",
     ),
-    "job cleaner": Case(
-        _new(JobCleaner), "river_job", "DELETE", _jobs(**ENDED), JOBS
-    ),
+    "job cleaner": Case(_new(JobCleaner), "river_job", "DELETE", _jobs(**ENDED), JOBS),
     "queue cleaner": Case(
         _new(QueueCleaner),
         "river_queue",

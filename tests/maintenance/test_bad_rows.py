@@ -11,6 +11,7 @@ import pytest
 from riverpy._maintenance.job_cleaner import JobCleaner
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from tests.kit.damaged_rows import DAMAGE, damage
 from tests.maintenance.bad_rows import (
     CASES,
     REFUSALS,
@@ -144,41 +145,25 @@ async def test_row_that_a_foreign_key_holds(
         await schema.execute("DROP TABLE invoice")
 
 
-async def damage(schema: Schema, job_id: int, column: str) -> None:
-    """Damage the TOAST chunks of a job's column: reading it fails, as after a damaged disk."""
-    await schema.execute(f"ALTER TABLE river_job ALTER COLUMN {column} SET STORAGE EXTERNAL")
-    await schema.execute(
-        f"UPDATE river_job SET {column} = jsonb_build_object('n', repeat('x', 20000))"
-        " WHERE id = $1",
-        job_id,
-    )
-    toast = "(SELECT reltoastrelid FROM pg_class WHERE oid = 'river_job'::regclass)"
-    name = (await schema.fetch(f"SELECT {toast}::regclass::text"))[0][0]
-    kind = f'UPDATE pg_class SET relkind = $1::"char" WHERE oid = {toast}'
-    await schema.execute(kind, b"r")  # the server lets nobody change a table of its own
-    try:
-        await schema.execute(f"UPDATE {name} SET chunk_seq = chunk_seq + 1000")
-    finally:
-        await schema.execute(kind, b"t")
-
-
-async def test_rescue_of_damaged_rows(
-    held: HeldOffice, schema: Schema, log: list[dict[str, Any]]
+@pytest.mark.parametrize("column", ["args", "metadata", "errors", "attempted_by"])
+@pytest.mark.parametrize("name", ["scheduler", "rescuer", "rescuer of dead clients", "job cleaner"])
+async def test_damaged_rows(
+    held: HeldOffice, schema: Schema, log: list[dict[str, Any]], name: str, column: str
 ) -> None:
-    """A running job whose stored args are damaged is named, and keeps no other one from being
-    rescued by its age."""
-    case = CASES["rescuer"]
+    """A job with a column that the server cannot read keeps no other one from being handled. It is
+    named, unless it can be handled all the same."""
+    case = CASES[name]
     keys = await case.insert(schema, 30)
-    await damage(schema, int(keys[7]), "args")
-    service = JobRescuer(held.office, None)
-    try:
-        await passes(held, service, 2)
-        assert await case.remaining(schema) == {keys[7]}
-        service.reads.aside.wake()
-        service._stuck_at = 0.0
+    await damage(schema, int(keys[7]), column)
+    service = await case.make(held)
+    for _ in range(3):
+        case.batches(service).aside.wake()
+        if isinstance(service, JobRescuer):
+            service.reads.aside.wake()
+            service._stuck_at = 0.0
         await passes(held, service, 1)
-        assert named(log) == [keys[7]]
-        errors = {entry["error"] for entry in log if entry["event"] == SET_ASIDE}
-        assert "unexpected chunk number" in errors.pop()
-    finally:
-        await schema.execute("TRUNCATE river_job CASCADE")
+    remaining = await case.remaining(schema)
+    assert remaining <= {keys[7]}
+    assert named(log) == list(remaining)
+    errors = [str(entry["error"]) for entry in log if entry["event"] == SET_ASIDE]
+    assert all(DAMAGE in error for error in errors)

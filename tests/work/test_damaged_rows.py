@@ -1,0 +1,84 @@
+"""Rows that the server cannot read any more: all others are claimed and stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from riverpy import Job
+from tests.kit.damaged_rows import DAMAGE, VALUES, damage
+from tests.work.test_slow_rows import CLAIM, NAMED, RESULT, until_named
+from tests.work.rig import Rig, Task
+
+
+@pytest.mark.parametrize("column", VALUES)
+async def test_claims_beside_a_damaged_row(
+    rig: Rig, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, column: str
+) -> None:
+    """A job with a column that cannot be read is named and set aside; all others are worked."""
+    monkeypatch.setattr("riverpy._batch.SET_ASIDE_FIRST", 0.05)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None: ...
+
+    await rig.insert_rows(50)
+    await damage(rig.schema, 20, column)
+    async with rig.working() as client:
+        await rig.take(49)
+        entry = await until_named(log, NAMED[CLAIM])
+        assert entry["job_id"] == 20
+        assert DAMAGE in entry["error"]
+        assert client.stats().queues["default"].set_aside == (20,)
+    assert await rig.states() == {"available": 1, "completed": 49}
+
+
+@pytest.mark.parametrize("column", ["args", "metadata", "errors"])
+async def test_results_beside_a_damaged_row(
+    rig: Rig, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, column: str
+) -> None:
+    """The result of a job that cannot be read any more is named and set aside; those of all others
+    are stored."""
+    monkeypatch.setattr("riverpy._batch.SET_ASIDE_FIRST", 0.05)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        if job.id == 20:
+            await damage(rig.schema, 20, column)
+            raise ValueError("to be added to the errors")
+
+    await rig.insert_rows(50)
+    async with rig.working() as client:
+        await rig.take(49)
+        entry = await until_named(log, NAMED[RESULT])
+        assert entry["job_ids"] == [20]
+        assert DAMAGE in entry["error"]
+        assert client.stats().results_set_aside == (20,)
+        await rig.schema.execute("DELETE FROM river_job WHERE id = 20")
+    assert await rig.states() == {"completed": 49}
+
+
+async def test_lost_claims_beside_a_damaged_row(
+    rig: Rig, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claims whose answer was lost are released although the server cannot read who claimed
+    another running job; its id is logged."""
+    monkeypatch.setattr("riverpy._work.reconciler.CLAIM_TIMEOUT", 0.0)
+    monkeypatch.setattr("riverpy._work.reconciler.RETRY", 0.05)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None: ...
+
+    await rig.insert_rows(20)
+    client = rig.client()
+    await rig.schema.execute(
+        "UPDATE river_job SET state = 'running', attempt = 1, attempted_by = array[$1],"
+        " attempted_at = now() - interval '1 minute'",
+        client.id,
+    )
+    await damage(rig.schema, 7, "attempted_by")
+    async with rig.running(client):
+        assert client._run is not None
+        client._run._reconciler.claim_failed()
+        await rig.take(19)
+    assert await rig.states() == {"completed": 19, "running": 1}
