@@ -178,13 +178,15 @@ async def job_claimed_by(
     queues: list[str],
     client_id: str,
     age: float,
+    skipped: list[int],
 ) -> list[Stamp]:
-    """The running jobs that this client claimed last, more than `age` seconds ago."""
+    """The running jobs that this client claimed last, more than `age` seconds ago, but for the
+    `skipped` ones."""
     rows = await _fetch(
         connection,
         "job_claimed_by",
         schema,
-        {"queue": queues, "client_id": client_id, "age": age},
+        {"queue": queues, "client_id": client_id, "age": age, "skipped": skipped},
     )
     return [Stamp(*row) for row in rows]
 

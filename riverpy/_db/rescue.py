@@ -36,9 +36,16 @@ async def job_running_of(
     within: QueueFilter | None,
     after: int,
     limit: int,
+    skipped: Sequence[int],
 ) -> list[Claim]:
-    """The running attempts of these clients with an id above `after`, lowest first."""
-    values: dict[str, object] = {"after": after, "client_id": client_ids, "limit": limit}
+    """The running attempts of these clients with an id above `after`, lowest first, but for the
+    `skipped` jobs."""
+    values: dict[str, object] = {
+        "after": after,
+        "client_id": client_ids,
+        "limit": limit,
+        "skipped": skipped,
+    }
     text, arguments = filtered(_FILE, "job_running_of", schema, within, values)
     rows = await connection.fetch(text, *arguments)
     return [Claim(Stamp(row[0], row[1], wire_timestamp(row[2])), row[3]) for row in rows]

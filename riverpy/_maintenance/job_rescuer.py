@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec import UNSET
 
 from riverpy._cluster.observer import HeartbeatObserver
+from riverpy._damage import DamagedJobs
 from riverpy._db.clients import client_heartbeats, client_lock_dead, client_registered
 from riverpy._db.jobs import Stamp
 from riverpy._db.rescue import Rescue, job_rescue, job_running_of, job_stuck, job_stuck_rows
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from asyncpg import Record
 
     from riverpy._db.filters import QueueFilter
+    from riverpy._db.rescue import Claim
     from riverpy._lifecycle import StopScope
     from riverpy._maintenance.base import Office
     from riverpy.drivers.asyncpg import Connection
@@ -49,6 +51,7 @@ that is less."""
 PAGE = 1_000
 """Jobs that are read, and rescued, at a time."""
 STATEMENT_TIMEOUT = 5.0
+RUNNING = ("running",)
 DEAD_ERROR = "the client that worked this attempt gave no sign of life any more: rescued"
 STUCK_ERROR = "this attempt went on for longer than it may, and nobody ended it: rescued"
 
@@ -126,6 +129,8 @@ class JobRescuer(MaintenanceService):
         self.reads: Batches[int] = Batches(
             self, "reading stuck jobs", self._read, key=lambda job_id: job_id
         )
+        self._damaged = DamagedJobs("finding jobs of dead clients", self.log)
+        self.reports.append(lambda: self._damaged.set_aside)
         self._found: list[Record] = []
         """The stuck jobs that were read and not rescued yet."""
         self.unknown: Counter[str] = Counter()
@@ -166,20 +171,32 @@ class JobRescuer(MaintenanceService):
     ) -> None:
         after = 0
         while True:
-            async with self._reading() as connection:
-                claims = await job_running_of(
-                    connection,
-                    self.office.schema,
-                    client_ids=list(heartbeats),
-                    within=within,
-                    after=after,
-                    limit=PAGE,
-                )
+            claims = await self._claims_of(list(heartbeats), within, after)
             rescues = [Rescue(claim.stamp, claim.client_id) for claim in claims]
             await self._rescue(rescues, partial(self._end_of_dead, heartbeats))
             if len(claims) < PAGE:
                 return
             after = claims[-1].stamp.id
+
+    async def _claims_of(
+        self, client_ids: list[str], within: QueueFilter | None, after: int
+    ) -> list[Claim]:
+        """Read a page of what these clients were working."""
+        schema = self.office.schema
+        async with self._reading() as connection:
+
+            async def read(skipped: list[int]) -> list[Claim]:
+                return await job_running_of(
+                    connection,
+                    schema,
+                    client_ids=client_ids,
+                    within=within,
+                    after=after,
+                    limit=PAGE,
+                    skipped=skipped,
+                )
+
+            return await self._damaged.read(connection, schema, RUNNING, read)
 
     async def _end_of_dead(
         self, heartbeats: Mapping[str, bytes], connection: Connection, rescues: list[Rescue]

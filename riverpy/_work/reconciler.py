@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 
 from riverpy._batch import BatchSender, BatchSize, SetAside, report_rows
+from riverpy._damage import DamagedJobs
 from riverpy._db import jobs, queues
 from riverpy._db.rescue import Rescue, job_rescue, job_running_of
 from riverpy._lifecycle import TestSignal
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from riverpy._db.clients import SetAsideRow
     from riverpy._db.connection import DedicatedConnection
     from riverpy._db.jobs import Stamp
+    from riverpy._db.rescue import Claim
     from riverpy._lifecycle import StopScope
     from riverpy._work.attempt import Attempt
     from riverpy._work.completer import Completer
@@ -60,6 +62,7 @@ TURN_MOST = 90.0
 """Seconds for all statements of one look, pages of lost jobs included."""
 SWEEP_MARGIN = 0.5
 """Seconds beyond the claim's own limit after which a lost claim is looked for."""
+RUNNING = ("running",)
 PAGE = 1_000
 """Jobs of an earlier run that are read at a time."""
 Row = TypeVar("Row", bound="Stamp | Rescue | Attempt | str")
@@ -125,6 +128,7 @@ class Reconciler:
         self._paused: set[str] = set()
         """The queues that are paused, of those that were renewed in this look."""
         self._log = get_logger()
+        self._damaged = DamagedJobs("finding lost claims", self._log)
         self._refused_lines = JobLines(self._log, "warning")
         self._queue_lines = JobLines(self._log, "warning")
         self.ran = TestSignal("Reconciler.ran")
@@ -146,6 +150,7 @@ class Reconciler:
     def set_aside(self) -> list[SetAsideRow]:
         """The rows that are set aside."""
         return [
+            *self._damaged.set_aside,
             *report_rows("release", self._put_backs.aside.rows, lambda stamp: stamp.id),
             *report_rows("rescue", self._rescues.aside.rows, lambda rescue: rescue.stamp.id),
             *report_rows("queue heartbeat", self._touches.aside.rows),
@@ -330,13 +335,18 @@ class Reconciler:
         flight, so what is active is all there is. Once lost, a claim stays so.
         """
         async with self._claims.use("finding lost claims", STATEMENT_TIMEOUT) as connection:
-            claimed = await jobs.job_claimed_by(
-                connection,
-                self._schema,
-                queues=list(self._producers),
-                client_id=self._client_id,
-                age=age,
-            )
+
+            async def read(skipped: list[int]) -> list[Stamp]:
+                return await jobs.job_claimed_by(
+                    connection,
+                    self._schema,
+                    queues=list(self._producers),
+                    client_id=self._client_id,
+                    age=age,
+                    skipped=skipped,
+                )
+
+            claimed = await self._damaged.read(connection, self._schema, RUNNING, read)
             ours = self._active() | {rescue.stamp for rescue in self._rescues.rows}
             lost = [stamp for stamp in claimed if stamp not in ours]
             if lost and not await self._heartbeat.is_current(connection):
@@ -384,14 +394,19 @@ class Reconciler:
         """Read a page of what was claimed in our name before the time. On the connection of the
         claims, as for lost ones."""
         async with self._claims.use("finding jobs to rescue", STATEMENT_TIMEOUT) as connection:
-            claims = await job_running_of(
-                connection,
-                self._schema,
-                client_ids=[self._client_id],
-                within=None,
-                after=after,
-                limit=PAGE,
-            )
+
+            async def read(skipped: list[int]) -> list[Claim]:
+                return await job_running_of(
+                    connection,
+                    self._schema,
+                    client_ids=[self._client_id],
+                    within=None,
+                    after=after,
+                    limit=PAGE,
+                    skipped=skipped,
+                )
+
+            claims = await self._damaged.read(connection, self._schema, RUNNING, read)
             active = self._active()
             if claims and not await self._heartbeat.is_current(connection):
                 return

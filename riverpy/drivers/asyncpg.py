@@ -126,6 +126,12 @@ def is_refusal(error: BaseException) -> bool:
     )
 
 
+def is_damage(error: BaseException) -> bool:
+    """Whether the server could not read what it has stored, or failed inside."""
+    sqlstate = getattr(error, "sqlstate", None) or ""
+    return isinstance(error, asyncpg.PostgresError) and sqlstate[:2] == "XX"
+
+
 def is_statement_timeout(error: BaseException) -> bool:
     """Whether the server's own limit ended the statement."""
     return isinstance(error, asyncpg.QueryCanceledError)

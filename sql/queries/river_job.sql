@@ -159,11 +159,13 @@ where job.id = any(@id::bigint[]);
 
 
 -- name: job_claimed_by
--- The running jobs whose last claim was this client's, older than the time a claim may take.
+-- The running jobs whose last claim was this client's, older than the time a claim may take. Who claimed a job is not
+-- read of the skipped ones, which are damaged.
 select job.id, job.attempt, job.attempted_at
 from /* schema */ river_job as job
 where job.state = 'running' and job.queue = any(@queue::text[])
-  and job.attempted_by[array_upper(job.attempted_by, 1)] = @client_id
+  and case when job.id = any(@skipped::bigint[]) then null else job.attempted_by[array_upper(job.attempted_by, 1)] end
+    = @client_id
   and job.attempted_at < now() - @age::float8 * interval '1 second';
 
 

@@ -6,12 +6,14 @@
 
 
 -- name: job_running_of
--- The running jobs that the given clients claimed last.
+-- The running jobs that the given clients claimed last. Who claimed a job is not read of the skipped ones, which are
+-- damaged.
 with found as materialized (
   select id, attempt, attempted_at, attempted_by[array_upper(attempted_by, 1)] as client_id
   from /* schema */ river_job
   where state = 'running' and id > @after::bigint
-    and attempted_at is not null and attempted_by[array_upper(attempted_by, 1)] = any(@client_id::text[])
+    and attempted_at is not null
+    and case when id = any(@skipped::bigint[]) then null else attempted_by[array_upper(attempted_by, 1)] end = any(@client_id::text[])
 )
 select id, attempt, timestamptz_send(attempted_at), client_id
 from found
@@ -25,7 +27,8 @@ with found as materialized (
   select id, attempt, attempted_at, attempted_by[array_upper(attempted_by, 1)] as client_id
   from /* schema */ river_job
   where state = 'running' and id > @after::bigint and queue = any(@queues::text[])
-    and attempted_at is not null and attempted_by[array_upper(attempted_by, 1)] = any(@client_id::text[])
+    and attempted_at is not null
+    and case when id = any(@skipped::bigint[]) then null else attempted_by[array_upper(attempted_by, 1)] end = any(@client_id::text[])
 )
 select id, attempt, timestamptz_send(attempted_at), client_id
 from found
@@ -39,7 +42,8 @@ with found as materialized (
   select id, attempt, attempted_at, attempted_by[array_upper(attempted_by, 1)] as client_id
   from /* schema */ river_job
   where state = 'running' and id > @after::bigint and queue <> all(@queues::text[])
-    and attempted_at is not null and attempted_by[array_upper(attempted_by, 1)] = any(@client_id::text[])
+    and attempted_at is not null
+    and case when id = any(@skipped::bigint[]) then null else attempted_by[array_upper(attempted_by, 1)] end = any(@client_id::text[])
 )
 select id, attempt, timestamptz_send(attempted_at), client_id
 from found

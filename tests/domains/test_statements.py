@@ -54,7 +54,7 @@ SENT = {
     "session_limit",
 }
 """The blocks that the start, a term and the stop of a leader used before there were domains."""
-DIGEST = "b8ed768371be5c2b7cb9fb7a02d5c2ca961087e8962883e999532befa4892b9b"
+DIGEST = "14fd4513ee865789cf82289896c8661d1c34769a0a89a6371b0769fec426be7d"
 """Of their texts, then."""
 SHORT = timedelta(seconds=6)
 EXECUTIONS = {"exec_is_there", "exec_expired"}

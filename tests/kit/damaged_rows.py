@@ -35,9 +35,7 @@ async def damage(schema: Schema, job_id: int, column: str) -> None:
         "SELECT reltoastrelid::regclass::text FROM pg_class WHERE oid = 'river_job'::regclass"
     )
     known = await schema.fetchval(f"SELECT array_agg(DISTINCT chunk_id) FROM {chunks}")
-    await schema.execute(
-        f"UPDATE river_job SET {column} = {VALUES[column]} WHERE id = $1", job_id
-    )
+    await schema.execute(f"UPDATE river_job SET {column} = {VALUES[column]} WHERE id = $1", job_id)
     killed = await schema.fetchval(
         f"SELECT array_agg(ctid::text) FROM {chunks}"
         " WHERE chunk_seq = 0 AND chunk_id <> ALL (coalesce($1::oid[], '{}'))",

@@ -305,6 +305,7 @@ async def test_job_running_of(
         f"job_running_of{scope}",
         after=after,
         client_id="'{c1,c2}'",
+        skipped="'{7}'",
         limit="1000",
         queues=f"'{queues}'",
     )

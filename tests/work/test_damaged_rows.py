@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from riverpy import Job
 from tests.kit.damaged_rows import DAMAGE, VALUES, damage
 from tests.work.test_slow_rows import CLAIM, NAMED, RESULT, until_named
-from tests.work.rig import Rig, Task
+
+if TYPE_CHECKING:
+    from riverpy import Job
+    from tests.work.rig import Rig, Task
 
 
 @pytest.mark.parametrize("column", VALUES)
@@ -81,4 +83,8 @@ async def test_lost_claims_beside_a_damaged_row(
         assert client._run is not None
         client._run._reconciler.claim_failed()
         await rig.take(19)
+        entry = await until_named(log, "job is damaged and is passed over")
+        assert entry["job_id"] == 7
+        assert DAMAGE in entry["error"]
+        assert [row.name for row in client._run._reconciler.set_aside] == ["7"]
     assert await rig.states() == {"completed": 19, "running": 1}

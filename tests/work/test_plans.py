@@ -195,7 +195,7 @@ async def test_job_put_back(large: asyncpg.Connection[Any]) -> None:
 
 async def test_job_claimed_by(large: asyncpg.Connection[Any]) -> None:
     """Looking for lost claims reads running rows alone, whatever the history."""
-    nodes = await plan_of(large, "job_claimed_by", "'{q1,q2}'", "'c1'", "10")
+    nodes = await plan_of(large, "job_claimed_by", "'{q1,q2}'", "'{7}'", "'c1'", "10")
     scans = scans_of(nodes)
     assert "Seq Scan" not in scans
     assert scans == {FETCH}

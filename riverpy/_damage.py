@@ -1,0 +1,159 @@
+"""Damage: jobs that the server cannot read, and reading all others.
+
+A value that is damaged on the disk fails each statement that reads it, also for all other rows of
+the statement. So after such an error the damaged jobs are found, and the statement is sent again
+without reading them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from riverpy._batch import split
+from riverpy._db.clients import SetAsideRow
+from riverpy._db.damage import job_damage_candidates, job_damage_check
+from riverpy._log import JobLines
+from riverpy.drivers.asyncpg import PostgresError, describe, is_damage, is_in_transaction
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+
+    from riverpy.drivers.asyncpg import Transaction
+
+CANDIDATES_MAX = 100_000
+"""Jobs of each state among which damaged ones are looked for."""
+PAGE = 1_000
+"""Jobs that are read at a time."""
+
+T = TypeVar("T")
+
+
+async def read_undamaged(
+    connection: Transaction,
+    schema: str | None,
+    states: Sequence[str],
+    read: Callable[[list[int]], Awaitable[T]],
+) -> tuple[T, dict[int, str]]:
+    """Read jobs, but not the wide columns of those that are damaged.
+
+    Args:
+        connection: with or without a transaction.
+        schema: of River's tables.
+        states: of the jobs that `read` reads.
+        read: sends a statement that reads no wide column of the jobs with these ids.
+
+    Returns:
+        What `read` returned, and the error of each damaged job by its id.
+
+    Raises:
+        Exception: one of DATABASE_ERRORS.
+    """
+    try:
+        async with _savepoint(connection):
+            return await read([]), {}
+    except PostgresError as error:
+        if not is_damage(error):
+            raise
+        ids = await job_damage_candidates(connection, schema, states=states, limit=CANDIDATES_MAX)
+        _, damaged = await read_parts(
+            connection, ids, lambda part: job_damage_check(connection, schema, part)
+        )
+        if not damaged:
+            raise
+    return await read(list(damaged)), damaged
+
+
+async def read_parts(
+    connection: Transaction, ids: Sequence[int], read: Callable[[list[int]], Awaitable[T]]
+) -> tuple[list[T], dict[int, str]]:
+    """Read jobs in parts: one that fails for a damaged job is read in smaller parts.
+
+    Returns:
+        What `read` returned for each part, in the order of the ids, and the error of each damaged
+        job by its id.
+
+    Raises:
+        Exception: one of DATABASE_ERRORS.
+    """
+    parts = deque([list(ids[start : start + PAGE]) for start in range(0, len(ids), PAGE)])
+    results: list[T] = []
+    damaged: dict[int, str] = {}
+    while parts:
+        part = parts.popleft()
+        try:
+            async with _savepoint(connection):
+                results.append(await read(part))
+        except PostgresError as error:
+            if not is_damage(error):
+                raise
+            if len(part) == 1:
+                damaged[part[0]] = describe(error)
+            else:
+                parts.extendleft(reversed(split(part)))
+    return results, damaged
+
+
+@asynccontextmanager
+async def _savepoint(connection: Transaction) -> AsyncGenerator[None]:
+    """Keep the open transaction, if there is one, usable after an error."""
+    if not is_in_transaction(connection):
+        yield
+        return
+    async with connection.transaction():
+        yield
+
+
+class DamagedJobs:
+    """The damaged jobs that one service passes over, for the log and for reports."""
+
+    def __init__(self, what: str, log: Any) -> None:
+        """Make it.
+
+        Args:
+            what: is not done with the jobs.
+            log: the service's.
+        """
+        self._what = what
+        self._lines = JobLines(log, "warning")
+        self._known: dict[int, SetAsideRow] = {}
+
+    @property
+    def set_aside(self) -> list[SetAsideRow]:
+        """The jobs that the last read passed over."""
+        return list(self._known.values())
+
+    async def read(
+        self,
+        connection: Transaction,
+        schema: str | None,
+        states: Sequence[str],
+        read: Callable[[list[int]], Awaitable[T]],
+    ) -> T:
+        """`read_undamaged`. Logs each damaged job once.
+
+        Raises:
+            Exception: one of DATABASE_ERRORS.
+        """
+        result, damaged = await read_undamaged(connection, schema, states, read)
+        for job_id in damaged.keys() - self._known.keys():
+            self._lines.say(
+                "job is damaged and is passed over",
+                purpose=self._what,
+                job_id=job_id,
+                error=damaged[job_id],
+            )
+        now, known = time.monotonic(), self._known
+        self._known = {
+            job_id: SetAsideRow(
+                self._what,
+                str(job_id),
+                error,
+                known[job_id].tries + 1 if job_id in known else 1,
+                known[job_id].since if job_id in known else now,
+            )
+            for job_id, error in damaged.items()
+        }
+        return result
