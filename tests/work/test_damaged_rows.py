@@ -60,27 +60,34 @@ async def test_results_beside_a_damaged_row(
     assert await rig.states() == {"completed": 49}
 
 
+@pytest.mark.parametrize("is_of_this_run", [True, False])
 async def test_lost_claims_beside_a_damaged_row(
-    rig: Rig, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    rig: Rig, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, is_of_this_run: bool
 ) -> None:
-    """Claims whose answer was lost are released although the server cannot read who claimed
-    another running job; its id is logged."""
+    """Claims whose answer was lost, of this run or of an earlier one, are released although the
+    server cannot read who claimed another running job; its id is logged."""
     monkeypatch.setattr("riverpy._work.reconciler.CLAIM_TIMEOUT", 0.0)
     monkeypatch.setattr("riverpy._work.reconciler.RETRY", 0.05)
 
     @rig.job
     async def work(job: Job[Task]) -> None: ...
 
-    await rig.insert_rows(20)
+    async def lose_claims() -> None:
+        await rig.schema.execute(
+            "INSERT INTO river_job (kind, max_attempts, args, state, attempt, attempted_by,"
+            " attempted_at) SELECT 'task', 25, '{}', 'running', 1, array[$1], now()"
+            " FROM generate_series(1, 20)",
+            client.id,
+        )
+        await damage(rig.schema, 7, "attempted_by")
+
     client = rig.client()
-    await rig.schema.execute(
-        "UPDATE river_job SET state = 'running', attempt = 1, attempted_by = array[$1],"
-        " attempted_at = now() - interval '1 minute'",
-        client.id,
-    )
-    await damage(rig.schema, 7, "attempted_by")
+    if not is_of_this_run:
+        await lose_claims()
     async with rig.running(client):
         assert client._run is not None
+        if is_of_this_run:
+            await lose_claims()
         client._run._reconciler.claim_failed()
         await rig.take(19)
         entry = await until_named(log, "job is damaged and is passed over")
