@@ -12,7 +12,7 @@ import msgspec
 from riverpy import _json
 from riverpy._json_decoder import decoder
 from riverpy._names import KIND_LENGTH_MAX, validate_kind, validate_queue, validate_tag
-from riverpy._unique import check_marks, unique_key, unique_states
+from riverpy._unique import check_marks, check_unique_opts, unique_key, unique_states
 from riverpy.errors import ArgsError, InsertError, UnknownJobKindError
 from riverpy.insert_opts import (
     PRIORITY_DEFAULT,
@@ -37,6 +37,7 @@ PRIORITY_MAX = 4
 _KEY_SIZE = 32
 _STATES = (JobState.AVAILABLE, JobState.PENDING, JobState.SCHEDULED)
 _NO_OPTS = InsertOpts()
+_NOT_UNIQUE = UniqueOpts()
 
 
 class InsertRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +126,8 @@ def prepare(
         opts: the options of this insert. What they leave open is as the args class says in
             `insert_opts`, else as the client does; metadata and pending are taken from here alone.
         rules: the client's.
-        now: the time that decides its unique period.
+        now: the time of the insert, which decides the unique period of a job without a
+            `scheduled_at`.
 
     Raises:
         ConfigError: its kind, queue or a tag breaks the rule for such names.
@@ -147,7 +149,14 @@ def prepare(
     check_marks(unique, kind=kind, args_class=type(args))
     states = unique_states(unique) if unique else None
     key = (
-        unique_key(unique, kind=kind, args_class=type(args), args=text, queue=queue, now=now)
+        unique_key(
+            unique,
+            kind=kind,
+            args_class=type(args),
+            args=text,
+            queue=queue,
+            due_at=scheduled_at or now,
+        )
         if unique
         else None
     )
@@ -161,7 +170,7 @@ def prepare(
         state=_state(
             pending=_expect("pending", call.pending, bool), scheduled=scheduled_at is not None
         ),
-        scheduled_at=scheduled_at,
+        scheduled_at=_time_text(scheduled_at),
         tags=tags,
         unique_key=key.hex() if key else None,
         unique_states=None if states is None else f"{states:08b}",
@@ -215,7 +224,7 @@ def row_of(job: PreparedJob, params: JobInsertParams, *, rules: InsertRules) -> 
         priority=_in_range("priority", params.priority, PRIORITY_MAX),
         max_attempts=_in_range("max_attempts", params.max_attempts, MAX_ATTEMPTS_MAX),
         state=state,
-        scheduled_at=row.scheduled_at if same_time else _scheduled_at(params.scheduled_at),
+        scheduled_at=row.scheduled_at if same_time else _time_text(_scheduled_at(params.scheduled_at)),
         tags=_tags(params.tags),
         unique_states=None if key is None else row.unique_states,
     )
@@ -227,6 +236,10 @@ def _decoded(metadata: str) -> dict[str, Any]:
 
 def _time(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
+
+
+def _time_text(time: datetime | None) -> str | None:
+    return None if time is None else time.isoformat()
 
 
 def _first(call: T | None, own: T | None, default: T) -> T:
@@ -325,7 +338,7 @@ def _raw_text(owner: str, given: object) -> str:
             f"$: {owner} takes its JSON as a text, got {type(given).__name__}: decode or "
             "serialize it first"
         )
-    return _json.normalize_object(_within_limit("args", given))
+    return _json.normalize_args(_within_limit("args", given))
 
 
 def _metadata(metadata: object) -> str:
@@ -375,7 +388,7 @@ def _tags(tags: object) -> str:
     return ",".join(texts)
 
 
-def _scheduled_at(value: object) -> str | None:
+def _scheduled_at(value: object) -> datetime | None:
     if value is None:
         return None
     time = _expect("scheduled_at", value, datetime)
@@ -385,7 +398,7 @@ def _scheduled_at(value: object) -> str | None:
             "datetime.now(UTC) + timedelta(hours=1)"
         )
     try:
-        return time.astimezone(UTC).isoformat()
+        return time.astimezone(UTC)
     except OverflowError:
         raise InsertError(
             f"scheduled_at is outside the years 1 to 9999 in UTC: {time.isoformat()}"
@@ -407,6 +420,7 @@ def _unique_opts(call: InsertOpts, own: InsertOpts) -> UniqueOpts | None:
             _expect(f"unique_opts.{name}", getattr(opts, name), bool)
         if opts.by_period is not None:
             _expect("unique_opts.by_period", opts.by_period, timedelta)
-        if not opts.is_empty:
+        if opts != _NOT_UNIQUE:
+            check_unique_opts(opts)
             return opts
     return None

@@ -432,7 +432,17 @@ def normalize(text: str, *, path: str = "$") -> str:
 
 def normalize_object(text: str, *, path: str = "$") -> str:
     """Like `normalize`, for text that must be a JSON object."""
+    return _expect_object(normalize(text, path=path), path)
+
+
+def normalize_args(text: str, *, path: str = "$") -> str:
+    """Like `normalize_object`; an empty array is allowed too, which River takes for an object
+    without members."""
     compact = normalize(text, path=path)
+    return compact if compact == "[]" else _expect_object(compact, path)
+
+
+def _expect_object(compact: str, path: str) -> str:
     if not compact.startswith("{"):
         raise ArgsError(f"{path}: must be a JSON object, got {compact[:80]}", path=path)
     return compact

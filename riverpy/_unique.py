@@ -7,7 +7,6 @@ import json
 import re
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime, timedelta
-from fnmatch import fnmatchcase
 from functools import lru_cache
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -26,29 +25,34 @@ if TYPE_CHECKING:
 
     from _typeshed import DataclassInstance
 
-    _Node: TypeAlias = str | dict[str, "_Node"] | list["_Node"] | None
-    """A document while its members are put into it: raw JSON, an opened container, or nothing."""
+    _Node: TypeAlias = dict[str, "_Node | str"]
+    """The marked fields below a name; a text is the JSON of a value."""
 
 PERIOD_MIN = timedelta(seconds=1)
 
 _PERIOD_EPOCH = datetime(1, 1, 1, tzinfo=UTC)
 _NOT_VERBATIM = re.compile(r"[^ !#-\[\]-\x7f]")
-_MANGLED = re.compile(
-    r"[.|#@*?\\]|^:|^[\[{][\s\S]|^![-+\[{\"0-9]|^!(?:true|false|null|nan|inf)$", re.IGNORECASE
-)
-_MANGLED_PATH = re.compile(r"[|#@*?\\:\[{!]|^\.|\.$|\.\.")
-_WILDCARD = re.compile(r"[|#@*?]")
-_TANGLED = re.compile(r"\\:|[.|][\[{]")
-"""Characters whose meanings change each other."""
-_SELECTOR = re.compile(r"(?:\[\w+\]|\{\w+\})", re.ASCII)
 _ARRAY_INDEX_MAX = 1000
 _WARNINGS_MAX = 1000
 
 _log = get_logger()
-_warned: set[tuple[str, str]] = set()
 _inserted: set[type[object]] = set()
 """The args classes whose marked fields `check_marks` has compared with their options."""
 _decoder = json.JSONDecoder(parse_int=str, parse_float=str)
+
+
+def check_unique_opts(opts: UniqueOpts) -> None:
+    """Refuse what makes no key that River would make.
+
+    Raises:
+        InsertError: `exclude_kind` stands alone, or the period is shorter than one second.
+    """
+    if opts.exclude_kind and not (opts.by_args or opts.by_queue or opts.by_period is not None):
+        raise InsertError("unique_opts.exclude_kind needs by_args, by_queue or by_period beside it")
+    if opts.by_period is not None and opts.by_period < PERIOD_MIN:
+        raise InsertError(
+            f"unique_opts.by_period must be one second or longer, got {opts.by_period}"
+        )
 
 
 def unique_states(opts: UniqueOpts) -> int:
@@ -72,28 +76,26 @@ def unique_states(opts: UniqueOpts) -> int:
 
 
 def unique_key(
-    opts: UniqueOpts, *, kind: str, args_class: type[object], args: str, queue: str, now: datetime
+    opts: UniqueOpts, *, kind: str, args_class: type[object], args: str, queue: str, due_at: datetime
 ) -> bytes:
     """The 32 bytes of the key.
 
     Args:
-        opts: what makes the job unique.
+        opts: what makes the job unique, checked.
         kind: its kind.
         args_class: the class of its args, whose fields may be marked `Unique`.
-        args: its args as `riverpy._json` wrote them, an object.
+        args: its args as `riverpy._json` wrote them: an object, or an empty array.
         queue: its queue.
-        now: when it is inserted, aware. Periods are those of UTC, so keys by period agree with Go
-            processes that run in UTC, and with no others.
+        due_at: its `scheduled_at`, else the time of the insert; aware. Its period is that of UTC.
 
     Raises:
-        InsertError: the args have a top-level key that River cannot put into a unique key, or the
-            period is too short.
+        InsertError: the marked fields of the class are not known, or their names make no key.
     """
     text = "" if opts.exclude_kind else f"&kind={kind}"
     if opts.by_args:
         text += f"&args={_args_part(kind, args_class, args)}"
     if opts.by_period is not None:
-        text += f"&period={_period_start(now, opts.by_period)}"
+        text += f"&period={_period_start(due_at, opts.by_period)}"
     if opts.by_queue:
         text += f"&queue={queue}"
     return hashlib.sha256(text.encode()).digest()
@@ -107,7 +109,7 @@ def check_marks(opts: UniqueOpts | None, *, kind: str, args_class: type[object])
     if opts is not None and opts.by_args:
         return
     try:
-        fields = unique_paths(args_class)
+        fields = [".".join(path) for path in unique_paths(args_class)]
     except InsertError:  # its marks are not known in this process
         return
     if fields:
@@ -122,34 +124,26 @@ def _mask(states: set[JobState] | frozenset[JobState]) -> int:
     return sum(1 << bit for bit, state in enumerate(UNIQUE_STATE_BITS) if state in states)
 
 
-def _period_start(now: datetime, period: timedelta) -> str:
-    if period < PERIOD_MIN:
-        raise InsertError(f"unique_opts.by_period must be one second or longer, got {period}")
-    utc = now.astimezone(UTC)
+def _period_start(due_at: datetime, period: timedelta) -> str:
+    utc = due_at.astimezone(UTC)
     start = utc - (utc - _PERIOD_EPOCH) % period
     return start.replace(tzinfo=None).isoformat(timespec="seconds") + "Z"
 
 
 def _args_part(kind: str, args_class: type[object], args: str) -> str:
+    if paths := unique_paths(args_class):
+        return _marked_fields(kind, paths, args)
     members: dict[str, str] = {}
     for key, raw in _members(args):
         members.setdefault(key, raw)
-    if paths := unique_paths(args_class):
-        return _marked_fields(kind, paths, members)
-    if "" in members:
-        raise InsertError(
-            f"the args of {kind!r} have an empty key, which River's unique keys cannot hold: "
-            "rename it, or mark the fields that count as Unique"
-        )
-    if any(_MANGLED.search(key) for key in members):
-        return _mangled_args(kind, members)
     return "{" + ",".join(f"{_key_text(key)}:{members[key]}" for key in sorted(members)) + "}"
 
 
 def _members(text: str) -> Iterator[tuple[str, str]]:
-    """The members of a compact JSON object: each key with the text of its value."""
+    """The members of a compact JSON object: each key with the text of its value. Other values have
+    none."""
     at = 1
-    while text[at] != "}":
+    while text.startswith("{") and text[at] != "}":
         key, colon = _decoder.raw_decode(text, at)
         _, end = _decoder.raw_decode(text, colon + 1)
         yield key, text[colon + 1 : end]
@@ -164,8 +158,9 @@ def _key_text(key: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def unique_paths(args_class: type[object]) -> tuple[str, ...]:
-    """The JSON names of the fields marked `Unique`, sorted; dotted for those inside others.
+def unique_paths(args_class: type[object]) -> tuple[tuple[str, ...], ...]:
+    """Where the fields marked `Unique` are: the JSON names on the way to each, sorted as if joined
+    by dots.
 
     A class is looked into once, as by River: the second field of the same class counts only if it
     is marked itself.
@@ -173,20 +168,20 @@ def unique_paths(args_class: type[object]) -> tuple[str, ...]:
     Raises:
         InsertError: an annotation of the class cannot be resolved.
     """
-    return tuple(sorted(_marked(args_class, {args_class})))
+    return tuple(sorted(_marked(args_class, {args_class}), key=".".join))
 
 
-def _marked(cls: type[object], seen: set[type[object]]) -> Iterator[str]:
+def _marked(cls: type[object], seen: set[type[object]]) -> Iterator[tuple[str, ...]]:
     for name, annotation in _annotations(cls):
         inner = _record_class(annotation)
-        below: list[str] = []
+        below: list[tuple[str, ...]] = []
         if inner is not None and inner not in seen:
             seen.add(inner)
             below = list(_marked(inner, seen))
         if below:
-            yield from (f"{name}.{path}" for path in below)
+            yield from ((name, *path) for path in below)
         elif _is_marked(annotation):
-            yield name
+            yield (name,)
 
 
 def _annotations(cls: type[object]) -> list[tuple[str, Any]]:
@@ -239,172 +234,49 @@ def _is_marked(annotation: Any) -> bool:
     return any(_is_marked(t) for t in found if t is not annotation)
 
 
-def _marked_fields(kind: str, paths: Sequence[str], members: dict[str, str]) -> str:
-    document: _Node = None
+def _marked_fields(kind: str, paths: Sequence[tuple[str, ...]], args: str) -> str:
+    document: _Node = {}
     for path in paths:
-        if _MANGLED_PATH.search(path):
+        raw = _value_at(args, path)
+        if raw is None:
+            continue
+        node = document
+        for name in path[:-1]:
+            inner = node.setdefault(name, {})
+            assert isinstance(inner, dict)  # no marked field is inside another
+            node = inner
+        node[path[-1]] = raw
+    return _render(kind, document) if document else ""
+
+
+def _value_at(text: str, path: Sequence[str]) -> str | None:
+    """The text of the value at this path of names, or None."""
+    found: str | None = text
+    for name in path:
+        if found is None:
+            return None
+        found = next((value for key, value in _members(found) if key == name), None)
+    return found
+
+
+def _render(kind: str, node: _Node | str) -> str:
+    """The chosen fields as JSON. River makes an array where the first name is a number, and the
+    number is an index in it."""
+    if isinstance(node, str):
+        return node
+    if not _is_index(next(iter(node))):
+        return "{" + ",".join(f"{_key_text(k)}:{_render(kind, v)}" for k, v in node.items()) + "}"
+    elements: list[str] = []
+    for name, inner in node.items():
+        if not _is_index(name) or int(name) > _ARRAY_INDEX_MAX:
             raise InsertError(
-                f"the field {path!r} of {kind!r} is marked Unique, but River's unique keys cannot "
+                f"the field {name!r} of {kind!r} is marked Unique, but River's unique keys cannot "
                 "hold its name: rename it"
             )
-        names = path.split(".")
-        raw = _look_up(members, names)
-        if raw is None:
-            if names[0] not in members and path in members:
-                _warn(kind, path)
-            continue
-        document = _put(document, [(name, False) for name in names], raw)
-    return _render(document)
+        elements += ["null"] * (int(name) + 1 - len(elements))
+        elements[int(name)] = _render(kind, inner)
+    return "[" + ",".join(elements) + "]"
 
 
-# Keys that River reads as paths
-
-
-def _mangled_args(kind: str, members: dict[str, str]) -> str:
-    """The args when some of their keys mean something else in the path language that River uses.
-
-    A dot goes one level down, a backslash or a colon in front is lost, a key with a wildcard is
-    left out, and a value that cannot be found by such a key is left empty.
-    """
-    document: dict[str, _Node] = {}
-    for key in sorted(members):
-        if not _MANGLED.search(key):
-            document[key] = members[key]
-            continue
-        if _is_tangled(key):
-            raise _unpredictable(kind, key)
-        _warn(kind, key)
-        if not _WILDCARD.search(key):
-            path = [(part.removeprefix(":"), part.startswith(":")) for part in _split(key)]
-            _put(document, path, _value(kind, key, members))
-        elif _matches_any(key, document):
-            raise _unpredictable(kind, key)
-    return _render(document)
-
-
-def _is_tangled(key: str) -> bool:
-    is_mixed = key.startswith(("[", "{")) or "\\" in key
-    return _TANGLED.search(key) is not None or (is_mixed and _WILDCARD.search(key) is not None)
-
-
-def _matches_any(key: str, document: dict[str, _Node]) -> bool:
-    first = re.split(r"[.|]", key)[0].replace("[", "[[]")  # a bracket means itself here
-    return any(fnmatchcase(name, first) for name in document)
-
-
-def _split(key: str) -> list[str]:
-    """The key at its dots; a backslash takes the meaning from what follows it, and is lost."""
-    parts, escaped = [""], False
-    for char in key:
-        if escaped or char not in "\\.":
-            parts[-1] += char
-            escaped = False
-        elif char == "\\":
-            escaped = True
-        else:
-            parts.append("")
-    return parts
-
-
-def _value(kind: str, key: str, members: dict[str, str]) -> str:
-    if key.startswith("!"):
-        raise _unpredictable(kind, key)
-    if not key.startswith(("[", "{")):
-        return _look_up(members, _split(key)) or ""
-    if match := _SELECTOR.fullmatch(key):
-        name = key[1:-1]
-        chosen = [members[name]] if name in members else []
-        if match[0].startswith("{"):
-            chosen = [f"{_key_text(name)}:{value}" for value in chosen]
-        return key[0] + "".join(chosen) + key[-1]
-    if re.search(r"[\]}.,]", key):
-        raise _unpredictable(kind, key)
-    return ""
-
-
-def _look_up(members: dict[str, str], names: Sequence[str]) -> str | None:
-    """The text of the value at this path, or None."""
-    raw = members.get(names[0])
-    for name in names[1:]:
-        if raw is None:
-            return None
-        raw = _child(raw, name)
-    return raw
-
-
-def _child(raw: str, name: str) -> str | None:
-    if raw.startswith("{"):
-        return next((value for key, value in _members(raw) if key == name), None)
-    if raw.startswith("[") and name.isdecimal() and name.isascii():
-        return next((value for at, value in enumerate(_elements(raw)) if at == int(name)), None)
-    return None
-
-
-def _put(node: _Node, path: Sequence[tuple[str, bool]], raw: str) -> _Node:
-    """`node` with `raw` at this path of names; what is in the way is made a container.
-
-    A number makes an array and is an index in it, unless it is forced to be a key.
-    """
-    if not path:
-        return raw
-    (name, forced), rest = path[0], path[1:]
-    is_index = not forced and (not name or (name.isdecimal() and name.isascii()))
-    opened = _open(node, [] if is_index else {})
-    if isinstance(opened, dict):
-        opened[name] = _put(opened.get(name), rest, raw)
-        return opened
-    index = int(name or 0) if is_index else -1
-    if not 0 <= index <= _ARRAY_INDEX_MAX:
-        raise InsertError(f"the key part {name!r} is no index of an array: rename the key")
-    opened += ["null"] * (index + 1 - len(opened))
-    opened[index] = _put(opened[index] if rest else None, rest, raw)
-    return opened
-
-
-def _open(node: _Node, default: dict[str, _Node] | list[_Node]) -> dict[str, _Node] | list[_Node]:
-    if node is None:
-        return default
-    if not isinstance(node, str):
-        return node
-    opened: dict[str, _Node] | list[_Node] = default
-    if node.startswith("{"):
-        opened = dict(_members(node))
-    elif node.startswith("["):
-        opened = list(_elements(node))
-    return opened
-
-
-def _elements(text: str) -> Iterator[str]:
-    at = 1
-    while text[at] != "]":
-        _, end = _decoder.raw_decode(text, at)
-        yield text[at:end]
-        at = end + 1 if text[end] == "," else end
-
-
-def _render(node: _Node) -> str:
-    if isinstance(node, dict):
-        return "{" + ",".join(f"{_key_text(k)}:{_render(v)}" for k, v in node.items()) + "}"
-    if isinstance(node, list):
-        return "[" + ",".join(map(_render, node)) + "]"
-    return node or ""
-
-
-def _unpredictable(kind: str, key: str) -> InsertError:
-    return InsertError(
-        f"the args of {kind!r} have the key {key!r}, which River reads as an expression: "
-        "rename it, or mark the fields that make the job unique as Unique"
-    )
-
-
-def _warn(kind: str, key: str) -> None:
-    """Once per kind and key."""
-    if (kind, key) in _warned or len(_warned) >= _WARNINGS_MAX:
-        return
-    _warned.add((kind, key))
-    _log.warning(
-        "a key of the args does not count as it stands in River's unique keys: jobs that differ in "
-        "it alone may be taken for duplicates; rename it",
-        kind=kind,
-        key=key,
-    )
+def _is_index(name: str) -> bool:
+    return name.isdecimal() and name.isascii()

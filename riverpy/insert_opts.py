@@ -53,20 +53,15 @@ class UniqueOpts(msgspec.Struct, frozen=True, kw_only=True):
     by_args: bool = False
     """The args, or those of their fields that are marked `Unique`."""
     by_period: timedelta | None = None
-    """The same period of this length, at least one second, counted from the year 1 in UTC."""
+    """The same period of this length, at least one second, counted from the year 1 in UTC. The
+    period of a job is that of its `scheduled_at`, or of the insert if it has none."""
     by_queue: bool = False
     """The queue."""
     by_state: Sequence[JobState] | None = None
     """The states in which a job holds its key. Default: all but cancelled and discarded.
     Must have available, pending, running and scheduled."""
     exclude_kind: bool = False
-    """Jobs of other kinds count too. Alone it makes no job unique."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is chosen, so that the job is not unique."""
-        given = (self.by_period, self.by_state)
-        return not (self.by_args or self.by_queue or any(one is not None for one in given))
+    """Jobs of other kinds count too. Needs by_args, by_queue or by_period beside it."""
 
 
 class InsertOpts(msgspec.Struct, frozen=True, kw_only=True):

@@ -69,7 +69,7 @@ def insert(database: DatabaseSettings, *, kind: str, args: str, as_json: bool, *
 
     Prints the job; for a duplicate, the one that exists.
     """
-    raw = RawArgs(kind, _json.normalize_object(_read_stdin() if args == "-" else args, path="args"))
+    raw = RawArgs(kind, _json.normalize_args(_read_stdin() if args == "-" else args, path="args"))
     result = run(_insert, database.required_url(), database.schema, raw, _insert_opts(**opts))
     job = JobOutput.of(result.job, result.unique_skipped_as_duplicate)
     (print_json if as_json else print_job)(job)
@@ -113,11 +113,6 @@ def _insert_opts(
         by_state=None if unique_states is None else _states(unique_states),
         exclude_kind=unique_exclude_kind,
     )
-    if unique_exclude_kind and unique.is_empty:
-        raise click.UsageError(
-            "--unique-exclude-kind alone makes nothing unique: add --unique-by-args, "
-            "--unique-by-queue, --unique-by-period or --unique-states"
-        )
     return InsertOpts(
         queue=queue,
         scheduled_at=_scheduled_at(at, delay),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,12 +26,6 @@ VECTORS: list[dict[str, Any]] = json.loads(
 )["vectors"]
 RULES = InsertRules(max_attempts=25, skip_job_kind_validation=True)
 NOW = datetime(2026, 3, 15, 14, 27, 41, tzinfo=UTC)
-OTHER_ZONES = {
-    vector["name"]
-    for vector in VECTORS
-    if "period" in vector and "Z" not in vector["key_string"].split("&period=")[1]
-}
-"""Written by Go processes that were not in UTC: their keys by period are their own."""
 REFUSED = {"gomap/lone_surrogate"}
 """Go replaces what it cannot read; riverpy refuses it."""
 
@@ -54,8 +47,10 @@ def vector_args(vector: dict[str, Any]) -> Any:
 
 def vector_opts(vector: dict[str, Any]) -> InsertOpts:
     states = vector.get("by_state")
+    at = vector.get("given_scheduled_at")
     return InsertOpts(
         queue=vector.get("queue"),
+        scheduled_at=None if at is None else datetime.fromisoformat(at),
         unique_opts=UniqueOpts(
             by_args=vector.get("by_args", False),
             by_period=parse_duration(vector["period"]) if "period" in vector else None,
@@ -78,9 +73,10 @@ def names(*, refused: bool) -> list[str]:
 BY_NAME = {vector["name"]: vector for vector in VECTORS}
 
 
-@pytest.mark.parametrize("name", [n for n in names(refused=False) if n not in OTHER_ZONES])
+@pytest.mark.parametrize("name", names(refused=False))
 def test_key_and_states_equal_the_vectors(name: str) -> None:
-    """UQ-08: the encoded args, the unique key and the states are Go's."""
+    """UQ-08: the encoded args, the unique key and the states are Go's
+    (CF-014, unique_hash_goldens)."""
     vector = BY_NAME[name]
     row = prepared(vector)
     if "mode" in vector:
@@ -96,36 +92,15 @@ def test_what_cannot_be_stored_is_refused(name: str) -> None:
         prepared(BY_NAME[name])
 
 
-@pytest.mark.parametrize("name", sorted(OTHER_ZONES))
-def test_keys_by_period_are_those_of_utc(name: str) -> None:
-    """Go prints a period in the zone of its process; here it is UTC, whatever zone the time has."""
-    vector = BY_NAME[name]
-    row = prepared(vector)
-    now = datetime.fromisoformat(vector["now"]).astimezone(UTC)
-    in_utc = {**vector, "now": now.isoformat()}
-    assert row.unique_key == prepared(in_utc).unique_key
-    period = parse_duration(vector["period"])
-    start = now - (now - datetime(1, 1, 1, tzinfo=UTC)) % period
-    text = f"&kind=vec_kind&period={start:%Y-%m-%dT%H:%M:%SZ}"
-    assert row.unique_key == hashlib.sha256(text.encode()).hexdigest()
-    assert row.unique_key != vector["unique_key"]
-
-
 def test_every_vector_is_shown() -> None:
-    """None of the 141 vectors is left out."""
-    shown = {*names(refused=False), *names(refused=True), *OTHER_ZONES}
-    assert len(VECTORS) == 141
-    assert shown == set(BY_NAME)
-    assert {"period/now_fixed_offset_+02:00", "period/tz_24h/Asia/Kolkata"} == OTHER_ZONES
+    """None of the 147 vectors is left out."""
+    assert len(VECTORS) == len(BY_NAME) == 147
+    assert {*names(refused=False), *names(refused=True)} == set(BY_NAME)
 
 
 async def test_vectors_are_stored_like_gos(inserter: Inserter, schema: Schema) -> None:
     """UQ-07: keys, states and args of all vectors come back from the database as Go's did."""
-    good = [
-        v
-        for v in VECTORS
-        if v["name"] in names(refused=False) and v["name"] not in OTHER_ZONES and "now" not in v
-    ]
+    good = [v for v in VECTORS if v["name"] in names(refused=False) and "now" not in v]
     rules = InsertRules(max_attempts=25, skip_job_kind_validation=True)
     inserter._rules = rules
     params = [InsertManyParams(vector_args(v), vector_opts(v)) for v in good]
