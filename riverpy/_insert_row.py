@@ -224,7 +224,9 @@ def row_of(job: PreparedJob, params: JobInsertParams, *, rules: InsertRules) -> 
         priority=_in_range("priority", params.priority, PRIORITY_MAX),
         max_attempts=_in_range("max_attempts", params.max_attempts, MAX_ATTEMPTS_MAX),
         state=state,
-        scheduled_at=row.scheduled_at if same_time else _time_text(_scheduled_at(params.scheduled_at)),
+        scheduled_at=row.scheduled_at
+        if same_time
+        else _time_text(_scheduled_at(params.scheduled_at)),
         tags=_tags(params.tags),
         unique_states=None if key is None else row.unique_states,
     )

@@ -20,13 +20,9 @@ from riverpy.insert_opts import UNIQUE_STATES_DEFAULT, UNIQUE_STATES_REQUIRED, U
 from riverpy.job import UNIQUE_STATE_BITS, JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from typing import TypeAlias
+    from collections.abc import Iterator, Mapping, Sequence
 
     from _typeshed import DataclassInstance
-
-    _Node: TypeAlias = dict[str, "_Node | str"]
-    """The marked fields below a name; a text is the JSON of a value."""
 
 PERIOD_MIN = timedelta(seconds=1)
 
@@ -76,7 +72,13 @@ def unique_states(opts: UniqueOpts) -> int:
 
 
 def unique_key(
-    opts: UniqueOpts, *, kind: str, args_class: type[object], args: str, queue: str, due_at: datetime
+    opts: UniqueOpts,
+    *,
+    kind: str,
+    args_class: type[object],
+    args: str,
+    queue: str,
+    due_at: datetime,
 ) -> bytes:
     """The 32 bytes of the key.
 
@@ -131,11 +133,11 @@ def _period_start(due_at: datetime, period: timedelta) -> str:
 
 
 def _args_part(kind: str, args_class: type[object], args: str) -> str:
-    if paths := unique_paths(args_class):
-        return _marked_fields(kind, paths, args)
     members: dict[str, str] = {}
     for key, raw in _members(args):
         members.setdefault(key, raw)
+    if paths := unique_paths(args_class):
+        return _marked_fields(kind, paths, members)
     return "{" + ",".join(f"{_key_text(key)}:{members[key]}" for key in sorted(members)) + "}"
 
 
@@ -234,47 +236,44 @@ def _is_marked(annotation: Any) -> bool:
     return any(_is_marked(t) for t in found if t is not annotation)
 
 
-def _marked_fields(kind: str, paths: Sequence[tuple[str, ...]], args: str) -> str:
-    document: _Node = {}
-    for path in paths:
-        raw = _value_at(args, path)
-        if raw is None:
-            continue
-        node = document
-        for name in path[:-1]:
-            inner = node.setdefault(name, {})
-            assert isinstance(inner, dict)  # no marked field is inside another
-            node = inner
-        node[path[-1]] = raw
-    return _render(kind, document) if document else ""
+def _marked_fields(kind: str, paths: Sequence[tuple[str, ...]], members: Mapping[str, str]) -> str:
+    chosen = [(path, raw) for path in paths if (raw := _value_at(members, path)) is not None]
+    return _document(kind, chosen) if chosen else ""
 
 
-def _value_at(text: str, path: Sequence[str]) -> str | None:
+def _value_at(members: Mapping[str, str], path: Sequence[str]) -> str | None:
     """The text of the value at this path of names, or None."""
-    found: str | None = text
-    for name in path:
+    found = members.get(path[0])
+    for name in path[1:]:
         if found is None:
             return None
         found = next((value for key, value in _members(found) if key == name), None)
     return found
 
 
-def _render(kind: str, node: _Node | str) -> str:
-    """The chosen fields as JSON. River makes an array where the first name is a number, and the
-    number is an index in it."""
-    if isinstance(node, str):
-        return node
-    if not _is_index(next(iter(node))):
-        return "{" + ",".join(f"{_key_text(k)}:{_render(kind, v)}" for k, v in node.items()) + "}"
+def _document(kind: str, chosen: Sequence[tuple[Sequence[str], str]]) -> str:
+    """The JSON that has these values at these paths.
+
+    River makes an array where the first name is a number, which is then an index.
+    """
+    path, raw = chosen[0]
+    if not path:
+        return raw
+    below: dict[str, list[tuple[Sequence[str], str]]] = {}
+    for path, raw in chosen:
+        below.setdefault(path[0], []).append((path[1:], raw))
+    values = {name: _document(kind, inner) for name, inner in below.items()}
+    if not _is_index(next(iter(values))):
+        return "{" + ",".join(f"{_key_text(name)}:{raw}" for name, raw in values.items()) + "}"
     elements: list[str] = []
-    for name, inner in node.items():
+    for name, raw in values.items():
         if not _is_index(name) or int(name) > _ARRAY_INDEX_MAX:
             raise InsertError(
                 f"the field {name!r} of {kind!r} is marked Unique, but River's unique keys cannot "
                 "hold its name: rename it"
             )
         elements += ["null"] * (int(name) + 1 - len(elements))
-        elements[int(name)] = _render(kind, inner)
+        elements[int(name)] = raw
     return "[" + ",".join(elements) + "]"
 
 

@@ -23,7 +23,12 @@ from riverpy.errors import (
     SchemaMissingError,
     UnknownJobKindError,
 )
-from riverpy.insert_opts import InsertManyParams, InsertOpts, UniqueOpts
+from riverpy.insert_opts import (
+    UNIQUE_STATES_REQUIRED,
+    InsertManyParams,
+    InsertOpts,
+    UniqueOpts,
+)
 from riverpy.job import RawArgs
 from tests.insert.conftest import inserter_on
 from tests.insert.jobs import Data, Welcome, many
@@ -220,6 +225,10 @@ OPTS: list[tuple[Any, type[Exception], str]] = [
     (unique(by_period=timedelta(milliseconds=999)), InsertError, "one second or longer"),
     (unique(by_period=timedelta(0)), InsertError, "one second or longer, got 0:00:00"),
     (unique(by_period=timedelta(seconds=-5)), InsertError, "one second or longer"),
+    *(
+        (unique(exclude_kind=True, **more), InsertError, "needs by_args, by_queue or by_period")
+        for more in ({}, {"by_state": UNIQUE_STATES_REQUIRED})
+    ),
     (unique(by_state=[]), InsertError, "missing: available, pending, running, scheduled"),
     (unique(by_state=["available", "gone"]), InsertError, "gone"),
 ]

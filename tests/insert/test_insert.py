@@ -176,7 +176,7 @@ def test_options_of_the_call_win() -> None:
     assert call.unique_key != own.unique_key
     bare = prepare(Welcome(1), None, rules=RULES, now=NOW)
     assert (bare.max_attempts, bare.priority, bare.queue, bare.tags) == ("7", "1", "default", "")
-    empty = InsertOpts(unique_opts=UniqueOpts(exclude_kind=True))
+    empty = InsertOpts(unique_opts=UniqueOpts())
     assert prepare(Choosy(), empty, rules=RULES, now=NOW).unique_key == own.unique_key
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import random
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -41,9 +42,9 @@ SET_STATE = (
 )
 
 
-def key_text(args: Any, opts: UniqueOpts, *, now: datetime = NOW) -> str:
-    """The hashed text, found by its hash."""
-    row = prepare(args, InsertOpts(unique_opts=opts), rules=RULES, now=now)
+def key_text(args: Any, opts: UniqueOpts) -> str:
+    """The key, as hexadecimal digits."""
+    row = prepare(args, InsertOpts(unique_opts=opts), rules=RULES, now=NOW)
     assert row.unique_key is not None
     return row.unique_key
 
@@ -276,6 +277,42 @@ def test_periods_are_counted_from_the_year_one() -> None:
 
 
 @pytest.mark.parametrize(
+    ("call", "own", "period"),
+    [
+        (None, None, "2026-08-07T12:00:00Z"),
+        (None, "2027-01-01T00:30:00+05:30", "2026-12-31T18:00:00Z"),
+        ("1999-12-31T23:59:59.999999-08:00", "2027-01-01T00:00:00Z", "2000-01-01T07:30:00Z"),
+    ],
+    ids=["now", "class", "call"],
+)
+def test_the_period_is_that_of_the_scheduled_time(
+    call: str | None, own: str | None, period: str
+) -> None:
+    """It is that of `scheduled_at`, also if the args class gives it, else that of the insert; in
+    UTC, whatever the offset (CF-014, unique_hash_goldens)."""
+
+    class Timed(msgspec.Struct):
+        kind: ClassVar[str] = "timed"
+
+        def insert_opts(self) -> InsertOpts:
+            return InsertOpts(scheduled_at=own and datetime.fromisoformat(own))
+
+    opts = InsertOpts(
+        scheduled_at=call and datetime.fromisoformat(call),
+        unique_opts=UniqueOpts(by_period=timedelta(minutes=90)),
+    )
+    row = prepare(Timed(), opts, rules=RULES, now=NOW)
+    assert row.unique_key == hashed(f"&kind=timed&period={period}")
+
+
+def test_an_empty_array_has_the_key_of_an_empty_object() -> None:
+    """As raw args it is inserted; no other array is (CF-014, unique_hash_goldens)."""
+    opts = UniqueOpts(by_args=True)
+    keys = {key_text(RawArgs("raw", text), opts) for text in ("{}", "[]", " [ ] ")}
+    assert keys == {hashed("&kind=raw&args={}")}
+
+
+@pytest.mark.parametrize(
     ("own", "call", "is_warned"),
     [
         (None, None, True),
@@ -300,7 +337,7 @@ def test_marks_without_by_args_are_warned_about(
     with structlog.testing.capture_logs() as logs:
         for opts in (InsertOpts(unique_opts=call), None):
             prepare(Marked(), opts, rules=RULES, now=NOW)
-    expected = {"kind": "marked", "fields": ("user_id",), "log_level": "warning"}
+    expected = {"kind": "marked", "fields": ["user_id"], "log_level": "warning"}
     assert [{**log, "event": ""} for log in logs] == [{**expected, "event": ""}] * is_warned
 
 
@@ -329,7 +366,11 @@ class Move:
 
 def test_marked_fields_of_nested_classes() -> None:
     """Marked fields are found at any depth, in sorted order; a class is looked into once."""
-    assert _unique.unique_paths(Move) == ("home.city.name", "home.other", "tags")
+    assert _unique.unique_paths(Move) == (
+        ("home", "city", "name"),
+        ("home", "other"),
+        ("tags",),
+    )
     args = Move(Home(City("a<b"), City("c", "1"), City("d")), [City("e")])
     text = (
         r'&kind=move&args={"home":{"city":{"name":"a\u003cb"},"other":{"name":"c","zip":"1"}},'
@@ -339,7 +380,8 @@ def test_marked_fields_of_nested_classes() -> None:
 
 
 def test_numbers_as_names_of_marked_fields() -> None:
-    """River's path language reads them as indices."""
+    """River makes an array where the first of them is a number, and refuses other names beside
+    it."""
     both = msgspec.defstruct(
         "Both",
         [
@@ -350,6 +392,12 @@ def test_numbers_as_names_of_marked_fields() -> None:
     )
     expected = hashed('&kind=both&args=["x",null,"y"]')
     assert key_text(both("x", "y"), UniqueOpts(by_args=True)) == expected
+    for name in ("a", "1001"):
+        mixed = msgspec.defstruct(
+            "Mixed", [("c", Annotated[str, Unique], msgspec.field(name=name))], bases=(both,)
+        )
+        with pytest.raises(InsertError, match=rf"the field '{name}' of 'both' .*: rename it"):
+            key_text(mixed("x", "y", "z"), UniqueOpts(by_args=True))
 
 
 def test_annotations_that_cannot_be_resolved() -> None:
@@ -366,52 +414,60 @@ def test_annotations_that_cannot_be_resolved() -> None:
     assert key_text(args, UniqueOpts(by_queue=True))
 
 
-@pytest.mark.parametrize(
-    ("text", "args"),
-    [
-        ('{"a":{"x":1},"a.b":2}', '{"a":{"x":1,"b":}}'),
-        ('{"a":5,"a.b":2}', '{"a":{"b":}}'),
-        ('{"a":[7,8],"a.1":2}', '{"a":[7,8]}'),
-        ('{"a":[7],"a.3":2}', '{"a":[7,null,null,]}'),
-        ('{"a.0":1}', '{"a":[]}'),
-        ('{"a.:0":1}', '{"a":{"0":}}'),
-        ('{"a\\\\b":1,"ab":2}', '{"ab":2}'),
-        ('{"a\\\\.b":1}', '{"a.b":}'),
-        ('{"[b]":1,"b":2}', '{"[b]":[2],"b":2}'),
-        ('{"{b}":1,"b":2}', '{"b":2,"{b}":{"b":2}}'),
-        ('{"{b":1}', '{"{b":}'),
-        ('{":a":1,"a":2}', '{"a":2}'),
-        ('{"x*":1,"y":2}', '{"y":2}'),
-    ],
+ODD_NAMES = (
+    "",
+    "0",
+    "a.b",
+    "a",
+    "*",
+    "#",
+    "@x",
+    ":lead",
+    "!bang",
+    "a\\b",
+    "[b]",
+    "{c}",
+    "x?",
+    "|",
+    "<",
 )
-def test_keys_that_river_reads_as_paths(text: str, args: str) -> None:
-    """Top-level keys that Go mangles give Go's key."""
-    assert key_text(RawArgs("raw", text), UniqueOpts(by_args=True)) == hashed(
-        f"&kind=raw&args={args}"
-    )
 
 
-@pytest.mark.parametrize(
-    "text",
-    ['{"":1}', '{"!true":1}', '{"{a,b}":1}', '{"a0":1,"a?":2}', '{"a":1,"a|b":1}'],
-)
-def test_keys_that_river_reads_as_expressions(text: str) -> None:
-    """What has no sound key is refused, with the way out."""
-    with pytest.raises(InsertError, match="rename it"):
-        key_text(RawArgs("raw", text), UniqueOpts(by_args=True))
-    assert key_text(RawArgs("raw", text), UniqueOpts(by_queue=True))
-
-
-def test_mangled_keys_are_warned_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One warning per kind and key; none for keys that count as they stand."""
-    monkeypatch.setattr(_unique, "_warned", set[tuple[str, str]]())
+def test_keys_of_args_count_by_their_names() -> None:
+    """No name of a top-level key has another meaning in a unique key
+    (CF-014, unique_hash_goldens)."""
     opts = UniqueOpts(by_args=True)
+    members = [f"{json.dumps(name)}:{n}" for n, name in enumerate(sorted(ODD_NAMES))]
     with structlog.testing.capture_logs() as logs:
-        for _ in range(3):
-            key_text(Data({"a.b": 1, "c*": 2, "plain": 3, "é <": 4}), opts)
-        key_text(RawArgs("other", '{"a.b":1}'), opts)
-    assert [(log["kind"], log["key"], log["log_level"]) for log in logs] == [
-        ("data", "a.b", "warning"),
-        ("data", "c*", "warning"),
-        ("other", "a.b", "warning"),
-    ]
+        key = key_text(Data({name: n for n, name in enumerate(sorted(ODD_NAMES))}), opts)
+    assert key == hashed(f"&kind=data&args={{{','.join(members)}}}")
+    assert logs == []
+
+
+def test_names_of_marked_fields_are_literal() -> None:
+    """A field marked Unique counts by the names on the way to it, whatever characters they have:
+    one with a dot is another than one inside another. They are sorted as if joined by dots."""
+    field = msgspec.field
+    inner = msgspec.defstruct(
+        "Inner",
+        [
+            ("b", Annotated[int, Unique], field(name="b")),
+            ("star", Annotated[int, Unique], field(name="x*")),
+            ("note", str, field(default="")),
+        ],
+    )
+    outer = msgspec.defstruct(
+        "Outer",
+        [
+            ("a", inner),
+            ("dotted", Annotated[int, Unique], field(name="a.b")),
+            ("dashed", Annotated[int, Unique], field(name="a-")),
+            ("colon", Annotated[int, Unique], field(name=":c")),
+            ("hidden", inner | None, field(name="a.c", default=None)),
+        ],
+        namespace={"kind": "outer"},
+    )
+    expected = '{":c":5,"a-":4,"a":{"b":1,"x*":2},"a.b":3}'
+    assert key_text(outer(inner(1, 2), 3, 4, 5), UniqueOpts(by_args=True)) == hashed(
+        f"&kind=outer&args={expected}"
+    )

@@ -200,6 +200,8 @@ class RiverGo:
         self._binary = binary
         self._url = url
         self.schema = schema
+        self.zone = "UTC"
+        """The zone of its processes."""
 
     async def run(
         self, verb: str, *args: object, requests: Iterable[Row] | None = None
@@ -244,8 +246,7 @@ class RiverGo:
             "--schema",
             self.schema,
             *map(str, args),
-            # Go prints the periods of unique keys in its own zone.
-            env={**os.environ, "DATABASE_URL": self._url, "TZ": "UTC"},
+            env={**os.environ, "DATABASE_URL": self._url, "TZ": self.zone},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
