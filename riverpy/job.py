@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, run
 import msgspec
 
 from riverpy import _json
+from riverpy._attempt_errors import AttemptError, error_texts, read_error
 from riverpy.errors import ArgsError, ClientStateError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _PG_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+ERRORS_MAX = 100
+"""Errors that a row keeps: the first and the newest ones. The statements know it too."""
 OUTPUT_SIZE_MAX = 32 * 1024 * 1024
 """Bytes of a recorded output; River's limit."""
 _KEYS_OF_RIVER = {"cancel_attempted_at", "river:rescue_count"}
@@ -57,15 +60,6 @@ class RawArgs(msgspec.Struct, frozen=True):
 
     kind: str
     json: str
-
-
-class AttemptError(msgspec.Struct, frozen=True):
-    """One entry of a job's `errors`: how an attempt failed."""
-
-    at: datetime
-    attempt: int
-    error: str
-    trace: str = ""
 
 
 class JobColumn:
@@ -173,17 +167,17 @@ class JobRow:
 
     @property
     def errors(self) -> list[AttemptError]:
-        """How earlier attempts failed, the oldest first."""
-        return [
-            msgspec.json.decode(text, type=AttemptError)
-            for text in self._row[JobColumn.ERRORS] or ()
-            if text is not None
-        ]
+        """How earlier attempts failed, the oldest first. Entries of any form are read."""
+        return [read_error(text) for text in error_texts(self._row[JobColumn.ERRORS])]
 
     @property
     def error_count(self) -> int:
-        """How many attempts failed so far."""
-        return len(self._row[JobColumn.ERRORS] or ())
+        """How many attempts failed so far. The row keeps the errors of 100 at most."""
+        kept = len(self._row[JobColumn.ERRORS] or ())
+        if kept < ERRORS_MAX:
+            return kept
+        dropped = self.metadata.get("riverpy:errors_dropped")
+        return kept + dropped if isinstance(dropped, int) and dropped > 0 else kept
 
     @property
     def finalized_at(self) -> datetime | None:

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
     from riverpy.job import Job, JobRow
 
-RETRY_DELAY_MAX = timedelta(seconds=9223372036.854775)
-"""River's cap, about 292 years."""
+RETRY_DELAY_MAX = timedelta(microseconds=9_223_372_036_854_775)
+"""The longest delay, about 292 years: River's 2^63 - 1 ns, to the microsecond."""
 _CAPPED_FROM = 310
-"""From this many errors on, the cap applies, without jitter."""
+"""From this many errors on, the limit applies, without jitter."""
 
 
 class RetryPolicy(Protocol):
@@ -38,7 +38,8 @@ class DefaultRetryPolicy:
         errors = job.error_count + 1
         if errors >= _CAPPED_FROM:
             return RETRY_DELAY_MAX
-        return timedelta(seconds=errors**4 * random.uniform(0.9, 1.1))  # noqa: S311 (jitter, no secret)
+        delay = timedelta(seconds=errors**4 * random.uniform(0.9, 1.1))  # noqa: S311 (no secret)
+        return min(delay, RETRY_DELAY_MAX)
 
 
 def retry_delay(

@@ -18,7 +18,7 @@ import asyncpg
 import msgspec
 
 import riverpy
-from riverpy._maintenance.job_rescuer import DEAD_ERROR
+from riverpy._db.rescue import RESCUE_ERROR
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
 from tests.kit import server_faults
 from tests.kit.bad_rows import JOBS, refused_rows, slow_rows
@@ -562,7 +562,7 @@ def figures(history: History) -> dict[str, Any]:
         "completed": states["completed"],
         "cancelled": states["cancelled"],
         "attempts": sum(act.what == "begin" for act in history.acts),
-        "rescues": sum(text == DEAD_ERROR for job in history.jobs for text in job.errors),
+        "rescues": sum(text == RESCUE_ERROR for job in history.jobs for text in job.errors),
         "rolled_back": len(history.rolled_back),
         "halted_s": round(sum(until - since for since, until in history.halts()), 1),
         "longest_stall_s": round(max(stalls, default=0.0), 3),

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from riverpy.drivers.asyncpg import Transaction
     from riverpy.job import JobState
 
-ERRORS_MAX = 100
-"""Errors that a row keeps: the first and the newest ones. The statements know it too."""
+FINAL_STATES = frozenset({"cancelled", "completed", "discarded"})
 
 
 class Stamp(NamedTuple):
@@ -142,6 +141,20 @@ async def job_settle(
     return {row[0]: row[1] for row in rows}
 
 
+async def job_merge(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    stamps: Sequence[Stamp],
+    updates: list[str | None],
+) -> list[Record]:
+    """Merge objects, given as JSON text, into the metadata of the jobs that others made final
+    during these attempts; returns the rows. Those that are locked are not among them."""
+    ids, attempts, attempted_ats = (list(column) for column in zip(*stamps, strict=True))
+    values = {"id": ids, "attempt": attempts, "attempted_at": attempted_ats, "updates": updates}
+    return await _fetch(connection, "job_merge", schema, values)
+
+
 async def job_tell(connection: Transaction, schema: str | None, queues: list[str]) -> None:
     """Tell the clients of these queues that a job of theirs is due again."""
     await _fetch(connection, "job_tell", schema, {"queue": queues})
@@ -161,6 +174,11 @@ class Standing(NamedTuple):
     state: str
     errors: int
     """How many."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the job has ended."""
+        return self.state in FINAL_STATES
 
 
 async def job_standings(

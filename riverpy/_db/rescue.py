@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from riverpy.drivers.asyncpg import Transaction
 
 _FILE = "river_job_rescue"
+RESCUE_ERROR = "Stuck job rescued by JobRescuer"
+"""River's text, whatever the reason: River UI and alerts match on it."""
 
 
 class Claim(NamedTuple):
@@ -87,16 +89,16 @@ class Rescue(NamedTuple):
 
 
 async def job_rescue(
-    connection: Transaction, schema: str | None, rescues: Sequence[Rescue], *, error: str
+    connection: Transaction, schema: str | None, rescues: Sequence[Rescue]
 ) -> dict[int, str]:
-    """End attempts with this error; returns the state of each job whose attempt was ended."""
+    """End attempts with `RESCUE_ERROR`; returns the state of each job whose attempt was ended."""
     statement = query(_FILE, "job_rescue", schema)
     values: dict[str, object] = {
         "id": [rescue.stamp.id for rescue in rescues],
         "attempt": [rescue.stamp.attempt for rescue in rescues],
         "attempted_at": [rescue.stamp.attempted_at for rescue in rescues],
         "delay": [rescue.delay for rescue in rescues],
-        "error": error,
+        "error": RESCUE_ERROR,
     }
     rows = await connection.fetch(statement.text, *statement.arguments(values))
     return {row[0]: row[1] for row in rows}

@@ -52,8 +52,9 @@ PAGE = 1_000
 """Jobs that are read, and rescued, at a time."""
 STATEMENT_TIMEOUT = 5.0
 RUNNING = ("running",)
-DEAD_ERROR = "the client that worked this attempt gave no sign of life any more: rescued"
-STUCK_ERROR = "this attempt went on for longer than it may, and nobody ended it: rescued"
+CLIENT_DEAD = "its client is dead"
+TOO_LONG = "it ran for too long"
+"""Why a job was rescued, for the log."""
 
 
 class _StuckJob(Job[Any]):
@@ -96,6 +97,7 @@ class Ending(NamedTuple):
 
     rescue: Rescue
     end: EndAttempts
+    reason: str
 
 
 class JobRescuer(MaintenanceService):
@@ -173,7 +175,8 @@ class JobRescuer(MaintenanceService):
         while True:
             claims = await self._claims_of(list(heartbeats), within, after)
             rescues = [Rescue(claim.stamp, claim.client_id) for claim in claims]
-            await self._rescue(rescues, partial(self._end_of_dead, heartbeats))
+            end = partial(self._end_of_dead, heartbeats)
+            await self.batches.handle(Ending(rescue, end, CLIENT_DEAD) for rescue in rescues)
             if len(claims) < PAGE:
                 return
             after = claims[-1].stamp.id
@@ -214,7 +217,6 @@ class JobRescuer(MaintenanceService):
             connection,
             self.office.schema,
             [rescue for rescue in rescues if rescue.client_id in dead],
-            error=DEAD_ERROR,
         )
 
     # -- by age
@@ -246,7 +248,9 @@ class JobRescuer(MaintenanceService):
                 delay = self._verdict(job, unknown)
                 if delay is not None:
                     rescues.append(Rescue(job.stamp, job.client_id, delay.total_seconds()))
-            await self._rescue(rescues, self._end_of_stuck)
+            await self.batches.handle(
+                Ending(rescue, self._end_of_stuck, TOO_LONG) for rescue in rescues
+            )
             if len(ids) < PAGE or not is_going_on:
                 return
             after = ids[-1]
@@ -308,7 +312,7 @@ class JobRescuer(MaintenanceService):
             return DefaultRetryPolicy().next_retry(job)
 
     async def _end_of_stuck(self, connection: Connection, rescues: list[Rescue]) -> dict[int, str]:
-        return await job_rescue(connection, self.office.schema, rescues, error=STUCK_ERROR)
+        return await job_rescue(connection, self.office.schema, rescues)
 
     def _say_unknown(self, unknown: Counter[str]) -> None:
         self.unknown = unknown
@@ -322,22 +326,20 @@ class JobRescuer(MaintenanceService):
 
     # -- both
 
-    async def _rescue(self, rescues: list[Rescue], end: EndAttempts) -> None:
-        await self.batches.handle(Ending(rescue, end) for rescue in rescues)
-
     async def _end(self, endings: list[Ending]) -> None:
         """End attempts of one kind: they were given together, or are one that was set aside."""
         rescues = [ending.rescue for ending in endings]
         async with self.batches.transaction() as connection:
             states = await endings[0].end(connection, rescues)
-        self._say_rescued(rescues, states)
+        self._say_rescued(rescues, states, endings[0].reason)
 
-    def _say_rescued(self, rescues: list[Rescue], states: dict[int, str]) -> None:
+    def _say_rescued(self, rescues: list[Rescue], states: dict[int, str], reason: str) -> None:
         if states:
             clients = {rescue.client_id for rescue in rescues if rescue.stamp.id in states}
             self.log.warning(
                 "jobs rescued",
                 count=len(states),
+                reason=reason,
                 states=dict(Counter(states.values())),
                 client_ids=sorted(filter(None, clients)),
             )

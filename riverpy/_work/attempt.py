@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from riverpy._db.jobs import ERRORS_MAX, Settlement, Stamp, Standing
+from riverpy._db.jobs import Settlement, Stamp, Standing
 from riverpy.events import EventKind
-from riverpy.job import Job, JobColumn, JobState
+from riverpy.job import ERRORS_MAX, Job, JobColumn, JobState
 
 if TYPE_CHECKING:
     import asyncio
@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopCause
     from riverpy._work.executor import Plan
     from riverpy._work.producer import Producer
+
+
+_FINAL_EVENTS = {
+    JobState.CANCELLED: EventKind.JOB_CANCELLED,
+    JobState.DISCARDED: EventKind.JOB_FAILED,
+}
+"""By the final state that another session has given to a job."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -48,6 +55,7 @@ class Attempt(Job[Any]):
         "started",
         "state_stored",
         "stored",
+        "stored_row",
         "task",
         "timeout",
         "timeout_is_default",
@@ -77,6 +85,8 @@ class Attempt(Job[Any]):
         self.started = self.ended = self.stored = 0.0
         """Monotonic seconds; 0 before. `started` stays so where it is given back."""
         self.state_stored: str | None = None
+        self.stored_row: Sequence[Any] | None = None
+        """The row, if another session made it final before this attempt's result was stored."""
         self.is_replaced = False
 
     @property
@@ -122,13 +132,21 @@ class Attempt(Job[Any]):
         size = len(self.outcome.error or "") if self.outcome is not None else 0
         return size + sum(map(len, (self._updates or {}).values()))
 
+    def adopt(self, row: Sequence[Any]) -> None:
+        """Take over the end that another session has given to this attempt."""
+        self.stored_row, state = row, JobState(row[JobColumn.STATE])
+        self.outcome = None
+        if state is not JobState.COMPLETED:
+            event = _FINAL_EVENTS[state]
+            self.outcome = Outcome(event=event, state=state, attempt=self.attempt, final=True)
+
     def is_stored_as(self, standing: Standing) -> bool:
         """Whether a row that stands so carries this attempt's result, or what a cancel mark made
         of it."""
         outcome, own = self.outcome, self.stamp
+        errors = len(self._row[JobColumn.ERRORS] or ())
         if outcome is None:
-            return standing == Standing(own, JobState.COMPLETED, self.error_count)
-        errors = self.error_count
+            return standing == Standing(own, JobState.COMPLETED, errors)
         if outcome.error is not None:
             errors = min(errors + 1, ERRORS_MAX)
         stored = Standing(own._replace(attempt=outcome.attempt), outcome.state, errors)
@@ -174,21 +192,29 @@ class Attempt(Job[Any]):
             new_attempt=attempt,
             delay=delay,
             error=error,
-            updates=_object(self._updates) if self._updates else None,
+            updates=self.updates,
         )
+
+    @property
+    def updates(self) -> str | None:
+        """What it recorded, to be merged into the metadata: an object as JSON text; or None."""
+        return _object(self._updates) if self._updates else None
 
     def merged_metadata(self) -> str:
         """The metadata as it is after the merge, as JSON text."""
+        text: str = self._row[JobColumn.METADATA]
         if not self._updates:
-            return self._row[JobColumn.METADATA]
-        try:
-            members = msgspec.json.decode(
-                self._row[JobColumn.METADATA], type=dict[str, msgspec.Raw]
-            )
-        except (msgspec.ValidationError, RecursionError):  # no object: the merge replaces it
-            members = {}
-        texts = {key: bytes(raw).decode() for key, raw in members.items()}
-        return _object(texts | self._updates)
+            return text
+        if text.startswith("{"):
+            try:
+                members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+            except RecursionError:  # nested more deeply than Python reads
+                members = {}
+            texts = {key: bytes(raw).decode() for key, raw in members.items()}
+            return _object(texts | self._updates)
+        # PostgreSQL joins what is no object as the elements of an array.
+        elements = text[1:-1] if text.startswith("[") else text
+        return f"[{', '.join(filter(None, [elements, _object(self._updates)]))}]"
 
 
 def _object(members: dict[str, str]) -> str:

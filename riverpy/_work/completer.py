@@ -30,7 +30,7 @@ from riverpy.drivers.asyncpg import (
     is_data_error,
 )
 from riverpy.events import EventKind
-from riverpy.job import JobState
+from riverpy.job import JobColumn, JobState
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -268,6 +268,7 @@ class Completer:
             Exception: one of DATABASE_ERRORS; none is stored.
         """
         attempts.sort(key=_by_id)  # so that two bulk statements cannot deadlock
+        are_plain = attempts[0].is_plain
         try:
             stored = await self._send(attempts, skip_locked=self._skip_locked)
         except LockNotAvailableError:
@@ -279,7 +280,7 @@ class Completer:
                 raise
             self._replace(attempts[0], error)
             return
-        if stored and not stored[0].is_plain:
+        if not are_plain:
             self._untold.update(one.queue for one in stored if one.is_due)
         if self._named:
             self._forget_names(attempts)
@@ -396,35 +397,66 @@ class Completer:
         are stored.
 
         A row that carries our own result was stored by a statement whose answer was lost; one that
-        still runs with our stamp is locked by somebody's open transaction, and is tried again
-        later.
+        still runs with our stamp is locked by another session's open transaction, and is tried
+        again later. One that another session made final during the attempt keeps that end.
         """
         missing = [attempt.id for attempt in attempts if attempt.id not in states]
         found = await jobs.job_standings(connection, self._schema, missing)
         stored: list[Attempt] = []
         locked: list[Attempt] = []
+        late: list[Attempt] = []
         for attempt in attempts:
             if attempt.id in states:
                 stored.append(attempt)
                 continue
             standing = found.get(attempt.id, _DELETED)
-            if standing.state == JobState.RUNNING and standing.stamp == attempt.stamp:
+            is_ours = attempt.is_stored_as(standing)
+            if standing.stamp == attempt.stamp and standing.state == JobState.RUNNING:
                 locked.append(attempt)
-            elif attempt.is_stored_as(standing):
+            elif is_ours and not (standing.is_final and attempt.updates):
                 states[attempt.id] = standing.state
                 stored.append(attempt)
+            elif standing.stamp == attempt.stamp and standing.is_final:
+                late.append(attempt)
             else:
-                self._counters.results_refused += 1
-                self._refused_lines.say(
-                    "job result refused: the attempt is no longer this client's",
-                    job_id=attempt.id,
-                    kind=attempt.kind,
-                    attempt=attempt.attempt,
-                    outcome=attempt.event.value,
-                    state=standing.state,
-                )
+                self._refuse(attempt, standing.state)
+        if late:
+            locked += await self._end_late(connection, late)
         self._hold_locked(locked)
         return stored
+
+    def _refuse(self, attempt: Attempt, state: str) -> None:
+        self._counters.results_refused += 1
+        self._refused_lines.say(
+            "job result refused: the attempt is no longer this client's",
+            job_id=attempt.id,
+            kind=attempt.kind,
+            attempt=attempt.attempt,
+            outcome=attempt.event.value,
+            state=state,
+        )
+
+    async def _end_late(self, connection: Connection, attempts: list[Attempt]) -> list[Attempt]:
+        """End attempts whose rows are final: what they recorded is merged, all else stays as it is.
+        Returns those whose rows are locked."""
+        rows = await jobs.job_merge(
+            connection,
+            self._schema,
+            stamps=[attempt.stamp for attempt in attempts],
+            updates=[attempt.updates for attempt in attempts],
+        )
+        found, now = {row[JobColumn.ID]: row for row in rows}, time.monotonic()
+        ended: list[Attempt] = []
+        for attempt in attempts:
+            if (row := found.get(attempt.id)) is None:
+                continue
+            if row[JobColumn.STATE] != attempt.target:
+                self._refuse(attempt, row[JobColumn.STATE])
+            attempt.adopt(tuple(row))
+            attempt.stored, attempt.state_stored = now, row[JobColumn.STATE]
+            ended.append(attempt)
+        self._stored(ended)
+        return [attempt for attempt in attempts if attempt.id not in found]
 
 
 def _fitting(attempts: list[Attempt]) -> int:

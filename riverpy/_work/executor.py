@@ -26,11 +26,12 @@ from riverpy._work.failure import (
     trace_text,
 )
 from riverpy._work.returns import ReturnLog, returned_type
+from riverpy._work.snoozes import SNOOZES_KEY, next_snoozes
 from riverpy._work.work_stack import WorkStack
 from riverpy.context import running_job
 from riverpy.errors import JobCancel, JobSnooze
 from riverpy.events import EventKind
-from riverpy.job import JobState
+from riverpy.job import JobColumn, JobState
 from riverpy.retry import RETRY_DELAY_MAX, DefaultRetryPolicy, retry_delay
 from riverpy.worker import check_timeout
 
@@ -212,10 +213,8 @@ class Executor:
         return outcome
 
     def _snoozed(self, attempt: Attempt, delay: timedelta) -> Outcome:
-        snoozes = attempt.metadata.get("snoozes")
-        if isinstance(snoozes, bool) or not isinstance(snoozes, (int, float)):
-            snoozes = 0
-        attempt.merge_metadata("snoozes", str(int(snoozes) + 1))
+        count = next_snoozes(attempt.columns()[JobColumn.METADATA])
+        attempt.merge_metadata(SNOOZES_KEY, str(count))
         return Outcome(
             event=EventKind.JOB_SNOOZED,
             state=JobState.AVAILABLE if delay <= SOON else JobState.SCHEDULED,

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
+from riverpy._attempt_errors import json_time
 from riverpy._error_text import cut, leaves, message
 from riverpy._error_text import error_text as typed_text
 from riverpy.errors import JobCancel, JobSnooze
@@ -70,7 +71,7 @@ def error_entry(*, attempt: int, seconds_ago: float, error: str, trace: str) -> 
     """One element of a job's errors, as JSON. Its time is the start of the attempt."""
     at = datetime.now(UTC) - timedelta(seconds=seconds_ago)
     entry = {
-        "at": at.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "at": json_time(at),
         "attempt": attempt,
         "error": error,
         "trace": trace,

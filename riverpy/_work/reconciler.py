@@ -66,7 +66,6 @@ RUNNING = ("running",)
 PAGE = 1_000
 """Jobs of an earlier run that are read at a time."""
 Row = TypeVar("Row", bound="Stamp | Rescue | Attempt | str")
-RESTART_ERROR = "the client that worked this attempt started anew without ending it: rescued"
 
 
 class Reconciler:
@@ -417,7 +416,7 @@ class Reconciler:
 
     async def _rescue(self, rescues: list[Rescue]) -> None:
         async with self._claims.use("rescuing jobs", STATEMENT_TIMEOUT) as connection:
-            done = await job_rescue(connection, self._schema, rescues, error=RESTART_ERROR)
+            done = await job_rescue(connection, self._schema, rescues)
         self._done += len(done)
 
     def _active(self) -> set[Stamp]:

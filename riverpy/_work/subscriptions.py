@@ -93,8 +93,11 @@ class Subscriptions(Streams[Subscription]):
 
 
 def _job_event(attempt: Attempt, kind: EventKind) -> Event:
-    row = list(attempt.columns())
-    _store_outcome(row, attempt)
+    if attempt.stored_row is not None:
+        row = list(attempt.stored_row)
+    else:
+        row = list(attempt.columns())
+        _store_outcome(row, attempt)
     attempted_at = timestamp(row[JobColumn.ATTEMPTED_AT])
     due = max(attempt.scheduled_at, attempt.created_at)
     started = attempt.started or attempt.ended  # one that is given back did not run

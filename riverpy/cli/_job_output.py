@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from riverpy._attempt_errors import NO_TIME, error_texts, json_time, read_error
 from riverpy.cli._output import print_table, print_text, printable
 from riverpy.job import JobColumn
 
@@ -64,23 +65,11 @@ class JobOutput(msgspec.Struct, frozen=True, kw_only=True):
             attempted_at=job.attempted_at,
             finalized_at=job.finalized_at,
             attempted_by=job.attempted_by,
-            errors=[
-                msgspec.Raw(b"null" if text is None else text.encode())
-                for text in columns[JobColumn.ERRORS] or ()
-            ],
+            errors=[msgspec.Raw(text.encode()) for text in error_texts(columns[JobColumn.ERRORS])],
             unique_key=job.unique_key.hex() if job.unique_key else None,
             unique_states=None if mask is None else f"{mask:08b}",
             duplicate=duplicate,
         )
-
-
-class _Error(msgspec.Struct):
-    """An entry of a job's errors."""
-
-    at: str = ""
-    attempt: int | None = None
-    error: str = ""
-    trace: str = ""
 
 
 def print_job(job: JobOutput) -> None:
@@ -93,17 +82,17 @@ def print_job(job: JobOutput) -> None:
         [(name, _cell(value)) for name, value in values.items() if value not in _EMPTY],
     )
     for entry in job.errors:
-        print_text("\n".join(("", *map(printable, _error_lines(entry)))))
+        print_text("\n".join(("", *map(printable, _error_lines(bytes(entry).decode())))))
 
 
-def _error_lines(entry: msgspec.Raw) -> list[str]:
-    try:
-        error = msgspec.json.decode(entry, type=_Error)
-    except msgspec.DecodeError:  # another program's
-        return [f"error {bytes(entry).decode()}"]
+def _error_lines(entry: str) -> list[str]:
+    error = read_error(entry)
+    if not error.error and error.at == NO_TIME:  # nothing that could be read
+        return [f"error {entry}"]
     first, *others = error.error.splitlines() or [""]
-    number = "" if error.attempt is None else f" of attempt {error.attempt}"
-    lines = [f"error{number} at {error.at}: {first}", *others, *error.trace.splitlines()]
+    number = f" of attempt {error.attempt}" if error.attempt else ""
+    at = "" if error.at == NO_TIME else f" at {json_time(error.at)}"
+    lines = [f"error{number}{at}: {first}", *others, *error.trace.splitlines()]
     return [lines[0], *(f"  {line}" for line in lines[1:])]
 
 

@@ -83,7 +83,8 @@ returning job.id;
 -- name: job_settle
 -- Store attempts that ended in any way. A job with a cancel mark that would run again is cancelled instead; the mark
 -- is read from the row itself, since a joined copy is stale when the mark is set while this statement waits. Of the
--- errors the first and the newest 99 are kept.
+-- errors the first and the newest 99 are kept. Updates are joined as `||` joins them, so that metadata that are no object
+-- are kept too: up to PostgreSQL 13 it refuses a number, text or null.
 update /* schema */ river_job as job
 set
   state = case
@@ -121,8 +122,8 @@ set
       end
     )
     when done.updates is null then job.metadata
-    when jsonb_typeof(job.metadata) = 'object' then job.metadata || done.updates::jsonb
-    else done.updates::jsonb
+    when jsonb_typeof(job.metadata) in ('object', 'array') then job.metadata || done.updates::jsonb
+    else jsonb_build_array(job.metadata, done.updates::jsonb)
   end
 from unnest(
   @id::bigint[], @attempt::smallint[], @attempted_at::timestamptz[], @state::text[], @finalize::bool[],
@@ -140,6 +141,32 @@ select pg_notify(
 )
 from unnest(@queue::text[]) as given (queue)
 where (select pg_notification_queue_usage() < 0.9);
+
+
+-- name: job_merge
+-- Merge what late attempts recorded into rows that others made final during these attempts, as job_settle does, and
+-- return the rows. Those that others have locked are left alone.
+with locked as (
+  select job.id, done.updates
+  from /* schema */ river_job as job
+  join unnest(@id::bigint[], @attempt::smallint[], @attempted_at::timestamptz[], @updates::text[])
+    as done (id, attempt, attempted_at, updates) on job.id = done.id
+  where job.id = any(@id::bigint[]) and job.finalized_at is not null
+    and job.attempt = done.attempt and job.attempted_at = done.attempted_at
+  for no key update of job skip locked
+)
+update /* schema */ river_job as job
+set metadata = case
+  when locked.updates is null then job.metadata
+  when jsonb_typeof(job.metadata) in ('object', 'array') then job.metadata || locked.updates::jsonb
+  else jsonb_build_array(job.metadata, locked.updates::jsonb)
+end
+from locked
+where job.id = locked.id
+returning
+  job.id, job.args::text, job.attempt, job.attempted_at, job.attempted_by, job.created_at, job.errors::text[],
+  job.finalized_at, job.kind, job.max_attempts, job.metadata::text, job.priority, job.queue, job.state::text,
+  job.scheduled_at, job.tags, job.unique_key, job.unique_states::int;
 
 
 -- name: job_lock_attempts
@@ -170,15 +197,22 @@ where job.state = 'running' and job.queue = any(@queue::text[])
 
 
 -- name: job_put_back
--- Give claimed attempts back: they did not run to an end, so they do not count. Their queues are told.
+-- Release claimed attempts: they did not run to an end, so they do not count. Their queues are notified. A job with a
+-- cancel mark is cancelled, and keeps its attempt and its time as in job_settle.
 with given_back as (
   update /* schema */ river_job as job
   set
     state = case when job.metadata -> 'cancel_attempted_at' is not null then 'cancelled' else 'available' end
       ::/* schema */ river_job_state,
     finalized_at = case when job.metadata -> 'cancel_attempted_at' is not null then now() end,
-    attempt = greatest(job.attempt - 1, 0),
-    scheduled_at = now()
+    attempt = case
+      when job.metadata -> 'cancel_attempted_at' is not null then job.attempt
+      else greatest(job.attempt - 1, 0)
+    end,
+    scheduled_at = case
+      when job.metadata -> 'cancel_attempted_at' is not null then job.scheduled_at
+      else now()
+    end
   from unnest(@id::bigint[], @attempt::smallint[], @attempted_at::timestamptz[])
     as lost (id, attempt, attempted_at)
   where job.id = lost.id and job.state = 'running'
@@ -248,13 +282,10 @@ limit @limit::bigint;
 
 -- name: job_cancel
 -- A job that does not run is cancelled; a running one is marked, and its client is notified. A final one stays as it is.
--- The mark of a running job replaces metadata that is no object.
+-- The row that is returned then is the locked one: a statement that waited for another session's commit would otherwise
+-- read the row from before it. Metadata of a running job that are no object move under a key, so that the mark is one.
 with found as (
-  select
-    id, queue, state, finalized_at,
-    jsonb_build_object(
-      'cancel_attempted_at', to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
-    ) as mark
+  select *
   from /* schema */ river_job
   where id = @id
   for update
@@ -265,23 +296,28 @@ with found as (
   )
   from found
   where finalized_at is null and (select pg_notification_queue_usage() < 0.9)
+), given as (
+  select jsonb_build_object(
+    'cancel_attempted_at',
+    rtrim(rtrim(to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US'), '0'), '.') || 'Z'
+  ) as mark
 ), cancelled as (
   update /* schema */ river_job as job
   set
     state = case when job.state = 'running' then job.state else 'cancelled' end,
     finalized_at = case when job.state = 'running' then null else now() end,
     metadata = case
-      when jsonb_typeof(job.metadata) = 'object' then job.metadata || found.mark
-      when job.state = 'running' then found.mark
+      when jsonb_typeof(job.metadata) = 'object' then job.metadata || given.mark
+      when job.state = 'running' then jsonb_build_object('riverpy:metadata', job.metadata) || given.mark
       else job.metadata
     end
-  from found
+  from found, given
   where job.id = found.id and found.finalized_at is null
   returning job.*
 ), result as (
   select * from cancelled
   union all
-  select job.* from /* schema */ river_job as job join found using (id) where found.finalized_at is not null
+  select * from found where finalized_at is not null
 )
 select
   id, args::text, attempt, timestamptz_send(attempted_at), attempted_by, timestamptz_send(created_at), errors::text[],
@@ -292,9 +328,10 @@ left join told on true;
 
 
 -- name: job_retry
--- Make a job available now. A running one, and one that is due already, stay as they are.
+-- Make a job available now, and notify its queue. A running one, and one that is due already, stay as they are: the
+-- locked row is returned, as by a cancel.
 with found as (
-  select id, state, scheduled_at
+  select *
   from /* schema */ river_job
   where id = @id
   for update
@@ -304,7 +341,7 @@ with found as (
     state = 'available',
     finalized_at = null,
     scheduled_at = now(),
-    max_attempts = job.max_attempts + case when job.attempt = job.max_attempts then 1 else 0 end,
+    max_attempts = least(job.max_attempts + case when job.attempt = job.max_attempts then 1 else 0 end, 32767),
     metadata = case
       when jsonb_typeof(job.metadata) = 'object' then job.metadata - 'cancel_attempted_at'
       else job.metadata
@@ -313,27 +350,31 @@ with found as (
   where job.id = found.id and found.state <> 'running'
     and not (found.state = 'available' and found.scheduled_at < now())
   returning job.*
+), told as (
+  select pg_notify(
+    /* schema of river_job */ current_schema()::text || '.river_insert', '{"queue": "' || queue || '"}'
+  )
+  from retried
+  where (select pg_notification_queue_usage() < 0.9)
 ), result as (
   select * from retried
   union all
-  select job.*
-  from /* schema */ river_job as job
-  join found using (id)
-  where not exists (select from retried)
+  select * from found where not exists (select from retried)
 )
 select
   id, args::text, attempt, timestamptz_send(attempted_at), attempted_by, timestamptz_send(created_at), errors::text[],
   timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,
   timestamptz_send(scheduled_at), tags::text[], unique_key, unique_states::int
-from result;
+from result
+left join told on true;
 
 
 -- name: job_update
--- Merge into the metadata of a job, whatever its state.
+-- Merge into the metadata of a job, whatever its state, as job_settle does.
 update /* schema */ river_job as job
 set metadata = case
-  when jsonb_typeof(job.metadata) = 'object' then job.metadata || @updates::text::jsonb
-  else @updates::text::jsonb
+  when jsonb_typeof(job.metadata) in ('object', 'array') then job.metadata || @updates::text::jsonb
+  else jsonb_build_array(job.metadata, @updates::text::jsonb)
 end
 where id = @id
 returning

@@ -136,7 +136,7 @@ with locked as materialized (
       when cardinality(job.errors) >= 100 then job.errors[:1] || job.errors[cardinality(job.errors) - 97:]
       else job.errors
     end, jsonb_build_object(
-      'at', to_char(now() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+      'at', rtrim(rtrim(to_char(now() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US'), '0'), '.') || 'Z',
       'attempt', job.attempt, 'error', @error::text, 'trace', ''
     )),
     metadata = case

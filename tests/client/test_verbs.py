@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -133,7 +134,8 @@ async def test_cancel_of_a_final_job_changes_nothing(
 
 
 async def test_cancel_of_a_running_job_marks_it_each_time(client: Client, schema: Schema) -> None:
-    """A running job stays running with a mark; a repetition tells its client again."""
+    """A running job stays running with a mark, whose time has no zeros at its end; a repetition
+    notifies its client again."""
     job_id = (await client.insert(Task())).job.id
     await schema.execute(
         "update river_job set state = 'running', attempt = 1, attempted_at = now()"
@@ -142,7 +144,8 @@ async def test_cancel_of_a_running_job_marks_it_each_time(client: Client, schema
         for _ in range(2):
             job = await client.job_cancel(job_id)
             assert job.state is JobState.RUNNING
-            assert "cancel_attempted_at" in job.metadata
+            mark = job.metadata["cancel_attempted_at"]
+            assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{0,5}[1-9])?Z", mark)
             assert json.loads(await payload())["job_id"] == job_id
 
 
@@ -164,14 +167,15 @@ async def test_cancel_in_a_transaction_takes_effect_at_its_commit(
 
 
 async def test_retry_makes_a_final_job_available(client: Client, schema: Schema) -> None:
-    """A discarded job gets one more attempt and loses its cancel mark; nothing is notified."""
+    """A discarded job gets one more attempt and loses its cancel mark; its queue is notified."""
     job_id = (await client.insert(Task(), InsertOpts(max_attempts=1))).job.id
     await schema.execute(
         "update river_job set state = 'discarded', attempt = 1, finalized_at = now(),"
         ' metadata = \'{"cancel_attempted_at": "2026-01-01T00:00:00Z", "k": 1}\''
     )
-    async with heard(schema, "river_insert"), heard(schema, "river_control"):
+    async with heard(schema, "river_insert") as payload, heard(schema, "river_control"):
         job = await client.job_retry(job_id)
+        assert await payload() == '{"queue": "default"}'
     assert (job.state, job.max_attempts, job.attempt) == ("available", 2, 1)
     assert job.finalized_at is None
     assert job.metadata == {"k": 1}

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from riverpy._maintenance.job_rescuer import DEAD_ERROR
+from riverpy._db.rescue import RESCUE_ERROR
 from scripts.chaos import parse_arguments
 from scripts.chaos_work import run_chaos
 from tests.kit.chaos_plan import FaultKind, make_plan
@@ -136,7 +136,7 @@ JOBS = {
         errors=["planned failure 1"],
         failed_at=[START + 0.23],
     ),
-    3: job(3, claimed=4.0, attempt=2, failed=[1], errors=[DEAD_ERROR], failed_at=[START + 3.9]),
+    3: job(3, claimed=4.0, attempt=2, failed=[1], errors=[RESCUE_ERROR], failed_at=[START + 3.9]),
     4: job(
         4,
         claimed=4.3,

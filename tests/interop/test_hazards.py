@@ -14,7 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from riverpy import EventKind, InsertOpts, Job, QueueConfig, RawArgs, UniqueOpts
-from riverpy._maintenance.job_rescuer import STUCK_ERROR
+from riverpy._db.rescue import RESCUE_ERROR
 from riverpy.periodic import PeriodicJob, every
 from tests.work.rig import PATIENCE, errors_of, metadata_of
 
@@ -264,7 +264,7 @@ async def test_python_leads_jobs_of_go(rig: Rig, go: RiverGo) -> None:
             entry = await until_logged(log, LEFT)
     assert (entry["kind"], entry["count"]) == ("rig_sleep", 2)
     row = await rig.row(known)
-    assert [error["error"] for error in errors_of(row)] == [STUCK_ERROR]
+    assert [error["error"] for error in errors_of(row)] == [RESCUE_ERROR]
     assert metadata_of(row)["river:rescue_count"] == 1
     for job_id in unknown:
         assert (await rig.row(job_id))["state"] == "running"

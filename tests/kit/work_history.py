@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from riverpy._maintenance.job_rescuer import DEAD_ERROR
+from riverpy._db.rescue import RESCUE_ERROR
 from tests.kit.chaos_jobs import PLANNED
 from tests.kit.chaos_plan import FaultKind
 from tests.kit.history import Violation
@@ -351,7 +351,7 @@ def _check_errors(history: History, job: JobEnd, acts: list[Act]) -> Iterator[Vi
     if is_unplanned or (job.state == "completed" and planned < (job.failures or 0)):
         yield Violation("it fails as planned", f"{job}")
     for attempt, text, at in zip(job.failed, job.errors, job.failed_at, strict=True):
-        if text == DEAD_ERROR:
+        if text == RESCUE_ERROR:
             times = history.true_times(at)
             if not any(_is_rescue_explained(history, acts, attempt, true) for true in times):
                 yield Violation("a rescue has a reason", f"attempt {attempt} of {job}")

@@ -127,13 +127,14 @@ async def test_outcomes(quick: HeldOffice, log: list[dict[str, Any]]) -> None:
         (error,) = JobRow([None] * 6 + [row["errors"]]).errors
         assert (error.attempt, error.error, error.trace) == (
             row["attempt"],
-            job_rescuer.DEAD_ERROR,
+            "Stuck job rescued by JobRescuer",
             "",
         )
         assert error.at > row["attempted_at"]
     (entry,) = [entry for entry in log if entry["event"] == "jobs rescued"]
     assert entry["client_ids"] == ["dead"]
     assert entry["states"] == {"available": 2, "discarded": 1, "cancelled": 1}
+    assert entry["reason"] == job_rescuer.CLIENT_DEAD
 
 
 @pytest.mark.parametrize(
@@ -464,7 +465,7 @@ async def test_stuck_outcomes(schema: Schema) -> None:
     wait = rows[1]["scheduled_at"] - rows[0]["scheduled_at"]
     assert timedelta(minutes=59) < wait < timedelta(hours=1)
     assert [len(row["errors"] or ()) for row in rows] == [1] * 9 + [0]
-    assert json.loads(rows[0]["errors"][0])["error"] == job_rescuer.STUCK_ERROR
+    assert json.loads(rows[0]["errors"][0])["error"] == "Stuck job rescued by JobRescuer"
     assert [row["attempt"] for row in rows[:3]] == [1, 2, 3]
 
 
@@ -563,7 +564,7 @@ async def test_maintenance_and_completer_do_not_deadlock(schema: Schema) -> None
 
     async def rescue_all(connection: asyncpg.Connection[Any]) -> None:
         rescues = [rescue.Rescue(stamp, "go", 6.0) for stamp in await stamps(connection)]
-        await rescue.job_rescue(connection, schema.name, rescues, error="stuck")
+        await rescue.job_rescue(connection, schema.name, rescues)
 
     async def store(connection: asyncpg.Connection[Any]) -> None:
         """As a completer does: the plain results, then the others, each in order of their ids."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from riverpy import EventKind, Job
-from riverpy._maintenance.job_rescuer import DEAD_ERROR
+from riverpy._db.rescue import RESCUE_ERROR
 from tests.cli.worker_process import running_worker
 from tests.work.rig import Task, errors_of
 
@@ -112,7 +112,7 @@ async def test_job_that_ends_its_process(
     assert {event.kind for event in events} == {EventKind.JOB_COMPLETED}
     for row in await rig.schema.jobs():
         assert (row["state"], row["attempt"]) == ("completed", 2)
-        assert [entry["error"] for entry in errors_of(row)] == [DEAD_ERROR]
+        assert [entry["error"] for entry in errors_of(row)] == [RESCUE_ERROR]
 
 
 async def test_job_that_cancels_everything(rig: Rig, tmp_path: Path) -> None:

@@ -262,8 +262,7 @@ TAKEN = {
     "put back": "state = 'available', attempt = 0",
     "made available": "state = 'available'",
     "next attempt": "attempt = 2, attempted_at = now()",
-    "cancelled by hand": "state = 'cancelled', finalized_at = now()",
-    "discarded by hand": "state = 'discarded', finalized_at = now()",
+    "cancelled later": "state = 'cancelled', attempt = 2, finalized_at = now()",
     "deleted": None,
 }
 

@@ -101,6 +101,16 @@ async def check_kept(schema: Schema, jobs: dict[int, str]) -> None:
         assert found, text[:80]
 
 
+async def check_joined(schema: Schema, job_id: int, text: str, updates: str) -> None:
+    """The metadata are what `||` of a current PostgreSQL makes of both."""
+    joined = (
+        "SELECT metadata = CASE WHEN jsonb_typeof(old) IN ('object', 'array') THEN old"
+        " ELSE jsonb_build_array(old) END || $2::text::jsonb"
+        " FROM river_job, (SELECT $3::text::jsonb AS old) AS before WHERE id = $1"
+    )
+    assert await schema.fetchval(joined, job_id, updates, text), text[:80]
+
+
 async def test_text_is_no_mark(schema: Schema) -> None:
     """The text `cancel_attempted_at` in metadata that is no object cancels no job: in none of the
     statements that read the mark."""
@@ -121,12 +131,13 @@ async def test_text_is_no_mark(schema: Schema) -> None:
         await schema.execute("UPDATE river_job SET state = 'running', attempt = 1")
         await check_kept(schema, jobs)
         rescues = [Rescue(one, None, 10.0) for one in running]
-        rescued = await job_rescue(connection, schema.name, rescues, error="gone")
+        rescued = await job_rescue(connection, schema.name, rescues)
         assert rescued == dict.fromkeys(jobs, "retryable")
 
 
 async def test_updates_of_any_metadata(schema: Schema) -> None:
-    """Each result that records something is stored, whatever the metadata."""
+    """Each result that records something is stored, whatever the metadata: what is no object is
+    kept, and the updates follow it in a list."""
     jobs = await add(schema, "running")
     running = await stamps(schema)
     async with schema.connected() as connection:
@@ -138,8 +149,8 @@ async def test_updates_of_any_metadata(schema: Schema) -> None:
             [Settlement(*one, "completed", True, 0.0, 1, None, None, updates) for one in running],
         )
     assert settled == dict.fromkeys(jobs, "completed")
-    outputs = await schema.fetch("SELECT DISTINCT metadata ->> 'output' FROM river_job")
-    assert [row[0] for row in outputs] == ["5"]
+    for job_id, text in jobs.items():
+        await check_joined(schema, job_id, text, updates)
 
 
 async def test_due_jobs_of_any_metadata(schema: Schema) -> None:
@@ -159,7 +170,8 @@ async def test_due_jobs_of_any_metadata(schema: Schema) -> None:
 @pytest.mark.parametrize("text", ALL, ids=range(len(ALL)))
 async def test_verbs(schema: Schema, client: Client, text: str) -> None:
     """A job of any metadata is read, cancelled, retried and given an output. Of one that does not
-    run the metadata stay; the mark of a running one is found, even where it has to replace them."""
+    run the metadata stay. The mark of a running one is found, and its metadata that are no object
+    are kept under a key."""
     for state in ("available", "scheduled", "pending", "retryable"):
         jobs = await add(schema, state, [text])
         (job_id,) = jobs
@@ -173,11 +185,17 @@ async def test_verbs(schema: Schema, client: Client, text: str) -> None:
     assert (await client.job_cancel(job_id)).state is JobState.RUNNING
     async with schema.connected() as connection:
         assert await job_cancel_marks(connection, schema.name, [job_id]) == [job_id]
+    if text in NO_OBJECTS:
+        sql = "SELECT metadata -> 'riverpy:metadata' = $2::text::jsonb FROM river_job WHERE id = $1"
+        assert await schema.fetchval(sql, job_id, text)
     assert (await client.job_cancel(job_id)).state is JobState.RUNNING
     assert (await client.job_retry(job_id)).state is JobState.RUNNING
     await client.job_update(job_id, output=7)
     sql = "SELECT (metadata ->> 'output')::int FROM river_job WHERE id = $1"
     assert await schema.fetchval(sql, job_id) == 7
+    (waiting,) = await add(schema, "pending", [text])
+    await client.job_update(waiting, output=7)
+    await check_joined(schema, waiting, text, '{"output": 7}')
 
 
 async def test_attempts(rig: Rig, schema: Schema) -> None:

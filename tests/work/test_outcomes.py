@@ -181,14 +181,15 @@ async def test_discarded_after_the_last_attempt(rig: Rig) -> None:
     assert rig.last_event.kind is EventKind.JOB_FAILED
 
 
-def job_row(*, errors: int) -> Row:
+def job_row(*, errors: int, metadata: str = "{}") -> Row:
     """A row with so many errors."""
     values: list[Any] = [None] * 18
+    values[JobColumn.METADATA] = metadata
     values[JobColumn.ERRORS] = ["{}"] * errors
     return JobRow(values)
 
 
-@pytest.mark.parametrize("errors", [0, 1, 2, 8, 24, 308])
+@pytest.mark.parametrize("errors", [0, 1, 2, 8, 24, 301])
 def test_retry_formula(errors: int) -> None:
     """The delay is the fourth power of the number of errors, up to 10 % more or less."""
     seconds = (errors + 1) ** 4
@@ -201,8 +202,26 @@ def test_retry_formula(errors: int) -> None:
 
 @pytest.mark.parametrize("errors", [309, 310, 5000])
 def test_retry_formula_is_capped(errors: int) -> None:
-    """From the 310th error on the delay is River's longest, without jitter."""
+    """From the 310th error on the delay is River's longest, without jitter: 2^63 - 1 ns, to the
+    microsecond."""
     assert DefaultRetryPolicy().next_retry(job_row(errors=errors)) == RETRY_DELAY_MAX
+    assert timedelta(microseconds=(2**63 - 1) // 1000) == RETRY_DELAY_MAX
+
+
+def test_no_delay_is_longer() -> None:
+    """Before the 310th error the jitter makes no delay longer than the longest."""
+    delays = [DefaultRetryPolicy().next_retry(job_row(errors=308)) for _ in range(200)]
+    assert max(delays) == RETRY_DELAY_MAX > min(delays)
+
+
+def test_errors_that_are_not_kept_count() -> None:
+    """The formula counts the errors that the row keeps no longer, too."""
+    job = job_row(errors=100, metadata='{"riverpy:errors_dropped": 50}')
+    assert job.error_count == 150
+    delay = DefaultRetryPolicy().next_retry(job).total_seconds()
+    assert 0.9 * 151**4 <= delay <= 1.1 * 151**4
+    job = job_row(errors=100, metadata='{"riverpy:errors_dropped": 250}')
+    assert DefaultRetryPolicy().next_retry(job) == RETRY_DELAY_MAX
 
 
 async def test_longest_delay_is_stored(rig: Rig) -> None:
@@ -347,17 +366,47 @@ async def test_job_snooze(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stored", "after"), [("7", 8), ("2.0", 3), ('"x"', 1), ("null", 1), ("true", 1), ("[]", 1)]
+    ("text", "after"),
+    [
+        ("{}", '{"snoozes": 1}'),
+        ('{"snoozes": 2.9}', '{"snoozes": 3}'),
+        ('{"snoozes": -2.5}', '{"snoozes": -1}'),
+        ('{"snoozes": 1e3}', '{"snoozes": 1001}'),
+        ('{"snoozes": "4"}', '{"snoozes": 5}'),
+        ('{"snoozes": "-7"}', '{"snoozes": -6}'),
+        ('{"snoozes": "4.5"}', '{"snoozes": 5}'),
+        ('{"snoozes": "+4"}', '{"snoozes": 5}'),
+        ('{"snoozes": true}', '{"snoozes": 2}'),
+        ('{"snoozes": false}', '{"snoozes": 1}'),
+        ('{"snoozes": "4x"}', '{"snoozes": 1}'),
+        ('{"snoozes": []}', '{"snoozes": 1}'),
+        ('{"snoozes": null, "a": 1e400}', '{"snoozes": 1, "a": 1e400}'),
+        ('{"snoozes": 9007199254740993}', '{"snoozes": 9007199254740994}'),
+        ('{"snoozes": 9223372036854775806}', '{"snoozes": 9223372036854775807}'),
+        ('{"snoozes": 1e30}', '{"snoozes": 9223372036854775807}'),
+        ('{"snoozes": -1e400}', '{"snoozes": -9223372036854775807}'),
+        ("[1]", '[1, {"snoozes": 1}]'),
+    ],
 )
-async def test_snooze_counter(rig: Rig, stored: str, after: int) -> None:
-    """The counter goes on from a number, and starts anew from anything else."""
+async def test_snooze_counter(rig: Rig, text: str, after: str) -> None:
+    """The counter is read as River reads it, and never leaves 64 bits."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
         raise JobSnooze(HOUR)
 
-    row = await rig.run_one(opts=InsertOpts(metadata={"snoozes": msgspec.json.decode(stored)}))
-    assert metadata_of(row) == {"snoozes": after}
+    async with rig.working():
+        await rig.schema.execute(
+            "INSERT INTO river_job (kind, args, max_attempts, metadata)"
+            " SELECT 'task', '{}', 1, $1::text::jsonb",
+            text,
+        )
+        await rig.schema.execute(
+            'SELECT pg_notify($1, \'{"queue": "default"}\')', f"{rig.schema.name}.river_insert"
+        )
+        await rig.event()
+    found = await rig.schema.fetchval("SELECT metadata = $1::text::jsonb FROM river_job", after)
+    assert found, (await rig.row(1))["metadata"]
 
 
 async def test_zero_snooze(rig: Rig) -> None:
@@ -624,7 +673,7 @@ async def test_metadata_is_another_sessions_too(rig: Rig) -> None:
 
 
 async def test_metadata_that_is_no_object(rig: Rig) -> None:
-    """A row whose metadata is no object can be worked; what is recorded replaces it."""
+    """A row whose metadata is no object can be worked; what is recorded is joined to it."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -632,12 +681,13 @@ async def test_metadata_that_is_no_object(rig: Rig) -> None:
         job.set_metadata("ours", 2)
 
     await rig.schema.execute(
-        "INSERT INTO river_job (kind, max_attempts, args, metadata) VALUES ('task', 25, '{}', '[]')"
+        "INSERT INTO river_job (kind, max_attempts, args, metadata)"
+        " VALUES ('task', 25, '{}', '[1]')"
     )
     async with rig.working():
         await rig.event()
     (row,) = await rig.schema.jobs()
-    assert (row["state"], metadata_of(row)) == ("completed", {"ours": 2})
+    assert (row["state"], metadata_of(row)) == ("completed", [1, {"ours": 2}])
 
 
 async def test_recording_refuses_what_cannot_be_stored(

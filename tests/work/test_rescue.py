@@ -17,8 +17,7 @@ import asyncpg
 import pytest
 
 from riverpy import Client, Config, Job, QueueConfig, Workers
-from riverpy._maintenance.job_rescuer import DEAD_ERROR
-from riverpy._work.reconciler import RESTART_ERROR
+from riverpy._db.rescue import RESCUE_ERROR
 from riverpy.embedded import EmbeddedPostgres
 from riverpy.migrate import migrate_all
 from tests.cli.worker_process import running_worker
@@ -121,7 +120,9 @@ def working_rig(rig: Rig) -> Rig:
 
 
 @pytest.mark.parametrize("case", ["peer leads", "leader dies", "same name", "same id", "nobody"])
-async def test_killed_worker(working_rig: Rig, tmp_path: Path, case: str) -> None:
+async def test_killed_worker(
+    working_rig: Rig, tmp_path: Path, log: list[dict[str, Any]], case: str
+) -> None:
     """LD-07: ten running jobs of a worker that was killed run again elsewhere within `dead_after`
     and 15 seconds, each with exactly one extra attempt: whoever led, whatever the name or id of the
     worker that takes over, and when there was none at the time."""
@@ -151,8 +152,9 @@ async def test_killed_worker(working_rig: Rig, tmp_path: Path, case: str) -> Non
     rows = await rig.schema.jobs()
     assert [row["attempt"] for row in rows] == [2] * 10
     assert all(len(row["attempted_by"]) >= 2 for row in rows)  # one that stood still gives back
-    expected = RESTART_ERROR if case == "same id" else DEAD_ERROR
-    assert [[entry["error"] for entry in errors_of(row)] for row in rows] == [[expected]] * 10
+    assert [[entry["error"] for entry in errors_of(row)] for row in rows] == [[RESCUE_ERROR]] * 10
+    said = "rescued jobs of an earlier run under this id" if case == "same id" else "jobs rescued"
+    assert sum(entry["count"] for entry in log if entry["event"] == said) == 10
     assert [metadata_of(row) for row in rows] == [{"river:rescue_count": 1}] * 10
 
 
@@ -454,5 +456,5 @@ async def with_restart(
     row = await connection.fetchrow("SELECT * FROM river_job WHERE id = 1")
     await connection.close()
     assert row is not None
-    assert [json.loads(text)["error"] for text in row["errors"]] == [DEAD_ERROR]
+    assert [json.loads(text)["error"] for text in row["errors"]] == [RESCUE_ERROR]
     assert ran == [2]

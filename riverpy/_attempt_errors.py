@@ -1,0 +1,106 @@
+"""Entries of a job's errors: as River writes them, and as River reads those of another form."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+NO_TIME = datetime(1, 1, 1, tzinfo=UTC)
+"""Go's zero time: of an entry without a time that can be read."""
+_TIME = re.compile(
+    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:[.,](\d+))?(?:Z|([+-])(\d\d):(\d\d))", re.ASCII
+)
+_WHOLE_NUMBER = re.compile(r"[+-]?\d{1,30}", re.ASCII)
+_NUMBER = re.compile(r"[+-]?\d{1,30}(?:\.\d{0,400})?(?:[eE][+-]?\d{1,3})?", re.ASCII)
+_INT64 = range(-(2**63), 2**63)
+
+
+class AttemptError(msgspec.Struct, frozen=True):
+    """One entry of a job's `errors`: how an attempt failed.
+
+    Entries of other programs may have any form. What cannot be read is empty: `at` is then the
+    first moment of the year 1, `attempt` 0. An `error` or `trace` that is no text is its JSON text.
+    """
+
+    at: datetime
+    attempt: int
+    error: str
+    trace: str = ""
+
+
+def error_texts(column: Iterable[Any] | None) -> Iterator[str]:
+    """The JSON texts of a column `errors`, an array of any dimensions. NULL counts as `null`."""
+    for entry in column or ():
+        if isinstance(entry, list):
+            yield from error_texts(cast("list[Any]", entry))
+        else:
+            yield "null" if entry is None else entry
+
+
+def read_error(text: str) -> AttemptError:
+    """An entry, given as JSON text. It never fails."""
+    try:
+        members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError):
+        return AttemptError(NO_TIME, 0, _text(text))
+    texts = {key.lower(): bytes(raw).decode() for key, raw in members.items()}
+    return AttemptError(
+        _time(_text(texts.get("at", ""))),
+        _integer(_text(texts.get("attempt", ""))),
+        _text(texts.get("error", "")),
+        _text(texts.get("trace", "")),
+    )
+
+
+def json_time(at: datetime) -> str:
+    """An aware time as River writes it into JSON: RFC 3339 in UTC, with the shortest fraction."""
+    text = at.astimezone(UTC).replace(tzinfo=None).isoformat()
+    return (text.rstrip("0") if "." in text else text) + "Z"
+
+
+def _text(value: str) -> str:
+    """The text that a JSON value is, or stands for; empty for null."""
+    if value == "null":
+        return ""
+    if not value.startswith(("{", "[", '"')):
+        return value
+    try:
+        if value.startswith('"'):
+            return msgspec.json.decode(value, type=str)
+        return msgspec.json.format(value, indent=-1)
+    except (msgspec.DecodeError, RecursionError):
+        return value
+
+
+def _time(text: str) -> datetime:
+    match = _TIME.fullmatch(text)
+    if match is None:
+        return NO_TIME
+    seconds, fraction, sign, hours, minutes = match.groups()
+    try:
+        at = datetime.fromisoformat(seconds).replace(tzinfo=UTC)
+        at += timedelta(microseconds=int((fraction or "")[:6].ljust(6, "0")))
+        if sign is None:
+            return at
+        offset = timedelta(hours=int(hours), minutes=int(minutes))
+        return at - offset if sign == "+" else at + offset
+    except (ValueError, OverflowError):
+        return NO_TIME
+
+
+def _integer(text: str) -> int:
+    """A whole number of 64 bits, however it is written; 0 for anything else."""
+    text = text.strip()
+    if _WHOLE_NUMBER.fullmatch(text):
+        number = int(text)
+    elif _NUMBER.fullmatch(text) and (value := float(text)).is_integer():
+        number = int(value)
+    else:
+        return 0
+    return number if number in _INT64 else 0

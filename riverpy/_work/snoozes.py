@@ -1,0 +1,39 @@
+"""The count of a job's snoozes, kept in its metadata as River keeps it."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+SNOOZES_KEY = "snoozes"
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+_DIGITS_MAX = 25
+"""Characters of an integer that is read exactly; 64 bits have 19 digits."""
+
+
+def next_snoozes(metadata: str) -> int:
+    """The count after one more snooze, from the metadata of a job as JSON text. A value that is no
+    count is read as River reads it: the integer part of a number, also in text; true is 1; anything
+    else is 0. River wraps around behind 64 bits; here the count stays at the limit."""
+    try:
+        members = msgspec.json.decode(metadata, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError):
+        return 1
+    raw = members.get(SNOOZES_KEY)
+    count = 0 if raw is None else _integer(bytes(raw).decode())
+    return min(count, _INT64_MAX - 1) + 1
+
+
+def _integer(text: str) -> int:
+    if text == "true":
+        return 1
+    text = text.strip('"')
+    if not _NUMBER.fullmatch(text):
+        return 0
+    if len(text) <= _DIGITS_MAX and text.lstrip("+-").isdigit():
+        number = int(text)
+    else:
+        number = min(max(float(text), _INT64_MIN), _INT64_MAX)
+    return min(max(int(number), _INT64_MIN), _INT64_MAX)
