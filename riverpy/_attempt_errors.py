@@ -85,7 +85,7 @@ def _time(text: str) -> datetime:
     seconds, fraction, sign, hours, minutes = match.groups()
     try:
         at = datetime.fromisoformat(seconds).replace(tzinfo=UTC)
-        at += timedelta(microseconds=int((fraction or "")[:6].ljust(6, "0")))
+        at += timedelta(seconds=float(f"0.{(fraction or '0')[:9]}"))  # rounded, as by PostgreSQL
         if sign is None:
             return at
         offset = timedelta(hours=int(hours), minutes=int(minutes))

@@ -154,9 +154,9 @@ async def test_go_leads_periodic_jobs(rig: Rig, go: RiverGo, may_end: asyncio.Ev
 
 async def test_go_leads_long_jobs(rig: Rig, go: RiverGo, may_end: asyncio.Event) -> None:
     """A leader in Go discards what runs in Python for longer than its own limit if it has no worker
-    for the kind: the result is then refused, and the log says so. A stub in Go, without a timeout,
-    keeps it from that, and leaves the jobs of dead workers to a leader in Python. One that riverpy
-    has marked to be cancelled is cancelled."""
+    for the kind: the result is then refused, the log says so, and the event reports what is stored.
+    A stub in Go, without a timeout, keeps it from that, and leaves the jobs of dead workers to a
+    leader in Python. One that riverpy has marked to be cancelled is cancelled."""
     with logged() as log:
         async with rig.working(id="python", queues=QUEUES, candidate=False) as client:
             opts = InsertOpts(queue="python")
@@ -175,8 +175,11 @@ async def test_go_leads_long_jobs(rig: Rig, go: RiverGo, may_end: asyncio.Event)
             async with go.worker(*GO_LEADER, *flags) as worker:
                 await rig.until_state("discarded")
                 may_end.set()
-                event = await rig.event()
-                assert (event.kind, event.job.id) == (EventKind.JOB_COMPLETED, kept)
+                events = {event.job and event.job.id: event.kind for event in await rig.take(2)}
+                assert events == {
+                    discarded: EventKind.JOB_FAILED,
+                    kept: EventKind.JOB_COMPLETED,
+                }
                 await until_logged(log, REFUSED)
                 worker.terminate()
                 await worker.wait()

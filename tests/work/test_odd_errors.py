@@ -42,7 +42,7 @@ ODD = {
         "",
     ),
     '{"at": "2026-01-02T03:04:05.123456789Z", "attempt": " 3 ", "error": 1.50}': (
-        AT.replace(microsecond=123456),
+        AT.replace(microsecond=123457),
         3,
         "1.50",
         "",
