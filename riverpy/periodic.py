@@ -15,7 +15,7 @@ from typing import Literal, Protocol, TypeAlias, cast, get_args
 
 import msgspec
 
-from riverpy._cron import cron_fields, cron_pattern, time_zone
+from riverpy._cron import cron_fields, cron_pattern, every_interval, split_time_zone, time_zone
 from riverpy._duration import format_duration, parse_duration
 from riverpy._lifecycle import only_exceptions
 from riverpy._names import validate_kind
@@ -25,6 +25,7 @@ from riverpy.job import JobArgs, RawArgs
 
 Missed: TypeAlias = Literal["skip", "one", "all"]
 RunOnStart: TypeAlias = Literal["never", "first_registration", "each_term"]
+ClockChanges: TypeAlias = Literal["once", "river"]
 PeriodicRun: TypeAlias = JobArgs | RawArgs | tuple[JobArgs | RawArgs, InsertOpts]
 """What is inserted for one run: args, or args with options."""
 
@@ -35,6 +36,7 @@ _SECOND = timedelta(seconds=1)
 _DAY = timedelta(days=1)
 _EVERY, _CRON = "every ", "cron "
 _STARS = ("*", "?")
+_AS_RIVER = " clock_changes=river"
 
 
 # Schedules
@@ -74,6 +76,23 @@ class IntervalSchedule:
         return _EVERY + format_duration(self.interval)
 
 
+class WholeSecondSchedule(IntervalSchedule):
+    """The interval of a cron expression `@every DURATION`. Its times are whole seconds, and its
+    text is `cron @every 1h30m UTC`."""
+
+    def __init__(self, expression: str, interval: timedelta) -> None:
+        """Make it; see `cron`."""
+        super().__init__(interval)
+        self.expression = expression
+
+    def next(self, after: datetime, /) -> datetime | None:
+        """`after` and the interval, without a fraction of a second."""
+        return super().next(after.replace(microsecond=0))
+
+    def __str__(self) -> str:
+        return f"{_CRON}{self.expression} UTC"
+
+
 class CronSchedule:
     """Due when a cron expression says so, on the clocks of a time zone. Its text is
     `cron 0 9 * * MON Europe/Berlin`.
@@ -81,32 +100,32 @@ class CronSchedule:
     The clocks change. An entry at fixed times (neither its minute nor its hour begins with `*` or
     `?`) keeps them: one that the clocks leap over comes at the first instant after the gap, one
     that they show twice comes the first time only. Any other entry is due at each instant whose
-    local time matches: an hourly one once in each hour that passes.
+    local time matches: an hourly one once in each hour that passes. With `clock_changes="river"`
+    that holds for entries at fixed times too.
     """
 
-    def __init__(self, expression: str, timezone: str) -> None:
-        """Make it; see `cron`."""
-        self.zone = time_zone(timezone)
+    def __init__(self, expression: str, timezone: str, clock_changes: ClockChanges) -> None:
+        """Make it; see `cron`. The expression names no zone."""
+        self.timezone, self.zone = timezone, time_zone(timezone)
         fields = cron_fields(expression)
-        self.expression = " ".join(fields)
-        self.timezone = timezone
+        self.expression = " ".join(fields).upper()
+        self.clock_changes: ClockChanges = clock_changes
         self._pattern = cron_pattern(fields, expression)
         minute, hour = fields[:2]
-        self._is_fixed = not (
-            minute.startswith(_STARS) or hour.startswith(_STARS) or len(self._pattern.hours) == 24
-        )
-        if self._next_wall(datetime(2000, 1, 1)) is None:  # noqa: DTZ001 (a reading of a clock)
-            raise ConfigError(f"cron expression {expression!r} never comes: there is no such date")
+        recurs = minute.startswith(_STARS) or hour.startswith(_STARS)
+        is_hourly = len(self._pattern.hours) == 24
+        self._keeps_times = clock_changes == "once" and not recurs and not is_hourly
 
     def next(self, after: datetime, /) -> datetime | None:
         """The first time after `after` that the expression matches."""
         try:
-            return self._next_fixed(after) if self._is_fixed else self._next_elapsed(after)
+            return self._next_fixed(after) if self._keeps_times else self._next_elapsed(after)
         except OverflowError:  # the end of the calendar
             return None
 
     def __str__(self) -> str:
-        return f"{_CRON}{self.expression} {self.timezone}"
+        suffix = _AS_RIVER if self.clock_changes == "river" else ""
+        return f"{_CRON}{self.expression} {self.timezone}{suffix}"
 
     def _next_fixed(self, after: datetime) -> datetime | None:
         wall: datetime | None = self._wall(after)
@@ -174,20 +193,37 @@ def every(interval: timedelta) -> IntervalSchedule:
     return IntervalSchedule(interval)
 
 
-def cron(expression: str, *, timezone: str = "UTC") -> CronSchedule:
-    """Due by the clocks of a time zone.
+def cron(
+    expression: str, *, timezone: str | None = None, clock_changes: ClockChanges = "once"
+) -> CronSchedule | IntervalSchedule:
+    """Due by the clocks of a time zone. An expression means what it means to River in Go.
 
     Args:
         expression: minute, hour, day of the month, month and day of the week, as in
             `30 9 * * MON-FRI`; or @hourly, @daily, @midnight, @weekly, @monthly, @yearly,
-            @annually. If both day fields restrict, a day that matches either one counts; `*` and
-            `?` do not restrict, `*/2` does, as in Go.
+            @annually; or `@every 1h30m`, an interval of whole seconds. If both day fields restrict,
+            a day that matches either one counts; `*` and `?` do not restrict, `*/2` does.
+            `CRON_TZ=Europe/Berlin ` may stand in front, in place of `timezone`.
         timezone: as in `Europe/Berlin`. Default UTC.
+        clock_changes: what happens to an entry at fixed times when the clocks change. `once` (the
+            default): a time that they leap over comes at the first instant after the gap, one that
+            they show twice comes the first time only. `river`: it does not come on that day, and it
+            comes twice.
 
     Raises:
-        ConfigError: the expression is none, no date ever matches it, or there is no such zone.
+        ConfigError: the expression is none, no date ever matches it, there is no such zone, or a
+            zone is given twice.
     """
-    return CronSchedule(expression, timezone)
+    named, expression = split_time_zone(expression)
+    if named is not None and timezone is not None:
+        raise ConfigError(f"the cron expression names the time zone {named!r}: leave timezone= out")
+    timezone = named or ("UTC" if timezone is None else timezone)
+    time_zone(timezone)
+    _expect_one_of("clock_changes", clock_changes, ClockChanges)
+    interval = every_interval(expression)
+    if interval is not None:
+        return WholeSecondSchedule(expression, interval)
+    return CronSchedule(expression, timezone, clock_changes)
 
 
 def parse_schedule(text: str) -> PeriodicSchedule | None:
@@ -202,8 +238,10 @@ def parse_schedule(text: str) -> PeriodicSchedule | None:
         except ValueError as error:
             raise ConfigError(str(error)) from None
     if text.startswith(_CRON):
-        expression, _, timezone = text.removeprefix(_CRON).rpartition(" ")
-        return cron(expression, timezone=timezone)
+        changes: ClockChanges = "river" if text.endswith(_AS_RIVER) else "once"
+        text = text.removeprefix(_CRON).removesuffix(_AS_RIVER)
+        expression, _, timezone = text.rpartition(" ")
+        return cron(expression, timezone=timezone, clock_changes=changes)
     return None
 
 

@@ -29,6 +29,7 @@ from riverpy._names import (
 from riverpy._unique import unique_key
 from riverpy.errors import RiverError
 from riverpy.insert_opts import UniqueOpts
+from riverpy.periodic import cron
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,13 +74,32 @@ FRAGMENTS = (
         "e'",
         "E'\\",
     ),
-    *("[", "]", "{", '"a', "\\u00", "host:", "\nhost: ", "[Errno ", "1w", "1.", "0e", "riverpy: 1"),
+    *(
+        "[",
+        "]",
+        "{",
+        '"a',
+        "\\u00",
+        "host:",
+        "\nhost: ",
+        "[Errno ",
+        "1w",
+        "1h",
+        ".1h",
+        "1.",
+        "0e",
+        "riverpy: 1",
+    ),
 )
 TAILS = ("", "@=", '"', "?'")
 
 
 def _parse_head(text: str) -> None:
     parse(f"GET /x HTTP/1.1\r\n{text}\r\n\r\n".encode())
+
+
+def _every(text: str) -> None:
+    cron(f"@every {text}")
 
 
 @pytest.mark.parametrize(
@@ -90,6 +110,7 @@ def _parse_head(text: str) -> None:
         _parse_head,
         validate_url,
         parse_duration,
+        _every,
         Address.parse,
         normalize,
         Postponement.read,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -19,18 +20,20 @@ from hypothesis import strategies as st
 
 from riverpy._maintenance.slots import due_slots
 from riverpy.errors import ConfigError
-from riverpy.periodic import cron, every, next_time, parse_schedule, schedule_text
+from riverpy.periodic import ClockChanges, cron, every, next_time, parse_schedule, schedule_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from riverpy.periodic import PeriodicSchedule
 
 NEW_YORK = "America/New_York"
 BERLIN = "Europe/Berlin"
 LORD_HOWE = "Australia/Lord_Howe"
 MINUTE = timedelta(minutes=1)
+CHANGES: tuple[ClockChanges, ...] = get_args(ClockChanges)
 VECTORS = Path(__file__).parents[1] / "vectors" / "cron.jsonl"
-"""What robfig/cron makes of expressions; no next times for one that it refuses."""
-VECTORS_AFTER = datetime(2026, 11, 28, tzinfo=UTC)
+"""The next times of expressions in robfig/cron, printed by the verb `cron` of `interop/go`."""
 
 
 def times(schedule: PeriodicSchedule, after: datetime, count: int) -> list[datetime]:
@@ -41,6 +44,13 @@ def times(schedule: PeriodicSchedule, after: datetime, count: int) -> list[datet
         assert due is not None
         found.append(due)
     return found
+
+
+def shown(schedule: PeriodicSchedule, zone: str, start: str) -> str:
+    """The next two times after a local one of 2026, on the clocks of the zone."""
+    local = datetime.strptime(f"2026-{start}", "%Y-%m-%d %H:%M").replace(tzinfo=ZoneInfo(zone))
+    found = times(schedule, local.astimezone(UTC), 2)
+    return ", ".join(at.astimezone(ZoneInfo(zone)).strftime("%m-%d %H:%M%z") for at in found)
 
 
 @pytest.mark.parametrize(
@@ -71,10 +81,7 @@ def times(schedule: PeriodicSchedule, after: datetime, count: int) -> list[datet
 )
 def test_clock_changes(zone: str, expression: str, start: str, expected: str) -> None:
     """When the clocks are changed, a fixed time comes once that day, and what recurs goes on."""
-    local = datetime.strptime(f"2026-{start}", "%Y-%m-%d %H:%M").replace(tzinfo=ZoneInfo(zone))
-    found = times(cron(expression, timezone=zone), local.astimezone(UTC), 2)
-    shown = [due.astimezone(ZoneInfo(zone)).strftime("%m-%d %H:%M%z") for due in found]
-    assert ", ".join(shown) == expected
+    assert shown(cron(expression, timezone=zone), zone, start) == expected
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -103,37 +110,80 @@ def test_recurring_is_each_matching_minute(
     assert times(schedule, start, len(matching)) == matching
 
 
+def vectors() -> Iterator[tuple[str, str | None, datetime, list[datetime]]]:
+    """Each expression with the zone that it is used in, a time, and those that follow in Go; none
+    where Go refuses the expression or finds no time."""
+    for vector in map(json.loads, VECTORS.read_bytes().splitlines()):
+        expression = vector["expression"]
+        zone = None if expression.startswith(("TZ=", "CRON_TZ=")) else vector["zone"]
+        following = [datetime.fromisoformat(at) for at in vector["next"] or ()]
+        yield expression, zone, datetime.fromisoformat(vector["after"]), following
+
+
 def test_expressions_mean_what_they_mean_to_go() -> None:
-    """FR-15: an expression is due when robfig/cron, which Go programs use, says so, and refused
-    where it refuses."""
-    vectors = [json.loads(line) for line in VECTORS.read_text().splitlines()]
-    assert len(vectors) > 300
+    """An expression is due when robfig/cron, which Go programs use, says so, and refused where it
+    refuses, or where no date matches (FR-15). What happens when clocks change is an option."""
     wrong: list[str] = []
-    for vector in vectors:
-        expression, expected = vector["expression"], vector["next"]
-        if expected is None:
-            with pytest.raises(ConfigError):
-                cron(expression)
-            continue
-        due = times(cron(expression), VECTORS_AFTER, len(expected))
-        if due != [datetime.fromisoformat(at) for at in expected]:
-            wrong.append(f"{expression}: {due[:3]}, in Go {expected[:3]}")
+    accepted = 0
+    for expression, zone, after, expected in vectors():
+        for changes in CHANGES if zone in {None, "UTC"} else ("river",):
+            if not expected:
+                with pytest.raises(ConfigError):
+                    cron(expression, timezone=zone, clock_changes=changes)
+                continue
+            accepted += 1
+            schedule = cron(expression, timezone=zone, clock_changes=changes)
+            found = times(schedule, after, len(expected))
+            if found != expected:
+                wrong.append(f"{expression!r} {zone} {changes}: {found}, in Go {expected}")
     assert not wrong
+    assert accepted > 1500
 
 
 @pytest.mark.parametrize(
-    ("expression", "remedy"),
+    ("zone", "expression", "start", "expected"),
     [
-        ("@every 5m", r"every\(timedelta"),
-        ("@every 1h30m", r"every\(timedelta"),
-        ("CRON_TZ=Asia/Tokyo 0 9 * * *", "timezone="),
-        ("TZ=UTC @daily", "timezone="),
+        (NEW_YORK, "30 2 * * *", "03-07 03:00", "03-09 02:30-0400, 03-10 02:30-0400"),
+        (NEW_YORK, "30 1 * * *", "10-31 12:00", "11-01 01:30-0400, 11-01 01:30-0500"),
+        (BERLIN, "0 2,3 * * *", "03-29 00:00", "03-29 03:00+0200, 03-30 02:00+0200"),
+        (LORD_HOWE, "45 1 * * *", "04-04 02:00", "04-05 01:45+1100, 04-05 01:45+1030"),
+        (BERLIN, "0 * * * *", "10-25 01:30", "10-25 02:00+0200, 10-25 02:00+0100"),
     ],
 )
-def test_refused_expression_names_the_remedy(expression: str, remedy: str) -> None:
-    """FR-15: what Go's library takes and riverpy does not is refused with the way to say it."""
-    with pytest.raises(ConfigError, match=remedy):
-        cron(expression)
+def test_clock_changes_as_in_river(zone: str, expression: str, start: str, expected: str) -> None:
+    """With `clock_changes="river"` a time that the clocks leap over does not come on that day, and
+    one that they show twice comes twice."""
+    assert shown(cron(expression, timezone=zone, clock_changes="river"), zone, start) == expected
+
+
+@pytest.mark.parametrize("days", [1, 365 * 9])
+def test_slots_of_an_interval_text(days: int) -> None:
+    """After a gap the slots of `@every` are those that would have come without it."""
+    first = datetime(2026, 1, 1, 0, 0, 7, tzinfo=UTC)
+    due = due_slots(cron("@every 90s"), "one", first, first + timedelta(days=days, seconds=50))
+    assert due.slots == [first + timedelta(days=days)]
+    assert due.following == first + timedelta(days=days, seconds=90)
+
+
+@pytest.mark.parametrize(
+    ("expression", "options", "message"),
+    [
+        ("CRON_TZ=Asia/Tokyo @daily", {"timezone": BERLIN}, "names the time zone 'Asia/Tokyo'"),
+        ("TZ=UTC @every 5m", {"timezone": "UTC"}, "leave timezone= out"),
+        ("TZ=Mars/Olympus @every 5m", {}, "there is no time zone 'Mars/Olympus'"),
+        ("@every 5m", {"timezone": "Mars/Olympus"}, "there is no time zone"),
+        ("@daily", {"clock_changes": "twice"}, "clock_changes must be one of 'once', 'river'"),
+        ("0 0 * * 7", {}, "'7' is no day of the week: use 0 to 6 or sun to sat"),
+        ("0 0 L * *", {}, "'L' is no day of the month: use 1 to 31"),
+        ("0 0 * * MON#2", {}, "'MON#2' is no day of the week"),
+        ("@every 2d", {}, "give a duration with the units"),
+        ("@Daily", {}, "or one of @annually"),
+    ],
+)
+def test_refusals_name_the_remedy(expression: str, options: dict[str, Any], message: str) -> None:
+    """What is refused is named, with what may be written in its place."""
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        cron(expression, **options)
 
 
 WITHOUT_ZONE_FILES = """
@@ -218,7 +268,9 @@ def test_leap_day() -> None:
         "",
         "0 0 31 2,4,6,9,11 *",
         "* * * * * *",
-        "@every 1h",
+        "@every 5x",
+        ", * * * *",
+        f"@every {'9' * 5000}s",
         "٣ * * * *",
         f"{'9' * 5000} * * * *",
     ],
@@ -294,6 +346,9 @@ def test_end_of_calendar() -> None:
         (every(timedelta(milliseconds=1)), "every 1ms"),
         (every(timedelta(days=400)), "every 400d"),
         (cron("@daily"), "cron 0 0 * * * UTC"),
+        (cron("@every 1h30m", timezone=BERLIN), "cron @every 1h30m UTC"),
+        (cron("TZ=Asia/Tokyo 0 9 * * *"), "cron 0 9 * * * Asia/Tokyo"),
+        (cron("@daily", clock_changes="river"), "cron 0 0 * * * UTC clock_changes=river"),
         (cron(" 30  9 * * mon-fri ", timezone=BERLIN), f"cron 30 9 * * MON-FRI {BERLIN}"),
     ],
 )

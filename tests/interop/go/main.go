@@ -26,6 +26,7 @@ type verb func(flags *flag.FlagSet) func(ctx context.Context, base *base) error
 var verbs = map[string]verb{
 	"bench":          benchVerb,
 	"cancel":         jobVerb(cancelJob),
+	"cron":           cronVerb,
 	"delete":         jobVerb(deleteJob),
 	"insert":         insertVerb,
 	"job-output":     jobVerb(setOutput),

@@ -23,6 +23,7 @@ func workVerb(flags *flag.FlagSet) func(context.Context, *base) error {
 	flags.BoolVar(&periodic.runOnStart, "run-on-start", true, "of all periodic jobs")
 	flags.BoolVar(&periodic.withID, "periodic-ids", false, "the id of each periodic job is its kind")
 	flags.StringVar(&periodic.queue, "periodic-queue", "", "the queue of all periodic jobs")
+	periodicJobs := flags.String("periodic-jobs", "[]", "JSON, see periodicJob")
 	stubs := flags.String("stubs", "", "KIND[,KIND...] that others work")
 	retryAfter := flags.Duration("retry-after", time.Minute, "pause after a failed attempt")
 	config := &river.Config{}
@@ -30,6 +31,7 @@ func workVerb(flags *flag.FlagSet) func(context.Context, *base) error {
 	flags.DurationVar(&config.FetchCooldown, "fetch-cooldown", 0, "as in River's Config")
 	flags.DurationVar(&config.FetchPollInterval, "fetch-poll-interval", 0, "as in River's Config")
 	flags.DurationVar(&config.JobTimeout, "job-timeout", 0, "as in River's Config")
+	flags.BoolVar(&config.LeaderElectionDisabled, "no-election", false, "never lead")
 	flags.BoolVar(&config.PollOnly, "poll-only", false, "as in River's Config")
 	flags.DurationVar(&config.RescueStuckJobsAfter, "rescue-after", 0, "as in River's Config")
 	flags.DurationVar(&config.CompletedJobRetentionPeriod, "completed-retention", 0,
@@ -76,6 +78,9 @@ func workVerb(flags *flag.FlagSet) func(context.Context, *base) error {
 			config.Middleware = append(config.Middleware, jobLog())
 		}
 		config.JobStuckHandler = reportStuck(base.out)
+		if err := addPeriodicJobs(config, *periodicJobs); err != nil {
+			return err
+		}
 		config.Workers = workersOf(base, *retryAfter)
 		addConform(config.Workers, base)
 		addStubs(config.Workers, *stubs)
