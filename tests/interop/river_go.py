@@ -246,7 +246,12 @@ class RiverGo:
             "--schema",
             self.schema,
             *map(str, args),
-            env={**os.environ, "DATABASE_URL": self._url, "TZ": self.zone},
+            env={
+                **os.environ,
+                "DATABASE_URL": self._url,
+                "PGAPPNAME": f"go {verb}",
+                "TZ": self.zone,
+            },
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -1,0 +1,90 @@
+"""Queues as both languages see and control them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.interop.callers import NotThere, Refused
+from tests.interop.conform import conform
+from tests.interop.notifications import notifications
+from tests.interop.working import LANGUAGES, OTHER
+
+if TYPE_CHECKING:
+    from tests._database import Schema
+    from tests.interop.callers import Caller
+    from tests.interop.river_go import Row
+    from tests.interop.working import Fleet
+    from tests.work.rig import Rig
+
+    Callers = dict[str, Caller]
+
+EITHER = pytest.mark.parametrize("language", LANGUAGES)
+
+
+async def same_queue(callers: Callers, name: str) -> Row:
+    """The queue, as both languages read it alone and in their lists."""
+    queue = await callers["go"].queue_get(name)
+    for caller in callers.values():
+        assert await caller.queue_get(name) == queue
+        assert queue in await caller.queue_list()
+    return queue
+
+
+@EITHER
+async def test_made_and_changed(
+    language: str, callers: Callers, fleet: Fleet, schema: Schema
+) -> None:
+    """The queues that a client of one language makes by its start are read alike by both, in the
+    order of their names, and metadata that the other language writes too
+    (CF-027, differential_queue_crud)."""
+    other = callers[OTHER[language]]
+    metadata = {"owner": {"name": "<é>"}, "limits": [1, 2.5, None]}
+    async with (
+        fleet.worker(language, queues={"one": 1, "default": 1, "a|b": 1}),
+        notifications(schema) as sent,
+    ):
+        lists = [await caller.queue_list() for caller in callers.values()]
+        assert lists[0] == lists[1]
+        assert [queue["name"] for queue in lists[0]] == ["a|b", "default", "one"]
+        before = await same_queue(callers, "default")
+        assert (before["metadata"], before["paused_at"]) == ({}, None)
+        updated = await other.queue_update("default", metadata)
+        after = await same_queue(callers, "default")
+        assert after == updated
+        assert (after["metadata"], after["created_at"]) == (metadata, before["created_at"])
+        assert after["updated_at"] > before["updated_at"]
+        changed = {"action": "metadata_changed", "metadata": metadata, "queue": "default"}
+        assert await sent.take() == [("river_control", changed)]
+
+
+@EITHER
+async def test_names(
+    language: str, callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
+) -> None:
+    """Control of a queue that is not there is answered by "not found" whatever its name, of all
+    queues where there is none by nothing; an insert into a queue with an odd name is refused
+    (CF-028, queue_names_and_unknown_queue_control)."""
+    caller = callers[language]
+    for name in ("no_such", "no such", "n" * 129):
+        for call in (caller.pause, caller.resume, caller.queue_get):
+            with pytest.raises(NotThere):
+                await call(name)
+        with pytest.raises(NotThere):
+            await caller.queue_update(name, {"a": 1})
+    await caller.pause("*")
+    await caller.resume("*")
+    assert await caller.queue_list() == []
+    for name in ("a b", "x.y", "A", "a__b", "-a"):
+        with pytest.raises(Refused):
+            await caller.insert(conform(queue=name))
+    assert await rig.states() == {}
+
+    name = "tenant|emails"
+    async with fleet.worker(OTHER[language], queues={name: 1}) as worker:
+        job = await caller.insert(conform(queue=name))
+        await worker.until("job_completed", id=job["id"])
+        await caller.pause(name)
+        await worker.until("queue_paused", queue=name)
+        assert (await same_queue(callers, name))["paused_at"] is not None
