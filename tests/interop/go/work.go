@@ -31,7 +31,6 @@ func workVerb(flags *flag.FlagSet) func(context.Context, *base) error {
 	flags.DurationVar(&config.FetchCooldown, "fetch-cooldown", 0, "as in River's Config")
 	flags.DurationVar(&config.FetchPollInterval, "fetch-poll-interval", 0, "as in River's Config")
 	flags.DurationVar(&config.JobTimeout, "job-timeout", 0, "as in River's Config")
-	flags.BoolVar(&config.LeaderElectionDisabled, "no-election", false, "never lead")
 	flags.BoolVar(&config.PollOnly, "poll-only", false, "as in River's Config")
 	flags.DurationVar(&config.RescueStuckJobsAfter, "rescue-after", 0, "as in River's Config")
 	flags.DurationVar(&config.CompletedJobRetentionPeriod, "completed-retention", 0,
