@@ -165,7 +165,7 @@ class Producer:
         return self._unclaimable.set_aside
 
     def notify(self) -> None:
-        """Somebody inserted into the queue."""
+        """A notification of an insert was received, or may have been lost in an outage."""
         now = time.monotonic()
         self._echoes = [now + echo for echo in ECHOES]
         self.wake()

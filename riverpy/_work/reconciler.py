@@ -426,4 +426,4 @@ class Reconciler:
 
     def _wake_producers(self) -> None:
         for producer in self._producers.values():
-            producer.wake()
+            producer.notify()

@@ -169,18 +169,22 @@ class MixedFleet:
         )
         return {row["act"] for row in rows}
 
-    async def until_it_works(self, client_id: str) -> int:
-        """Wait until this client runs a job; returns the job's id."""
+    async def until_it_works(self, client_id: str) -> None:
+        """Wait until this client has just begun to run a job."""
         with anyio.fail_after(PATIENCE, reason=f"{client_id} runs no job"):
-            while True:
-                job_id = await self.connection.fetchval(
-                    "SELECT id FROM river_job WHERE state = 'running' AND kind = 'sleep'"
-                    " AND attempted_by[cardinality(attempted_by)] = $1",
-                    client_id,
-                )
-                if job_id is not None:
-                    return job_id
+            while not await self.running(client_id, younger="100 milliseconds"):
                 await asyncio.sleep(0.005)
+
+    async def running(self, client_id: str, *, younger: str = "1 hour") -> set[int]:
+        """The ids of the jobs that this client has claimed within this interval and runs."""
+        rows = await self.connection.fetch(
+            "SELECT id FROM river_job WHERE state = 'running'"
+            " AND attempted_by[cardinality(attempted_by)] = $1"
+            " AND attempted_at > clock_timestamp() - $2::text::interval",
+            client_id,
+            younger,
+        )
+        return {row["id"] for row in rows}
 
     async def expire_lease_of(self, client_id: str) -> None:
         """Spare the wait for the lease of a leader that was killed."""

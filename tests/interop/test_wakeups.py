@@ -141,12 +141,14 @@ async def test_no_notification(
         fleet.worker(language, queues={"quick": 1}, poll=0.25) as quick,
         fleet.worker(language, queues={"slow": 2}) as slow,
     ):
+        await works(slow, callers[OTHER[language]], "slow")  # its first poll is over
+        await asyncio.sleep(0.5)
         for row in rows:
             await rig.insert_rows(1, kind="conform", **row)
         async with asyncio.timeout(2):
             await quick.until("job_completed")
         await asyncio.sleep(2)
-        assert await rig.states() == {"available": 1, "completed": 1}
+        assert await rig.states() == {"available": 1, "completed": 2}
         await callers[OTHER[language]].insert(conform(queue="slow"))
         for _ in range(2):
             await slow.until("job_completed", attempt=1)
