@@ -26,7 +26,8 @@ CAP = 9_223_372_036.854775
 """Seconds: the longest wait for a retry."""
 ODD_TEXT = 'two\nlines "quoted" <b>&\' é漢😀 \u2028 \t.'
 ERRORS = """
-UPDATE river_job SET attempt = $2::int, max_attempts = 32767, state = 'available', scheduled_at = now(),
+UPDATE river_job SET attempt = $2::int, max_attempts = 32767, state = 'available',
+    scheduled_at = now(),
     errors = array_fill('{"at": "2026-01-01T00:00:00Z", "attempt": 1, "error": "", "trace": ""}'
         ::jsonb, ARRAY[$2::int])
 WHERE id = $1
