@@ -178,7 +178,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     claims, results, heartbeats, leases, maintenance. Default False. Statements of jobs, and of
     inserts and other calls of the program's, have spans in any case."""
     candidate: bool = True
-    """Stand for election: one client of all that run leads, and keeps the house for the others.
+    """Take part in leader election: one client of all that run is the leader and runs maintenance
+    for the others. With False this client never inserts its periodic jobs, and warns if it has any.
     Default True."""
     elect_interval: timedelta = ELECT_INTERVAL_DEFAULT
     """How often a leader renews its lease and a follower bids for it. Default 5 s, at least

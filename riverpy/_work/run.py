@@ -54,6 +54,7 @@ from riverpy._work.hearing import Hearing
 from riverpy._work.loop_watch import LoopWatch
 from riverpy._work.metrics import Metrics
 from riverpy._work.overview import Overview
+from riverpy._work.periodic_warning import PeriodicWarning
 from riverpy._work.producer import Producer
 from riverpy._work.reconciler import Reconciler
 from riverpy._work.singleton_runner import SingletonRunners
@@ -264,6 +265,7 @@ class Run:
             if config.candidate
             else None
         )
+        self._periodic_warning = None if config.candidate else PeriodicWarning(periodic_jobs)
         self._hearing = Hearing(
             self.producers, self.work, self._reconciler, periodic_jobs, self._candidacy
         )
@@ -326,6 +328,8 @@ class Run:
                 services.
         """
         self.work.owner = asyncio.current_task()
+        if self._periodic_warning is not None:
+            self._periodic_warning.warn()
         try:
             with self.until_stop_asked():
                 await self._open_connections()

@@ -8,7 +8,7 @@ import time
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -261,3 +261,19 @@ def test_duplicate_ids_of_a_client() -> None:
     jobs = [PeriodicJob(HOURLY, Tick(), id="ticks"), PeriodicJob(HOURLY, Tick(), id="ticks")]
     with pytest.raises(ConfigError, match="two periodic jobs have the id 'ticks'"):
         Client(periodic_jobs=jobs)
+
+
+async def test_no_candidate(schema: Schema, log: list[dict[str, Any]]) -> None:
+    """A client that takes no part in leader election warns once of each periodic job that it will
+    never insert, also of one that is added while it runs, and inserts none (CF-061,
+    leader_election_disabled_both_directions)."""
+    first, second = (
+        PeriodicJob(HOURLY, Tick(1), id="first"),
+        PeriodicJob(HOURLY, Tick(2), id="second"),
+    )
+    async with leading(schema, first, candidate=False) as client:
+        client.periodic_jobs.add(second)
+        assert client.is_leader is False
+    warned = [one["periodic_job_ids"] for one in log if "candidate=False" in one["event"]]
+    assert warned == [["first"], ["second"]]
+    assert await schema.fetchval("SELECT count(*) FROM river_job") == 0

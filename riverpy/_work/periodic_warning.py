@@ -1,0 +1,34 @@
+"""The warning of a client that takes no part in leader election and has periodic jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from structlog import get_logger
+
+if TYPE_CHECKING:
+    from riverpy.periodic import PeriodicJobs
+
+
+class PeriodicWarning:
+    """Names once each periodic job that this client never inserts: only a leader inserts them.
+
+    River refuses such a configuration. Here another client may insert the same jobs.
+    """
+
+    def __init__(self, jobs: PeriodicJobs) -> None:
+        """Watch these jobs, and those that are added later."""
+        self._jobs = jobs
+        self._named: set[str] = set()
+        self._log = get_logger()
+        jobs.stir = self.warn
+
+    def warn(self) -> None:
+        """Log what was not logged before."""
+        ids = [job.id for job in self._jobs if job.id not in self._named]
+        if ids:
+            self._named.update(ids)
+            self._log.warning(
+                "periodic jobs are never inserted by this client, since it has candidate=False",
+                periodic_job_ids=ids,
+            )
