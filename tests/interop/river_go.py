@@ -214,7 +214,7 @@ class RiverGo:
         process = await self.start(verb, *args)
         try:
             with anyio.fail_after(PATIENCE):
-                out, err = await process.communicate(lines)
+                out, err = await process.communicate(lines or None)
         finally:
             if process.returncode is None:
                 process.kill()

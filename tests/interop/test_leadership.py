@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.interop.mixed_fleet import MixedFleet
 
-PAUSE = 0.1
+PAUSE = 0.2
 """Seconds between two rounds of inserts of one language."""
 
 
@@ -29,7 +29,7 @@ def jobs(number: int) -> list[dict[str, Any]]:
     soon = (datetime.now(UTC) + timedelta(seconds=0.5)).isoformat()
     unique = json.dumps({"ms": 1, "number": number})
     return [
-        request('{"ms": 300}', kind="sleep"),
+        request('{"ms": 1000}', kind="sleep"),
         request('{"ms": 1}', kind="sleep", scheduled_at=soon),
         request(unique, kind="sleep", unique={"by_args": True}),
     ]

@@ -42,6 +42,9 @@ LOST, RESTORED = "database connection lost", "database connection restored"
 REFUSED = "job result refused: the attempt is no longer this client's"
 HELD = "job results are refused and will be tried again"
 PUT_BACK = "put back jobs whose claims were lost"
+DELETED = "deleted"
+"""The state in a line about a job of an earlier load, whose row is gone: its result was stored, but
+the worker did not get the answer and sends it again."""
 
 
 class LoadSettings(WorkerSettings, frozen=True, kw_only=True):
@@ -133,7 +136,11 @@ class Place:
         """What it said, or did not say, but for a line at the begin and the end of so many
         outages, that it put back jobs whose claims were lost, and what is expected besides."""
         usual = {LOST, PUT_BACK, *expected}
-        lines = [line for line in self.warnings if line["event"] not in usual]
+        lines = [
+            line
+            for line in self.warnings
+            if line["event"] not in usual and line.get("state") != DELETED
+        ]
         lines += [line for line in self.said if line["level"] in {"error", "critical"}]
         lines += [line for line in self.said if "exception" in line]
         if not self.count(LOST) == self.count(RESTORED) == outages:

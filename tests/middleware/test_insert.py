@@ -271,7 +271,7 @@ async def test_changes(schema: Schema, way: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("encoded_args", "[]", "JSON object"),
+        ("encoded_args", "[1]", "JSON object"),
         ("encoded_args", {"n": 1}, "encoded_args takes its JSON as a text, got dict"),
         ("kind", "bad kind", "kind"),
         ("max_attempts", 0, "max_attempts must be between"),

@@ -50,7 +50,8 @@ async def test_jobs_share_few_connections(rig: Rig, size: int) -> None:
             await client.insert(Task(0))
 
     await rig.insert_rows(JOBS)
-    async with rig.working(slots=JOBS, pool_size=size) as client:
+    client = rig.client(slots=JOBS, pool_size=size)
+    async with rig.running(client):
         await rig.take(3 * JOBS)
     assert await rig.states() == {"completed": 3 * JOBS}
 
