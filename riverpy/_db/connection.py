@@ -196,6 +196,7 @@ class DedicatedConnection:
         *,
         pooled: bool = False,
         trace_internal: bool = False,
+        wait: float | None = None,
     ) -> None:
         """Make it; nothing is connected.
 
@@ -206,8 +207,11 @@ class DedicatedConnection:
             pooled: the server ends no slow statement before we do, for a pooler carries no setting
                 of a session. So a statement that we cut is no sign of a lost connection.
             trace_internal: whether instrumentation of the driver makes spans of its statements.
+            wait: the seconds that a use may wait for its turn, beside its bound. Default: half of
+                its bound, and it counts.
         """
         self.name = name
+        self._wait = wait
         self._trace_internal = trace_internal
         self._pooled = pooled
         self.reconnected: Callable[[], None] | None = None
@@ -249,7 +253,7 @@ class DedicatedConnection:
         was lost.
 
         An error that leaves it in doubt cuts it; the next use makes a new one. A use that has
-        waited for half of the bound, for another one or for the server, gives up: the time that is
+        waited for half of the bound, for its turn or for the server, gives up: the time that is
         left would say nothing about its statement.
 
         Raises:
@@ -261,10 +265,8 @@ class DedicatedConnection:
         reason = f"{purpose} took longer than {bound:.3g} s"
         is_cut = is_replaced = False
         try:
-            with self._untraced(), anyio.fail_after(bound, reason=reason) as scope:
-                async with self._lock:
-                    if scope.deadline - anyio.current_time() < bound / 2:
-                        raise TimeoutError(f"{purpose} waited for another statement for too long")
+            async with self._turn(purpose, bound) as left:
+                with self._untraced(), anyio.fail_after(left, reason=reason) as scope:
                     self._expect_open()
                     connection = self._connection
                     if connection is None or connection.is_closed():
@@ -290,6 +292,19 @@ class DedicatedConnection:
             if is_cut:
                 raise StatementTimeoutError(reason) from error
             raise
+
+    @asynccontextmanager
+    async def _turn(self, purpose: str, bound: float) -> AsyncGenerator[float]:
+        """The connection alone, in the order of asking. Yields the seconds that the use has left."""
+        waited = f"{purpose} waited for another statement for too long"
+        began = anyio.current_time()
+        with anyio.fail_after(bound / 2 if self._wait is None else self._wait, reason=waited):
+            await self._lock.acquire()
+        try:
+            took = anyio.current_time() - began
+            yield bound - took if self._wait is None else bound
+        finally:
+            self._lock.release()
 
     def _untraced(self) -> AbstractContextManager[None]:
         return untraced(trace_internal=self._trace_internal)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BATCH_SIZE = 10_000
 """Rows of a statement, at most."""
 PAUSE_MIN = 0.05
-PAUSE_MAX = 1.0
+PAUSE_MAX = 5.0
 """Seconds between two batches: about half of what the last one took, within these limits but never
 longer than it took, so that the database has time for the workers."""
 ASIDE_MAX = 1_000

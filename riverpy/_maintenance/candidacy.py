@@ -49,6 +49,10 @@ if TYPE_CHECKING:
     from riverpy.singletons import LeaderFunction
     from riverpy.worker import Workers
 
+TURN_WAIT = 60.0
+"""Seconds for which a service waits for the connection that it shares with others. A statement may
+take 5 s, and each of the others may be before it."""
+
 
 class Candidacy:
     """What one run stands for, and the maintenance of each term that it wins."""
@@ -259,10 +263,12 @@ class _Seat:
         return Maintainer(office, self._services)
 
     def _connection(self, name: str) -> DedicatedConnection:
+        """One that services share: each gets its turn, however slow the statements of others are."""
         run = self._run
         return DedicatedConnection(
             name,
             lambda: run.connect(f"riverpy {name}"),
             run.outage,
             trace_internal=run.config.trace_internal,
+            wait=TURN_WAIT,
         )

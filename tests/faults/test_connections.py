@@ -9,7 +9,7 @@ import pytest
 import riverpy.client
 from riverpy._db.leaders import leader_request_resign
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
-from tests.kit.load import LOST, PUT_BACK, RESTORED, until
+from tests.kit.load import HELD, LOST, PUT_BACK, RESTORED, until
 from tests.kit.server_faults import POOL_NAME, find_backends, frozen_backends, kill_backends
 
 if TYPE_CHECKING:
@@ -42,18 +42,21 @@ async def kill_all(stage: Stage, count: int, name: str, *, user: str | None = No
 @pytest.mark.parametrize("name", BACKENDS)
 async def test_killed_backends(stage: Stage, name: str) -> None:
     """NR-02, NR-11, PB-07: connections of each kind are killed 20 times. Each is made anew, told of
-    in one line when it is lost and in one when it is back, and no job comes to harm."""
+    in one line when it is lost and in one when it is back, and no job comes to harm. A result that
+    was alone in its statement at two of the kills may be held back for a while."""
+    expected = {HELD} if name == "results" else set[str]()
     places = [stage.leader] if name == "maintenance" else stage.places
     rounds = KILLS // len(places)
-    async with stage.load():
+    async with stage.load(expected=expected):
         for number in range(1, rounds + 1):
             for place in places:
                 await kill_all(stage, 1, f"riverpy {BACKENDS[name]}", user=place.worker.name)
             for place in places:
                 await until(lambda place=place, number=number: place.count(RESTORED) == number)
     for place in places:
-        assert [line["event"] for line in place.warnings] == [LOST] * rounds
-        assert {line["connection"] for line in place.warnings} == {name}
+        losses = [line for line in place.warnings if line["event"] not in expected]
+        assert [line["event"] for line in losses] == [LOST] * rounds
+        assert {line["connection"] for line in losses} == {name}
 
 
 async def test_topics_after_losses(stage: Stage) -> None:
