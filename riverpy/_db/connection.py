@@ -295,7 +295,7 @@ class DedicatedConnection:
 
     @asynccontextmanager
     async def _turn(self, purpose: str, bound: float) -> AsyncGenerator[float]:
-        """The connection alone, in the order of asking. Yields the seconds that the use has left."""
+        """The connection alone, in the order of asking. Yields the seconds that are left."""
         waited = f"{purpose} waited for another statement for too long"
         began = anyio.current_time()
         with anyio.fail_after(bound / 2 if self._wait is None else self._wait, reason=waited):

@@ -263,7 +263,7 @@ class _Seat:
         return Maintainer(office, self._services)
 
     def _connection(self, name: str) -> DedicatedConnection:
-        """One that services share: each gets its turn, however slow the statements of others are."""
+        """One that services share: each gets its turn, however slow the others are."""
         run = self._run
         return DedicatedConnection(
             name,
