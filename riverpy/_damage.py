@@ -58,7 +58,7 @@ async def read_undamaged(
         if not is_damage(error):
             raise
         ids = await job_damage_candidates(connection, schema, states=states, limit=CANDIDATES_MAX)
-        _, damaged = await read_parts(
+        _, damaged = await _read_parts(
             connection, ids, lambda part: job_damage_check(connection, schema, part)
         )
         if not damaged:
@@ -66,7 +66,7 @@ async def read_undamaged(
     return await read(list(damaged)), damaged
 
 
-async def read_parts(
+async def _read_parts(
     connection: Transaction, ids: Sequence[int], read: Callable[[list[int]], Awaitable[T]]
 ) -> tuple[list[T], dict[int, str]]:
     """Read jobs in parts: one that fails for a damaged job is read in smaller parts.

@@ -1,4 +1,4 @@
-"""Runs tests/interop against a version of River in Go, the pinned one unless told otherwise."""
+"""Runs tests/interop against a version of River in Go, by default the pinned one."""
 
 from __future__ import annotations
 

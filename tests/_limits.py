@@ -1,6 +1,6 @@
 """How long a test and a whole run may take, and what is told when they take longer.
 
-A test that is a coroutine is cancelled at its limit: it fails where it waits, and the run goes on.
+A test that is a coroutine is cancelled at its limit: it fails there, and the other tests run.
 What then still hangs ends its process, with the stacks of all threads, by a timer of faulthandler's
 that needs no GIL; in a parallel run another worker takes its place. A run that takes longer than
 `RUN_LIMIT` is ended with the names of the tests that run and the stacks of each process.

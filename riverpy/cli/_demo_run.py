@@ -298,7 +298,7 @@ class DemoRun:
     async def _check_duplicates(self, connection: Connection, twice: int) -> Check:
         found = await sql.demo_duplicates(connection, self.schema)
         return Check(
-            f"no job is there twice, and {twice} second inserts were told that theirs exists",
+            f"no job exists twice, and {twice} duplicate inserts returned the job that exists",
             [f"{jobs} jobs {kind} {args}" for kind, args, jobs in found] + self._unrecognised,
         )
 

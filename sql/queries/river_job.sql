@@ -218,7 +218,7 @@ with given_back as (
   where job.id = lost.id and job.state = 'running'
     and job.attempt = lost.attempt and job.attempted_at = lost.attempted_at
   returning job.id, job.state, job.queue
-), told as (
+), notified as (
   select pg_notify(
     /* schema of river_job */ current_schema()::text || '.river_insert', '{"queue": "' || queue || '"}'
   )
@@ -227,7 +227,7 @@ with given_back as (
 )
 select id
 from given_back
-where (select count(*) from told) >= 0;
+where (select count(*) from notified) >= 0;
 
 
 -- name: job_cancel_marks
@@ -289,7 +289,7 @@ with found as (
   from /* schema */ river_job
   where id = @id
   for update
-), told as (
+), notified as (
   select pg_notify(
     /* schema of river_job */ current_schema()::text || '.river_control',
     json_build_object('action', 'cancel', 'job_id', id, 'queue', queue)::text
@@ -324,7 +324,7 @@ select
   timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,
   timestamptz_send(scheduled_at), tags::text[], unique_key, unique_states::int
 from result
-left join told on true;
+left join notified on true;
 
 
 -- name: job_retry
@@ -350,7 +350,7 @@ with found as (
   where job.id = found.id and found.state <> 'running'
     and not (found.state = 'available' and found.scheduled_at < now())
   returning job.*
-), told as (
+), notified as (
   select pg_notify(
     /* schema of river_job */ current_schema()::text || '.river_insert', '{"queue": "' || queue || '"}'
   )
@@ -366,7 +366,7 @@ select
   timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,
   timestamptz_send(scheduled_at), tags::text[], unique_key, unique_states::int
 from result
-left join told on true;
+left join notified on true;
 
 
 -- name: job_update

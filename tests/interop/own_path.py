@@ -4,49 +4,31 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from tests.interop.river_go import RiverGo
 from tests.interop.working import Fleet
 from tests.kit.proxy import proxied
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     from tests._database import Schema
-    from tests.interop.working import ProcessWorker, Worker
     from tests.kit.proxy import Proxy
+
+W = TypeVar("W")
 
 
 @asynccontextmanager
-async def fleet_over_proxy(binary: Path, schema: Schema) -> AsyncGenerator[tuple[Fleet, Proxy]]:
-    """A fleet whose workers all use one proxy."""
+async def over_proxy(
+    binary: Path, schema: Schema, start: Callable[[Fleet], AbstractAsyncContextManager[W]]
+) -> AsyncGenerator[tuple[W, Proxy]]:
+    """A worker that `start` starts in a fleet of its own, and its proxy."""
     async with proxied(schema.url) as proxy:
         through = copy(schema)
         through.url = proxy.url
-        yield Fleet(RiverGo(binary, proxy.url, schema.name), through), proxy
-
-
-@asynccontextmanager
-async def worker_over_proxy(
-    binary: Path, schema: Schema, language: str, **settings: Any
-) -> AsyncGenerator[tuple[Worker, Proxy]]:
-    """A worker as `Fleet.worker`, and its proxy."""
-    async with (
-        fleet_over_proxy(binary, schema) as (fleet, proxy),
-        fleet.worker(language, **settings) as worker,
-    ):
-        yield worker, proxy
-
-
-@asynccontextmanager
-async def process_over_proxy(
-    binary: Path, schema: Schema, language: str, **settings: Any
-) -> AsyncGenerator[tuple[ProcessWorker, Proxy]]:
-    """A worker as `Fleet.process`, and its proxy."""
-    async with (
-        fleet_over_proxy(binary, schema) as (fleet, proxy),
-        fleet.process(language, **settings) as worker,
-    ):
-        yield worker, proxy
+        fleet = Fleet(RiverGo(binary, proxy.url, schema.name), through)
+        async with start(fleet) as worker:
+            yield worker, proxy

@@ -14,7 +14,7 @@ from riverpy.periodic import PeriodicJob, every
 from tests._database import Schema
 from tests.interop.conform import EFFECTS, conform
 from tests.interop.mixed_fleet import holders, mixed_fleet
-from tests.interop.own_path import process_over_proxy, worker_over_proxy
+from tests.interop.own_path import over_proxy
 from tests.interop.river_go import RiverGo
 from tests.interop.working import LANGUAGES, OTHER, Fleet, PythonWorker
 from tests.work.rig import FAR, Rig, errors_of, metadata_of
@@ -125,7 +125,11 @@ async def test_faults(
         listeners = {row["pid"] for row in await schema.fetch(LISTENERS)} - before
         queues = {"default": slots, "cut": 1}
         cut, proxy = await stack.enter_async_context(
-            worker_over_proxy(go_binary, schema, OTHER[language], queues=queues, poll=0.5)
+            over_proxy(
+                go_binary,
+                schema,
+                lambda fleet: fleet.worker(OTHER[language], queues=queues, poll=0.5),
+            )
         )
         whole = await stack.enter_async_context(
             fleet.worker("python", queues={"default": slots, "whole": 1}, poll=0.5)
@@ -238,14 +242,16 @@ async def test_connections(callers: Callers, schema: Schema, rig: Rig, go_binary
         async with AsyncExitStack() as stack:
             pairs: list[tuple[ProcessWorker, Proxy]] = [
                 await stack.enter_async_context(
-                    process_over_proxy(
+                    over_proxy(
                         go_binary,
                         schema,
-                        engine,
-                        queues={"default": 50, f"own-{n}": 1},
-                        flags=flags,
-                        poll=0.2,
-                        candidate=True,
+                        lambda fleet, engine=engine, n=n: fleet.process(
+                            engine,
+                            queues={"default": 50, f"own-{n}": 1},
+                            flags=flags,
+                            poll=0.2,
+                            candidate=True,
+                        ),
                     )
                 )
                 for n, engine in enumerate(ENGINES)

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from tests.interop.conform import EFFECTS, conform
-from tests.interop.own_path import worker_over_proxy
+from tests.interop.own_path import over_proxy
 from tests.interop.working import LANGUAGES
 from tests.work.rig import PATIENCE
 
@@ -166,7 +166,10 @@ async def test_server_away(
     """While all connections are cut and new ones refused, a running job ends and another is
     inserted: both are completed once the server can be reached again (CF-074,
     database_unavailable_reconnect)."""
-    async with worker_over_proxy(go_binary, schema, language, poll=0.5) as (worker, proxy):
+    async with over_proxy(go_binary, schema, lambda fleet: fleet.worker(language, poll=0.5)) as (
+        worker,
+        proxy,
+    ):
         running = await callers["go"].insert(conform("signal", message="end"))
         await worker.until("job_started", id=running["id"])
         proxy.refusing = True
@@ -195,8 +198,12 @@ async def test_few_connections(callers: Callers, schema: Schema, go_binary: Path
         workers: list[Worker] = []
         proxies: list[Any] = []
         for language in LANGUAGES:
-            entered = worker_over_proxy(
-                go_binary, schema, language, queues=queues, flags=flags, poll=0.2
+            entered = over_proxy(
+                go_binary,
+                schema,
+                lambda fleet, language=language: fleet.worker(
+                    language, queues=queues, flags=flags, poll=0.2
+                ),
             )
             worker, proxy = await stack.enter_async_context(entered)
             workers.append(worker)
