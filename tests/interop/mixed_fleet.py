@@ -30,7 +30,7 @@ PATIENCE = 60.0
 LANGUAGES = ("go", "python")
 GO_FLAGS = (
     *("--queues", "default:5", "--no-stagger", "--periodic", "noop:1"),
-    *("--job-timeout", "5s", "--rescue-after", "5s"),
+    *("--job-timeout", "5s", "--rescue-after", "5s", "--retry-after", "1s"),
 )
 JOBS = """
 import asyncio
