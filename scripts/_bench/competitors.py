@@ -72,6 +72,10 @@ class Competitor:
         """The command of a worker of queue `default` that runs until SIGTERM."""
         raise NotImplementedError
 
+    def serve_at_defaults(self, database: Database, slots: int) -> list[str]:
+        """The same, with its default settings."""
+        return self.serve(database, slots)
+
 
 class Riverpy(Competitor):
     """riverpy: `riverpy bench`, `riverpy worker`, and inserts by its client."""
@@ -188,6 +192,10 @@ class RiverGo(Competitor):
 
     def serve(self, database: Database, slots: int) -> list[str]:
         return [self._binary, "bench", "--database-url", database.url, "--serve", str(slots)]
+
+    def serve_at_defaults(self, database: Database, slots: int) -> list[str]:
+        queues = f"default:{slots}"
+        return [self._binary, "work", "--database-url", database.url, "--queues", queues]
 
 
 class Peer(Competitor):

@@ -106,24 +106,23 @@ async def _rates(one: Competitor, database: Database, seconds: float) -> tuple[f
 
 
 async def idle(run: Run) -> None:
-    """Statements and processor time of a worker, leader too, that has nothing to do."""
+    """Statements and processor time of a worker at its defaults, leader too, with nothing to do."""
     if not run.options.wants("idle_statements_per_s", "idle_cpu"):
         return
     seconds = run.options.idle_seconds
-    database = await run.server.river("idle")
-    await database.counted()
-    async with (
-        run.trying("riverpy", "idle"),
-        running(run.riverpy.serve(database, SLOTS)) as process,
-    ):
-        await asyncio.sleep(2 * WARM_UP)
-        await database.fetch("statements_reset")
-        cpu = cpu_seconds(process.pid)
-        await asyncio.sleep(seconds)
-        cpu = cpu_seconds(process.pid) - cpu
-        count = await database.value("statements_count")
-        run.samples.add("idle_statements_per_s", "riverpy", 0, count / seconds)
-        run.samples.add("idle_cpu", "riverpy", 0, cpu / seconds)
+    for one in run.named("riverpy", "river_go"):
+        async with run.trying(one.name, "idle"):
+            database = await run.server.river(f"idle_{one.name}")
+            await database.counted()
+            async with running(one.serve_at_defaults(database, SLOTS)) as process:
+                await asyncio.sleep(2 * WARM_UP)
+                await database.fetch("statements_reset")
+                cpu = cpu_seconds(process.pid)
+                await asyncio.sleep(seconds)
+                cpu = cpu_seconds(process.pid) - cpu
+                count = await database.value("statements_count")
+            run.samples.add("idle_statements_per_s", one.name, 0, count / seconds)
+            run.samples.add("idle_cpu", one.name, 0, cpu / seconds)
 
 
 async def all_of_them(run: Run) -> None:
