@@ -38,14 +38,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 F = TypeVar("F", bound="Callable[..., Any]")
 
-OTHER_VARIABLES = (
-    "RIVERPY_EMBEDDED_DIR",
-    "RIVERPY_PG_BIN",
-    "RIVERPY_TEST_DATABASE_URL",
-    "RIVERPY_TEST_LOOP",
-    "RIVERPY_TEST_POOLER",
-)
+OTHER_VARIABLES = ("RIVERPY_EMBEDDED_DIR", "RIVERPY_PG_BIN")
 """Variables of ours that are no settings of a command."""
+TESTS_PREFIX = "RIVERPY_TEST_"
+"""Begins the variables of riverpy's own tests."""
+SERVICE_SUFFIX = "_SERVICE_HOST"
+"""Ends the variable that Kubernetes sets for each Service of a container's namespace."""
 
 
 class SettingsError(click.UsageError):
@@ -313,8 +311,19 @@ def _checked(source: str, parse: Callable[[Any], T], value: object) -> T:
 
 def _check_variables(environ: Mapping[str, str]) -> None:
     known = [*(setting.variable for setting in SETTINGS), *OTHER_VARIABLES]
+    services = [
+        name.removesuffix(SERVICE_SUFFIX) for name in environ if name.endswith(SERVICE_SUFFIX)
+    ]
+    foreign = (
+        TESTS_PREFIX,
+        *(f"{name}_{part}" for name in services for part in ("SERVICE_", "PORT")),
+    )
     for variable in environ:
-        if variable.startswith("RIVERPY_") and variable not in known:
+        if (
+            variable.startswith("RIVERPY_")
+            and variable not in known
+            and not variable.startswith(foreign)
+        ):
             hint = _hint(variable, known, prefix="RIVERPY_")
             raise SettingsError(f"unknown variable {variable}{hint}")
 

@@ -265,14 +265,24 @@ def test_unknown_variable(tmp_path: Path, variable: str, message: str) -> None:
         "RIVERPY_EMBEDDED_DIR",
         "RIVERPY_DEBUG",
         "RIVERPY_TEST_DATABASE_URL",
-        "RIVERPY_TEST_LOOP",
-        "RIVERPY_TEST_POOLER",
+        "RIVERPY_TEST_GO",
         "RIVERPYX",
     ],
 )
 def test_known_variables(tmp_path: Path, variable: str) -> None:
     """Variables that other parts read, and those of others, are no errors."""
     sources(tmp_path, **{variable: "1"})
+
+
+def test_variables_of_kubernetes(tmp_path: Path) -> None:
+    """Kubernetes gives a container variables for each Service of its namespace. Those of a Service
+    whose name begins with `riverpy` are no errors; a slip of the pen beside them still is one."""
+    names = ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT", "PORT_80_TCP_ADDR")
+    for service in ("RIVERPY", "RIVERPY_WORKER"):
+        environ = {f"{service}_{name}": "1" for name in names}
+        sources(tmp_path, **environ)
+        with pytest.raises(SettingsError, match="unknown variable RIVERPY_HEALTH_PORT"):
+            sources(tmp_path, RIVERPY_HEALTH_PORT="80", **environ)
 
 
 def test_wrong_variable_names_its_source(tmp_path: Path) -> None:

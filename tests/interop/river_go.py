@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SOURCES = Path(__file__).parent / "go"
 """The program, with the version of River that the tests are for in `go.mod`."""
-SOURCES_VARIABLE = "RIVERPY_INTEROP_GO"
+SOURCES_VARIABLE = "RIVERPY_TEST_GO"
 """Names the directory of another copy of `SOURCES`: `scripts/interop` makes one with another
 version of River."""
 BUILD_TIMEOUT = 600
