@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from riverpy._batch import split
@@ -17,9 +17,10 @@ from riverpy._db.clients import SetAsideRow
 from riverpy._db.damage import job_damage_candidates, job_damage_check
 from riverpy._log import JobLines
 from riverpy.drivers.asyncpg import PostgresError, describe, is_damage, is_in_transaction
+from riverpy.errors import JobDamagedError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 
     from riverpy.drivers.asyncpg import Transaction
 
@@ -28,7 +29,35 @@ CANDIDATES_MAX = 100_000
 PAGE = 1_000
 """Jobs that are read at a time."""
 
+REMEDY = (
+    "if that stays so, delete the row, or restore its values from a backup "
+    "(docs/faults.md#damaged-rows)"
+)
+"""What to do about a damaged job."""
+
 T = TypeVar("T")
+
+
+@contextmanager
+def naming_damage(job_id: int) -> Generator[None]:
+    """Raise JobDamagedError with the id for an error of reading this job alone."""
+    try:
+        yield
+    except PostgresError as error:
+        if not is_damage(error):
+            raise
+        raise damage_error({job_id: describe(error)}) from error
+
+
+def damage_error(damaged: Mapping[int, str]) -> JobDamagedError:
+    """Name damaged jobs, which are given with their errors, and what to do about them."""
+    return JobDamagedError(f"{damage_text(damaged)}; {REMEDY}")
+
+
+def damage_text(damaged: Mapping[int, str]) -> str:
+    """Name damaged jobs, and the error of the first one."""
+    ids, error = ", ".join(map(str, damaged)), next(iter(damaged.values()))
+    return f"the server cannot read {'job' if len(damaged) == 1 else 'jobs'} {ids} ({error})"
 
 
 async def read_undamaged(
@@ -58,7 +87,7 @@ async def read_undamaged(
         if not is_damage(error):
             raise
         ids = await job_damage_candidates(connection, schema, states=states, limit=CANDIDATES_MAX)
-        _, damaged = await _read_parts(
+        _, damaged = await read_parts(
             connection, ids, lambda part: job_damage_check(connection, schema, part)
         )
         if not damaged:
@@ -66,7 +95,7 @@ async def read_undamaged(
     return await read(list(damaged)), damaged
 
 
-async def _read_parts(
+async def read_parts(
     connection: Transaction, ids: Sequence[int], read: Callable[[list[int]], Awaitable[T]]
 ) -> tuple[list[T], dict[int, str]]:
     """Read jobs in parts: one that fails for a damaged job is read in smaller parts.

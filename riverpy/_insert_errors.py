@@ -14,7 +14,13 @@ from riverpy.drivers.asyncpg import (
     is_closed_for_good,
     is_notification_queue_full,
 )
-from riverpy.errors import ArgsError, ConfigError, SchemaMissingError, TransactionError
+from riverpy.errors import (
+    ArgsError,
+    ConfigError,
+    JobDamagedError,
+    SchemaMissingError,
+    TransactionError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -24,6 +30,7 @@ if TYPE_CHECKING:
 _NOW = ". The transaction given as tx is aborted: roll it back, or back to a savepoint"
 _IN_FAILED_TRANSACTION = "25P02"
 _TOO_LARGE = "54000"
+_DAMAGED = "XX001"
 _NO_MEMORY = "invalid memory alloc request size"
 _STATEMENT_LOST = {"26000", "42P05"}
 _SCHEMA_MISSING = {"42P01", "42P10", "42703", "42704", "42883", "3F000"}
@@ -80,6 +87,11 @@ def _meaning(error: Exception, tx: Transaction | None, aborted: str) -> Exceptio
     if code == _TOO_LARGE or _NO_MEMORY in str(error):
         return ArgsError(
             f"PostgreSQL cannot store args or metadata of this size: {describe(error)}{aborted}"
+        )
+    if code == _DAMAGED:
+        return JobDamagedError(
+            "nothing was inserted: the server cannot read the job that has the unique key "
+            f"({describe(error)}). `riverpy job list` names it{aborted}"
         )
     if code in _STATEMENT_LOST:
         remedy = (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from riverpy._damage import naming_damage
 from riverpy._db import jobs, periodic, queues
 from riverpy._insert_row import encode_metadata, json_size
 from riverpy._names import validate_queue
@@ -53,6 +54,7 @@ class Verbs(ABC):
 
         Raises:
             NotFoundError: there is none with this id.
+            JobDamagedError: the server cannot read it.
         """
         return await self._one_job(jobs.job_get, job_id, tx)
 
@@ -62,7 +64,7 @@ class Verbs(ABC):
         A completed, cancelled or discarded job stays as it is.
 
         Raises:
-            NotFoundError: there is none with this id.
+            NotFoundError, JobDamagedError: as `job_get`.
         """
         return await self._one_job(jobs.job_cancel, job_id, tx)
 
@@ -71,7 +73,7 @@ class Verbs(ABC):
         as it is.
 
         Raises:
-            NotFoundError: there is none with this id.
+            NotFoundError, JobDamagedError: as `job_get`.
             UniqueConflictError: another job holds its unique key now.
         """
         try:
@@ -90,7 +92,7 @@ class Verbs(ABC):
 
         Raises:
             ArgsError: the output is not JSON, or larger than 32 MiB when encoded.
-            NotFoundError: there is no job with this id.
+            NotFoundError, JobDamagedError: as `job_get`.
         """
         updates = f'{{"output":{encode_metadata_value(output)}}}'
         return await self._one_job(partial(jobs.job_update, updates=updates), job_id, tx)
@@ -101,8 +103,9 @@ class Verbs(ABC):
         job_id: int,
         tx: Transaction | None,
     ) -> JobRow:
-        async with self._transaction(tx) as connection:
-            row = await call(connection, self._config.schema, job_id)
+        with naming_damage(job_id):
+            async with self._transaction(tx) as connection:
+                row = await call(connection, self._config.schema, job_id)
         if row is None:
             raise NotFoundError(f"there is no job {job_id}")
         return JobRow(row)

@@ -15,6 +15,7 @@
     ├ FencedOutError         leadership is lost: nothing was written
     │ └ LeaseLostError       a lease is used after it was lost
     ├ DatabaseError          the database cannot be used as it is
+    │ ├ JobDamagedError      the server cannot read a stored job
     │ ├ SchemaMissingError   River's tables are not there, or too old
     │ └ ServerVersionError   PostgreSQL is too old
     └ MigrationError         a migration cannot be applied or undone
@@ -39,6 +40,7 @@ __all__ = [
     "FencedOutError",
     "InsertError",
     "JobCancel",
+    "JobDamagedError",
     "JobRunningError",
     "JobSnooze",
     "LeaseLostError",
@@ -162,6 +164,11 @@ class LeaseLostError(FencedOutError):
 
 class DatabaseError(RiverError):
     """The database cannot be used as it is."""
+
+
+class JobDamagedError(DatabaseError):
+    """The server cannot read a job that it has stored, as after damage to its disk. Other jobs are
+    not affected."""
 
 
 class SchemaMissingError(DatabaseError):

@@ -248,7 +248,14 @@ async def job_any_available(
 
 async def job_get(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
     """One job."""
-    return _one(await _fetch(connection, "job_get", schema, {"id": job_id}))
+    return _one(await job_get_many(connection, schema, [job_id]))
+
+
+async def job_get_many(
+    connection: Transaction, schema: str | None, ids: Sequence[int]
+) -> list[Record]:
+    """Those of the jobs that exist, the newest first."""
+    return await _fetch(connection, "job_get", schema, {"id": list(ids)})
 
 
 async def job_list(
@@ -259,10 +266,10 @@ async def job_list(
     kinds: Sequence[str] | None,
     queues: Sequence[str] | None,
     limit: int,
-) -> list[Record]:
-    """The newest jobs in these states; None stands for all kinds or queues."""
+) -> list[int]:
+    """The ids of the newest jobs in these states; None stands for all kinds or queues."""
     values = {"state": states, "kind": kinds, "queue": queues, "limit": limit}
-    return await _fetch(connection, "job_list", schema, values)
+    return [row[0] for row in await _fetch(connection, "job_list", schema, values)]
 
 
 async def job_cancel(connection: Transaction, schema: str | None, job_id: int) -> Record | None:

@@ -14,7 +14,7 @@ from riverpy.cli._run import EXIT_FAILURE, CommandError, describe, run, show_tra
 from riverpy.client import Client
 from riverpy.config import Config
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, is_refusal
-from riverpy.errors import NotFoundError, UniqueConflictError
+from riverpy.errors import JobDamagedError, NotFoundError, UniqueConflictError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -138,5 +138,5 @@ async def _change_one(
     try:
         async with connection.transaction():
             return await change(client, thing, connection)
-    except (NotFoundError, UniqueConflictError) as error:
+    except (JobDamagedError, NotFoundError, UniqueConflictError) as error:
         return Change(FAILED, str(error))

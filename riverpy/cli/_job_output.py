@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from riverpy.job import JobRow
 
 
+class DamagedOutput(msgspec.Struct, frozen=True):
+    """A job that the server cannot read, as `--json` prints it."""
+
+    id: int
+    error: str
+
+
 class JobOutput(msgspec.Struct, frozen=True, kw_only=True):
     """One job as `--json` prints it, in the words of the table."""
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 import click
 
+from riverpy._damage import damage_error, naming_damage, read_parts
 from riverpy._db import jobs
 from riverpy.cli._changes import UNCHANGED, Change, Noun, change_each
 from riverpy.cli._connected import connected
-from riverpy.cli._job_output import JobOutput, print_job, print_jobs
+from riverpy.cli._job_output import DamagedOutput, JobOutput, print_job, print_jobs
 from riverpy.cli._options import (
     database_options,
     json_option,
@@ -19,7 +20,7 @@ from riverpy.cli._options import (
     queues_option,
 )
 from riverpy.cli._output import print_json
-from riverpy.cli._run import run
+from riverpy.cli._run import expected_errors, run
 from riverpy.cli._types import IntegerType
 from riverpy.errors import NotFoundError
 from riverpy.job import JobRow, JobState
@@ -68,24 +69,32 @@ def list_(
     limit: int,
     as_json: bool,
 ) -> None:
-    """List jobs, the newest first."""
+    """List jobs, the newest first. Exit code 1 if some are damaged, so that the server cannot read
+    them; the others are listed."""
 
-    async def read(connection: Connection) -> list[JobOutput]:
-        rows = await jobs.job_list(
-            connection,
-            database.schema,
-            states=[JobState(state) for state in states] or list(JobState),
-            kinds=kinds or None,
-            queues=queues or None,
-            limit=limit,
-        )
-        return [JobOutput.of(JobRow(tuple(row))) for row in rows]
+    async def read(connection: Connection) -> tuple[list[JobOutput], dict[int, str]]:
+        async with connection.transaction(isolation="repeatable_read", readonly=True):
+            ids = await jobs.job_list(
+                connection,
+                database.schema,
+                states=[JobState(state) for state in states] or list(JobState),
+                kinds=kinds or None,
+                queues=queues or None,
+                limit=limit,
+            )
+            parts, damaged = await read_parts(
+                connection, ids, lambda part: jobs.job_get_many(connection, database.schema, part)
+            )
+        return [JobOutput.of(JobRow(tuple(row))) for part in parts for row in part], damaged
 
-    found = run(_read, database, read)
+    found, damaged = run(_read, database, read)
     if as_json:
-        print_json({"jobs": found})
+        print_json({"jobs": found, "damaged": [DamagedOutput(*one) for one in damaged.items()]})
     else:
         print_jobs(found)
+    if damaged:
+        with expected_errors():
+            raise damage_error(damaged)
 
 
 @job.command
@@ -93,10 +102,12 @@ def list_(
 @json_option
 @database_options
 def show(database: DatabaseSettings, *, job_id: int, as_json: bool) -> None:
-    """Show one job with all of its columns. Exit code 1 if there is none."""
+    """Show one job with all of its columns. Exit code 1 if there is none, or if it is damaged, so
+    that the server cannot read it."""
 
     async def read(connection: Connection) -> JobOutput:
-        row = await jobs.job_get(connection, database.schema, job_id)
+        with naming_damage(job_id):
+            row = await jobs.job_get(connection, database.schema, job_id)
         if row is None:
             raise NotFoundError(f"there is no job {job_id}")
         return JobOutput.of(JobRow(tuple(row)))

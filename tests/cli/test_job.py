@@ -13,6 +13,7 @@ import pytest
 from riverpy import EventKind, InsertOpts, UniqueOpts
 from riverpy.cli import _changes, _connected
 from tests.cli.test_command import UNREACHABLE, invoke
+from tests.kit.damaged_rows import DAMAGE, VALUES, damage
 from tests.work.rig import Rig, Task
 
 if TYPE_CHECKING:
@@ -75,6 +76,40 @@ error {"at": 5}
     )
     shown = json.loads((await command(schema, "show", "1", "--json")).stdout)
     assert shown["errors"] == entries
+
+
+async def test_list_and_show_beside_damaged_rows(schema: Schema) -> None:
+    """Jobs that the server cannot read are named, whatever column is damaged, and the others are
+    listed. To show one of them fails with its id and what to do."""
+    await schema.execute(ROWS)
+    ids = dict(zip(range(2, 7), VALUES, strict=True))
+    for job_id, column in ids.items():
+        await damage(schema, job_id, column)
+    result = await command(schema, "list")
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["ID", "8", "7", "1"]
+    assert result.exit_code == 1
+    assert result.stderr.startswith("riverpy: the server cannot read jobs 6, 5, 4, 3, 2 (")
+    result = await command(schema, "list", "--json")
+    printed = json.loads(result.stdout)
+    assert [job["id"] for job in printed["jobs"]] == [8, 7, 1]
+    assert [one["id"] for one in printed["damaged"]] == [6, 5, 4, 3, 2]
+    assert all(DAMAGE in one["error"] for one in printed["damaged"])
+    assert result.exit_code == 1
+    for job_id in ids:
+        result = await command(schema, "show", str(job_id))
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert result.stderr.startswith(f"riverpy: the server cannot read job {job_id} (")
+        assert "delete the row" in result.stderr
+
+
+async def test_changes_beside_a_damaged_row(schema: Schema) -> None:
+    """A job that the server cannot read is named, and the others are changed."""
+    await schema.execute(ROWS)
+    await damage(schema, 2, "errors")
+    result = await command(schema, "cancel", "1", "2", "3")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines() == ["job 1 is cancelled", "job 3 is cancelled"]
+    assert result.stderr.startswith("riverpy: the server cannot read job 2 (")
 
 
 async def test_cancel(schema: Schema) -> None:

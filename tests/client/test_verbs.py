@@ -21,6 +21,7 @@ from riverpy import (
     EventKind,
     InsertOpts,
     Job,
+    JobDamagedError,
     JobState,
     NotFoundError,
     Queue,
@@ -29,9 +30,10 @@ from riverpy import (
     UniqueOpts,
     Workers,
 )
+from tests.kit.damaged_rows import DAMAGE, damage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from tests._database import Schema
 
@@ -99,6 +101,27 @@ async def test_unknown_job_is_not_found(client: Client, verb: str) -> None:
     """LC14: a verb on a job that is not there raises NotFoundError."""
     with pytest.raises(NotFoundError, match="no job 12345"):
         await getattr(client, verb)(12345)
+
+
+async def test_a_damaged_job_is_named(client: Client, schema: Schema) -> None:
+    """Each verb on a job that the server cannot read names it, and so does an insert that meets it
+    as its duplicate. The transaction of a verb is usable."""
+    unique = InsertOpts(unique_opts=UniqueOpts(by_args=True))
+    job_id = (await client.insert(Task(), unique)).job.id
+    await damage(schema, job_id, "metadata")
+    verbs: list[Callable[[], Awaitable[object]]] = [
+        lambda: client.job_get(job_id, tx=tx),
+        lambda: client.job_cancel(job_id, tx=tx),
+        lambda: client.job_retry(job_id, tx=tx),
+        lambda: client.job_update(job_id, output=1, tx=tx),
+    ]
+    async with schema.connected() as tx, tx.transaction():
+        for verb in verbs:
+            with pytest.raises(JobDamagedError, match=f"cannot read job {job_id} .*{DAMAGE}"):
+                await verb()
+        assert await tx.fetchval("SELECT count(*) FROM river_job") == 1
+    with pytest.raises(JobDamagedError, match=f"job that has the unique key .*{DAMAGE}"):
+        await client.insert(Task(), unique)
 
 
 @pytest.mark.parametrize("state", ["available", "pending", "scheduled", "retryable"])

@@ -212,7 +212,8 @@ async def test_job_any_available(large: asyncpg.Connection[Any]) -> None:
 async def test_one_job(large: asyncpg.Connection[Any], name: str) -> None:
     """Calls on one job read it by primary key."""
     parameters = query("river_job", name, None).parameters
-    nodes = await plan_of(large, name, *("17" if one == "id" else "NULL" for one in parameters))
+    job_id = "'{17}'" if name == "job_get" else "17"
+    nodes = await plan_of(large, name, *(job_id if one == "id" else "NULL" for one in parameters))
     assert "river_job_pkey" in scans_of(nodes)
     assert "Seq Scan" not in scans_of(nodes)
 
