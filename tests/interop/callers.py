@@ -51,6 +51,10 @@ class Caller(Protocol):
 
     async def insert(self, request: Request, /) -> Row: ...
     async def insert_many(self, *requests: Request) -> list[Row]: ...
+    async def insert_unique(self, *requests: Request) -> list[tuple[Row, bool]]:
+        """Insert one alone, or several in a batch: each row, and whether it was there before."""
+        ...
+
     async def insert_many_fast(self, *requests: Request) -> int: ...
     async def get(self, job_id: int, /) -> Row: ...
     async def cancel(self, job_id: int, /) -> Row: ...
@@ -94,9 +98,15 @@ class GoCaller:
         await self._do("fail")
 
     async def insert(self, request: Request, /) -> Row:
-        return inserted(await self._do("insert", requests=[request]))
+        ((row, _),) = await self.insert_unique(request)
+        return row
 
     async def insert_many(self, *requests: Request) -> list[Row]:
+        return [inserted(row)[0] for row in await self._do("insert_many", requests=requests)]
+
+    async def insert_unique(self, *requests: Request) -> list[tuple[Row, bool]]:
+        if len(requests) == 1:
+            return [inserted(await self._do("insert", requests=requests))]
         return [inserted(row) for row in await self._do("insert_many", requests=requests)]
 
     async def insert_many_fast(self, *requests: Request) -> int:
@@ -130,13 +140,11 @@ class GoCaller:
         await self._do("resume", queue=name)
 
 
-def inserted(row: Row) -> Row:
-    """The row of an insert's answer."""
-    return {
-        name: value
-        for name, value in seen_by_go(row).items()
-        if name not in {"encoded_args", "unique_skipped_as_duplicate"}
-    }
+def inserted(answer: Row) -> tuple[Row, bool]:
+    """The row of an insert's answer, and whether it is that of an earlier job."""
+    row = seen_by_go(answer)
+    del row["encoded_args"]
+    return row, row.pop("unique_skipped_as_duplicate")
 
 
 class PythonCaller:
@@ -176,16 +184,28 @@ class PythonCaller:
             raise Refused(str(error)) from error
 
     async def insert(self, request: Request, /) -> Row:
-        with refusals():
-            params = params_of(request)
-            result = await self._client.insert(params.args, params.opts, tx=self._tx)
-            return seen_by_python(result.job)
+        ((row, _),) = await self.insert_unique(request)
+        return row
 
     async def insert_many(self, *requests: Request) -> list[Row]:
+        return [row for row, _ in await self._insert_many(*requests)]
+
+    async def insert_unique(self, *requests: Request) -> list[tuple[Row, bool]]:
+        if len(requests) > 1:
+            return await self._insert_many(*requests)
+        with refusals():
+            params = params_of(requests[0])
+            result = await self._client.insert(params.args, params.opts, tx=self._tx)
+            return [(seen_by_python(result.job), result.unique_skipped_as_duplicate)]
+
+    async def _insert_many(self, *requests: Request) -> list[tuple[Row, bool]]:
         with refusals():
             params = [params_of(request) for request in requests]
             results = await self._client.insert_many(params, tx=self._tx)
-            return [seen_by_python(result.job) for result in results]
+            return [
+                (seen_by_python(result.job), result.unique_skipped_as_duplicate)
+                for result in results
+            ]
 
     async def insert_many_fast(self, *requests: Request) -> int:
         with refusals():

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from datetime import datetime
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
@@ -15,7 +13,6 @@ from structlog.testing import capture_logs
 
 from riverpy import Client, Config, EventKind, InsertOpts, Job, QueueConfig, RawArgs
 from riverpy._work.reconciler import Reconciler
-from tests.work.rig import metadata_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,18 +37,12 @@ class Waiting:
 
     def __init__(self, rig: Rig) -> None:
         self.may_end = asyncio.Event()
-        self.cancelled_at = 0.0
-        """Wall clock, in seconds."""
 
         @rig.job(args=Wait)
         async def wait(job: Job[Wait]) -> None:
             if job.args.reports_progress:
                 job.set_metadata("progress", 0.5)
-            try:
-                await self.may_end.wait()
-            except asyncio.CancelledError:
-                self.cancelled_at = time.time()
-                raise
+            await self.may_end.wait()
 
 
 @pytest.fixture
@@ -90,66 +81,6 @@ def inserter(rig: Rig) -> Client:
 def for_go(**args: object) -> tuple[RawArgs, InsertOpts]:
     """A job that a worker in Go works."""
     return RawArgs("sleep", json.dumps(args)), InsertOpts(queue="go")
-
-
-# -- cancel
-
-
-async def test_go_cancels_what_python_runs(
-    rig: Rig, go: RiverGo, waiting: Waiting, reached: Callable[[str, float], None]
-) -> None:
-    """A job that runs in Python is cancelled at once when Go says so."""
-    async with rig.working(queues=QUEUES) as client:
-        job = (await client.insert(Wait(), InsertOpts(queue="python"))).job
-        await rig.until_state("running")
-        (row,) = await go.run("cancel", job.id)
-        assert row["state"] == "running"
-        event = await rig.event()
-        assert event.kind == EventKind.JOB_CANCELLED
-    asked_at = datetime.fromisoformat(metadata_of(await rig.row(job.id))["cancel_attempted_at"])
-    reached("Go cancels in Python", waiting.cancelled_at - asked_at.timestamp())
-    (row,) = await go.run("list")
-    assert (row["state"], row["attempt"]) == ("cancelled", 1)
-
-
-async def test_python_cancels_what_go_runs(
-    rig: Rig, go: RiverGo, reached: Callable[[str, float], None]
-) -> None:
-    """A job that runs in Go is cancelled at once when Python says so. When Python has it tried
-    again, it runs as any other: its next failure is one, and no late cancellation."""
-    async with go.worker(*GO_FLAGS) as worker, inserter(rig) as client:
-        args, opts = for_go(ms=60_000)
-        job = (await client.insert(args, opts)).job
-        await worker.until("job_started", id=job.id)
-        began = time.monotonic()
-        assert (await client.job_cancel(job.id)).state == "running"
-        line = await worker.until("job_cancelled", id=job.id)
-        reached("Python cancels in Go", time.monotonic() - began)
-        assert line["state"] == "cancelled"
-
-        await rig.schema.execute(
-            """UPDATE river_job SET args = '{"msg": "no"}', kind = 'fail' WHERE id = $1""", job.id
-        )
-        retried = await client.job_retry(job.id)
-        assert "cancel_attempted_at" not in retried.metadata
-        line = await worker.until("job_failed", id=job.id)
-        assert (line["state"], line["attempt"]) == ("retryable", 2)
-
-
-async def test_cancel_before_the_start(rig: Rig, go: RiverGo) -> None:
-    """What does not run is cancelled as it is, by whichever language, also when it waits for a
-    retry."""
-    async with inserter(rig) as client:
-        ids = [
-            (await client.insert(Wait(), InsertOpts(queue="nobody", pending=pending))).job.id
-            for pending in (False, True, False, True)
-        ]
-        for job_id in ids[:2]:
-            (row,) = await go.run("cancel", job_id)
-            assert row["state"] == "cancelled"
-        for job_id in ids[2:]:
-            assert (await client.job_cancel(job_id)).state == "cancelled"
-    assert {row["state"] for row in await go.run("list")} == {"cancelled"}
 
 
 # -- pause and resume
@@ -224,33 +155,6 @@ async def test_pause_before_the_start(rig: Rig, go: RiverGo, waiting: Waiting) -
             await go.run("resume", "go")
             await worker.until("job_completed", id=job.id)
     await claimed_after_resume(rig, job.id, "go")
-
-
-@pytest.mark.parametrize("fails", [False, True])
-async def test_go_cancels_and_retries_what_python_works(
-    rig: Rig, go: RiverGo, *, fails: bool
-) -> None:
-    """A retry by River removes the mark of a cancel. A mark that an older River leaves is no cancel
-    of the next attempt, which ends as any other."""
-
-    @rig.job(args=Wait)
-    async def work(job: Job[Wait]) -> None:
-        assert "cancel_attempted_at" not in job.metadata
-        if fails:
-            raise ValueError("no luck")
-
-    async with inserter(rig) as client:
-        job = (await client.insert(Wait(), InsertOpts(queue="python", pending=True))).job
-        await go.run("cancel", job.id)
-        (row,) = await go.run("retry", job.id)
-        assert (row["state"], row["metadata"]) == ("available", "{}")
-        await rig.schema.execute(
-            """UPDATE river_job SET metadata = '{"cancel_attempted_at": "2026-01-01T00:00:00Z"}'"""
-        )
-    async with rig.working(queues=QUEUES):
-        await rig.event()
-    row = await rig.row(job.id)
-    assert (row["state"], metadata_of(row)) == ("available" if fails else "completed", {})
 
 
 # -- metadata

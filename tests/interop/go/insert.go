@@ -19,6 +19,7 @@ type request struct {
 	Kind   string          `json:"kind"`
 	Args   json.RawMessage `json:"args"`
 	Opts   requestOpts     `json:"opts"`
+	OfKind bool            `json:"of_kind"` // the options are those of the kind, not of the call
 }
 
 type requestOpts struct {
@@ -29,14 +30,35 @@ type requestOpts struct {
 	Queue       string          `json:"queue"`
 	ScheduledAt time.Time       `json:"scheduled_at"`
 	Tags        []string        `json:"tags"`
-	Unique      struct {
-		ByArgs      bool                 `json:"by_args"`
-		ByPeriod    float64              `json:"by_period_s"`
-		ByQueue     bool                 `json:"by_queue"`
-		ByState     []rivertype.JobState `json:"by_state"`
-		ExcludeKind bool                 `json:"exclude_kind"`
-	} `json:"unique"`
+	Unique      uniqueOpts      `json:"unique"`
 }
+
+type uniqueOpts struct {
+	ByArgs      bool                 `json:"by_args"`
+	ByPeriod    float64              `json:"by_period_s"`
+	ByQueue     bool                 `json:"by_queue"`
+	ByState     []rivertype.JobState `json:"by_state"`
+	ExcludeKind bool                 `json:"exclude_kind"`
+}
+
+func (u *uniqueOpts) opts() river.UniqueOpts {
+	return river.UniqueOpts{
+		ByArgs:      u.ByArgs,
+		ByPeriod:    time.Duration(u.ByPeriod * float64(time.Second)),
+		ByQueue:     u.ByQueue,
+		ByState:     u.ByState,
+		ExcludeKind: u.ExcludeKind,
+	}
+}
+
+// argsWithOpts are args whose kind has options of its own.
+type argsWithOpts struct {
+	river.JobArgs
+	opts river.InsertOpts
+}
+
+func (a argsWithOpts) InsertOpts() river.InsertOpts { return a.opts }
+func (a argsWithOpts) MarshalJSON() ([]byte, error) { return json.Marshal(a.JobArgs) }
 
 // inserted is one line of its standard output.
 type inserted struct {
@@ -50,7 +72,7 @@ func (r *request) params() (river.InsertManyParams, error) {
 	if err != nil {
 		return river.InsertManyParams{}, err
 	}
-	return river.InsertManyParams{Args: args, InsertOpts: &river.InsertOpts{
+	opts := &river.InsertOpts{
 		MaxAttempts: r.Opts.MaxAttempts,
 		Metadata:    r.Opts.Metadata,
 		Pending:     r.Opts.Pending,
@@ -58,14 +80,12 @@ func (r *request) params() (river.InsertManyParams, error) {
 		Queue:       r.Opts.Queue,
 		ScheduledAt: r.Opts.ScheduledAt,
 		Tags:        r.Opts.Tags,
-		UniqueOpts: river.UniqueOpts{
-			ByArgs:      r.Opts.Unique.ByArgs,
-			ByPeriod:    time.Duration(r.Opts.Unique.ByPeriod * float64(time.Second)),
-			ByQueue:     r.Opts.Unique.ByQueue,
-			ByState:     r.Opts.Unique.ByState,
-			ExcludeKind: r.Opts.Unique.ExcludeKind,
-		},
-	}}, nil
+		UniqueOpts:  r.Opts.Unique.opts(),
+	}
+	if r.OfKind {
+		return river.InsertManyParams{Args: argsWithOpts{args, *opts}}, nil
+	}
+	return river.InsertManyParams{Args: args, InsertOpts: opts}, nil
 }
 
 // requests calls `each` for every object of standard input as it comes.

@@ -94,8 +94,9 @@ func work(ctx context.Context, base *base, config *river.Config) error {
 	}
 	events, unsubscribe := client.SubscribeConfig(
 		&river.SubscribeConfig{ChanSize: 10_000, Kinds: eventKinds()})
-	defer unsubscribe()
+	printed := make(chan struct{})
 	go func() {
+		defer close(printed)
 		for event := range events {
 			_ = base.out.print(eventLine(event))
 		}
@@ -119,6 +120,8 @@ func work(ctx context.Context, base *base, config *river.Config) error {
 	if err := client.Stop(ctx); err != nil {
 		return err
 	}
+	unsubscribe()
+	<-printed
 	return base.out.print(map[string]any{"event": "stopped"})
 }
 
