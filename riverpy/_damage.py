@@ -51,13 +51,9 @@ def naming_damage(job_id: int) -> Generator[None]:
 
 def damage_error(damaged: Mapping[int, str]) -> JobDamagedError:
     """Name damaged jobs, which are given with their errors, and what to do about them."""
-    return JobDamagedError(f"{damage_text(damaged)}; {REMEDY}")
-
-
-def damage_text(damaged: Mapping[int, str]) -> str:
-    """Name damaged jobs, and the error of the first one."""
     ids, error = ", ".join(map(str, damaged)), next(iter(damaged.values()))
-    return f"the server cannot read {'job' if len(damaged) == 1 else 'jobs'} {ids} ({error})"
+    noun = "job" if len(damaged) == 1 else "jobs"
+    return JobDamagedError(f"the server cannot read {noun} {ids} ({error}); {REMEDY}")
 
 
 async def read_undamaged(
@@ -65,6 +61,7 @@ async def read_undamaged(
     schema: str | None,
     states: Sequence[str],
     read: Callable[[list[int]], Awaitable[T]],
+    known: Mapping[int, str] | None = None,
 ) -> tuple[T, dict[int, str]]:
     """Read jobs, but not the wide columns of those that are damaged.
 
@@ -73,26 +70,40 @@ async def read_undamaged(
         schema: of River's tables.
         states: of the jobs that `read` reads.
         read: sends a statement that reads no wide column of the jobs with these ids.
+        known: the errors of jobs that were damaged at an earlier read, by id.
 
     Returns:
-        What `read` returned, and the error of each damaged job by its id.
+        What `read` returned, and the error of each damaged job by its id, of the known ones too.
 
     Raises:
         Exception: one of DATABASE_ERRORS.
     """
+    known = dict(known or {})
     try:
         async with _savepoint(connection):
-            return await read([]), {}
+            return await read(list(known)), known
     except PostgresError as error:
         if not is_damage(error):
             raise
         ids = await job_damage_candidates(connection, schema, states=states, limit=CANDIDATES_MAX)
-        _, damaged = await read_parts(
-            connection, ids, lambda part: job_damage_check(connection, schema, part)
-        )
-        if not damaged:
+        damaged = known | await damaged_of(connection, schema, ids)
+        if damaged.keys() == known.keys():
             raise
     return await read(list(damaged)), damaged
+
+
+async def damaged_of(
+    connection: Transaction, schema: str | None, ids: Sequence[int]
+) -> dict[int, str]:
+    """The errors of those of the jobs that are damaged, by id.
+
+    Raises:
+        Exception: one of DATABASE_ERRORS.
+    """
+    _, damaged = await read_parts(
+        connection, ids, lambda part: job_damage_check(connection, schema, part)
+    )
+    return damaged
 
 
 async def read_parts(

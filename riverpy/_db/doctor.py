@@ -368,9 +368,10 @@ async def doctor_running(
     clients: Sequence[ClientRow],
     long: timedelta,
     limit: int,
+    skipped: Sequence[int],
 ) -> list[RunningRow]:
     """Up to `limit` running jobs by client, queue, kind and whether they are stuck, the longest
-    first."""
+    first. The clients of the `skipped` ones are not read."""
     statement = query(_FILE, "doctor_running", schema)
     stuck = [(one.client_id, job_id) for one in clients for job_id in one.stuck]
     values: dict[str, object] = {
@@ -378,6 +379,7 @@ async def doctor_running(
         "id": [job_id for _, job_id in stuck],
         "long": long.total_seconds(),
         "limit": limit,
+        "skipped": list(skipped),
     }
     rows = await connection.fetch(statement.text, *statement.arguments(values))
     return [RunningRow(*row) for row in rows]
@@ -393,14 +395,21 @@ async def doctor_places(
 
 
 async def doctor_kinds(
-    connection: Transaction, schema: str, places: Sequence[PlaceRow], limit: int
+    connection: Transaction,
+    schema: str,
+    places: Sequence[PlaceRow],
+    limit: int,
+    *,
+    skipped: Sequence[int],
 ) -> list[KindRow]:
-    """The kinds among the first `limit` jobs of each place."""
+    """The kinds among the first `limit` jobs of each place. Errors of the `skipped` ones are not
+    read."""
     statement = query(_FILE, "doctor_kinds", schema)
     values: dict[str, object] = {
         "states": [place.state for place in places],
         "queues": [place.queue for place in places],
         "limit": limit,
+        "skipped": list(skipped),
     }
     rows = await connection.fetch(statement.text, *statement.arguments(values))
     return [KindRow(*row) for row in rows]

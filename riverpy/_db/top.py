@@ -140,12 +140,13 @@ async def top_kinds(
 
 
 async def top_running(
-    connection: Transaction, schema: str | None, *, cap: int
+    connection: Transaction, schema: str | None, *, cap: int, skipped: Sequence[int]
 ) -> dict[str, RunningRow]:
-    """What each client runs, among the first `cap` running jobs; "" for those that tell no
-    client."""
+    """What each client runs, among the first `cap` running jobs; "" for those that tell no client.
+    The clients of the `skipped` jobs are not read."""
     statement = query("top", "top_running", schema)
-    rows = await connection.fetch(statement.text, *statement.arguments({"cap": cap}))
+    values: dict[str, object] = {"cap": cap, "skipped": skipped}
+    rows = await connection.fetch(statement.text, *statement.arguments(values))
     return {row[0]: RunningRow(row[1], row[2]) for row in rows}
 
 
@@ -164,9 +165,10 @@ async def top_queues(
     since: datetime,
     late: timedelta,
     cap: int,
+    skipped: Sequence[int],
 ) -> list[QueueRow]:
     """The jobs of each of the queues that are not at their end. What should have been made
-    available `late` ago counts as late."""
+    available `late` ago counts as late. Errors of the `skipped` jobs are not read."""
     statement = query("top", "top_queues", schema)
     values: dict[str, object] = {
         "name": names,
@@ -174,18 +176,29 @@ async def top_queues(
         "since_text": since.isoformat()[:19],
         "late": late.total_seconds(),
         "cap": cap,
+        "skipped": skipped,
     }
     rows = await connection.fetch(statement.text, *statement.arguments(values))
     return [QueueRow(*row) for row in rows]
 
 
 async def top_ended(
-    connection: Transaction, schema: str | None, *, window: timedelta, cap: int
+    connection: Transaction,
+    schema: str | None,
+    *,
+    window: timedelta,
+    cap: int,
+    skipped: Sequence[int],
 ) -> list[EndedRow]:
     """What ended in each queue within `window`, or in that part of it of which `cap` jobs of a
-    state are the newest; one row without a queue if nothing did."""
+    state are the newest; one row without a queue if nothing did. Errors of the `skipped` jobs are
+    not read."""
     statement = query("top", "top_ended", schema)
-    values: dict[str, object] = {"window": window.total_seconds(), "cap": cap}
+    values: dict[str, object] = {
+        "window": window.total_seconds(),
+        "cap": cap,
+        "skipped": skipped,
+    }
     rows = await connection.fetch(statement.text, *statement.arguments(values))
     return [EndedRow(*row) for row in rows]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from riverpy._db.schema import read_schema_state
 from riverpy._doctor.code import Code, look_at_code
+from riverpy._doctor.damaged import look_at_damaged
 from riverpy._doctor.domains import look_at_domains
 from riverpy._doctor.failing import look_at_failing
 from riverpy._doctor.finding import Finding, Level
@@ -36,7 +37,7 @@ from riverpy._doctor.storage import (
 from riverpy._doctor.stuck import look_at_stuck
 from riverpy._doctor.tables import lines_findings, look_at_grants
 from riverpy._doctor.waiting import look_at_periodic, look_at_queues, look_at_scheduled
-from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
+from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe, is_damage
 from riverpy.errors import ConfigError, RiverError
 
 if TYPE_CHECKING:
@@ -49,6 +50,14 @@ if TYPE_CHECKING:
 _NO_DATABASE = "3D000"
 _UNREACHABLE = (
     "see that the server runs, that the network leads to it, and that it lets this role in"
+)
+_BUSY = (
+    "look again when the database is less busy; a lock or an old snapshot (`locks`, `snapshots`) "
+    "makes reading slow too"
+)
+_DAMAGED = (
+    "the server cannot read what it has stored: find out what damages its disk "
+    "(docs/faults.md#damaged-rows)"
 )
 _LOOKS: tuple[tuple[str, Callable[[Patient], Awaitable[list[Finding]]]], ...] = (
     ("grants", look_at_grants),
@@ -64,6 +73,7 @@ _LOOKS: tuple[tuple[str, Callable[[Patient], Awaitable[list[Finding]]]], ...] = 
     ("queues", look_at_queues),
     ("kinds", look_at_kinds),
     ("failing", look_at_failing),
+    ("damaged", look_at_damaged),
     ("scheduled", look_at_scheduled),
     ("periodic", look_at_periodic),
     ("leases", look_at_leases),
@@ -187,8 +197,7 @@ class Examination:
                     Level.WARN,
                     name,
                     f"could not be looked at: {describe(error)}",
-                    "look again when the database is less busy; a lock or an old snapshot "
-                    "(`locks`, `snapshots`) makes reading slow too",
+                    _DAMAGED if is_damage(error) else _BUSY,
                 )
             ]
         for finding in findings:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from riverpy._damage import read_undamaged
 from riverpy._db.clients import client_registered
 from riverpy._db.doctor import (
     doctor_clients,
@@ -55,6 +56,8 @@ KINDS_MOST = 20_000
 """The same of all queues and states together: with many each has less."""
 PRIVILEGE_LACKING = "42501"
 """What the server says of what the role may not do."""
+WAITING = ("available", "retryable", "scheduled")
+"""The states of jobs that wait."""
 RUNNING_LIMIT = 10_001
 """Running jobs that are read."""
 
@@ -95,6 +98,8 @@ class Patient:
     """Whether notifications arrive, as far as was seen."""
     is_queue_full: bool = False
     """Whether the server's queue of notifications is too full for notifications of ours."""
+    damaged: dict[int, str] = field(default_factory=dict[int, str])
+    """The errors of jobs that the server cannot read, by id, as far as they were met."""
     _places: list[PlaceRow] | None = None
 
     @property
@@ -200,7 +205,16 @@ class Patient:
             Exception: one of DATABASE_ERRORS.
         """
         async with self.session.reading() as connection:
-            return await doctor_kinds(connection, self.schema, places, kinds_limit(places))
+            rows, self.damaged = await read_undamaged(
+                connection,
+                self.schema,
+                WAITING,
+                lambda skipped: doctor_kinds(
+                    connection, self.schema, places, kinds_limit(places), skipped=skipped
+                ),
+                self.damaged,
+            )
+            return rows
 
     async def running(self, clients: Sequence[ClientRow]) -> list[RunningRow]:
         """The running jobs, the longest first; what these clients say of theirs counts.
@@ -209,10 +223,18 @@ class Patient:
             Exception: one of DATABASE_ERRORS.
         """
         async with self.session.reading() as connection:
-            return await doctor_running(
+            rows, self.damaged = await read_undamaged(
                 connection,
                 self.schema,
-                clients=clients,
-                long=self.stuck_after,
-                limit=RUNNING_LIMIT,
+                ["running"],
+                lambda skipped: doctor_running(
+                    connection,
+                    self.schema,
+                    clients=clients,
+                    long=self.stuck_after,
+                    limit=RUNNING_LIMIT,
+                    skipped=skipped,
+                ),
+                self.damaged,
             )
+            return rows

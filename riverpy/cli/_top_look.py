@@ -6,12 +6,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 import msgspec
 
+from riverpy._damage import damaged_of, read_undamaged
 from riverpy._db.clients import leader_look
+from riverpy._db.jobs import FINAL_STATES
 from riverpy._db.leaders import leader_get
 from riverpy._db.schema import CLIENTS_VERSION, DOMAINS_VERSION, OWN_LINE, check_schema
 from riverpy._db.top import (
@@ -35,11 +37,13 @@ from riverpy.cli._connected import expect_primary
 from riverpy.drivers.asyncpg import DATABASE_ERRORS, close, connect
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from riverpy._db.schema import SchemaState
     from riverpy._doctor.domain_map import DomainMap
     from riverpy.drivers.asyncpg import Connection
+
+T = TypeVar("T")
 
 WINDOW = timedelta(seconds=10)
 """Rates are of the last seconds, at most so many."""
@@ -170,6 +174,9 @@ class Look(msgspec.Struct, frozen=True):
     """Those other than `default`."""
     kinds_without_worker: list[KindLook] = []
     """Empty also where no client of riverpy is registered."""
+    damaged: list[int] = []
+    """Ids of jobs that the server cannot read, among those that are read. They count, but neither
+    the last attempt's error nor the worker of a running one is known."""
 
 
 class Looker:
@@ -184,6 +191,8 @@ class Looker:
         self._url, self._schema = url, schema
         self._connection: Connection | None = None
         self._has_clients = self._has_domains = False
+        self._damaged: dict[int, str] = {}
+        """The errors of jobs that the server cannot read, by id."""
 
     async def look(self) -> Look:
         """Look, for at most `LOOK_LIMIT`. An error cuts the connection: the next look has another.
@@ -240,15 +249,34 @@ class Looker:
             clients = await top_clients(connection, schema, limit=CLIENTS_MOST)
         names = await self._queue_names(connection, clients or [])
         cap = max(min(CAP, QUEUES_CAP // max(len(names), 1)), 1)
-        ended = await top_ended(connection, schema, window=WINDOW, cap=CAP)
-        rows = await top_queues(
-            connection, schema, names=names, since=ended[0].since, late=LATE, cap=cap
+        self._damaged = await damaged_of(connection, schema, list(self._damaged))
+        ended = await self._undamaged(
+            connection,
+            sorted(FINAL_STATES),
+            lambda skipped: top_ended(connection, schema, window=WINDOW, cap=CAP, skipped=skipped),
+        )
+        rows = await self._undamaged(
+            connection,
+            ("available", "running", "retryable"),
+            lambda skipped: top_queues(
+                connection,
+                schema,
+                names=names,
+                since=ended[0].since,
+                late=LATE,
+                cap=cap,
+                skipped=skipped,
+            ),
         )
         queues = queue_looks(moment.at, rows, ended, clients)
         totals = await top_totals(connection, schema, cap=CAP)
         for state in ("available", "running", "scheduled", "retryable"):
             totals[state] = sum(getattr(row, state) for row in rows)
-        running = await top_running(connection, schema, cap=CAP)
+        running = await self._undamaged(
+            connection,
+            ("running",),
+            lambda skipped: top_running(connection, schema, cap=CAP, skipped=skipped),
+        )
         seen = await read_domains(connection, schema) if self._has_domains else None
         strangers = set[str]() if seen is None else seen.strangers
         return Look(
@@ -262,6 +290,7 @@ class Looker:
             ),
             domains=[] if seen is None else domain_looks(seen),
             kinds_without_worker=await self._kinds_without_worker(connection, names),
+            damaged=sorted(self._damaged),
             queues=queues,
             workers=worker_looks(clients or [], running),
             totals=totals,
@@ -270,6 +299,18 @@ class Looker:
             rates_over=round(ended[0].seconds, 3),
             took=round(time.monotonic() - began, 4),
         )
+
+    async def _undamaged(
+        self,
+        connection: Connection,
+        states: Sequence[str],
+        read: Callable[[list[int]], Awaitable[T]],
+    ) -> T:
+        """What `read` returns, without wide columns of damaged jobs."""
+        found, self._damaged = await read_undamaged(
+            connection, self._schema, states, read, self._damaged
+        )
+        return found
 
     async def _queue_names(
         self, connection: Connection, clients: Sequence[ClientRow]

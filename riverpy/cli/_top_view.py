@@ -9,6 +9,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from riverpy._doctor.finding import jobs
 from riverpy.cli._output import format_time
 
 if TYPE_CHECKING:
@@ -89,6 +90,9 @@ def view(
     lines.append(Line(_totals(look)))
     if look.kinds_without_worker:
         lines.append(_kinds(look.kinds_without_worker))
+    if look.damaged:
+        text = f"damaged   the server cannot read {jobs(look.damaged)}: docs/faults.md#damaged-rows"
+        lines.append(Line(text, "bad"))
     lines.append(Line(""))
     lines += _table(
         (

@@ -126,9 +126,11 @@ limit 10000;
 -- name: doctor_running
 -- The running jobs by the client that claimed them last, queue, kind, and whether that client says that they are stuck:
 -- the longest of each with its id, and how many run for @long seconds. In the order of an index: without an order a
--- limit makes a scan of the whole table look cheap.
+-- limit makes a scan of the whole table look cheap. Who claimed the @skipped jobs is not read: they are damaged.
 with found as materialized (
-  select id, kind, queue, attempted_at, attempted_by[array_upper(attempted_by, 1)] as client_id
+  select
+    id, kind, queue, attempted_at,
+    case when id <> all(@skipped::bigint[]) then attempted_by[array_upper(attempted_by, 1)] end as client_id
   from /* schema */ river_job
   where state = 'running'
   order by queue, priority, scheduled_at, id
@@ -201,7 +203,8 @@ order by waits.queue, waits.state;
 -- name: doctor_kinds
 -- The kinds among the first jobs of each given queue and state, with one job of each; how many of these jobs failed at
 -- their last attempt, how many attempts are left to the one with the fewest, and the newest error. Times in errors are
--- texts, and are compared as such: one of a wrong form harms nothing.
+-- texts, and are compared as such: one of a wrong form harms nothing. Errors of the @skipped jobs are not read: they are
+-- damaged.
 select
   first.kind, count(*) as jobs, min(first.id) as id, array_agg(distinct given.queue order by given.queue) as queues,
   count(first.error) as failed,
@@ -215,7 +218,10 @@ from unnest(@states::text[], @queues::text[]) as given (state, queue)
 cross join lateral (
   select
     job.kind, job.id, greatest(job.max_attempts - job.attempt, 0) as left_over,
-    case when job.attempt > 0 and given.state <> 'scheduled' then job.errors[array_upper(job.errors, 1)] end as error
+    case
+      when job.attempt > 0 and given.state <> 'scheduled' and job.id <> all(@skipped::bigint[])
+      then job.errors[array_upper(job.errors, 1)]
+    end as error
   from /* schema */ river_job as job
   where job.state = given.state::/* schema */ river_job_state and job.queue = given.queue
   order by job.priority, job.scheduled_at, job.id

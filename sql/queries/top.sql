@@ -60,12 +60,15 @@ limit @kinds::bigint;
 
 
 -- name: top_running
--- Who runs how many jobs, among the first @cap running ones, and for how many seconds the longest.
+-- Who runs how many jobs, among the first @cap running ones, and for how many seconds the longest. Who claimed the
+-- @skipped ones is not read: they are damaged.
 select
   claimed.client_id, count(*) as jobs,
   coalesce(extract(epoch from now() - /* finite */ (min(claimed.attempted_at))), 0)::float8 as longest
 from (
-  select coalesce(attempted_by[array_upper(attempted_by, 1)], '') as client_id, attempted_at
+  select
+    coalesce(case when id <> all(@skipped::bigint[]) then attempted_by[array_upper(attempted_by, 1)] end, '') as client_id,
+    attempted_at
   from /* schema */ river_job
   where state = 'running'
   order by queue, priority, scheduled_at, id
@@ -122,7 +125,8 @@ order by name;
 -- available more than @late seconds ago, since when the oldest due one waits, and among the rows that were read how many
 -- started and failed since @since: what failed had started too. A failure is seen by the row's last error; times in
 -- errors are texts, and are compared as such, so that one of a wrong form harms nothing. Errors are large: those of jobs
--- that wait are read only where the attempt began no more than ten minutes before.
+-- that wait are read only where the attempt began no more than ten minutes before. Those of the @skipped ones are never
+-- read: they are damaged.
 select
   given.name,
   queue.paused_at is not null as is_paused,
@@ -144,7 +148,7 @@ cross join lateral (
         and (errors[array_upper(errors, 1)] ->> 'at') collate "C" >= @since_text::text
     ) as failed
   from (
-    select job.attempted_at, job.errors
+    select job.attempted_at, case when job.id <> all(@skipped::bigint[]) then job.errors end as errors
     from /* schema */ river_job as job
     where job.state = 'available' and job.queue = given.name
     order by job.priority, job.scheduled_at, job.id
@@ -159,7 +163,7 @@ cross join lateral (
       where attempt > 1 and (errors[array_upper(errors, 1)] ->> 'at') collate "C" >= @since_text::text
     ) as failed
   from (
-    select job.attempt, job.attempted_at, job.errors
+    select job.attempt, job.attempted_at, case when job.id <> all(@skipped::bigint[]) then job.errors end as errors
     from /* schema */ river_job as job
     where job.state = 'running' and job.queue = given.name
     order by job.priority, job.scheduled_at, job.id
@@ -185,7 +189,8 @@ cross join lateral (
     ) as failed,
     count(*) filter (where scheduled_at < now() - @late::float8 * interval '1 second') as late
   from (
-    select job.attempted_at, job.errors, job.scheduled_at
+    select
+      job.attempted_at, case when job.id <> all(@skipped::bigint[]) then job.errors end as errors, job.scheduled_at
     from /* schema */ river_job as job
     where job.state = 'retryable' and job.queue = given.name
     order by job.priority, job.scheduled_at, job.id
@@ -212,12 +217,14 @@ order by given.name;
 -- name: top_ended
 -- The jobs of each queue that ended in the last @window seconds, up to @cap of each state, and of how many seconds
 -- these are the newest: where the cap cuts, fewer. Waits are those of the last attempt. One that completed after a failure
--- in this time started twice.
+-- in this time started twice. Errors of the @skipped jobs are not read: they are damaged.
 with ended as materialized (
   select newest.*
   from unnest(array['cancelled', 'completed', 'discarded']::/* schema */ river_job_state[]) as given (state)
   cross join lateral (
-    select job.state, job.queue, job.finalized_at, job.attempted_at, job.scheduled_at, job.errors
+    select
+      job.state, job.queue, job.finalized_at, job.attempted_at, job.scheduled_at,
+      case when job.id <> all(@skipped::bigint[]) then job.errors end as errors
     from /* schema */ river_job as job
     where job.state = given.state and job.finalized_at >= now() - @window::float8 * interval '1 second'
     order by job.finalized_at desc

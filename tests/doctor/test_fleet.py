@@ -72,7 +72,7 @@ async def test_healthy(schema: Schema, doctor: Doctor) -> None:
             "queues",
             "kinds",
         ),
-        *("failing", "scheduled", "periodic", "leases", "references"),
+        *("failing", "damaged", "scheduled", "periodic", "leases", "references"),
         *("snapshots", "locks", "vacuum", "indexes"),
     ]
     assert report.one("listeners", "ok")["data"]["needed"] == 2

@@ -397,7 +397,16 @@ async def test_client_reap(large: asyncpg.Connection[Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("doctor_running", {"client_id": "'{}'", "id": "'{}'", "long": "600", "limit": "1000"}),
+        (
+            "doctor_running",
+            {
+                "client_id": "'{}'",
+                "id": "'{}'",
+                "long": "600",
+                "limit": "1000",
+                "skipped": "'{7}'",
+            },
+        ),
         ("doctor_places", {"limit": "1000", "most": "100000"}),
         (
             "doctor_kinds",
@@ -405,6 +414,7 @@ async def test_client_reap(large: asyncpg.Connection[Any]) -> None:
                 "states": "'{available,retryable,scheduled}'",
                 "queues": "'{q1,q2,q3}'",
                 "limit": "1000",
+                "skipped": "'{7}'",
             },
         ),
     ],

@@ -14,6 +14,7 @@ from riverpy.cli._top_view import view
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
 from riverpy.errors import SchemaMissingError
 from tests.kit import pgbouncer
+from tests.kit.damaged_rows import damage
 from tests.work.rig import Rig, Task
 
 if TYPE_CHECKING:
@@ -377,3 +378,30 @@ async def test_through_pooler(schema: Schema, pooler_url: str) -> None:
         show = f"SELECT setting = reset_val FROM pg_settings WHERE name = '{setting}'"
         assert await looker._connection.fetchval(show)
     await looker.close()
+
+
+async def test_damaged_rows(schema: Schema, looker: Looker) -> None:
+    """Jobs that the server cannot read are counted and named, and all else is shown, at each look
+    until the rows are gone."""
+    claimed = ("attempted_at, attempted_by", "now()", "'{c}'")
+    for state in ("available", "running", "running", "retryable", "running"):
+        await insert(schema, "default", state, *claimed)
+    await insert(schema, "default", "completed", "finalized_at", "now()")
+    for job_id, column in {1: "errors", 2: "attempted_by", 4: "errors", 6: "errors"}.items():
+        await damage(schema, job_id, column)
+    await schema.execute("UPDATE river_job SET attempt = 2 WHERE id = 3")
+    await damage(schema, 3, "errors")
+    for _ in range(2):
+        look = await looker.look()
+        assert look.damaged == [1, 2, 3, 4, 6]
+        assert look.totals["completed"] == 1
+        queue = queue_of(look, "default")
+        assert (queue.available, queue.running, queue.retryable) == (1, 3, 1)
+        assert queue.completed_per_s > 0
+        assert {one.client_id: one.running for one in look.workers} == {"": 2, "c": 1}
+        lines = [line.text for line in view(look)]
+        assert any("cannot read jobs 1, 2, 3, 4, 6" in line for line in lines)
+    await schema.execute("DELETE FROM river_job WHERE id <> 5")
+    look = await looker.look()
+    assert look.damaged == []
+    assert not any("cannot read" in line.text for line in view(look))

@@ -226,6 +226,7 @@ TOP_LITERALS = {
     "cap": "10000",
     "limit": "1000",
     "window": "10",
+    "skipped": "'{7}'",
 }
 TOP_BLOCKS = ("top_queue_names", "top_queues", "top_ended", "top_totals", "top_running")
 
