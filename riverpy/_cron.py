@@ -89,7 +89,8 @@ def time_zone(name: object) -> tzinfo:
 
 
 def split_time_zone(expression: object) -> tuple[str | None, str]:
-    """The zone that `CRON_TZ=ZONE ` or `TZ=ZONE ` names in front of an expression, and the rest.
+    """The zone that `CRON_TZ=ZONE ` or `TZ=ZONE ` names in front of an expression, and the rest. An
+    empty name means UTC, as in Go.
 
     Raises:
         ConfigError: the expression is no text.
@@ -99,7 +100,7 @@ def split_time_zone(expression: object) -> tuple[str | None, str]:
     if not expression.startswith(_ZONE_PREFIXES):
         return None, expression
     prefix, _, rest = expression.partition(" ")
-    return prefix.partition("=")[2] or "UTC", rest.strip()
+    return prefix.partition("=")[2], rest.strip()
 
 
 def every_interval(expression: str) -> timedelta | None:
@@ -140,9 +141,8 @@ def cron_fields(expression: str) -> list[str]:
     Raises:
         ConfigError: it has another number of fields, and is no macro such as @daily.
     """
-    macro = _MACROS.get(expression)
-    fields = (macro or expression).split()
-    if len(fields) != len(_FIELDS) or (macro is None and expression.startswith("@")):
+    fields = _MACROS.get(expression, expression).split()
+    if len(fields) != len(_FIELDS):
         raise ConfigError(
             "a cron expression has five fields (minute, hour, day of the month, month, day of the "
             f"week) or is @every DURATION or one of {', '.join(_MACROS)}, got {expression[:80]!r}"

@@ -77,6 +77,9 @@ def shown(schedule: PeriodicSchedule, zone: str, start: str) -> str:
         (LORD_HOWE, "0 * * * *", "04-05 00:30", "04-05 01:00+1100, 04-05 02:00+1030"),
         (LORD_HOWE, "*/15 2 * * *", "04-05 00:30", "04-05 02:00+1030, 04-05 02:15+1030"),
         (LORD_HOWE, "*/15 * * * *", "04-05 01:30", "04-05 01:45+1100, 04-05 01:30+1030"),
+        # So does any entry of which a field begins with a star: not at all in the gap.
+        (NEW_YORK, "30 */2 * * *", "03-08 00:00", "03-08 00:30-0500, 03-08 04:30-0400"),
+        (NEW_YORK, "? 2 * * *", "03-08 00:00", "03-09 02:00-0400, 03-09 02:01-0400"),
     ],
 )
 def test_clock_changes(zone: str, expression: str, start: str, expected: str) -> None:
@@ -176,6 +179,7 @@ def test_slots_of_an_interval_text(days: int) -> None:
         ("0 0 * * 7", {}, "'7' is no day of the week: use 0 to 6 or sun to sat"),
         ("0 0 L * *", {}, "'L' is no day of the month: use 1 to 31"),
         ("0 0 * * MON#2", {}, "'MON#2' is no day of the week"),
+        ("@weekly 0 * * *", {}, "'@weekly' is no minute"),
         ("@every 2d", {}, "give a duration with the units"),
         ("@Daily", {}, "or one of @annually"),
     ],
@@ -265,6 +269,7 @@ def test_leap_day() -> None:
         "* * * *",
         "*/0 * * * *",
         "5-1 * * * *",
+        "5,30-10 * * * *",
         "",
         "0 0 31 2,4,6,9,11 *",
         "* * * * * *",
