@@ -132,7 +132,7 @@ class BatchSize:
 
     def failed(self, rows: int) -> None:
         """A statement with so many rows failed: the next one has half of them."""
-        self.rows = min(self.rows, max(rows // 2, 1))
+        self.rows = max(rows // 2, 1)
 
     def narrow(self, rows: int) -> None:
         """A statement failed that takes the first rows that it finds, so many at most: it will find

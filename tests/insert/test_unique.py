@@ -277,6 +277,21 @@ def test_periods_are_counted_from_the_year_one() -> None:
 
 
 @pytest.mark.parametrize(
+    "opts",
+    [
+        UniqueOpts(by_args=True, exclude_kind=True),
+        UniqueOpts(by_period=timedelta(days=1), exclude_kind=True),
+        UniqueOpts(by_queue=True, exclude_kind=True),
+    ],
+    ids=["args", "period", "queue"],
+)
+def test_the_kind_can_be_left_out(opts: UniqueOpts) -> None:
+    """With `exclude_kind` jobs of two kinds have one key, by whatever else they are unique."""
+    first, second = (key_text(RawArgs(kind, "{}"), opts) for kind in ("first", "second"))
+    assert first == second
+
+
+@pytest.mark.parametrize(
     ("call", "own", "period"),
     [
         (None, None, "2026-08-07T12:00:00Z"),
@@ -339,6 +354,17 @@ def test_marks_without_by_args_are_warned_about(
             prepare(Marked(), opts, rules=RULES, now=NOW)
     expected = {"kind": "marked", "fields": ["user_id"], "log_level": "warning"}
     assert [{**log, "event": ""} for log in logs] == [{**expected, "event": ""}] * is_warned
+
+
+def test_memory_of_classes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that makes classes again and again, as for each request, keeps few of them in
+    memory for these warnings."""
+    monkeypatch.setattr(_unique, "_inserted", set())
+    monkeypatch.setattr(_unique, "_WARNINGS_MAX", 2)
+    for _ in range(5):
+        cls = msgspec.defstruct("Made", [], namespace={"kind": "made"})
+        prepare(cls(), None, rules=RULES, now=NOW)
+    assert len(_unique._inserted) == 2
 
 
 class City(msgspec.Struct):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -20,6 +21,7 @@ REFUSED = asyncpg.RaiseError("not this one")
 TOO_SLOW = asyncpg.QueryCanceledError("canceling statement due to statement timeout")
 DAMAGED = asyncpg.InternalServerError("missing chunk number 0 for toast value 1")
 LOST = asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation")
+LOCKED = asyncpg.LockNotAvailableError("canceling statement due to lock timeout")
 AWAY = TimeoutError("storing took longer than 10 s: connection refused")
 LIMIT = 10.0
 
@@ -182,10 +184,12 @@ async def test_search_among_the_first_rows() -> None:
     assert size.rows == 22
     for _ in range(21):
         size.succeeded(22, 0.0)
+    assert size.rows == 22
     size.narrow(22)
     size.narrow(4)
     assert size.rows == 1
     size.succeeded(1, 0.0)
+    assert size.rows == 1
     size.found()
     size.succeeded(1, 0.0)
     assert size.rows == 2
@@ -291,12 +295,21 @@ def test_delays_of_a_row_that_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> N
     assert aside.next_due == math.inf
 
 
+def test_locked_row_is_tried_again_soon() -> None:
+    """However often a row was found locked: a lock ends soon, mostly."""
+    aside = SetAside[int](first=1.0, last=60.0)
+    for _ in range(5_000):
+        aside.failed(7, 7, LOCKED, 0.0)
+    assert aside.next_due - time.monotonic() <= _batch.LOCKED_MAX
+
+
 def test_causes() -> None:
-    """Refusals and time limits may be the fault of rows at once, an error of another class when it
-    is repeated, and waiting for the connection never."""
+    """Refusals, locked rows and time limits may be the fault of rows at once, an error of another
+    class when it is repeated, and waiting for the connection never."""
     errors = StatementErrors()
     assert [cause_of(error) for error in (REFUSED, TOO_SLOW, DAMAGED, AWAY)] == list(Cause)
     assert cause_of(StatementTimeoutError("storing took longer than 10 s")) is Cause.TIME
+    assert cause_of(LOCKED) is Cause.ROWS
     assert errors.may_be_of_rows(REFUSED)
     assert errors.may_be_of_rows(TOO_SLOW)
     assert not errors.may_be_of_rows(AWAY)
@@ -305,6 +318,15 @@ def test_causes() -> None:
     assert not errors.may_be_of_rows(LOST)
     assert errors.may_be_of_rows(DAMAGED)
     assert errors.may_be_of_rows(ConnectionResetError())
+
+
+def test_causes_of_a_row_that_is_tried_again() -> None:
+    """An error of any class may be the row's fault at once, since it failed alone before; but a
+    connection that is lost once is not."""
+    assert StatementErrors().may_be_of_rows(DAMAGED, is_retry=True)
+    errors = StatementErrors()
+    assert not errors.may_be_of_rows(LOST, is_retry=True)
+    assert errors.may_be_of_rows(LOST, is_retry=True)
 
 
 def test_repetition_ends(monkeypatch: pytest.MonkeyPatch) -> None:
