@@ -87,6 +87,7 @@ async def client() -> AsyncGenerator[Client]:
         workers=Workers().add(conform),
         queues={name: QueueConfig(max_workers=n) for name, n in settings.queues.items()},
         config=settings.config(schema, emit),
+        periodic_jobs=[periodic.job() for periodic in settings.periodic],
     )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(read_releases, conform)

@@ -13,9 +13,19 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 
-from riverpy import Client, Config, EventKind, JobRetention, QueueConfig, Workers
-from riverpy.periodic import every
-from tests.interop.conform import ConformWorker
+from riverpy import (
+    Client,
+    Config,
+    EventKind,
+    InsertOpts,
+    JobRetention,
+    QueueConfig,
+    RawArgs,
+    UniqueOpts,
+    Workers,
+)
+from riverpy.periodic import PeriodicJob, cron, every
+from tests.interop.conform import KIND, ConformWorker
 from tests.interop.river_go import GoProcess, Lines
 
 if TYPE_CHECKING:
@@ -41,6 +51,30 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
     discarded: float = 604800
 
 
+class Periodic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A periodic job, as `go/periodic.go` reads it. Its args are `{"by": LANGUAGE}`."""
+
+    id: str
+    kind: str = KIND
+    queue: str = "default"
+    every_ms: int = 0
+    cron: str = ""
+    """The schedule: either this or `every_ms`."""
+    unique_ms: int = 0
+    """The period of the unique key; 0: not unique."""
+    run_on_start: bool = False
+
+    def job(self) -> PeriodicJob:
+        """The same for riverpy."""
+        args = RawArgs(self.kind, '{"by":"python"}')
+        period = timedelta(milliseconds=self.unique_ms) if self.unique_ms else None
+        opts = InsertOpts(queue=self.queue, unique_opts=UniqueOpts(by_period=period))
+        schedule = cron(self.cron) if self.cron else every(timedelta(milliseconds=self.every_ms))
+        return PeriodicJob(
+            schedule, lambda: (args, opts), id=self.id, run_on_start=self.run_on_start
+        )
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker of either language is told. Durations are in seconds; None is the default of
     the language."""
@@ -54,6 +88,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     poll_only: bool = False
     job_timeout: float | None = None
     rescue_after: float | None = None
+    dead_after: float | None = None
+    """Of Python alone."""
     soft_stop_timeout: float | None = None
     hard_stop_timeout: float = 10
     """Of Python alone; Go waits for ever."""
@@ -64,6 +100,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     retention: Retention = Retention()
     reindex: str | None = None
     """Names of indexes, divided by commas, that are rebuilt every second or so."""
+    periodic: list[Periodic] = []
     leader_ttl: float = 15
     """Of Python alone."""
     flags: list[str] = []
@@ -75,6 +112,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         optional = {
             "job_timeout": self.job_timeout,
             "rescue_after": self.rescue_after,
+            "dead_after": self.dead_after,
             "soft_stop_timeout": self.soft_stop_timeout,
             "job_stuck_threshold": self.stuck_threshold,
         }
@@ -132,6 +170,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "client-id": self.id,
             "error-handler": self.error_handler,
             "reindex": self.reindex,
+            "periodic-jobs": msgspec.json.encode(self.periodic).decode(),
         }
         for name, text in texts.items():
             if text is not None:
@@ -255,6 +294,7 @@ class PythonWorker(Worker):
             workers=Workers().add(self._conform),
             queues={name: QueueConfig(max_workers=n) for name, n in settings.queues.items()},
             config=settings.config(schema.name, self._lines.put_nowait),
+            periodic_jobs=[periodic.job() for periodic in settings.periodic],
         )
         self.id = self.client.id
 

@@ -72,7 +72,7 @@ async def test_drain_leaves_other_kinds(rig: Rig) -> None:
 
 
 async def test_known_kinds_are_those_of_the_start(rig: Rig) -> None:
-    """A worker that is registered while the client runs works from the next start on."""
+    """A worker that is registered while the client runs works from the next start on (CF-106)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None: ...

@@ -124,7 +124,7 @@ async def test_job_claim(
     large: asyncpg.Connection[Any], limit: str, after: Sequence[str], kinds: str
 ) -> None:
     """A claim walks the index of its order, without a sort, and the primary key, whichever kinds
-    it takes: all, those of nearly every waiting job, one of no job, or many."""
+    it takes: all, those of nearly every waiting job, one of no job, or many (CF-106)."""
     nodes = await plan_of(large, "job_claim", "'q1'", "'{}'", kinds, *after, limit, "'client'")
     (walk,) = [node for node in nodes if node.get("Index Name") == FETCH]
     assert "ROW(priority, scheduled_at, id) > " in walk["Index Cond"]
