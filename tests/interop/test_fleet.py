@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from riverpy import RawArgs
-from riverpy.periodic import PeriodicJob, every
 from tests._database import Schema
 from tests.interop.conform import EFFECTS, conform
 from tests.interop.mixed_fleet import holders, mixed_fleet
 from tests.interop.own_path import over_proxy
 from tests.interop.river_go import RiverGo
-from tests.interop.working import LANGUAGES, OTHER, Fleet, PythonWorker
-from tests.work.rig import FAR, Rig, errors_of, metadata_of
+from tests.interop.working import LANGUAGES, OTHER, Fleet, Periodic
+from tests.work.rig import Rig, errors_of, metadata_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -206,20 +204,13 @@ async def test_leaders_stop_in_turn(
         rig = Rig(schema)
         fleet = Fleet(RiverGo(go_binary, f"{url}&application_name=go", "public"), schema)
         workers: dict[str, Worker] = {}
+        periodic = [Periodic(id="start", kind="start", every_ms=3_600_000, run_on_start=True)]
         for n, engine in enumerate(ENGINES):
-            settings: dict[str, Any] = {"id": f"{engine}-{n}", "candidate": True, "leader_ttl": 3}
-            if engine == "go":
-                settings["flags"] = ["--periodic-plain", "start:36000"]
-            worker = await stack.enter_async_context(fleet.worker(engine, **settings))
-            if isinstance(worker, PythonWorker):
-                worker.client.periodic_jobs.add(
-                    PeriodicJob(
-                        every(FAR),
-                        lambda: RawArgs("start", "{}"),
-                        id="start",
-                        run_on_start="each_term",
-                    )
+            worker = await stack.enter_async_context(
+                fleet.worker(
+                    engine, id=f"{engine}-{n}", candidate=True, leader_ttl=3, periodic=periodic
                 )
+            )
             workers[worker.id] = worker
         for term in (1, 2, 3):
             await rig.until("SELECT count(*) FROM river_job WHERE kind = 'start'", term)

@@ -51,7 +51,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
     discarded: float = 604800
 
 
-class Periodic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Periodic(msgspec.Struct, frozen=True, kw_only=True):
     """A periodic job, as `go/periodic.go` reads it. Its args are `{"by": LANGUAGE}`."""
 
     id: str

@@ -230,7 +230,8 @@ async def test_other_attempts_are_left(quick: HeldOffice) -> None:
 async def test_ended_between_read_and_write(
     quick: HeldOffice, monkeypatch: pytest.MonkeyPatch, alive: bool
 ) -> None:
-    """A job that ends, or is claimed again, between the read and the write stays so (JR6, CF-058)."""
+    """A job that ends, or is claimed again, between the read and the write stays so (JR6,
+    CF-058)."""
     schema = quick.schema
     client_id = "unknown" if alive else "dead"
     await register(schema, "dead")

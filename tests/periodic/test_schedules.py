@@ -125,7 +125,8 @@ def vectors() -> Iterator[tuple[str, str | None, datetime, list[datetime]]]:
 
 def test_expressions_mean_what_they_mean_to_go() -> None:
     """An expression is due when robfig/cron, which Go programs use, says so, and refused where it
-    refuses, or where no date matches (FR-15). What happens when clocks change is an option."""
+    refuses, or where no date matches (FR-15). What happens when clocks change is an option (CF-070,
+    cron_schedule_goldens; CF-109)."""
     wrong: list[str] = []
     accepted = 0
     for expression, zone, after, expected in vectors():

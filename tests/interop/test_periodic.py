@@ -1,0 +1,237 @@
+"""Jobs that a leader of either language inserts by the clock."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from riverpy._maintenance.slots import due_slots
+from riverpy.periodic import cron, next_time
+from tests.interop.inserting import request
+from tests.interop.notifications import notifications
+from tests.interop.test_outages import having
+from tests.interop.test_wakeups import KILL, LISTENS, NAMES
+from tests.interop.working import LANGUAGES, OTHER, Periodic
+from tests.work.rig import metadata_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from riverpy.periodic import ClockChanges, PeriodicSchedule
+    from tests._database import Schema
+    from tests.interop.callers import Caller
+    from tests.interop.river_go import RiverGo
+    from tests.interop.working import Fleet, Worker
+    from tests.work.rig import Rig
+
+    Callers = dict[str, Caller]
+
+EITHER = pytest.mark.parametrize("language", LANGUAGES)
+VECTORS = Path(__file__).parents[1] / "vectors" / "cron.jsonl"
+DAY = timedelta(days=1)
+DAY_MS = DAY // timedelta(milliseconds=1)
+PERIODIC = [
+    Periodic(id="marker", every_ms=DAY_MS, run_on_start=True, queue="work"),
+    Periodic(
+        id="daily", kind="noop", every_ms=DAY_MS, unique_ms=DAY_MS, run_on_start=True, queue="none"
+    ),
+    Periodic(id="ticks", cron="@every 1s", unique_ms=1000, queue="ticks"),
+]
+NOTE = """
+CREATE TABLE inserts (id bigint, state text);
+CREATE FUNCTION note_insert() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    EXECUTE format('INSERT INTO %I.inserts VALUES ($1, $2)', TG_TABLE_SCHEMA)
+        USING NEW.id, NEW.state::text;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER note_insert AFTER INSERT ON river_job FOR EACH ROW EXECUTE FUNCTION note_insert();
+"""
+NO_NOTE = "DROP FUNCTION note_insert CASCADE; DROP TABLE inserts"
+COUNT = """
+SELECT count(*) FROM river_job
+WHERE metadata ->> 'river:periodic_job_id' = $1 AND args ->> 'by' = coalesce($2, args ->> 'by')
+"""
+
+
+class Terms:
+    """Leaders that follow each other, with the same periodic jobs."""
+
+    def __init__(self, fleet: Fleet, rig: Rig) -> None:
+        self._fleet, self._rig = fleet, rig
+        self.number = 0
+
+    @asynccontextmanager
+    async def leader(self, language: str) -> AsyncGenerator[Worker]:
+        """The next leader; it works no queue of the jobs."""
+        self.number += 1
+        async with self._fleet.worker(
+            language, candidate=True, queues={"idle": 1}, periodic=PERIODIC
+        ) as leader:
+            await self._rig.until("SELECT leader_id FROM river_leader", leader.id)
+            await self._rig.until(COUNT, self.number, "marker", None)
+            yield leader
+            leader.stop()
+            await leader.stopped()
+
+    async def until_ticks(self, language: str, more: int = 2) -> None:
+        """Wait until the leader has inserted so many more jobs by its schedule."""
+        known = await self._rig.schema.fetchval(COUNT, "ticks", language)
+        await self._rig.until(
+            COUNT.replace("count(*)", "count(*) >= $3"), True, "ticks", language, known + more
+        )
+
+
+@EITHER
+async def test_terms(language: str, go: RiverGo, fleet: Fleet, schema: Schema, rig: Rig) -> None:
+    """The leader passes from one language to the other and back.
+
+    What is due is inserted as available, its queue is notified once, and a worker of the other
+    language works it (CF-067, periodic_due_job_available). What runs on start is inserted once a
+    term, not by a follower, and not when the leader's connections were lost; then the schedule
+    goes on (CF-068, periodic_run_on_start). A job that is unique by day is a duplicate for the next
+    leader, in whatever zone its process is (CF-069, periodic_unique_cross_engine). An interval
+    `@every` comes once a period, whoever leads (CF-109).
+    """
+    go.zone = "Pacific/Kiritimati"
+    terms = Terms(fleet, rig)
+    async with having(schema, NOTE, NO_NOTE), notifications(schema) as sent:
+        async with terms.leader(language):
+            insert = ("river_insert", {"queue": "work"})
+            assert (await sent.take()).count(insert) == 1
+            async with fleet.worker(
+                OTHER[language],
+                id="follower",
+                queues={"work": 5},
+                candidate=True,
+                periodic=PERIODIC,
+            ) as follower:
+                await terms.until_ticks(language)
+                await schema.execute(KILL, NAMES[language], LISTENS[False])
+                await terms.until_ticks(language)
+                await rig.until(COUNT + " AND state = 'completed'", 1, "marker", language)
+                assert await schema.fetchval(COUNT, "marker", None) == 1
+                follower.stop()
+                await follower.stopped()
+        async with terms.leader(OTHER[language]):
+            await terms.until_ticks(OTHER[language])
+        async with terms.leader(language):
+            await terms.until_ticks(language)
+        states = await schema.fetch("SELECT DISTINCT state FROM inserts")
+        assert [row["state"] for row in states] == ["available"]
+    rows: dict[str, list[Any]] = {}
+    for row in await schema.jobs():
+        metadata = metadata_of(row)
+        rows.setdefault(metadata["river:periodic_job_id"], []).append(row)
+        assert metadata.pop("periodic") is True
+        assert set(metadata) == {"river:periodic_job_id"}
+    days = {row["scheduled_at"].date() for row in rows["marker"]}
+    assert len(rows["marker"]) == 3
+    assert len(rows["daily"]) == len(days)
+    assert rows["marker"][0]["attempted_by"] == ["follower"]
+    seconds = [row["scheduled_at"] for row in rows["ticks"]]
+    assert all(at.microsecond == 0 for at in seconds)
+    assert len(set(seconds)) == len(seconds)
+    assert {json.loads(row["args"])["by"] for row in rows["ticks"]} == set(LANGUAGES)
+
+
+def vectors() -> list[dict[str, Any]]:
+    """The lines of the vectors."""
+    return [json.loads(line) for line in VECTORS.read_bytes().splitlines()]
+
+
+async def test_cron_vectors(go: RiverGo) -> None:
+    """The vectors of `tests/periodic/test_schedules.py` are what Go's parser prints (CF-070,
+    cron_schedule_goldens; CF-109)."""
+    lines = vectors()
+    assert await go.run("cron", requests=lines) == lines
+
+
+class Slots:
+    """What a leader of each language inserts, by one cron text in both."""
+
+    def __init__(self, in_go: list[datetime], schedule: PeriodicSchedule) -> None:
+        self.in_go = in_go
+        self._schedule = schedule
+        after = in_go[0] - timedelta(hours=1)
+        self.in_python: list[datetime] = []
+        while (due := next_time(schedule, after)) is not None and due <= in_go[-1]:
+            self.in_python.append(due)
+            after = due
+        self.all = sorted({*in_go, *self.in_python})
+        self.stored = self.in_python[0]
+        """The next slot that riverpy has in its table."""
+
+    def by(self, language: str, now: datetime) -> list[datetime]:
+        """What is due for a leader of the language that has just come, or is there."""
+        if language == "go":
+            return [slot for slot in self.in_go if slot == now]
+        if now < self.stored:
+            return []
+        due = due_slots(self._schedule, "one", self.stored, now)
+        assert due.following is not None
+        self.stored = due.following
+        return due.slots
+
+
+CLOCK_CHANGES = {
+    "CRON_TZ=America/New_York 30 1 * * *": "2026-10-31T12:00:00Z",
+    "CRON_TZ=Europe/Berlin 30 2 * * *": "2026-10-24T12:00:00Z",
+    "CRON_TZ=Australia/Sydney 30 2 * * *": "2026-04-04T00:00:00Z",
+    "CRON_TZ=Asia/Jerusalem 30 1 * * *": "2026-10-24T12:00:00Z",
+}
+"""Texts of a time that comes twice within two days of the other time."""
+
+
+@pytest.mark.parametrize("text", CLOCK_CHANGES)
+@pytest.mark.parametrize(
+    ("changes", "period"), [("once", DAY), ("river", DAY), ("river", timedelta(hours=1))]
+)
+async def test_repeated_hour(
+    text: str,
+    changes: ClockChanges,
+    period: timedelta,
+    go: RiverGo,
+    callers: Callers,
+    schema: Schema,
+) -> None:
+    """The leaders of both languages have a periodic job of the same cron text, unique by period.
+    When the clocks show its time twice, each slot has one row, whoever leads at which of them:
+    unique by day that is one a day, also if riverpy, unlike Go, has the first time only. With
+    `clock_changes="river"` and unique by hour it is one for each of the two times.
+
+    What is due is asked of both schedules; the jobs are inserted by both clients."""
+    after = CLOCK_CHANGES[text]
+    line = {"expression": text, "zone": "UTC", "after": after, "count": 3}
+    ((vector,), zone) = await go.run("cron", requests=[line]), ZoneInfo(text.split()[0][8:])
+    in_go = [datetime.fromisoformat(at) for at in vector["next"]]
+    first, second, later = in_go
+    assert second - first == timedelta(hours=1)
+    assert later - second == DAY
+    wanted = {at.astimezone(zone).date() for at in in_go} if period == DAY else set(in_go)
+    found: list[set[Any]] = []
+    for number, leaders in enumerate(product(LANGUAGES, repeat=3)):
+        slots = Slots(in_go, cron(text, clock_changes=changes))
+        assert (slots.in_python == in_go) is (changes == "river")
+        kind = f"report_{number}"
+        for leader, slot in zip(leaders, slots.all, strict=True):
+            for now in (slot - timedelta(minutes=20), slot):
+                for due in slots.by(leader, now):
+                    unique = {"by_period_s": int(period.total_seconds())}
+                    await callers[leader].insert(
+                        request("{}", kind=kind, scheduled_at=due.isoformat(), unique=unique)
+                    )
+        rows = await schema.fetch("SELECT scheduled_at FROM river_job WHERE kind = $1", kind)
+        times = [row["scheduled_at"] for row in rows]
+        if period == DAY:
+            times = [at.astimezone(zone).date() for at in times]
+        assert len(times) == len(set(times)), leaders
+        found.append(set(times))
+    assert found == [wanted] * 8
