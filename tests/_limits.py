@@ -1,9 +1,10 @@
 """How long a test and a whole run may take, and what is told when they take longer.
 
 A test that is a coroutine is cancelled at its limit: it fails there, and the other tests run.
-What then still hangs ends its process, with the stacks of all threads, by a timer of faulthandler's
-that needs no GIL; in a parallel run another worker takes its place. A run that takes longer than
-`RUN_LIMIT` is ended with the names of the tests that run and the stacks of each process.
+What then still hangs ends its process, with the stacks of all threads, by a signal that
+faulthandler handles without the GIL; in a parallel run another worker takes its place. A run that
+takes longer than `RUN_LIMIT` is ended with the names of the tests that run and the stacks of each
+process.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import signal
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +38,6 @@ RUN_LIMIT = 70 * 60.0
 """Seconds for the whole run, which takes a quarter of it."""
 _STACKS = 30.0
 """Seconds that workers may take to tell their stacks."""
-_STDERR = pytest.StashKey[int]()
-"""The file that tests do not capture."""
 
 
 class RunLimit:
@@ -118,7 +117,7 @@ def _wait_for_all(children: list[int]) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Begin, while stderr is not captured yet."""
     config.addinivalue_line("markers", "timeout(seconds): how long the test may take")
-    config.stash[_STDERR] = os.dup(2)
+    faulthandler.register(signal.SIGALRM, file=os.dup(2), all_threads=True, chain=True)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(RunLimit(config, RUN_LIMIT))
 
@@ -132,7 +131,8 @@ def limit(item: pytest.Item) -> float:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
     """Limit the fixtures' part."""
-    return (yield from _killed_later(item))
+    with _killed_later(item):
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -140,23 +140,26 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Limit the test."""
     if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
         item.obj = _cancelled_later(item.obj, limit(item))
-    return (yield from _killed_later(item))
+    with _killed_later(item):
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
     """Limit the fixtures' part."""
-    return (yield from _killed_later(item))
-
-
-def _killed_later(item: pytest.Item) -> Generator[None, object, object]:
-    faulthandler.dump_traceback_later(
-        limit(item) + GRACE, exit=True, file=item.config.stash[_STDERR]
-    )
-    try:
+    with _killed_later(item):
         return (yield)
+
+
+@contextmanager
+def _killed_later(item: pytest.Item) -> Generator[None]:
+    """A timer of the kernel: faulthandler's own is a thread, whose end would be waited for thrice a
+    test."""
+    signal.setitimer(signal.ITIMER_REAL, limit(item) + GRACE)
+    try:
+        yield
     finally:
-        faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _cancelled_later(
