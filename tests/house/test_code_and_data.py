@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from tests.house.test_tree import MODULES, ROOT, run_time_imports
+from tests.house.test_tree import MODULES, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,6 +18,18 @@ ALLOWED = {
 }
 LOADERS = {"cloudpickle", "dill", "jsonpickle", "marshal", "pickle", "runpy", "shelve", "yaml"}
 RUNNERS = {"__import__", "compile", "eval", "exec", "import_module"}
+
+
+def run_time_imports(node: ast.AST) -> Iterator[str]:
+    """The top-level packages that a syntax tree imports outside of `if TYPE_CHECKING`."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(child, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            yield (child.module or "").split(".")[0]
+        yield from run_time_imports(child)
 
 
 def finds_in(path: Path) -> Iterator[str]:

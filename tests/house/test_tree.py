@@ -7,13 +7,9 @@ import os
 import re
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import yaml
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "riverpy").rglob("*.py"))
@@ -28,60 +24,69 @@ TEXT = [
 ]
 
 
-def ids(paths: list[Path]) -> list[str]:
-    """Paths as they stand in the tree."""
-    return [str(path.relative_to(ROOT)) for path in paths]
+STATEMENT = re.compile(
+    r"\s*(SELECT\s.+\sFROM|INSERT\s+INTO|UPDATE\s+\S+\s+SET|DELETE\s+FROM|(CREATE|ALTER|DROP)\s+"
+    r"(TABLE|INDEX|FUNCTION|TYPE))\s",
+    re.DOTALL,
+)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=ids(MODULES))
-def test_module(path: Path) -> None:
-    """A module says what it owns, and has at most 600 lines."""
-    text = path.read_text("utf-8")
-    code = [node for node in ast.parse(text).body if not isinstance(node, ast.ImportFrom)]
-    assert not code or ast.get_docstring(ast.parse(text)), "no docstring"
-    assert text.count("\n") <= 600
+@pytest.fixture(scope="module")
+def trees() -> dict[str, ast.Module]:
+    """The syntax tree of each module."""
+    return {name_of(path): ast.parse(path.read_text("utf-8")) for path in MODULES}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=ids(MODULES))
-def test_asyncpg_is_imported_in_its_driver_alone(path: Path) -> None:
-    """No other module imports asyncpg when it runs."""
-    if path == ROOT / "riverpy" / "drivers" / "asyncpg.py":
-        return
-    assert "asyncpg" not in set(run_time_imports(ast.parse(path.read_text("utf-8"))))
+def name_of(path: Path) -> str:
+    """The path as it stands in the tree."""
+    return str(path.relative_to(ROOT))
 
 
-def run_time_imports(node: ast.AST) -> Iterator[str]:
-    """The top-level packages that a syntax tree imports outside of `if TYPE_CHECKING`."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
-            continue
-        if isinstance(child, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in child.names)
-        elif isinstance(child, ast.ImportFrom):
-            yield (child.module or "").split(".")[0]
-        yield from run_time_imports(child)
+def test_modules_say_what_they_own(trees: dict[str, ast.Module]) -> None:
+    """A module that has more than imports has a docstring."""
+    assert trees
+    mute = [
+        name
+        for name, tree in trees.items()
+        if not all(isinstance(node, ast.ImportFrom) for node in tree.body)
+        if not ast.get_docstring(tree)
+    ]
+    assert mute == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=ids(MODULES))
-def test_no_sql_in_python(path: Path) -> None:
+def test_modules_are_short() -> None:
+    """A module has at most 600 lines."""
+    long = [name_of(path) for path in MODULES if path.read_text("utf-8").count("\n") > 600]
+    assert long == []
+
+
+def test_no_sql_in_python(trees: dict[str, ast.Module]) -> None:
     """SQL stands in sql/."""
-    statement = re.compile(
-        r"\s*(SELECT\s.+\sFROM|INSERT\s+INTO|UPDATE\s+\S+\s+SET|DELETE\s+FROM|(CREATE|ALTER|DROP)\s+"
-        r"(TABLE|INDEX|FUNCTION|TYPE))\s",
-        re.DOTALL,
-    )
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            assert not statement.match(node.value), node.value
+    found = [
+        (name, node.value)
+        for name, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if STATEMENT.match(node.value)
+    ]
+    assert found == []
 
 
-@pytest.mark.parametrize("path", TEXT, ids=ids(TEXT))
-def test_text(path: Path) -> None:
+@pytest.mark.parametrize(
+    "unwanted",
+    [
+        r"index-url|pypi\.org|registry\.npmjs|pythonhosted|proxy\.golang",
+        r"[^\n]\Z",
+        r"[ \t]+$",
+    ],
+    ids=["registry or mirror", "last line without an end", "blanks at the end of a line"],
+)
+def test_text(unwanted: str) -> None:
     """Files name no package registry or mirror, end their last line, and have no stray blanks."""
-    text = path.read_text("utf-8")
-    assert not re.search(r"index-url|pypi\.org|registry\.npmjs|pythonhosted|proxy\.golang", text)
-    assert not text or text.endswith("\n")
-    assert not re.search(r"[ \t]+$", text, re.MULTILINE)
+    pattern = re.compile(unwanted, re.MULTILINE)
+    assert TEXT
+    found = [name_of(path) for path in TEXT if pattern.search(path.read_text("utf-8"))]
+    assert found == []
 
 
 @pytest.mark.parametrize("path", [*SCRIPTS, ROOT / ".ci" / "run"], ids=lambda path: path.name)
