@@ -31,6 +31,7 @@ containers."""
 _ENVIRONMENT_URL = "postgresql://"
 _PORT_DEFAULT = "5432"
 _PORT_MAX = 65535
+_ENCODING = "utf8"
 _SYSTEM = "system"
 """The `sslrootcert` that stands for the certificates of the operating system."""
 _SOCKETS = "/run/postgresql, /var/run/postgresql, /tmp, localhost"
@@ -50,6 +51,9 @@ _PASSWORD_KEYWORD = re.compile(r"(?i)\b((?:ssl)?password\s*+=\s*+)('[^']*'|\S+)"
 _URL_START = re.compile(r"(?i)\bpostgres(?:ql)?://")
 _QUERY_END = re.compile("[^'\"`]*")
 _WORD = re.compile(r"\S+")
+_SECONDS = re.compile("-?[0-9]{1,9}")
+_ATTRIBUTES = "any, read-write, read-only, primary, standby, prefer-standby"
+"""The values of `target_session_attrs`."""
 
 _FILE_VARIABLES = {
     "sslrootcert": "PGSSLROOTCERT",
@@ -81,6 +85,7 @@ _SHOWN = frozenset(
 """Parameters whose values are shown; any other may be a password with a slip in its name."""
 _IGNORED: Mapping[str, frozenset[str] | None] = {
     "channel_binding": frozenset({"disable", "prefer"}),
+    "connection_limit": None,
     "fallback_application_name": None,
     "gssdelegation": frozenset({"0"}),
     "gssencmode": frozenset({"disable", "prefer"}),
@@ -91,22 +96,31 @@ _IGNORED: Mapping[str, frozenset[str] | None] = {
     "load_balance_hosts": None,
     "max_protocol_version": None,
     "min_protocol_version": frozenset({"3.0"}),
+    "pgbouncer": frozenset({"false"}),
+    "pool_timeout": None,
     "replication": frozenset({"0", "false", "no", "off"}),
     "requiressl": frozenset({"0"}),
+    "serverVersion": None,
+    "socket_timeout": None,
     "sslcertmode": frozenset({"allow"}),
     "sslcompression": None,
     "sslkeylogfile": None,
     "sslsni": frozenset({"1"}),
+    "statement_cache_size": None,
     "tcp_user_timeout": None,
+    "uselibpqcompat": None,
 }
-"""Parameters that only libpq knows, with the values that are harmless to leave out; None: all."""
+"""Parameters that only libpq or another library knows, with the values that are harmless to leave
+out; None: all."""
 _NO_CHANNEL_BINDING = (
     "asyncpg has no channel binding, and without it another server could pass for yours: write "
     "sslmode=verify-full&sslrootcert=system in its place, which verifies the server's certificate "
     "(with a certificate authority of your own, sslrootcert=FILE)"
 )
+_NO_SCHEMA = "name the schema with Config(schema=…) or --schema, and leave it out"
 _REFUSED: Mapping[str, str] = {
     "channel_binding": _NO_CHANNEL_BINDING,
+    "currentSchema": _NO_SCHEMA,
     "gssdelegation": "asyncpg cannot delegate credentials: leave it out",
     "gssencmode": "asyncpg cannot encrypt with GSSAPI: write sslmode=require or "
     "sslmode=verify-full in its place",
@@ -116,6 +130,7 @@ _REFUSED: Mapping[str, str] = {
     "oauth_client_secret": "asyncpg cannot log in with OAuth: use a user with a password",
     "oauth_issuer": "asyncpg cannot log in with OAuth: use a user with a password",
     "oauth_scope": "asyncpg cannot log in with OAuth: use a user with a password",
+    "pgbouncer": "say so with Config(pooler=True) or --pooler, and leave it out",
     "replication": "riverpy needs an ordinary connection: leave it out",
     "require_auth": "asyncpg cannot restrict how the server asks for the password: verify the "
     "server with sslmode=verify-full in its place",
@@ -123,16 +138,47 @@ _REFUSED: Mapping[str, str] = {
     "of its socket, and leave it out",
     "requiressl": "asyncpg does not know it: write sslmode=require in its place",
     "scram_client_key": "asyncpg cannot log in with a key: write the password",
+    "schema": _NO_SCHEMA,
     "scram_server_key": "asyncpg cannot log in with a key: write the password",
     "servicefile": "asyncpg does not know it: name the file in PGSERVICEFILE",
+    "ssl": "asyncpg does not know it: write sslmode=require or sslmode=verify-full in its place",
+    "sslaccept": "asyncpg does not know it: write sslmode=require or sslmode=verify-full in its "
+    "place",
     "sslcertmode": "asyncpg cannot demand or suppress a client's certificate: name it with sslcert "
     "and sslkey, or leave it out",
     "sslcrldir": "asyncpg reads no directory of them: name one file of revoked certificates with "
     "sslcrl",
     "sslsni": "asyncpg always sends the server's name: leave it out",
 }
-"""Parameters that only libpq knows, with why other values of them are refused. To ignore these
-would weaken the connection, or make it another one."""
+"""Parameters that only libpq or another library knows, with why other values of them are refused.
+To ignore these would weaken the connection, or make it another one."""
+_VARIABLES: Mapping[str, str] = {
+    "PGCHANNELBINDING": "channel_binding",
+    "PGGSSDELEGATION": "gssdelegation",
+    "PGGSSENCMODE": "gssencmode",
+    "PGHOSTADDR": "hostaddr",
+    "PGLOADBALANCEHOSTS": "load_balance_hosts",
+    "PGMAXPROTOCOLVERSION": "max_protocol_version",
+    "PGMINPROTOCOLVERSION": "min_protocol_version",
+    "PGREQUIREAUTH": "require_auth",
+    "PGREQUIREPEER": "requirepeer",
+    "PGREQUIRESSL": "requiressl",
+    "PGSSLCERTMODE": "sslcertmode",
+    "PGSSLCOMPRESSION": "sslcompression",
+    "PGSSLCRLDIR": "sslcrldir",
+    "PGSSLSNI": "sslsni",
+}
+"""Variables of libpq that asyncpg does not read, and that count where a URL lacks the parameter."""
+_UNREAD = (
+    "PGAPPNAME",
+    "PGCLIENTENCODING",
+    "PGDATESTYLE",
+    "PGGEQO",
+    "PGOPTIONS",
+    "PGSYSCONFDIR",
+    "PGTZ",
+)
+"""More of them, which are harmless to ignore."""
 
 
 def mask_url(text: str) -> str:
@@ -224,17 +270,27 @@ def _why_refused(query: Sequence[tuple[str, str]]) -> str | None:
     values = dict(query)
     sslmode = values.get("sslmode")
     for name, value in query:
-        if name not in _REFUSED or _is_harmless(name, value):
-            continue
-        if name == "channel_binding":
-            if value != "require":
-                return f"its parameter {name} is none of disable, prefer, require"
-            if sslmode == "verify-full":  # the certificate says who the server is
-                continue
-        return f"its parameter {name} cannot be honoured: {_REFUSED[name]}"
+        if reason := _why_not_ignored(name, value, sslmode):
+            return f"its parameter {name} {reason}"
+    encoding = values.get("client_encoding", _ENCODING)
+    if encoding.lower().replace("-", "") != _ENCODING:
+        return (
+            "riverpy speaks UTF-8, whatever the encoding of the database: leave client_encoding out"
+        )
     if values.get("sslrootcert") == _SYSTEM and sslmode not in {None, "verify-full"}:
         return "its parameter sslrootcert: with sslrootcert=system write sslmode=verify-full"
     return None
+
+
+def _why_not_ignored(name: str, value: str, sslmode: str | None) -> str | None:
+    if name not in _REFUSED or _is_harmless(name, value):
+        return None
+    if name == "channel_binding":
+        if value != "require":
+            return "is none of disable, prefer, require"
+        if sslmode == "verify-full":  # the certificate says who the server is
+            return None
+    return f"cannot be honoured: {_REFUSED[name]}"
 
 
 def _is_harmless(name: str, value: str) -> bool:
@@ -257,9 +313,14 @@ def _why_no_parameters(query: Mapping[str, str]) -> str | None:
     for port in filter(None, query.get("port", "").split(",")):
         if reason := _why_no_port(port):
             return reason
-    if (limit := query.get("connect_timeout")) and not re.fullmatch("-?[0-9]{1,9}", limit):
+    if (limit := query.get("connect_timeout")) and not _SECONDS.fullmatch(limit):
         return "its connect_timeout is no number of seconds"
-    return None
+    wanted = query.get("target_session_attrs")
+    return f"its target_session_attrs is none of {_ATTRIBUTES}" if _is_odd(wanted) else None
+
+
+def _is_odd(target_session_attrs: str | None) -> bool:
+    return bool(target_session_attrs) and target_session_attrs not in _ATTRIBUTES.split(", ")
 
 
 def _why_no_port(port: str) -> str | None:
@@ -394,14 +455,21 @@ class SplitUrl(NamedTuple):
     """The names of libpq's parameters that are left out."""
 
 
-def split_url(url: str) -> SplitUrl:
+def split_url(url: str, environ: Mapping[str, str] | None = None) -> SplitUrl:
     """Take out of a valid URL what asyncpg would send to the server as a setting of the session.
 
     `sslrootcert=system` becomes the path of the system's certificates, and implies
     `sslmode=verify-full`, as for libpq.
+
+    Raises:
+        ConfigError: PGCONNECT_TIMEOUT, which counts where the URL has no limit, is no number.
     """
     base, _, query = url.partition("?")
-    limit = int(dict(parse_qsl(query)).get("connect_timeout", 0))
+    environ = os.environ if environ is None else environ
+    seconds = dict(parse_qsl(query)).get("connect_timeout") or environ.get("PGCONNECT_TIMEOUT")
+    if seconds and not _SECONDS.fullmatch(seconds):
+        raise ConfigError("PGCONNECT_TIMEOUT is no number of seconds")
+    limit = int(seconds or 0)
     kept: list[str] = []
     ignored: list[str] = []
     for part in query.split("&") if query else ():
@@ -417,6 +485,29 @@ def split_url(url: str) -> SplitUrl:
         float(limit) if limit > 0 else None,
         tuple(ignored),
     )
+
+
+def ignored_variables(url: str, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """The variables of libpq that are set and have no effect.
+
+    Raises:
+        ConfigError: to ignore one would weaken the connection, or make it another one; or
+            PGTARGETSESSIONATTRS has a wrong value.
+    """
+    environ = os.environ if environ is None else environ
+    query = dict(parse_qsl(urlsplit(url).query))
+    if "target_session_attrs" not in query and _is_odd(environ.get("PGTARGETSESSIONATTRS")):
+        raise ConfigError(f"PGTARGETSESSIONATTRS is none of {_ATTRIBUTES}")
+    sslmode = query.get("sslmode") or environ.get("PGSSLMODE")
+    ignored = [variable for variable in _UNREAD if environ.get(variable)]
+    for variable, parameter in _VARIABLES.items():
+        value = environ.get(variable)
+        if not value or parameter in query:
+            continue
+        if reason := _why_not_ignored(parameter, value, sslmode):
+            raise ConfigError(f"the variable {variable} {reason}")
+        ignored.append(variable)
+    return tuple(ignored)
 
 
 def _system_certificates(query: str) -> list[str]:

@@ -23,6 +23,7 @@ from riverpy._log import get_logger
 from riverpy.cli._output import print_note, printable
 from riverpy.cli._settings import DEBUG, SettingsError, Sources, boolean_option
 from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from riverpy.drivers.asyncpg import describe as describe_error
 from riverpy.errors import ConfigError, InsertError, RiverError
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def is_expected(error: BaseException) -> bool:
 
 def describe(error: BaseException) -> str:
     """The error in one line, without passwords; its type before it if it is not `is_expected`."""
-    text = one_line(str(error) if is_expected(error) else error_text(error))
+    text = one_line(describe_error(error))
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return mask_url(text or type(error).__name__)

@@ -21,6 +21,7 @@ from riverpy._dsn import (
     UNKNOWN_USER,
     Server,
     environment_url,
+    ignored_variables,
     mask_url,
     missing_file,
     server_of,
@@ -51,6 +52,8 @@ CLOSE_TIMEOUT = 0.5
 """Seconds that a connection or pool may take to say goodbye; then it is cut."""
 SERVER_VERSION_MIN = 13
 _SETTING_DEFAULT = "database URL"
+_WRONG_PARAMETER = {"22023", "42704", "55P02"}
+"""Of a connection: a setting has a wrong value, is not known, or cannot be set now."""
 
 DATABASE_ERRORS: tuple[type[Exception], ...] = (
     asyncpg.PostgresError,
@@ -233,9 +236,9 @@ class _Target(NamedTuple):
     def of(cls, url: str | None) -> _Target:
         url = environment_url() if url is None else url
         validate_url(url)
-        url, limit, ignored = split_url(url)
-        if ignored:
-            _warn_of_ignored(ignored)
+        variables = ignored_variables(url)
+        url, limit, parameters = split_url(url)
+        _warn_of_ignored(parameters, variables)
         server = server_of(url)
         if server.user == UNKNOWN_USER:
             raise ConfigError(
@@ -246,10 +249,13 @@ class _Target(NamedTuple):
 
 
 @cache
-def _warn_of_ignored(names: tuple[str, ...]) -> None:
-    """Log once in a process that parameters of a URL have no effect."""
+def _warn_of_ignored(parameters: tuple[str, ...], variables: tuple[str, ...]) -> None:
+    """Log once in a process that parameters of a URL, or variables, have no effect."""
     log = get_logger()
-    log.warning("database URL parameters ignored", parameters=list(names))
+    if parameters:
+        log.warning("database URL parameters ignored", parameters=list(parameters))
+    if variables:
+        log.warning("database variables ignored", variables=list(variables))
 
 
 async def connect(
@@ -303,6 +309,14 @@ async def connect(
             f"the {setting} leads to a pooler that takes no settings of a session "
             f"({describe(error)}): say so with Config(pooler=True), and give a listen_url that "
             "leads past it; or set ignore_startup_parameters there, if it pools whole sessions"
+        ) from error
+    except asyncpg.PostgresError as error:
+        if error.sqlstate not in _WRONG_PARAMETER:
+            raise
+        raise ConfigError(
+            f"the {setting} has a parameter that the server refuses: {describe(error)}. What "
+            "riverpy does not know is sent as a setting of the session: leave it out, or put it "
+            "right"
         ) from error
     except OSError as error:
         raise _unreachable(error, target, setting, timeout) from error

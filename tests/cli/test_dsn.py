@@ -21,6 +21,7 @@ import structlog
 from riverpy import Client, Config, ConfigError
 from riverpy._dsn import (
     environment_url,
+    ignored_variables,
     mask_url,
     server_of,
     show_url,
@@ -61,6 +62,8 @@ WRONG = [
     "postgres://u:s3cret@h/d?port=xx",
     "postgres://u:s3cret@h/d?connect_timeout=soon",
     "postgres://u:s3cret@h/d?channel_binding=require",
+    "postgres://u:s3cret@h/d?client_encoding=latin1",
+    "postgres://u:s3cret@h/d?target_session_attrs=first",
     "postgres://u:s3cret@h/\0",
 ]
 
@@ -298,6 +301,10 @@ async def test_connect_timeout(database_url: str) -> None:
         ("replication=database", "riverpy needs an ordinary connection"),
         ("scram_client_key=s3cret", "asyncpg cannot log in with a key"),
         ("oauth_issuer=s3cret", "asyncpg cannot log in with OAuth"),
+        ("pgbouncer=true", "Config(pooler=True) or --pooler"),
+        ("schema=s3cret", "name the schema with Config(schema=…) or --schema"),
+        ("currentSchema=s3cret", "name the schema with Config(schema=…) or --schema"),
+        ("ssl=true", "write sslmode=require or sslmode=verify-full in its place"),
         ("sslrootcert=system&sslmode=require", "with sslrootcert=system write sslmode=verify-full"),
     ],
 )
@@ -320,6 +327,8 @@ def test_refused_parameter_is_named(parameter: str, reason: str) -> None:
         ("sslmode=verify-full&channel_binding=require", "sslmode=verify-full", None),
         ("keepalives=1&keepalives_idle=30&tcp_user_timeout=5", "", None),
         ("fallback_application_name=x&gssencmode=prefer&sslsni=1", "", None),
+        ("connection_limit=5&pool_timeout=3&pgbouncer=false", "", None),
+        ("client_encoding=utf-8&statement_cache_size=0", "client_encoding=utf-8", None),
         ("load_balance_hosts=random&sslcompression=0&replication=false", "", None),
     ],
 )
@@ -371,13 +380,98 @@ async def test_ignored_parameters_are_logged_once(
     ]
 
 
-async def test_connect_timeout_is_kept() -> None:
-    """A server that accepts and says nothing is given up after the URL's time, and is named."""
+@pytest.mark.parametrize("query", ["?connect_timeout=1", ""])
+async def test_connect_timeout_is_kept(monkeypatch: pytest.MonkeyPatch, query: str) -> None:
+    """A server that accepts and says nothing is given up after the time of the URL, or else of
+    PGCONNECT_TIMEOUT, and is named."""
+    monkeypatch.setenv("PGCONNECT_TIMEOUT", "2" if query else "1")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         with pytest.raises(TimeoutError) as caught:
-            await connect(f"postgres://u:s3cret@127.0.0.1:{port}/d?connect_timeout=1")
+            await connect(f"postgres://u:s3cret@127.0.0.1:{port}/d{query}")
     assert str(caught.value) == f"cannot connect to 127.0.0.1:{port}: no answer within 1 s"
+
+
+@pytest.mark.parametrize(
+    ("parameter", "reason"),
+    [
+        ("nosuch=s3cret", 'unrecognized configuration parameter "nosuch"'),
+        ("max_connections=5", "cannot be changed without restarting the server"),
+        ("timezone=Mars", 'invalid value for parameter "TimeZone"'),
+    ],
+)
+async def test_parameter_that_the_server_refuses(
+    database_url: str, parameter: str, reason: str
+) -> None:
+    """A parameter that nobody knows is sent as a setting of the session: what the server says of it
+    is shown as an error of the URL."""
+    url = database_url + ("&" if "?" in database_url else "?") + parameter
+    with pytest.raises(ConfigError, match="the database URL has a parameter") as caught:
+        await connect(url)
+    assert reason in str(caught.value)
+    assert "s3" not in str(caught.value)
+
+
+VARIABLES = ("PGAPPNAME", "PGCLIENTENCODING", "PGLOADBALANCEHOSTS", "PGOPTIONS", "PGTZ")
+
+
+def test_ignored_variables(database_url: str) -> None:
+    """Variables of libpq that have no effect are named in one line when a command connects."""
+    result = invoke(
+        *("queue", "list", "--database-url", database_url),
+        **dict.fromkeys(VARIABLES, "x"),
+        PGGSSENCMODE="prefer",
+        PGSSLMODE="prefer",
+    )
+    (line,) = (line for line in result.stderr.splitlines() if "database variables ignored" in line)
+    assert re.findall(r"PG\w+", line) == [
+        *("PGAPPNAME", "PGCLIENTENCODING", "PGOPTIONS", "PGTZ", "PGGSSENCMODE"),
+        "PGLOADBALANCEHOSTS",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("PGCHANNELBINDING", "require", "cannot be honoured: asyncpg has no channel binding"),
+        ("PGHOSTADDR", "127.0.0.1", "cannot be honoured: asyncpg takes one host"),
+        ("PGREQUIREAUTH", "s3cret", "cannot be honoured: asyncpg cannot restrict"),
+        ("PGCONNECT_TIMEOUT", "s3cret", "is no number of seconds"),
+        ("PGTARGETSESSIONATTRS", "s3cret", "is none of any, read-write"),
+    ],
+)
+def test_refused_variables(database_url: str, variable: str, value: str, reason: str) -> None:
+    """A variable whose loss would weaken the connection or change its meaning is refused by name,
+    as a parameter of the URL is."""
+    result = invoke("queue", "list", "--database-url", database_url, **{variable: value})
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"{variable} {reason}" in result.stderr
+    assert "s3" not in result.stderr
+
+
+def test_wanted_server_is_not_there(database_url: str) -> None:
+    """Where no server is as PGTARGETSESSIONATTRS wants it, a command says so in plain words."""
+    result = invoke("queue", "list", "--database-url", database_url, PGTARGETSESSIONATTRS="standby")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "riverpy: no server of the URL is one as target_session_attrs wants it\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "environ", "ignored"),
+    [
+        ("?sslmode=verify-full", {"PGCHANNELBINDING": "require"}, ("PGCHANNELBINDING",)),
+        ("", {"PGCHANNELBINDING": "require", "PGSSLMODE": "verify-full"}, ("PGCHANNELBINDING",)),
+        ("?channel_binding=prefer", {"PGCHANNELBINDING": "require"}, ()),
+        ("?target_session_attrs=any", {"PGTARGETSESSIONATTRS": "x", "PGTZ": ""}, ()),
+    ],
+)
+def test_variables_beside_a_url(
+    query: str, environ: dict[str, str], ignored: tuple[str, ...]
+) -> None:
+    """A parameter of the URL counts for the variable, and a verified server for channel binding."""
+    assert ignored_variables(f"postgres://h/d{query}", environ) == ignored
 
 
 @pytest.mark.parametrize(
