@@ -37,6 +37,8 @@ class Statements:
         self.done: list[int] = []
         self.named: list[int] = []
         self.recovered: list[int] = []
+        self.too_slow: list[int] = []
+        """The size of statements after each that took too long."""
         self.aside = SetAside[int](first=0.0, last=0.0)
         self.sender = BatchSender(
             self._send,
@@ -45,6 +47,7 @@ class Statements:
             row_id=lambda row: row,
             set_aside=lambda row, _error: self.named.append(row),
             recovered=self.recovered.append,
+            too_slow=lambda size, _error: self.too_slow.append(size),
         )
 
     async def _send(self, rows: list[int]) -> None:
@@ -85,6 +88,7 @@ async def test_one_bad_row(error: Exception) -> None:
     before_alone = [rows for rows in statements.sent if 333 in rows and len(rows) > 1]
     assert len(before_alone) <= 4
     assert statements.named == [333]
+    assert statements.too_slow == ([250, 11] if error is TOO_SLOW else [])
     statements.fails = lambda _rows: None
     while len(statements.sender):
         await statements.send(1)
@@ -151,6 +155,8 @@ async def test_every_row_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     statements.add(20)
     for _ in range(200):
         await statements.send(1)
+        tries = {aside.row: aside.tries for aside in statements.aside.rows}
+        assert all(tries[row] > 1 for row in statements.named)
         now += 1.0
     assert sorted(statements.named) == [*range(1, 21)]
     assert len(statements.sender) == 20
@@ -236,6 +242,87 @@ async def test_all_rows_fail_for_a_while() -> None:
     assert sorted(statements.recovered) == sorted(statements.named)
 
 
+async def test_pause_ends_with_a_success() -> None:
+    """While the sender pauses it tries rows that are set aside; when one succeeds the others go on
+    at once."""
+    statements = Statements(lambda _rows: REFUSED)
+    statements.aside = statements.sender.aside = SetAside(first=60.0)
+    statements.add(500)
+    while statements.sender.is_ready:
+        await statements.send(1)
+    statements.sender._pause_until += 60.0
+    statements.aside.wake()
+    statements.fails = lambda _rows: None
+    await statements.send(2)
+    (retried,), sent = statements.sent[-2:]
+    assert retried in statements.named
+    assert sent[0] not in statements.named
+
+
+async def test_time_to_send() -> None:
+    """After its time the sender tells whether rows are left, but for those that are set aside."""
+    statements = Statements(bad(REFUSED, 1))
+    statements.add(2)
+    assert not await statements.sender.send_all(within=0.0)
+    assert statements.sent == []
+    await statements.send(2)
+    assert not await statements.sender.send_all(within=0.0)
+    await statements.send(1)
+    assert await statements.sender.send_all(within=0.0)
+    assert statements.sender.rows == [1]
+
+
+async def test_rows_that_are_forgotten() -> None:
+    """Rows that are discarded are not sent; one that was set aside and forgotten is a new row."""
+    statements = Statements(bad(REFUSED, 1))
+    statements.aside = statements.sender.aside = SetAside(first=60.0)
+    for _ in range(2):
+        statements.add(3)
+        await statements.send(2)
+        statements.sender.discard()
+        assert statements.sender.rows == [1]
+        statements.sender.forget(1)
+    assert statements.sent == [[1, 2, 3], [1], [1], [2]]
+    assert statements.named == [1, 1]
+
+
+async def test_row_that_succeeds_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a row that is set aside succeeds, the others are tried at once: what failed them all may
+    be over."""
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    statements = Statements(bad(REFUSED, 1, 2))
+    statements.aside = statements.sender.aside = SetAside(first=1.0)
+    statements.add(3)
+    while statements.sender.is_ready:
+        await statements.send(1)
+    now = statements.sender.next_due
+    await statements.send(1)
+    statements.fails = lambda _rows: None
+    await statements.send(2)
+    assert statements.done == [3, 2, 1]
+
+
+async def test_row_that_is_set_aside_and_added_again() -> None:
+    """It stays set aside, and fails no other."""
+    statements = Statements(bad(REFUSED, 1))
+    statements.aside = statements.sender.aside = SetAside(first=60.0)
+    for _ in range(2):
+        statements.add(2)
+        await statements.send(3)
+    assert statements.sent == [[1, 2], [1], [2], [2]]
+
+
+async def test_server_that_is_away_at_a_retry() -> None:
+    """A row that is set aside is not sent twice after it."""
+    statements = Statements(bad(REFUSED, 1))
+    statements.add(1)
+    await statements.send(1)
+    statements.fails = lambda _rows: AWAY
+    await statements.send(2)
+    assert statements.sender.rows == [1]
+
+
 async def test_two_rows_of_one_id() -> None:
     """Two rows with one id go in two statements, also when one of them is set aside."""
     sent: list[list[tuple[int, int]]] = []
@@ -281,6 +368,7 @@ def test_delays_of_a_row_that_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> N
         now = aside.next_due
         assert aside.due() is not None
     assert delays == [1.0, 2.0, 4.0, 8.0, 8.0]
+    assert [row.since for row in aside.rows] == [100.0]
     assert not aside.is_full
     aside.failed(8, 8, TOO_SLOW, 5.0)
     assert aside.is_full

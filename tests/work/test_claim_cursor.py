@@ -88,12 +88,14 @@ def test_slow_claim_that_found_all() -> None:
 
 def test_slow_claim_that_is_full() -> None:
     """PF-03: the next ones start behind its last row, whatever the order of the rows; lower
-    priorities have not been seen."""
+    priorities have not been seen. One that is not full leaves its place for what commits late."""
     cursor = slow_cursor(row(2, 7, 1), row(1, 5, 9), is_full=True)
     assert places(cursor, 0.5) == [(SEEN - LATE, 0), (7, 1), (FIRST, 0), (FIRST, 0)]
     part = Stretch(Position(2, 7, 1), 2)
     assert not cursor.is_slow(part, 1, SLOW)
     cursor.claimed(part, [row(2, 8, 3)], is_full=True, now=0.6)
+    assert places(cursor, 0.7) == [(SEEN - LATE, 0), (8, 3), (FIRST, 0), (FIRST, 0)]
+    cursor.claimed(Stretch(Position(2, 8, 3), 2), [row(2, 9, 4)], is_full=False, now=0.7)
     assert places(cursor, 0.7) == [(SEEN - LATE, 0), (8, 3), (FIRST, 0), (FIRST, 0)]
 
 
