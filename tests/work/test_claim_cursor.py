@@ -9,6 +9,7 @@ import pytest
 import riverpy._work.claim_cursor
 import riverpy._work.producer
 from riverpy import Job
+from riverpy._db.jobs import job_claim
 from riverpy._work.claim_cursor import (
     FULL_INTERVAL_MAX,
     FULL_SHARE,
@@ -17,6 +18,7 @@ from riverpy._work.claim_cursor import (
     Position,
     Stretch,
 )
+from riverpy.drivers.asyncpg import use_raw_timestamps
 from riverpy.job import JobColumn
 from tests.work.rig import Task
 
@@ -120,6 +122,29 @@ def test_pause_is_bounded() -> None:
     cursor = ClaimCursor()
     cursor.passed([], is_full=False, seen_at=SEEN, took=60.0, now=0.0)
     assert cursor.full_in(0.0) == FULL_INTERVAL_MAX
+
+
+async def test_stretch_ends_with_its_priority(rig: Rig) -> None:
+    """A claim of a stretch reads no job of a lower priority: those have stretches of their own."""
+    for priority in (1, 2):
+        await rig.insert_rows(1, priority=priority)
+    async with rig.schema.connected() as connection:
+        await use_raw_timestamps(connection)
+        found = [
+            await job_claim(
+                connection,
+                rig.schema.name,
+                queue="default",
+                kinds=None,
+                skipped=[],
+                after=(priority, 0, 0),
+                last_priority=priority,
+                limit=10,
+                client_id="me",
+            )
+            for priority in (1, 2)
+        ]
+    assert [[one[JobColumn.ID] for one in rows] for rows in found] == [[1], [2]]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import riverpy._work.producer
 from riverpy import EventKind, InsertManyParams, InsertOpts, Job, QueueConfig
 from riverpy._work.producer import Producer
 from tests.kit.stalls import is_stall
-from tests.work.rig import FAR, PATIENCE, Task
+from tests.work.rig import FAR, PATIENCE, Task, metadata_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,6 +72,26 @@ async def test_order_with_one_slot(rig: Rig) -> None:
     async with rig.working(slots=1):
         await rig.take(40)
     assert started == [row["id"] for row in rows]
+
+
+async def test_row_of_a_claimed_job(rig: Rig) -> None:
+    """A claim keeps the newest 99 names of those who claimed the job before, and removes a cancel
+    mark that was left at a retry."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None: ...
+
+    names = [f"worker-{n}" for n in range(120)]
+    await rig.insert_rows(1, attempted_by=names)
+    await rig.schema.execute(
+        "UPDATE river_job SET metadata = jsonb_build_object('cancel_attempted_at', now(), 'own', 1)"
+    )
+    async with rig.working(id="me"):
+        await rig.take(1)
+    (row,) = await rig.schema.jobs()
+    assert row["state"] == "completed"
+    assert row["attempted_by"] == [*names[-99:], "me"]
+    assert metadata_of(row) == {"own": 1}
 
 
 async def test_slots_and_chunks(rig: Rig, claims: list[tuple[int, int]]) -> None:

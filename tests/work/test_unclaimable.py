@@ -12,6 +12,7 @@ import riverpy._batch
 import riverpy._work.producer
 import riverpy._work.unclaimable
 from riverpy import EventKind, Job, QueueConfig
+from riverpy._db.jobs import job_next, job_place
 from riverpy.migrate import Migrator
 from tests._database import (
     Schema,
@@ -147,6 +148,34 @@ async def test_refused_row_that_comes_in_between(
     finally:
         await allow(rig)
     assert said(log, LEFT_ALONE) == [1, 3]
+
+
+async def test_claims_of_one_job(rig: Rig) -> None:
+    """Where jobs are claimed one by one, the next is the first in the order of claims of which the
+    client knows the kind and which is not set aside; one that was is taken only while it can be
+    claimed from this queue."""
+    await rig.schema.execute(
+        "INSERT INTO river_job (kind, queue, max_attempts, args, priority, state, scheduled_at)"
+        " SELECT kind, queue, 25, '{}'::jsonb, priority, state::river_job_state, now() + due FROM"
+        " (VALUES ('task', 'default', 2, 'available', interval '-3 h'),"
+        " ('task', 'default', 1, 'available', '-1 h'),"
+        " ('task', 'default', 1, 'available', '-2 h'),"
+        " ('other', 'default', 1, 'available', '-3 h'),"
+        " ('task', 'default', 1, 'retryable', '-3 h'),"
+        " ('task', 'default', 1, 'available', '1 h'),"
+        " ('task', 'mail', 1, 'available', '-3 h'))"
+        " AS given (kind, queue, priority, state, due)"
+    )
+    order: list[int] = []
+    async with rig.schema.connected() as connection:
+        schema, kinds = rig.schema.name, ["task"]
+        while found := await job_next(
+            connection, schema, queue="default", kinds=kinds, skipped=order
+        ):
+            order.append(found[2])
+        places = [await job_place(connection, schema, n, queue="default") for n in range(1, 8)]
+    assert order == [3, 2, 1]
+    assert [place[2] for place in places if place is not None] == [1, 2, 3, 4]
 
 
 async def test_refused_row_is_tried_again(
