@@ -28,6 +28,7 @@ var verbs = map[string]verb{
 	"cancel":         jobVerb(cancelJob),
 	"cron":           cronVerb,
 	"delete":         jobVerb(deleteJob),
+	"extensions":     extensionsVerb,
 	"insert":         insertVerb,
 	"job-output":     jobVerb(setOutput),
 	"list":           listVerb,
