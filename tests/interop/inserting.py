@@ -19,7 +19,7 @@ UNHEARD = {"unheard": True}
 """Metadata that the fixture `mark_unheard` replaces by a cancel mark that nobody hears of."""
 
 Request = dict[str, Any]
-"""As `go/insert.go` reads it; `args` is JSON text."""
+"""As `go/insert.go` reads it; `args` is JSON text. With `of_kind` the options are the kind's."""
 
 
 def request(
@@ -35,6 +35,15 @@ class MapArgs(dict[str, Any]):
     kind = "vec_kind"
 
 
+class ArgsWithOpts(RawArgs, frozen=True):
+    """Args whose kind has options of its own."""
+
+    opts: InsertOpts
+
+    def insert_opts(self) -> InsertOpts:
+        return self.opts
+
+
 def args_of(request: Request) -> Any:
     """The args of a request as a Python program gives them."""
     text, struct = bytes(request["args"]).decode(), request["struct"]
@@ -45,23 +54,31 @@ def args_of(request: Request) -> Any:
     return msgspec.json.decode(text, type=STRUCTS[struct])
 
 
+def unique_opts_of(unique: dict[str, Any]) -> UniqueOpts:
+    """The unique options of a request."""
+    options = dict(unique)
+    period, states = options.pop("by_period_s", None), options.pop("by_state", None)
+    return UniqueOpts(
+        by_period=None if period is None else timedelta(seconds=period),
+        by_state=None if states is None else [JobState(state) for state in states],
+        **options,
+    )
+
+
 def params_of(request: Request) -> InsertManyParams:
     """A request as a Python program makes it."""
     opts = dict(request["opts"])
-    unique = dict(opts.pop("unique", {}))
-    period, states = unique.pop("by_period_s", None), unique.pop("by_state", None)
+    unique = opts.pop("unique", {})
     at = opts.pop("scheduled_at", None)
-    unique_opts = UniqueOpts(
-        by_period=None if period is None else timedelta(seconds=period),
-        by_state=None if states is None else [JobState(state) for state in states],
-        **unique,
-    )
     given = InsertOpts(
         scheduled_at=None if at is None else datetime.fromisoformat(at),
-        unique_opts=unique_opts,
+        unique_opts=unique_opts_of(unique),
         **opts,
     )
-    return InsertManyParams(args_of(request), given)
+    args = args_of(request)
+    if request.get("of_kind"):
+        return InsertManyParams(ArgsWithOpts(args.kind, args.json, given))
+    return InsertManyParams(args, given)
 
 
 class Side(Protocol):

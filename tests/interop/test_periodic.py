@@ -40,9 +40,14 @@ DAY_MS = DAY // timedelta(milliseconds=1)
 PERIODIC = [
     Periodic(id="marker", every_ms=DAY_MS, run_on_start=True, queue="work"),
     Periodic(
-        id="daily", kind="noop", every_ms=DAY_MS, unique_ms=DAY_MS, run_on_start=True, queue="none"
+        id="daily",
+        kind="noop",
+        every_ms=DAY_MS,
+        unique={"by_period_s": DAY_MS / 1000},
+        run_on_start=True,
+        queue="none",
     ),
-    Periodic(id="ticks", cron="@every 1s", unique_ms=1000, queue="ticks"),
+    Periodic(id="ticks", cron="@every 1s", unique={"by_period_s": 1}, queue="ticks"),
 ]
 NOTE = """
 CREATE TABLE inserts (id bigint, state text);

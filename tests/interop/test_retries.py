@@ -144,18 +144,18 @@ async def test_mark(language: str, callers: Callers, fleet: Fleet, schema: Schem
             assert [one.error for one in row["errors"]] == [error_text(language, "no")]
             assert json.loads(row["metadata"]) == KEPT
 
-            running = await caller.insert(conform("cancelled insist end", message="end"))
+            running = await caller.insert(conform("cancelled insist end", message=caller.language))
             await worker.until("job_started", id=running["id"])
             marked = await caller.cancel(running["id"])
             assert await caller.retry(running["id"]) == marked
-            worker.release("end")
+            worker.release(caller.language)
             row = await ended(worker, callers, schema, "job_cancelled", running["id"])
             assert row["metadata"] == marked["metadata"]
 
         for behavior, event in (("return", "job_completed"), ("fail", FAILURE[language])):
-            old = await caller.insert(conform(behavior, message="no", pending=True))
+            old = await callers["go"].insert(conform(behavior, message="no", pending=True))
             await schema.execute(WITH_METADATA, old["id"], json.dumps(KEPT | MARK))
             await schema.execute(AVAILABLE, old["id"])
-            await caller.insert(conform())
+            await callers["go"].insert(conform())
             row = await ended(worker, callers, schema, event, old["id"])
             assert json.loads(row["metadata"]) == KEPT | (MARK if language == "go" else {})

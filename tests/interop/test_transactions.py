@@ -4,6 +4,7 @@ and not before; its notifications too."""
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +16,8 @@ from tests.interop.seen import stored
 from tests.interop.working import LANGUAGES, OTHER
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from tests._database import Schema
     from tests.interop.callers import Caller
     from tests.interop.river_go import Row
@@ -170,3 +173,69 @@ async def test_queue(language: str, callers: Callers, fleet: Fleet, schema: Sche
         await other.resume("default")
         await worker.until("queue_resumed")
         assert worker.passed("queue_resumed") == []
+
+
+@EITHER
+async def test_cancel_of_a_scheduled_job(language: str, callers: Callers, schema: Schema) -> None:
+    """A job that one language cancels in a transaction is cancelled for the other from the commit
+    on, and stays scheduled after a rollback (CF-022, transactional_cross_language_cancel)."""
+    caller, other = callers[language], callers[OTHER[language]]
+    in_an_hour = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    job = await other.insert(conform(scheduled_at=in_an_hour))
+    cancelled = [("river_control", {"action": "cancel", "job_id": job["id"], "queue": "default"})]
+    async with notifications(schema) as sent:
+        for end, told in ((caller.rollback, []), (caller.commit, cancelled)):
+            await caller.begin()
+            inside = await caller.cancel(job["id"])
+            assert inside == await caller.get(job["id"])
+            assert (inside["state"], inside["finalized_at"] is None) == ("cancelled", False)
+            assert await other.get(job["id"]) == job
+            assert await sent.take() == []
+            await end()
+            after = await stored(schema, job["id"])
+            assert after == await caller.get(job["id"]) == await other.get(job["id"])
+            assert after == (inside if told else job)
+            assert await sent.take() == told
+
+
+@EITHER
+async def test_control(language: str, callers: Callers, fleet: Fleet, schema: Schema) -> None:
+    """A cancel of a running job, a pause and metadata of a queue, each in a transaction, reach the
+    other language's worker once, at the commit, and never after a rollback (CF-096)."""
+    caller, other = callers[language], callers[OTHER[language]]
+    async with fleet.worker(OTHER[language]) as worker, notifications(schema) as sent:
+        job = await other.insert(conform("signal", message="never"))
+        await worker.until("job_started", id=job["id"])
+        await sent.take()
+        before = await stored(schema, job["id"]), await other.queue_get("default")
+        control: dict[str, tuple[Callable[[], Awaitable[object]], Row, str]] = {
+            "cancel": (lambda: caller.cancel(job["id"]), {"job_id": job["id"]}, "job_cancelled"),
+            "pause": (lambda: caller.pause("default"), {}, "queue_paused"),
+            "metadata_changed": (
+                lambda: caller.queue_update("default", {"a": 1.5}),
+                {"metadata": {"a": 1.5}},
+                "",
+            ),
+        }
+        for act, _, _ in control.values():
+            await caller.begin()
+            await act()
+            await caller.rollback()
+        assert await sent.take() == []
+        marker = await other.insert(conform())
+        await worker.until("job_completed", id=marker["id"])
+        assert before == (await stored(schema, job["id"]), await other.queue_get("default"))
+        await sent.take()
+        for action, (act, payload, event) in control.items():
+            await caller.begin()
+            await act()
+            assert await sent.take() == []
+            await caller.commit()
+            wanted = {"action": action, "queue": "default"} | payload
+            assert await sent.take() == [("river_control", wanted)]
+            if event:
+                await worker.until(event)
+                assert worker.passed(event) == []
+    row = await stored(schema, job["id"])
+    assert (row["state"], "cancel_attempted_at" in row["metadata"]) == ("cancelled", True)
+    assert (await other.queue_get("default"))["metadata"] == {"a": 1.5}

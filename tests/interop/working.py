@@ -21,11 +21,11 @@ from riverpy import (
     JobRetention,
     QueueConfig,
     RawArgs,
-    UniqueOpts,
     Workers,
 )
 from riverpy.periodic import PeriodicJob, cron, every
 from tests.interop.conform import KIND, ConformWorker
+from tests.interop.inserting import unique_opts_of
 from tests.interop.river_go import GoProcess, Lines
 
 if TYPE_CHECKING:
@@ -60,15 +60,14 @@ class Periodic(msgspec.Struct, frozen=True, kw_only=True):
     every_ms: int = 0
     cron: str = ""
     """The schedule: either this or `every_ms`."""
-    unique_ms: int = 0
-    """The period of the unique key; 0: not unique."""
+    unique: dict[str, Any] = {}
+    """Unique options as in a request."""
     run_on_start: bool = False
 
     def job(self) -> PeriodicJob:
         """The same for riverpy."""
         args = RawArgs(self.kind, '{"by":"python"}')
-        period = timedelta(milliseconds=self.unique_ms) if self.unique_ms else None
-        opts = InsertOpts(queue=self.queue, unique_opts=UniqueOpts(by_period=period))
+        opts = InsertOpts(queue=self.queue, unique_opts=unique_opts_of(self.unique))
         schedule = cron(self.cron) if self.cron else every(timedelta(milliseconds=self.every_ms))
         return PeriodicJob(
             schedule, lambda: (args, opts), id=self.id, run_on_start=self.run_on_start

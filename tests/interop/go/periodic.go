@@ -16,13 +16,13 @@ import (
 
 // periodicJob is one element of the flag --periodic-jobs.
 type periodicJob struct {
-	Cron       string `json:"cron"` // the schedule: either this or EveryMs
-	EveryMs    int    `json:"every_ms"`
-	ID         string `json:"id"`
-	Kind       string `json:"kind"`
-	Queue      string `json:"queue"`
-	RunOnStart bool   `json:"run_on_start"`
-	UniqueMs   int    `json:"unique_ms"` // the period of the unique key; 0: not unique
+	Cron       string     `json:"cron"` // the schedule: either this or EveryMs
+	EveryMs    int        `json:"every_ms"`
+	ID         string     `json:"id"`
+	Kind       string     `json:"kind"`
+	Queue      string     `json:"queue"`
+	RunOnStart bool       `json:"run_on_start"`
+	Unique     uniqueOpts `json:"unique"`
 }
 
 func (p periodicJob) build() (*river.PeriodicJob, error) {
@@ -35,7 +35,7 @@ func (p periodicJob) build() (*river.PeriodicJob, error) {
 	}
 	construct := func() (river.JobArgs, *river.InsertOpts) {
 		return rawArgs{kind: p.Kind, text: []byte(`{"by":"go"}`)}, &river.InsertOpts{
-			Queue: p.Queue, UniqueOpts: river.UniqueOpts{ByPeriod: milliseconds(p.UniqueMs)},
+			Queue: p.Queue, UniqueOpts: p.Unique.opts(),
 		}
 	}
 	opts := &river.PeriodicJobOpts{ID: p.ID, RunOnStart: p.RunOnStart}
