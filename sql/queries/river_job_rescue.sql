@@ -164,8 +164,7 @@ with locked as materialized (
   from unnest(@id::bigint[], @attempt::smallint[], @attempted_at::bigint[], @delay::float8[])
     as given (id, attempt, attempted_at, delay)
   where job.id = any(array(select id from locked)) and job.id = given.id
-    and job.state = 'running' and job.attempt = given.attempt
-    and timestamptz_send(job.attempted_at) = int8send(given.attempted_at)
+    and job.attempt = given.attempt and timestamptz_send(job.attempted_at) = int8send(given.attempted_at)
   returning job.id, job.state, job.queue
 ), told as (
   select pg_notify(

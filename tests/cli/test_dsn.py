@@ -127,6 +127,11 @@ def test_right_url(url: str) -> None:
         "at postgres://h/d?passwd=s3cret now",
         "at postgres://h/d?sslmode=require&foo=s3cret now",
         "at :s3cret@h now",
+        "at postgresql+asyncpg://u:12/s3cret@h/d now",
+        "at postgres://u:my s3cret@h/d now",
+        "at postgres://u:1@2/s3cret@h/d now",
+        "at mysql://h/d?pwd=s3cret now",
+        "at host=h sslpassword = 's3cret' now",
     ],
 )
 def test_mask_in_text(text: str) -> None:
@@ -134,6 +139,13 @@ def test_mask_in_text(text: str) -> None:
     assert "s3cret" not in mask_url(text)
     assert mask_url(text).startswith("at ")
     assert mask_url(text).endswith(" now")
+
+
+def test_mask_leaves_other_text() -> None:
+    """A URL with a port is not taken for one with a password because an address follows far behind
+    it."""
+    text = f"see http://host:80 {'word ' * 50} ada@example.com"
+    assert mask_url(text) == text
 
 
 def test_config_shows_no_password() -> None:

@@ -94,6 +94,23 @@ async def test_row_of_a_claimed_job(rig: Rig) -> None:
     assert metadata_of(row) == {"own": 1}
 
 
+async def test_locked_row_holds_up_no_claim(rig: Rig) -> None:
+    """A claim passes over a job that another session has locked, and finds it later."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None: ...
+
+    await rig.insert_rows(2)
+    async with rig.schema.connected() as other, other.transaction():
+        await other.execute("SELECT FROM river_job WHERE id = 1 FOR UPDATE")
+        async with rig.working() as client:
+            assert (await rig.event()).job.id == 2
+            assert client.stats().queues["default"].claim_failures == 0
+            await other.execute("COMMIT; BEGIN")
+            await client.insert(Task())
+            assert {event.job.id for event in await rig.take(2)} == {1, 3}
+
+
 async def test_slots_and_chunks(rig: Rig, claims: list[tuple[int, int]]) -> None:
     """A claim takes at most what is free, and half of many slots; slots are never exceeded; all are
     used."""

@@ -1,0 +1,92 @@
+"""What ends an attempt names it by its claim key (id, attempt, attempted_at), and changes no row
+that has another one, or is in another state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from riverpy._db.jobs import Settlement, Stamp, job_complete, job_merge, job_put_back, job_settle
+from riverpy._db.rescue import Rescue, job_rescue
+from riverpy.drivers.asyncpg import use_raw_timestamps
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tests._database import Schema
+
+
+async def _complete(connection: Any, schema: str, key: Stamp) -> object:
+    return await job_complete(
+        connection,
+        schema,
+        ids=[key.id],
+        attempts=[key.attempt],
+        attempted_ats=[key.attempted_at],
+        ages=[0.0],
+    )
+
+
+async def _settle(connection: Any, schema: str, key: Stamp) -> object:
+    settlement = Settlement(
+        *key,
+        state="retryable",
+        finalize=None,
+        age=0.0,
+        new_attempt=key.attempt,
+        delay=60.0,
+        error=None,
+        updates=None,
+    )
+    return await job_settle(connection, schema, [settlement])
+
+
+async def _put_back(connection: Any, schema: str, key: Stamp) -> object:
+    return await job_put_back(connection, schema, [key])
+
+
+async def _rescue(connection: Any, schema: str, key: Stamp) -> object:
+    return await job_rescue(connection, schema, [Rescue(key, "me")])
+
+
+async def _merge(connection: Any, schema: str, key: Stamp) -> object:
+    return await job_merge(connection, schema, stamps=[key], updates=['{"a": 1}'])
+
+
+@pytest.mark.parametrize(
+    ("statement", "state", "other_state"),
+    [
+        (_complete, "running", "retryable"),
+        (_settle, "running", "cancelled"),
+        (_put_back, "running", "completed"),
+        (_rescue, "running", "scheduled"),
+        (_merge, "completed", "running"),
+    ],
+    ids=["complete", "settle", "put back", "rescue", "merge"],
+)
+async def test_claim_key(
+    schema: Schema,
+    statement: Callable[[Any, str, Stamp], Awaitable[object]],
+    state: str,
+    other_state: str,
+) -> None:
+    """Each part of the key counts, and the state."""
+    await schema.execute(
+        "INSERT INTO river_job (kind, max_attempts, args, state, attempt, attempted_at,"
+        " finalized_at) SELECT 'task', 25, '{}', state::river_job_state, 3, now(),"
+        " CASE WHEN state IN ('completed', 'cancelled') THEN now() END"
+        " FROM unnest($1::text[]) AS state",
+        [state, other_state],
+    )
+    before = await schema.jobs()
+    async with schema.connected() as connection:
+        await use_raw_timestamps(connection)
+        at = await connection.fetchval("SELECT attempted_at FROM river_job LIMIT 1")
+        for wrong in (Stamp(1, 2, at), Stamp(1, 4, at), Stamp(1, 3, at - 1), Stamp(2, 3, at)):
+            assert not await statement(connection, schema.name, wrong)
+        assert await schema.jobs() == before
+        assert await statement(connection, schema.name, Stamp(1, 3, at))
+    after = await schema.jobs()
+    assert after[0] != before[0]
+    assert after[1] == before[1]
