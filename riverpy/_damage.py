@@ -16,7 +16,13 @@ from riverpy._batch import split
 from riverpy._db.clients import SetAsideRow
 from riverpy._db.damage import job_damage_candidates, job_damage_check
 from riverpy._log import JobLines
-from riverpy.drivers.asyncpg import PostgresError, describe, is_damage, is_in_transaction
+from riverpy.drivers.asyncpg import (
+    PostgresError,
+    describe,
+    is_damage,
+    is_in_transaction,
+    is_unreadable,
+)
 from riverpy.errors import JobDamagedError
 
 if TYPE_CHECKING:
@@ -44,7 +50,7 @@ def naming_damage(job_id: int) -> Generator[None]:
     try:
         yield
     except PostgresError as error:
-        if not is_damage(error):
+        if not is_unreadable(error):
             raise
         raise damage_error({job_id: describe(error)}) from error
 
@@ -127,7 +133,7 @@ async def read_parts(
             async with _savepoint(connection):
                 results.append(await read(part))
         except PostgresError as error:
-            if not is_damage(error):
+            if not is_unreadable(error):
                 raise
             if len(part) == 1:
                 damaged[part[0]] = describe(error)

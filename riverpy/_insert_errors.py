@@ -13,6 +13,7 @@ from riverpy.drivers.asyncpg import (
     is_channel_too_long,
     is_closed_for_good,
     is_notification_queue_full,
+    is_untranslatable,
 )
 from riverpy.errors import (
     ArgsError,
@@ -92,6 +93,11 @@ def _meaning(error: Exception, tx: Transaction | None, aborted: str) -> Exceptio
         return JobDamagedError(
             "nothing was inserted: the server cannot read the job that has the unique key "
             f"({describe(error)}). `riverpy job list` names it{aborted}"
+        )
+    if is_untranslatable(error):
+        return ArgsError(
+            "a text of these jobs has a character that the encoding of the database lacks "
+            f"({describe(error)}): leave it out, or use a database with encoding UTF8{aborted}"
         )
     if code in _STATEMENT_LOST:
         remedy = (

@@ -53,10 +53,10 @@ def new_database_name() -> str:
     return f"{PREFIX}_{os.getpid()}_{secrets.token_hex(4)}"
 
 
-async def create_database(server_url: str, name: str) -> str:
+async def create_database(server_url: str, name: str, options: str = "") -> str:
     """Make an empty database and return its URL."""
     async with connected(server_url) as connection:
-        await connection.execute(f'CREATE DATABASE "{name}" TEMPLATE template0')
+        await connection.execute(f'CREATE DATABASE "{name}" TEMPLATE template0 {options}')
     return with_database(server_url, name)
 
 

@@ -176,6 +176,18 @@ class Attempt(Job[Any]):
         """Forget what was recorded: the database refuses it."""
         self._updates = None
 
+    @property
+    def has_foreign_error(self) -> bool:
+        """Whether the entry for the job's errors has characters other than ASCII's."""
+        return self.outcome is not None and not (self.outcome.error or "").isascii()
+
+    def make_error_ascii(self) -> None:
+        """Write `?` for each character of the entry that is not ASCII."""
+        outcome = self.outcome
+        if outcome is not None and outcome.error is not None:
+            error = outcome.error.encode("ascii", "replace").decode()
+            self.outcome = msgspec.structs.replace(outcome, error=error)
+
     def settlement(self, now: float) -> Settlement:
         """What the general statement stores."""
         row, outcome = self._row, self.outcome

@@ -28,6 +28,7 @@ from riverpy.drivers.asyncpg import (
     LockNotAvailableError,
     describe,
     is_data_error,
+    is_untranslatable,
 )
 from riverpy.events import EventKind
 from riverpy.job import JobColumn, JobState
@@ -327,7 +328,12 @@ class Completer:
         self._locked += attempts
 
     def _replace(self, attempt: Attempt, error: Exception) -> None:
-        """Have a plain failure stored in place of a result that the database refuses."""
+        """Have a plain failure stored in place of a result that the database refuses; or the same
+        result with an error in ASCII alone, where the database lacks a character of it."""
+        if is_untranslatable(error) and attempt.has_foreign_error:
+            attempt.make_error_ascii()
+            self._settled.add(attempt)
+            return
         self._unstorable_lines.say(
             "job result cannot be stored",
             job_id=attempt.id,
@@ -347,7 +353,7 @@ class Completer:
                 attempt=attempt.attempt,
                 seconds_ago=time.monotonic() - (attempt.started or attempt.ended),
                 error="the result of this attempt could not be stored",
-                trace="",
+                trace=describe(error),
             ),
         )
         self._settled.add(attempt)

@@ -135,6 +135,19 @@ def is_damage(error: BaseException) -> bool:
     return isinstance(error, asyncpg.PostgresError) and sqlstate[:2] == "XX"
 
 
+def is_unreadable(error: BaseException) -> bool:
+    """Whether the server cannot send a value that it has stored: it is damaged, or has characters
+    that the connection's encoding, UTF-8, lacks."""
+    return is_damage(error) or isinstance(
+        error, (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
+    )
+
+
+def is_untranslatable(error: BaseException) -> bool:
+    """Whether a text has characters that the encoding of the database lacks."""
+    return isinstance(error, asyncpg.UntranslatableCharacterError)
+
+
 def is_statement_timeout(error: BaseException) -> bool:
     """Whether the server's own limit ended the statement."""
     return isinstance(error, asyncpg.QueryCanceledError)
