@@ -110,9 +110,8 @@ def _queue(
             Level.FAIL if lag >= most * LAG_FAIL and not touched else Level.WARN,
             "queues",
             f"{waiting}, the oldest for {span(lag)}, and no client of riverpy's works it{other}",
-            f"let a worker work it that has {f'kind {names(kinds)}' if kinds else 'its kinds'}: "
-            f"riverpy worker MODULE:ATTR -q {quote(place.queue)}:50. One that lacks a kind fails "
-            "its jobs",
+            f"start a worker that has {f'kind {names(kinds)}' if kinds else 'its kinds'}: "
+            f"riverpy worker MODULE:ATTR -q {quote(place.queue)}:50",
             data,
         )
     if lag < most:

@@ -451,7 +451,9 @@ async def test_queues(schema: Schema, doctor: Doctor) -> None:
     assert "riverpy queue resume paused" in found["paused"]["fix"]
     assert "though one of another language may" in found["go"]["text"]
     assert "no client of riverpy's works it" in found["nobody"]["text"]
-    assert 'that has kind "task": riverpy worker MODULE:ATTR -q nobody:50' in found["nobody"]["fix"]
+    assert found["nobody"]["fix"] == (
+        'start a worker that has kind "task": riverpy worker MODULE:ATTR -q nobody:50'
+    )
     later = await doctor("--max-lag", "2h")
     assert {one["data"]["queue"] for one in later.of("queues", "warn")} == {
         "paused",
