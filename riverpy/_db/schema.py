@@ -74,6 +74,9 @@ NEEDED_VERSION = 7
 """The newest version of line `main` that a client needs. Version 8 changes nothing on PostgreSQL:
 River has it for SQLite."""
 
+EMPTY_VERSIONS = {MAIN_LINE: {8}}
+"""The versions of a line that change nothing on PostgreSQL."""
+
 LINES_VERSION = 5
 """The version of line `main` that gives `river_migration` its column `line`."""
 
@@ -155,8 +158,12 @@ class SchemaState:
         return [version for version in self.missing(MAIN_LINE) if version <= NEEDED_VERSION]
 
     def gap(self, line: str) -> list[int]:
-        """The missing versions of a line that are below one that is applied, lowest first."""
-        newest = max(self.versions(line), default=0)
+        """The missing versions of a line that are below one that is applied and changes something,
+        lowest first.
+
+        River before 0.48 leaves version 8 recorded when it undoes 7.
+        """
+        newest = max(self.versions(line) - EMPTY_VERSIONS.get(line, set()), default=0)
         return [version for version in self.missing(line) if version < newest]
 
     def unknown(self, line: str) -> list[int]:

@@ -55,10 +55,10 @@ def _main_line(state: SchemaState, up: str) -> Finding:
     if not found:
         text = f'schema "{state.schema}" does not have River\'s tables'
         return Finding(Level.FAIL, "schema", text, f"run `{up}`", data)
-    if state.needed():
+    if needed := state.needed():
         text = (
-            f'River\'s tables in "{state.schema}" are at version {max(found)} of {newest}: older '
-            "than this riverpy needs"
+            f'River\'s tables in "{state.schema}" lack version{"s" if len(needed) > 1 else ""} '
+            f"{', '.join(map(str, needed))}, which this riverpy needs"
         )
         return Finding(Level.FAIL, "schema", text, f"run `{up}`", data)
     if unknown:

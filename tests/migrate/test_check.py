@@ -16,6 +16,7 @@ from riverpy._db.schema import (
 )
 from riverpy.errors import MigrationError, SchemaMissingError
 from riverpy.migrate import Migrator
+from tests.migrate.catalog import catalog_vector, read_catalog, without_history
 
 if TYPE_CHECKING:
     import asyncpg
@@ -109,6 +110,22 @@ async def test_gap(connection: Connection, gap: list[int]) -> None:
     assert not result.ok
     assert result.missing == gap
     assert text in result.messages[0]
+
+
+async def test_version_8_above_undone_ones(connection: Connection) -> None:
+    """River before 0.48 does not know version 8: its `migrate down` undoes version 7 and leaves 8
+    recorded. That is no gap, because 8 changes nothing: `up` applies what was undone."""
+    migrator = Migrator(connection)
+    await migrator.up()
+    await migrator.down(target=5)
+    await connection.execute("INSERT INTO river_migration (line, version) VALUES ('main', 8)")
+    with pytest.raises(SchemaMissingError, match="lacks River's migrations 6, 7: run"):
+        await check_schema(connection, None)
+    assert "lacks versions 6, 7: run" in (await migrator.validate()).messages[0]
+    assert [step.version for step in (await migrator.up()).steps] == [6, 7]
+    assert (await migrator.validate()).ok
+    catalog = await read_catalog(connection, "public")
+    assert without_history(catalog) == without_history(catalog_vector(8))
 
 
 async def test_no_record_is_told(connection: Connection) -> None:
