@@ -188,8 +188,11 @@ with due as materialized (
   set
     state = 'discarded',
     finalized_at = now(),
-    metadata = case when jsonb_typeof(job.metadata) = 'object' then job.metadata else '{}' end
-      || '{"unique_key_conflict": "scheduler_discarded"}'
+    metadata = case
+      when jsonb_typeof(job.metadata) in ('object', 'array')
+      then job.metadata || '{"unique_key_conflict": "scheduler_discarded"}'
+      else jsonb_build_array(job.metadata, '{"unique_key_conflict": "scheduler_discarded"}'::jsonb)
+    end
   where job.id = any(array(select id from beaten where not holds_on))
   returning job.id
 ), made as (

@@ -154,7 +154,8 @@ async def test_updates_of_any_metadata(schema: Schema) -> None:
 
 
 async def test_due_jobs_of_any_metadata(schema: Schema) -> None:
-    """The scheduler makes each due job available, and discards each whose key another holds."""
+    """The scheduler makes each due job available, and discards each whose key another holds. The
+    note of that does not replace the metadata."""
     jobs = await add(schema, "scheduled")
     twins = await add(schema, "scheduled")
     await schema.execute(
@@ -165,6 +166,9 @@ async def test_due_jobs_of_any_metadata(schema: Schema) -> None:
         ids = [*jobs, *twins]
         done = await job_schedule(connection, schema.name, ids=ids, ahead=timedelta(0))
     assert (done.available, done.discarded) == (len(ALL), len(ALL))
+    await check_kept(schema, jobs)
+    for job_id, text in twins.items():
+        await check_joined(schema, job_id, text, '{"unique_key_conflict": "scheduler_discarded"}')
 
 
 @pytest.mark.parametrize("text", ALL, ids=range(len(ALL)))
