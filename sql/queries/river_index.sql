@@ -13,13 +13,15 @@ where oid = to_regclass($name$/* schema */ river_job$name$);
 
 
 -- name: index_limits
--- The limits of the session in milliseconds, 0 for none. `idle_session_timeout` is younger than PostgreSQL 13.
+-- The limits of the session in milliseconds, 0 for none. Older servers lack some of them. A `transaction_timeout` of the role
+-- would cut the session in a rebuild.
 select set_config(given.name, given.milliseconds::text, false)
 from (
   values
     ('statement_timeout', @statement::bigint),
     ('lock_timeout', @lock::bigint),
-    ('idle_session_timeout', @idle::bigint)
+    ('idle_session_timeout', @idle::bigint),
+    ('transaction_timeout', 0)
 ) as given (name, milliseconds)
 join pg_settings using (name);
 

@@ -97,12 +97,18 @@ DELETE FROM /* schema */ river_migration WHERE version = @version;
 
 -- name: migration_limits
 -- For this transaction only; limits in milliseconds. Between statements the migrator idles for a round trip: one that
--- idles for long is gone, and must not keep its locks.
-SELECT
-    set_config('application_name', 'riverpy migrate', true),
-    set_config('lock_timeout', @lock_timeout, true),
-    set_config('statement_timeout', @statement_timeout, true),
-    set_config('idle_in_transaction_session_timeout', @idle_timeout, true);
+-- idles for long is gone, and must not keep its locks. A `transaction_timeout` of the role, which PostgreSQL 17
+-- has, would end a step half-way.
+SELECT set_config(given.name, given.value, true)
+FROM (
+    VALUES
+        ('application_name', 'riverpy migrate'),
+        ('lock_timeout', @lock_timeout::text),
+        ('statement_timeout', @statement_timeout::text),
+        ('idle_in_transaction_session_timeout', @idle_timeout::text),
+        ('transaction_timeout', '0')
+) AS given (name, value)
+JOIN pg_settings USING (name);
 
 -- name: migration_lock
 -- One migrator per schema, whatever its line: version 5 of line main rebuilds the table that all lines share.

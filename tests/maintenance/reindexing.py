@@ -164,6 +164,14 @@ async def mend(schema: Schema) -> None:
     await _make_function(schema, "")
 
 
+async def take_a_moment(schema: Schema) -> None:
+    """Let the rebuild of the slow index take half a second."""
+    await _make_function(
+        schema,
+        f"IF current_setting('application_name') = '{SESSION}' THEN PERFORM pg_sleep(0.5); END IF;",
+    )
+
+
 async def fail(schema: Schema) -> None:
     """Let the rebuild of the slow index fail."""
     await _make_function(

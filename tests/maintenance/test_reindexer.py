@@ -41,6 +41,7 @@ from tests.maintenance.reindexing import (
     reader,
     slow_index,
     snapshot,
+    take_a_moment,
     until,
     until_building,
     until_no_session,
@@ -48,7 +49,7 @@ from tests.maintenance.reindexing import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Mapping
 
     from riverpy._maintenance.reindexer import Reindexer
     from riverpy.drivers.asyncpg import Connection
@@ -79,11 +80,12 @@ def reindexer_of(
     held: HeldOffice,
     role: str | None = None,
     when_connected: Callable[[], None] = lambda: None,
+    settings: Mapping[str, str] | None = None,
 ) -> Reindexer:
-    """A reindexer of a new term."""
+    """A reindexer of a new term, on a session with these settings."""
 
     async def direct() -> Connection:
-        connection = await connect(held.schema.url, application_name=SESSION)
+        connection = await connect(held.schema.url, application_name=SESSION, settings=settings)
         with cut_on_error(connection):
             await limit_statements(connection, timedelta(seconds=5))
             if role is not None:
@@ -103,9 +105,9 @@ async def offices(schema: Schema, *names: str, **settings: Any) -> AsyncGenerato
         yield held
 
 
-async def run(held: HeldOffice, role: str | None = None) -> None:
+async def run(held: HeldOffice, role: str | None = None, **settings: str) -> None:
     """The first pass of a term, and one that rebuilds."""
-    reindexer = reindexer_of(held, role)
+    reindexer = reindexer_of(held, role, settings=settings)
     await held.run(reindexer)
     await held.run(reindexer)
 
@@ -548,6 +550,18 @@ async def test_timeout(schema: Schema, log: Log, monkeypatch: pytest.MonkeyPatch
         assert said(log, "index rebuilt")[-2:] == [KIND, slow]
         assert await comment_on(schema, slow) == "ours"
     assert set(timeouts) == {"5s"}
+
+
+async def test_limits_of_the_role(schema: Schema, log: Log) -> None:
+    """Limits of the role end no rebuild: those of the reindexer count."""
+    names = await schema.fetchval(
+        "SELECT array_agg(name) FROM pg_settings"
+        " WHERE name IN ('statement_timeout', 'lock_timeout', 'transaction_timeout')"
+    )
+    async with slow_index(schema) as slow, offices(schema, slow) as held:
+        await take_a_moment(schema)
+        await run(held, **dict.fromkeys(names, "200ms"))
+    assert said(log, "index rebuilt") == [slow]
 
 
 async def test_rest_is_counted_from_when_the_run_was_due(

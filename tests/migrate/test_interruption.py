@@ -235,6 +235,21 @@ async def test_limits_of_a_step(connection: Connection) -> None:
     assert [await connection.fetchval(f"SHOW {name}") for name in settings] == ["0"] * 3
 
 
+async def test_limits_of_the_role(connection: Connection) -> None:
+    """Limits of the role end no step, however short they are: the migrator's own count. Afterwards
+    those of the role are as before."""
+    await Migrator(connection).up(target=2)
+    names = await connection.fetchval(
+        "SELECT array_agg(name) FROM pg_settings"
+        " WHERE name IN ('statement_timeout', 'lock_timeout', 'transaction_timeout')"
+    )
+    for name in names:
+        await connection.execute(f"SET {name} = '200ms'")
+    async with sabotage(connection, "pg_sleep(0.3)"):
+        assert (await Migrator(connection).up(max_steps=1)).steps
+    assert [await connection.fetchval(f"SHOW {name}") for name in names] == ["200ms"] * len(names)
+
+
 async def test_slow_statement(connection: Connection) -> None:
     """MG-08: a statement that runs longer than the statement timeout ends the step cleanly."""
     migrator = Migrator(connection, statement_timeout=timedelta(milliseconds=200))
