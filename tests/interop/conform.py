@@ -129,6 +129,8 @@ class ConformWorker(Worker[Conform]):
                 await self._insert_effect(job.id, job.attempt)
             case "print":
                 self._print("effect", job)
+            case "log":
+                pass  # riverpy has no job log
             case "output":
                 job.record_output({"n": 1} if args.output is UNSET else args.output)
             case _:

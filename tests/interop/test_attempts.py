@@ -245,3 +245,31 @@ async def test_attempted_by(callers: Callers, fleet: Fleet, schema: Schema) -> N
             assert row["attempted_by"] == names[-100:]
             assert len(row["errors"]) == claims
         assert (row["state"], row["attempt"]) == ("discarded", 32767)
+
+
+async def test_job_log(callers: Callers, fleet: Fleet, schema: Schema) -> None:
+    """The entries that Go's job log wrote in its attempts stay, in their order, whatever an attempt
+    of Python's between them adds to the metadata (CF-108)."""
+    metadata = {"retry_ms": 3_600_000, "mine": [1.5]}
+    job = await callers["python"].insert(
+        conform("log output fail", message="said", pending=True, metadata=metadata)
+    )
+    async with (
+        fleet.worker("go", queues={"go": 1}, flags=["--job-log"]) as in_go,
+        fleet.worker("python", queues={"python": 1}) as in_python,
+    ):
+        for attempt, worker in enumerate((in_go, in_python, in_go), 1):
+            await schema.execute(
+                "UPDATE river_job SET state = 'available', scheduled_at = now(), queue = $1",
+                worker.language,
+            )
+            await callers["go"].insert(conform(queue=worker.language, priority=4))
+            await worker.until("job_failed", id=job["id"], attempt=attempt)
+            await worker.until("job_completed")
+            await schema.execute("DELETE FROM river_job WHERE id <> $1", job["id"])
+    found = json.loads((await same_row(callers, schema, job["id"]))["metadata"])
+    assert found.pop("output") == {"n": 1}
+    log = found.pop("river:log")
+    assert found == metadata
+    assert [entry["attempt"] for entry in log] == [1, 3]
+    assert all("msg=said" in entry["log"] for entry in log)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -26,6 +26,21 @@ if TYPE_CHECKING:
 EITHER = pytest.mark.parametrize("language", LANGUAGES)
 OUTPUT = {"null": None, "empty": [], "deep": {"a": [1, {"b": [], "c": 2.5}]}}
 UNKNOWN = "job kind is not registered in the client's Workers bundle: nobody_knows"
+COLUMNS = """
+SELECT jsonb_build_object(
+    'state', state, 'attempt', attempt, 'max_attempts', max_attempts, 'priority', priority,
+    'args', args::text, 'attempted_by', attempted_by::text, 'errors', errors::text, 'kind', kind,
+    'metadata', regexp_replace(
+        metadata::text, '("cancel_attempted_at": )"[0-9T:.-]{20,29}Z"', '\\1"a time"'
+    ),
+    'queue', queue, 'tags', tags::text, 'unique_key', unique_key::text,
+    'unique_states', unique_states::text, 'attempted_at', attempted_at,
+    'scheduled', round(extract(epoch FROM scheduled_at - created_at) / 60),
+    'finalized', round(extract(epoch FROM finalized_at - created_at) / 60)
+)::text
+FROM river_job ORDER BY id
+"""
+"""The rows as text, without ids; times are minutes after the insert."""
 MOMENT = 1.0
 """Seconds for which a test watches that nothing happens."""
 
@@ -284,3 +299,46 @@ async def test_unknown_kind(
     assert row["attempted_by"] == [worker.id] * 2
     assert [one.error for one in row["errors"]] == [UNKNOWN] * 2
     assert 14 < (row["scheduled_at"] - row["attempted_at"]).total_seconds() < 18.5
+
+
+async def test_same_job_of_both(callers: Callers, schema: Schema) -> None:
+    """The same job is stored alike by both languages, with any options, in a batch and by COPY; and
+    so it is when it was cancelled, and then retried (CF-095)."""
+    in_an_hour = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    args = '{"name": "<é>&\u2028\\"/", "addr": {"street": "s", "zip": "", "city": "c"}, "note": ""}'
+    every: dict[str, Any] = {
+        "max_attempts": 3,
+        "metadata": {"b": [1, 2.5, None], "a": "<é>"},
+        "priority": 4,
+        "queue": "q-2",
+        "tags": ["one", "two"],
+    }
+    options: list[dict[str, Any]] = [
+        {},
+        every,
+        {"pending": True},
+        {"scheduled_at": in_an_hour},
+        {"unique": {"by_args": True, "by_queue": True}},
+    ]
+    requests = [request(args, struct="nested", **({"queue": "nobody"} | one)) for one in options]
+    stored_by: dict[str, list[list[str]]] = {}
+    for language, caller in callers.items():
+        stored_by[language] = []
+
+        async def note(rows: list[list[str]] = stored_by[language]) -> None:
+            rows.append([row[0] for row in await schema.fetch(COLUMNS)])
+
+        jobs = [await caller.insert(one) for one in requests]
+        await note()
+        for act in (caller.cancel, caller.retry):
+            for job in jobs:
+                await act(job["id"])
+            await note()
+        await schema.execute("TRUNCATE river_job")
+        await caller.insert_many(*requests)
+        await note()
+        await schema.execute("TRUNCATE river_job")
+        await caller.insert_many_fast(*requests)
+        await note()
+        await schema.execute("TRUNCATE river_job")
+    assert stored_by["go"] == stored_by["python"]
