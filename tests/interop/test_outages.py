@@ -116,8 +116,9 @@ async def test_locked_row(
     also if that transaction marked it to be cancelled. In Python the results of others are stored
     before; in Go their batch waits (CF-072, completion_row_lock_wait)."""
     async with fleet.worker(language) as worker, schema.connected() as locker:
-        locked = (await callers["go"].insert(conform("signal", message="locked")))["id"]
-        other = (await callers["go"].insert(conform("signal", message="other")))["id"]
+        # At once: of two inserts in a moment Go reports only the first to the workers.
+        jobs = (conform("signal", message="locked"), conform("signal", message="other"))
+        locked, other = [row["id"] for row in await callers["go"].insert_many(*jobs)]
         await rig.until_state("running", 2)
         async with locker.transaction():
             await locker.execute("SELECT FROM river_job WHERE id = $1 FOR UPDATE", locked)
