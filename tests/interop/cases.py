@@ -1,4 +1,5 @@
-"""The cases of conformance between River's clients, CF-001 to CF-111, that have no test, and why.
+"""The cases of conformance between River's clients, CF-001 to CF-111: which have a test, and why
+the others have none.
 
 A case with a test has its number in the test's docstring. All others are here, in one group.
 `scripts/interop` prints how many there are of each.
@@ -44,11 +45,8 @@ DIFFERENT = {
     94: "max_attempts above 32,767 is refused, where River cuts it down",
     98: "a claim drops the mark of a cancel that an older River left, where River keeps it",
 }
-"""Cases in which riverpy differs from River on purpose, and how. A test of riverpy's rule may show
-them as well; docs/go.md tells users."""
-
-NO_TEST_YET = (51,)
-"""Cases that need no missing feature. One that has a test is removed here."""
+"""Cases in which riverpy differs from River on purpose, and how. Their tests show riverpy's rule;
+docs/go.md tells users."""
 
 _TESTS = Path(__file__).parents[1]
 _CASE = re.compile(r"CF-(\d{3})\b")
@@ -74,16 +72,10 @@ def waiting() -> set[int]:
     return {number for numbers in WAITS_FOR.values() for number in numbers}
 
 
-def without_test() -> set[int]:
-    """The cases that have no test and no reason for it."""
-    return CASES - shown() - waiting() - set(LEFT_OUT) - set(DIFFERENT)
-
-
 def summary() -> str:
     """How many cases are in each group, in one line."""
     return (
-        f"{len(shown())} of {len(CASES)} cases of conformance have a test, {len(waiting())} wait "
-        f"for a feature, {len(LEFT_OUT)} are left out, {len(without_test())} have no test yet; "
-        f"{len(DIFFERENT)} are different on purpose, {len(set(DIFFERENT) & shown())} of these "
-        "with a test"
+        f"{len(shown())} of {len(CASES)} cases of conformance have a test, for {len(DIFFERENT)} of "
+        f"them riverpy's own rule; {len(waiting())} wait for a feature, {len(LEFT_OUT)} are left "
+        "out"
     )

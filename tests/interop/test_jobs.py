@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.interop.callers import Refused
 from tests.interop.conform import EFFECTS, conform, error_text
 from tests.interop.inserting import request
 from tests.interop.seen import TIMES, stored
@@ -342,3 +343,38 @@ async def test_same_job_of_both(callers: Callers, schema: Schema) -> None:
         await note()
         await schema.execute("TRUNCATE river_job")
     assert stored_by["go"] == stored_by["python"]
+
+
+async def test_attempt_limits(callers: Callers, schema: Schema) -> None:
+    """The least and the most attempts are stored by both. Outside of them River cuts what is too
+    large and takes 0 as its default, where riverpy refuses both (CF-094)."""
+    for caller in callers.values():
+        for most in (1, 32_767):
+            job = await caller.insert(conform(max_attempts=most))
+            assert (await same_row(callers, schema, job["id"]))["max_attempts"] == most
+        with pytest.raises(Refused):
+            await caller.insert(conform(max_attempts=-1))
+    for given, stored_in_go in ((40_000, 32_767), (0, 25)):
+        assert (await callers["go"].insert(conform(max_attempts=given)))[
+            "max_attempts"
+        ] == stored_in_go
+        before = await schema.fetchval("SELECT count(*) FROM river_job")
+        with pytest.raises(Refused):
+            await callers["python"].insert(conform(max_attempts=given))
+        assert await schema.fetchval("SELECT count(*) FROM river_job") == before
+
+
+async def test_retry_after_the_last_attempt(callers: Callers, schema: Schema) -> None:
+    """A retry by riverpy of a job that has had the most attempts there can be changes neither
+    number. In Go it fails, and changes nothing (CF-094)."""
+    job = await callers["go"].insert(conform(max_attempts=32_767))
+    await schema.execute(
+        "UPDATE river_job SET attempt = 32767, state = 'discarded', finalized_at = now()"
+    )
+    before = await same_row(callers, schema, job["id"])
+    with pytest.raises(Refused, match="smallint out of range"):
+        await callers["go"].retry(job["id"])
+    assert await same_row(callers, schema, job["id"]) == before
+    row = await callers["python"].retry(job["id"])
+    assert row == await same_row(callers, schema, job["id"])
+    assert (row["state"], row["attempt"], row["max_attempts"]) == ("available", 32_767, 32_767)

@@ -11,7 +11,7 @@ import pytest
 from riverpy._db.rescue import RESCUE_ERROR
 from tests.interop.conform import KIND, conform
 from tests.interop.test_jobs import same_row
-from tests.interop.working import LANGUAGES
+from tests.interop.working import LANGUAGES, PythonWorker
 from tests.maintenance.dead_clients import register
 
 if TYPE_CHECKING:
@@ -184,3 +184,46 @@ async def test_rows_that_change(
             await rig.until(is_rescued_row, True, stuck)
     assert await schema.fetch(both, [ended, claimed]) == kept
     assert is_rescued(await same_row(callers, schema, stuck))
+
+
+async def test_ignored_cancellation(
+    callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
+) -> None:
+    """A job that ignores its cancellation does not hold up a hard stop. `riverpy worker` releases
+    it, and a worker in Go works it as if it had not begun (CF-040,
+    ignored_cancellation_hard_abort)."""
+    async with fleet.process("python", hard_stop_timeout=0.3) as worker:
+        job = await callers["go"].insert(conform("insist", message="end"))
+        await worker.until("job_started", id=job["id"])
+        worker.stop_hard()
+        await worker.stopped()
+    row = await same_row(callers, schema, job["id"])
+    assert (row["state"], row["attempt"], row["errors"]) == ("available", 0, [])
+    async with fleet.worker("go") as other:
+        await other.until("job_started", id=job["id"])
+        other.release("end")
+        await other.until("job_completed", id=job["id"], attempt=1)
+
+
+@EITHER
+async def test_ignored_cancellation_in_a_library(
+    language: str, callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
+) -> None:
+    """A client that is a part of another program reports the attempts that it leaves running at a
+    hard stop. They are rescued (CF-040, ignored_cancellation_hard_abort)."""
+    settings: dict[str, Any] = {"hard_stop_timeout": 0.1, "dead_after": 0.3}
+    async with fleet.worker("python", id="left", **settings) as worker:
+        assert isinstance(worker, PythonWorker)
+        job = await callers["go"].insert(conform("first insist", message="end"))
+        await worker.until("job_started", id=job["id"])
+        worker.stop_hard()
+        await worker.stopped()
+        assert worker.report is not None
+        assert [stamp.id for stamp in worker.report.abandoned] == [job["id"]]
+        await rig.until(IS_STUCK, True, LIMIT)
+        assert (await rig.row(job["id"]))["state"] == "running"
+        async with fleet.worker(language, dead_after=0.3, **RESCUE) as rescuer:
+            await rescuer.until("job_completed", id=job["id"], attempt=2)
+    row = await same_row(callers, schema, job["id"])
+    assert row["attempted_by"] == ["left", rescuer.id]
+    assert [error.error for error in row["errors"]] == [RESCUE_ERROR]
