@@ -25,7 +25,6 @@ WAITS_FOR = {
 """What riverpy lacks, and the cases that need it."""
 
 LEFT_OUT = {
-    36: "optional: a server without NOTIFY (YugabyteDB) is not detected; `poll_only` works there",
     64: "optional: job retention by queue is for River's extensions",
     78: "a soak of 5 minutes or more: scripts/chaos and scripts/soak, and the mixed fleet in short",
     86: "no test asserts speed: scripts/bench compare",
@@ -37,6 +36,7 @@ LEFT_OUT = {
 """Cases that will have no test, and why."""
 
 DIFFERENT = {
+    36: "a server that refuses NOTIFY is not detected: settings say so, and cancels fail there",
     40: "an attempt that ignores its cancellation stays with a library client for the rescue",
     50: "a middleware that raises after the insert undoes nothing, where River rolls it back",
     57: "stuck jobs of a kind that the leader does not know are left alone, where River discards",
