@@ -37,6 +37,13 @@ REPEAT = 3600.0
 """Seconds after which it is said again that nobody can lead: the first line may be gone by then."""
 
 
+FIX = (
+    "register a worker or stub for each of these kinds in the program of the leader, or let only "
+    "riverpy clients take part in leader election (docs/go.md)"
+)
+"""What to do about a leader in another language."""
+
+
 class LeaderWatch:
     """Looks now and then who leads, while a client runs. Needs the table of clients."""
 
@@ -122,27 +129,27 @@ class LeaderWatch:
             return
         if self._domain is not None:
             self._log.warning(
-                "the leader of the domain `default` is no client of riverpy's, as one of River's "
-                "in Go: it knows of no domains and maintains the queues of this one too, so that "
-                "jobs which ended are deleted by its retention, and jobs that run for an hour are "
-                "discarded if it has no worker for their kind; register workers for these kinds "
-                "there too, or let only riverpy stand for election",
+                "the leader of the domain `default` is not a riverpy client",
                 leader_id=look.leader_id,
                 elected_at=look.elected_at,
                 domain=self._domain,
                 queues=list(self._queues),
                 kinds=list(self._kinds),
+                effect="it maintains the queues of this domain too: it deletes finished jobs by "
+                "its own retention, and discards jobs that run for an hour if it has no worker "
+                "for their kind",
+                fix=FIX,
             )
             return
         self._log.warning(
-            "the leader is no client of riverpy's, as one of River's in Go: while it leads, it "
-            "inserts none of these periodic jobs, leaves the jobs of dead clients for an hour, and "
-            "discards stuck jobs of kinds that it has no worker for; register workers for these "
-            "kinds there too, or let riverpy lead",
+            "the leader is not a riverpy client",
             leader_id=look.leader_id,
             elected_at=look.elected_at,
             periodic_job_ids=[job.id for job in self._periodic_jobs],
             kinds=list(self._kinds),
+            effect="it does not insert these periodic jobs, rescues jobs of dead clients only "
+            "after an hour, and discards stuck jobs of kinds that it has no worker for",
+            fix=FIX,
         )
 
     def _say_unled(self, look: LeaderLook) -> None:

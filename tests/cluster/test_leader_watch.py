@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from riverpy._db.connection import DedicatedConnection
     from tests._database import Schema
 
-FOREIGN = "the leader is no client of riverpy's"
+FOREIGN = "the leader is not a riverpy client"
 
 
 class FakeServer:

@@ -453,7 +453,7 @@ async def test_schema_beside_a_foreign_leader(rig: Rig, log: list[Any]) -> None:
         await passed(a, 1)
         assert "client reaper" in services_of(a, 1)
         assert "reindexer" not in services_of(a, 1)
-        (entry,) = told(log, "the leader of the domain `default` is no client of riverpy's")
+        (entry,) = told(log, "the leader of the domain `default` is not a riverpy client")
         assert (entry["leader_id"], entry["domain"]) == ("go", "mail")
         assert (entry["queues"], entry["kinds"]) == (["mail"], list(rig.workers))
         await rig.schema.execute("DELETE FROM river_leader")

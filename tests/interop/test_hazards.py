@@ -30,7 +30,7 @@ LEADING: dict[str, Any] = {"elect_interval": timedelta(milliseconds=200)}
 """A follower bids soon. The lease is not short: a busy machine shall not change who leads."""
 PERIOD = timedelta(days=365)
 SECONDS = int(PERIOD.total_seconds())
-FOREIGN = "the leader is no client of riverpy's"
+FOREIGN = "the leader is not a riverpy client"
 LEFT = "stuck jobs are left"
 REFUSED = "job result refused"
 GO_RESCUES_AFTER = timedelta(seconds=1)
