@@ -52,6 +52,11 @@ CLOSE_TIMEOUT = 0.5
 """Seconds that a connection or pool may take to say goodbye; then it is cut."""
 SERVER_VERSION_MIN = 13
 _SETTING_DEFAULT = "database URL"
+_POOLER_REMEDY = (
+    "say so with Config(pooler=True), and give a listen_url that leads past it; or set "
+    "ignore_startup_parameters there, if it pools whole sessions"
+)
+_POOLED_REMEDY = "leave this parameter out of the URL: set it for the role (ALTER ROLE … SET)"
 _WRONG_PARAMETER = {"22023", "42704", "55P02"}
 """Of a connection: a setting has a wrong value, is not known, or cannot be set now."""
 
@@ -320,8 +325,7 @@ async def connect(
             raise
         raise ConfigError(
             f"the {setting} leads to a pooler that takes no settings of a session "
-            f"({describe(error)}): say so with Config(pooler=True), and give a listen_url that "
-            "leads past it; or set ignore_startup_parameters there, if it pools whole sessions"
+            f"({describe(error)}): {_POOLED_REMEDY if pooled else _POOLER_REMEDY}"
         ) from error
     except asyncpg.PostgresError as error:
         if error.sqlstate not in _WRONG_PARAMETER:

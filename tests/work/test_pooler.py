@@ -13,6 +13,7 @@ import pytest
 
 import riverpy
 from riverpy import ConfigError, EventKind, InsertManyParams
+from riverpy.drivers.asyncpg import connect
 from riverpy.migrate import Migrator, migrate_all
 from tests._database import connected
 from tests.kit.pgbouncer import is_installed, pooled, pooler
@@ -277,6 +278,9 @@ async def test_pooler_that_nobody_told_of(rig: Rig, database_url: str) -> None:
         setting = r"unsupported startup parameter.*Config\(pooler=True\)"
         with pytest.raises(ConfigError, match=setting):
             await rig.client(url=url).run()
+        parameter = "unsupported startup parameter: search_path.*leave this parameter out"
+        with pytest.raises(ConfigError, match=parameter):
+            await connect(f"{url}&search_path=public", pooled=True)
         async with (
             unprepared(url) as keeper,
             connected(url) as connection,
