@@ -86,11 +86,11 @@ class Terms:
             leader.stop()
             await leader.stopped()
 
-    async def until_ticks(self, language: str, more: int = 2) -> None:
-        """Wait until the leader has inserted so many more jobs by its schedule."""
+    async def until_tick(self, language: str) -> None:
+        """Wait until the leader has inserted one more job by its schedule."""
         known = await self._rig.schema.fetchval(COUNT, "ticks", language)
         await self._rig.until(
-            COUNT.replace("count(*)", "count(*) >= $3"), True, "ticks", language, known + more
+            COUNT.replace("count(*)", "count(*) >= $3"), True, "ticks", language, known + 1
         )
 
 
@@ -118,17 +118,17 @@ async def test_terms(language: str, go: RiverGo, fleet: Fleet, schema: Schema, r
                 candidate=True,
                 periodic=PERIODIC,
             ) as follower:
-                await terms.until_ticks(language)
+                await terms.until_tick(language)
                 await schema.execute(KILL, NAMES[language], LISTENS[False])
-                await terms.until_ticks(language)
+                await terms.until_tick(language)
                 await rig.until(COUNT + " AND state = 'completed'", 1, "marker", language)
                 assert await schema.fetchval(COUNT, "marker", None) == 1
                 follower.stop()
                 await follower.stopped()
         async with terms.leader(OTHER[language]):
-            await terms.until_ticks(OTHER[language])
+            await terms.until_tick(OTHER[language])
         async with terms.leader(language):
-            await terms.until_ticks(language)
+            await terms.until_tick(language)
         states = await schema.fetch("SELECT DISTINCT state FROM inserts")
         assert [row["state"] for row in states] == ["available"]
     rows: dict[str, list[Any]] = {}

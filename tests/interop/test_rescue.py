@@ -205,9 +205,8 @@ async def test_ignored_cancellation(
         await other.until("job_completed", id=job["id"], attempt=1)
 
 
-@EITHER
 async def test_ignored_cancellation_in_a_library(
-    language: str, callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
+    callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
 ) -> None:
     """A client that is a part of another program reports the attempts that it leaves running at a
     hard stop. They are rescued (CF-040, ignored_cancellation_hard_abort)."""
@@ -222,7 +221,7 @@ async def test_ignored_cancellation_in_a_library(
         assert [stamp.id for stamp in worker.report.abandoned] == [job["id"]]
         await rig.until(IS_STUCK, True, LIMIT)
         assert (await rig.row(job["id"]))["state"] == "running"
-        async with fleet.worker(language, dead_after=0.3, **RESCUE) as rescuer:
+        async with fleet.worker("python", dead_after=0.3, **RESCUE) as rescuer:
             await rescuer.until("job_completed", id=job["id"], attempt=2)
     row = await same_row(callers, schema, job["id"])
     assert row["attempted_by"] == ["left", rescuer.id]

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
@@ -129,7 +130,8 @@ func extensionsVerb(flags *flag.FlagSet) func(context.Context, *base) error {
 		workers := river.NewWorkers()
 		river.AddWorker(workers, &extendedWorker{})
 		client, err := base.client(&river.Config{
-			Hooks: []rivertype.Hook{&notingHook{name: "1"}, &notingHook{name: "2"}},
+			FetchCooldown: time.Millisecond,
+			Hooks:         []rivertype.Hook{&notingHook{name: "1"}, &notingHook{name: "2"}},
 			Middleware: []rivertype.Middleware{
 				&notingMiddleware{name: "1"}, &notingMiddleware{name: "2"},
 			},
