@@ -80,6 +80,12 @@ def test_wrong_url_is_not_repeated(url: str) -> None:
         Config(listen_url=url)
 
 
+def test_port_of_thousands_of_digits() -> None:
+    """It is out of range like any other."""
+    with pytest.raises(ConfigError, match="its port is out of range"):
+        validate_url(f"postgres://u@h:{'9' * 5_000}/d")
+
+
 @pytest.mark.parametrize("url", [url for url in WRONG if "\0" not in url])
 def test_command_does_not_repeat_a_wrong_url(url: str) -> None:
     """Nor is it in what a command says, with and without --debug: OP-04."""

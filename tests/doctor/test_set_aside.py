@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
+from riverpy._doctor.finding import FINDINGS_SHOWN
 from riverpy._maintenance import batches
 from riverpy.cli._top_look import Looker
+from tests.doctor.conftest import register
 from tests.work.rig import Rig, Task
 
 if TYPE_CHECKING:
@@ -33,6 +36,40 @@ async def test_where_the_column_is_missing(schema: Schema, doctor: Doctor) -> No
     finally:  # the schema is used again
         await schema.execute("ALTER TABLE riverpy_client RENAME hidden TO set_aside")
     assert report.one("set aside", "ok")["data"] == {"rows": 0}
+
+
+async def test_rows_of_each_error(schema: Schema, doctor: Doctor) -> None:
+    """Of a client that is alive there is one finding for each error of each kind of statement, with
+    the oldest time and the most tries of its rows, and how many rows the client does not name. Of
+    many findings some are counted only."""
+    rows = [
+        {"what": what, "row": row, "error": error, "tries": tries, "since": f"2026-01-0{day}"}
+        for what, row, error, tries, day in (
+            ("claim", "1", "full", 2, 5),
+            ("claim", "2", "full", 7, 4),
+            ("claim", "3", "locked", 2, 3),
+            ("result", "4", "full", 2, 3),
+        )
+    ]
+    aside = json.dumps({"count": 24, "rows": rows})
+    for client_id, silent in (("alive", 0), ("dead", 600)):
+        await register(schema, client_id, silent=silent)
+    await schema.execute("UPDATE riverpy_client SET set_aside = $1::text::jsonb", aside)
+    found = [one["data"] for one in (await doctor()).of("set aside", "warn")]
+    assert [
+        (one["what"], one["error"], one["rows"], one["since"], one["tries"]) for one in found
+    ] == [
+        ("claim", "full", ["1", "2"], "2026-01-04", 7),
+        ("claim", "locked", ["3"], "2026-01-03", 2),
+        ("result", "full", ["4"], "2026-01-03", 2),
+    ]
+    assert {(one["client_id"], one["unnamed"]) for one in found} == {("alive", 20)}
+    many = [{**rows[0], "error": str(n)} for n in range(FINDINGS_SHOWN + 2)]
+    aside = json.dumps({"count": len(many), "rows": many})
+    await schema.execute("UPDATE riverpy_client SET set_aside = $1::text::jsonb", aside)
+    found = [one["data"] for one in (await doctor()).of("set aside", "warn")]
+    assert len(found) == FINDINGS_SHOWN + 1
+    assert found[-1] == {"more": 2}
 
 
 async def test_rows_that_a_worker_sets_aside(

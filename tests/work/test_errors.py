@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import sys
@@ -13,12 +14,16 @@ import pytest
 
 import riverpy._work.executor
 from riverpy import EventKind, InsertOpts, Job, JobCancel, JobSnooze
+from riverpy._db.jobs import Settlement, Stamp, job_settle
+from riverpy._db.rescue import Rescue, job_rescue
+from riverpy.drivers.asyncpg import use_raw_timestamps
 from tests.work.rig import Task, errors_of, metadata_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from riverpy import JobRow
+    from tests._database import Schema
     from tests.work.rig import Rig
 
 
@@ -392,3 +397,48 @@ async def test_errors_are_bounded(rig: Rig) -> None:
     attempts = [entry["attempt"] for entry in errors_of(row)]
     assert attempts == [1, *range(5, 104)]
     assert metadata_of(row) == {"own": 1, "riverpy:errors_dropped": 3}
+
+
+async def _settle(connection: Any, schema: str, keys: list[Stamp], error: str) -> None:
+    settlements = [
+        Settlement(*key, "retryable", None, 0.0, key.attempt, 60.0, error, None) for key in keys
+    ]
+    await job_settle(connection, schema, settlements)
+
+
+async def _rescue(connection: Any, schema: str, keys: list[Stamp], _error: str) -> None:
+    await job_rescue(connection, schema, [Rescue(key, "me") for key in keys])
+
+
+@pytest.mark.parametrize("end", [_settle, _rescue], ids=["settle", "rescue"])
+async def test_errors_are_bounded_whoever_adds_one(
+    schema: Schema, end: Callable[[Any, str, list[Stamp], str], Awaitable[None]]
+) -> None:
+    """FR-20: so a result and a rescue do; another version may have stored more. The number is added
+    to what was dropped before, and left out where the metadata are no object."""
+    given = {
+        (99, '{"own": 1}'): {"own": 1},
+        (100, '{"own": 1}'): {"own": 1, "riverpy:errors_dropped": 1},
+        (103, '{"riverpy:errors_dropped": 2.5}'): {"riverpy:errors_dropped": 6},
+        (100, '{"riverpy:errors_dropped": "x"}'): {"riverpy:errors_dropped": 1},
+        (100, "[1]"): [1],
+    }
+    await schema.execute(
+        "INSERT INTO river_job (kind, max_attempts, args, state, attempt, attempted_at, metadata,"
+        " errors) SELECT 'task', 200, '{}', 'running', 104, now(), metadata::jsonb, array("
+        " SELECT jsonb_build_object('attempt', i) FROM generate_series(1, count) AS i)"
+        " FROM unnest($1::int[], $2::text[]) AS given (count, metadata)",
+        [count for count, _ in given],
+        [metadata for _, metadata in given],
+    )
+    async with schema.connected() as connection:
+        await use_raw_timestamps(connection)
+        keys = await connection.fetch("SELECT id, attempt, attempted_at FROM river_job ORDER BY id")
+        await end(connection, schema.name, [Stamp(*key) for key in keys], '{"attempt": 104}')
+    for row, ((count, _), expected) in zip(await schema.jobs(), given.items(), strict=True):
+        attempts = [entry["attempt"] for entry in errors_of(row)]
+        assert attempts == [1, *range(count - 97, count + 1), 104]
+        metadata = json.loads(row["metadata"])
+        if isinstance(metadata, dict):
+            metadata.pop("river:rescue_count", None)
+        assert metadata == expected
