@@ -204,6 +204,23 @@ async def test_retry_makes_a_final_job_available(client: Client, schema: Schema)
     assert job.metadata == {"k": 1}
 
 
+@pytest.mark.parametrize(
+    ("attempt", "max_attempts", "after"),
+    [(3, 3, 4), (2, 3, 3), (32_767, 32_767, 32_767)],
+    ids=["used up", "some left", "end of the type"],
+)
+async def test_retry_gives_an_attempt_where_none_is_left(
+    client: Client, schema: Schema, attempt: int, max_attempts: int, after: int
+) -> None:
+    """A retried job can run at least once more; no number grows past its type."""
+    job_id = (await client.insert(Task(), InsertOpts(max_attempts=max_attempts))).job.id
+    await schema.execute(
+        "UPDATE river_job SET state = 'cancelled', attempt = $1, finalized_at = now()", attempt
+    )
+    job = await client.job_retry(job_id)
+    assert (job.state, job.attempt, job.max_attempts) == ("available", attempt, after)
+
+
 async def test_retry_leaves_running_and_due_jobs_alone(client: Client, schema: Schema) -> None:
     """A running job, and one that is due already, stay as they are; a snoozed one is made due."""
     job_id = (await client.insert(Task())).job.id

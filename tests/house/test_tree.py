@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from riverpy._sql import blocks
+
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "riverpy").rglob("*.py"))
 SCRIPTS = sorted(
@@ -70,6 +72,21 @@ def test_no_sql_in_python(trees: dict[str, ast.Module]) -> None:
         if STATEMENT.match(node.value)
     ]
     assert found == []
+
+
+def test_notifications_leave_a_full_queue_alone() -> None:
+    """FR-05: no statement notifies while the server's queue of notifications is nearly full, or it
+    would fail with all that it stores. Doctor's does: its failure is the finding."""
+    statements = {
+        name: text
+        for path in (ROOT / "sql" / "queries").glob("*.sql")
+        for name, text in blocks(path.stem).items()
+    }
+    is_free = "(select pg_notification_queue_usage() < 0.9)"
+    careless = {
+        name for name, text in statements.items() if text.count("pg_notify(") != text.count(is_free)
+    }
+    assert careless == {"doctor_notify"}
 
 
 @pytest.mark.parametrize(

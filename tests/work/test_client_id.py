@@ -203,7 +203,7 @@ async def test_client_of_another_machine(rig: Rig, log: list[Any], is_alive: boo
 async def test_stopping(rig: Rig, version: int) -> None:
     """From the begin of its stop on, before its lease is free, a client that waits for its jobs is
     no candidate for the lead. Where the database lacks version 7 it counts as one, and all else
-    works."""
+    works: also that it says how many slots it has."""
     migrator = Migrator(rig.url, schema=rig.schema.name, line="riverpy")
     if version == 6:
         await migrator.down(target=6)
@@ -217,6 +217,7 @@ async def test_stopping(rig: Rig, version: int) -> None:
     async with rig.working(id="me") as client, rig.schema.connected() as connection:
         await client.insert(Task())
         await began.wait()
+        await rig.until("SELECT slots FROM riverpy_client", [20])
         leads = "SELECT count(*) FROM river_leader WHERE expires_at > now()"
         await rig.until(leads, 1)
         client.stop()

@@ -66,8 +66,13 @@ async def rate_beside_polls(rig: Rig, sent: list[Sent], **settings: Any) -> floa
     async with ServiceGroup() as group:
         await group.start(listening)
         counts = [await statements_of(sent, step) for step, _ in steps]
+        await rig.schema.execute("TRUNCATE riverpy_client")
+        await run._heartbeat.register()
+        again = await statements_of(sent, run._disclosure._tell)
     await close_all([run._claims, run._results, run._reserved])
     assert counts == [1] * len(steps)
+    assert run._disclosure._told is not None
+    assert again == 0  # it tells what is new
     return sum(1 / interval for _, interval in steps)
 
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from riverpy import EventKind, Job, JobCancel, JobSnooze
+from riverpy._db.jobs import Stamp, job_merge
+from riverpy.drivers.asyncpg import use_raw_timestamps
+from riverpy.job import JobColumn
 from tests.work.rig import Rig, Task, metadata_of
+
+if TYPE_CHECKING:
+    from tests._database import Schema
 
 OTHER = "cancelled", "completed", "discarded"
 """The final states, in which another session leaves a job."""
@@ -121,3 +127,24 @@ async def test_row_that_is_locked(rig: Rig, endings: Endings) -> None:
         event = await rig.event()
     assert (event.kind, event.job and event.job.id) == (EventKind.JOB_FAILED, 1)
     assert metadata_of(await rig.row(1)) == {"theirs": 1, "output": {"ours": 1}}
+
+
+async def test_merge_waits_for_no_lock(schema: Schema) -> None:
+    """The rows that others have locked are left out."""
+    await schema.execute(
+        "INSERT INTO river_job (kind, max_attempts, args, state, attempt, attempted_at,"
+        " finalized_at) SELECT 'task', 25, '{}', 'completed', 1, now(), now()"
+        " FROM generate_series(1, 2)"
+    )
+    async with (
+        schema.connected(statement_timeout="5s") as connection,
+        schema.connected() as other,
+        other.transaction(),
+    ):
+        await use_raw_timestamps(connection)
+        stamps = await connection.fetch("SELECT id, attempt, attempted_at FROM river_job")
+        await other.execute("SELECT FROM river_job WHERE id = 1 FOR NO KEY UPDATE")
+        rows = await job_merge(
+            connection, schema.name, stamps=[Stamp(*one) for one in stamps], updates=["{}", None]
+        )
+    assert [row[JobColumn.ID] for row in rows] == [2]
