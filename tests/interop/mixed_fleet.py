@@ -170,19 +170,20 @@ class MixedFleet:
         return {row["act"] for row in rows}
 
     async def until_it_works(self, client_id: str) -> None:
-        """Wait until this client has just begun to run a job."""
+        """Wait until this client has just begun a job that takes a second."""
+        just_begun = (
+            "attempted_at > clock_timestamp() - interval '100 ms' AND args @> '{\"ms\": 1000}'"
+        )
         with anyio.fail_after(PATIENCE, reason=f"{client_id} runs no job"):
-            while not await self.running(client_id, younger="100 milliseconds"):
+            while not await self.running(client_id, just_begun):
                 await asyncio.sleep(0.005)
 
-    async def running(self, client_id: str, *, younger: str = "1 hour") -> set[int]:
-        """The ids of the jobs that this client has claimed within this interval and runs."""
+    async def running(self, client_id: str, condition: str = "true") -> set[int]:
+        """The ids of the jobs that this client has claimed and runs, and that meet a condition."""
         rows = await self.connection.fetch(
-            "SELECT id FROM river_job WHERE state = 'running'"
-            " AND attempted_by[cardinality(attempted_by)] = $1"
-            " AND attempted_at > clock_timestamp() - $2::text::interval",
+            f"SELECT id FROM river_job WHERE state = 'running' AND {condition}"
+            " AND attempted_by[cardinality(attempted_by)] = $1",
             client_id,
-            younger,
         )
         return {row["id"] for row in rows}
 
