@@ -7,7 +7,8 @@ import os
 import secrets
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
@@ -15,7 +16,7 @@ import asyncpg
 from riverpy.migrate import migrate_all
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 
 PREFIX = "riverpy_test"
 DROP_TRIES = 10
@@ -34,10 +35,27 @@ def with_database(url: str, database: str) -> str:
     return urlunsplit(urlsplit(url)._replace(path=f"/{database}"))
 
 
+class _Connection(asyncpg.Connection):
+    """Asks once about each database's types, whose query takes a new connection longer than most
+    tests take the server."""
+
+    _known: ClassVar[dict[object, Any]] = {}
+
+    async def _introspect_types(self, typeoids: Iterable[int], timeout: float) -> tuple[Any, Any]:
+        place = (self._addr, self._params.database, frozenset(typeoids))
+        if place in self._known:
+            return self._known[place], SimpleNamespace(name="nothing was sent")
+        types, statement = await super()._introspect_types(typeoids, timeout)
+        self._known[place] = types
+        return types, statement
+
+
 @asynccontextmanager
 async def connected(url: str, **settings: str) -> AsyncGenerator[asyncpg.Connection[Any]]:
     """A connection with these server settings; terminated if it cannot be closed soon."""
-    connection = await asyncpg.connect(url, server_settings=settings, timeout=60)
+    connection = await asyncpg.connect(
+        url, server_settings=settings, timeout=60, connection_class=_Connection
+    )
     try:
         yield connection
         await connection.close(timeout=30)
@@ -142,6 +160,10 @@ _TABLES = """
 SELECT array_agg(oid::regclass::text ORDER BY oid) FROM pg_class
 WHERE relnamespace = $1::regnamespace AND relkind = 'r' AND relname !~ 'migration$'
 """
+_SEQUENCES = """
+SELECT array_agg(oid::regclass::text) FROM pg_class
+WHERE relnamespace = $1::regnamespace AND relkind = 'S' AND relname !~ 'migration'
+"""
 _EMPTY = """
 DO $$
 DECLARE
@@ -156,9 +178,8 @@ BEGIN
             EXECUTE format('DELETE FROM %s', name);
         END IF;
     END LOOP;
-    PERFORM setval(seqrelid::regclass, 1, false)
-    FROM pg_sequence JOIN pg_class ON oid = seqrelid
-    WHERE relnamespace = '{schema}'::regnamespace AND relname !~ 'migration';
+    PERFORM setval(sequence, 1, false)
+    FROM unnest(string_to_array('{sequences}', ', ')::regclass[]) AS sequence;
 END
 $$
 """
@@ -193,7 +214,8 @@ class SchemaPool:
             await connection.execute(f'CREATE SCHEMA "{name}"')
             await migrate_all(connection, schema=name)
             tables = ", ".join(await connection.fetchval(_TABLES, name))
-        self._emptying[name] = _EMPTY.format(schema=name, tables=tables, large=_LARGE)
+            sequences = ", ".join(await connection.fetchval(_SEQUENCES, name))
+        self._emptying[name] = _EMPTY.format(tables=tables, sequences=sequences, large=_LARGE)
         return name
 
     async def _give_back(self, name: str, connection: asyncpg.Connection[Any]) -> None:
