@@ -3,9 +3,10 @@
 
 -- name: session_limit
 -- Set a limit where the server knows it, and the session has none that is shorter. No row: it is not set.
-select set_config(name, (@milliseconds::bigint)::text, false)
-from pg_settings
-where name = @name and (setting = '0' or setting::bigint > @milliseconds::bigint);
+-- (Each read of pg_settings makes hundreds of rows.)
+select set_config(@name, (@milliseconds::bigint)::text, false)
+from (select current_setting(@name, true)::interval as length) as present
+where length = interval '0' or length > @milliseconds::bigint * interval '1 millisecond';
 
 
 -- name: session_is_read_only

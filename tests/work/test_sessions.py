@@ -51,7 +51,9 @@ async def test_cut_while_it_waits_for_a_lock(rig: Rig, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("plain")
-@pytest.mark.parametrize(("own", "expected"), [(None, "8s"), ("3s", "3s"), ("1h", "8s")])
+@pytest.mark.parametrize(
+    ("own", "expected"), [(None, "8s"), ("3s", "3s"), ("1500ms", "1500ms"), ("1h", "8s")]
+)
 async def test_limits_of_the_sessions(rig: Rig, own: str | None, expected: str) -> None:
     """The server ends the statements that we gave up on; a shorter limit of the database stays."""
     name = await rig.schema.fetchval("SELECT quote_ident(current_database())")
