@@ -263,7 +263,7 @@ async def test_job_log(callers: Callers, fleet: Fleet, schema: Schema) -> None:
                 "UPDATE river_job SET state = 'available', scheduled_at = now(), queue = $1",
                 worker.language,
             )
-            await callers["go"].insert(conform(queue=worker.language, priority=4))
+            await callers["python"].insert(conform(queue=worker.language, priority=4))
             await worker.until("job_failed", id=job["id"], attempt=attempt)
             await worker.until("job_completed")
             await schema.execute("DELETE FROM river_job WHERE id <> $1", job["id"])

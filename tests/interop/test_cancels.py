@@ -304,6 +304,7 @@ async def test_mark_against_outcome(
     for job in jobs:
         row = await same_row(callers, schema, job["id"])
         assert "cancel_attempted_at" in json.loads(row["metadata"])
+        assert (row["attempt"], row["finalized_at"] is None) == (1, False)
         found.append((row["state"], [one.error for one in row["errors"]]))
     assert found == [(state, errors) for *_, state, errors in ends]
 

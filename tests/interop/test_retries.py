@@ -47,6 +47,12 @@ KEPT = {
 REQUIRED = ["available", "pending", "running", "scheduled"]
 
 
+async def wake(callers: Callers) -> None:
+    """Have the worker look for jobs: Go notifies of none that it retries, and of new ones once in a
+    tenth of a second."""
+    await callers["python"].insert(conform())
+
+
 @EITHER
 async def test_exhausted(language: str, callers: Callers, fleet: Fleet, schema: Schema) -> None:
     """A job whose attempts are used up gets one more by a retry; one that has some left, one that
@@ -67,7 +73,7 @@ async def test_exhausted(language: str, callers: Callers, fleet: Fleet, schema: 
         assert (retried["attempt"], len(retried["errors"])) == (1, 1)
         assert retried["scheduled_at"] > before["finalized_at"]
         await caller.commit()
-        await caller.insert(conform())  # Go's retry notifies no client
+        await wake(callers)
         row = await ended(worker, callers, schema, "job_completed", job["id"])
         assert (row["attempt"], row["max_attempts"], len(row["errors"])) == (2, 2, 1)
 
@@ -138,13 +144,14 @@ async def test_mark(language: str, callers: Callers, fleet: Fleet, schema: Schem
             await caller.cancel(job["id"])
             retried = await caller.retry(job["id"])
             assert json.loads(retried["metadata"]) == KEPT
-            await caller.insert(conform())
+            await wake(callers)
             row = await ended(worker, callers, schema, "job_failed", job["id"])
             assert (row["state"], row["attempt"]) == ("retryable", 1)
             assert [one.error for one in row["errors"]] == [error_text(language, "no")]
             assert json.loads(row["metadata"]) == KEPT
 
             running = await caller.insert(conform("cancelled insist end", message=caller.language))
+            await wake(callers)
             await worker.until("job_started", id=running["id"])
             marked = await caller.cancel(running["id"])
             assert await caller.retry(running["id"]) == marked
@@ -156,6 +163,6 @@ async def test_mark(language: str, callers: Callers, fleet: Fleet, schema: Schem
             old = await callers["go"].insert(conform(behavior, message="no", pending=True))
             await schema.execute(WITH_METADATA, old["id"], json.dumps(KEPT | MARK))
             await schema.execute(AVAILABLE, old["id"])
-            await callers["go"].insert(conform())
+            await wake(callers)
             row = await ended(worker, callers, schema, event, old["id"])
             assert json.loads(row["metadata"]) == KEPT | (MARK if language == "go" else {})

@@ -222,7 +222,7 @@ async def test_control(language: str, callers: Callers, fleet: Fleet, schema: Sc
             await act()
             await caller.rollback()
         assert await sent.take() == []
-        marker = await other.insert(conform())
+        marker = await callers["python"].insert(conform())
         await worker.until("job_completed", id=marker["id"])
         assert before == (await stored(schema, job["id"]), await other.queue_get("default"))
         await sent.take()
