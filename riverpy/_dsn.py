@@ -348,6 +348,11 @@ class Server(NamedTuple):
         places = (place.rpartition(":") for place in self.hosts.split(", "))
         return [(host.strip("[]"), int(port)) for host, _, port in places]
 
+    @property
+    def is_local(self) -> bool:
+        """Whether all hosts are sockets of this machine."""
+        return all(host.startswith("/") for host, _ in self.addresses)
+
     def __str__(self) -> str:
         return f"database {self.database} of user {self.user} at {self.hosts}"
 
@@ -489,8 +494,8 @@ def ignored_variables(url: str, environ: Mapping[str, str] | None = None) -> tup
     """The variables of libpq that are set and have no effect.
 
     Raises:
-        ConfigError: to ignore one would weaken the connection, or make it another one; or
-            PGTARGETSESSIONATTRS has a wrong value.
+        ConfigError: to ignore one would weaken a connection over the network, or make it another
+            one; or PGTARGETSESSIONATTRS has a wrong value.
     """
     environ = os.environ if environ is None else environ
     query = dict(parse_qsl(urlsplit(url).query))
@@ -502,7 +507,9 @@ def ignored_variables(url: str, environ: Mapping[str, str] | None = None) -> tup
         value = environ.get(variable)
         if not value or parameter in query:
             continue
-        if reason := _why_not_ignored(parameter, value, sslmode):
+        reason = _why_not_ignored(parameter, value, sslmode)
+        is_about_network = parameter != "requirepeer"
+        if reason and not (is_about_network and server_of(url, environ).is_local):
             raise ConfigError(f"the variable {variable} {reason}")
         ignored.append(variable)
     return tuple(ignored)

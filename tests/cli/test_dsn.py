@@ -458,10 +458,11 @@ def test_ignored_variables(database_url: str) -> None:
         ("PGTARGETSESSIONATTRS", "s3cret", "is none of any, read-write"),
     ],
 )
-def test_refused_variables(database_url: str, variable: str, value: str, reason: str) -> None:
+def test_refused_variables(variable: str, value: str, reason: str) -> None:
     """A variable whose loss would weaken the connection or change its meaning is refused by name,
     as a parameter of the URL is."""
-    result = invoke("queue", "list", "--database-url", database_url, **{variable: value})
+    url = "postgres://u@127.0.0.1:1/d"
+    result = invoke("queue", "list", "--database-url", url, **{variable: value})
     assert (result.exit_code, result.stdout) == (2, "")
     assert f"{variable} {reason}" in result.stderr
     assert "s3" not in result.stderr
@@ -482,14 +483,23 @@ def test_wanted_server_is_not_there(database_url: str) -> None:
         ("?sslmode=verify-full", {"PGCHANNELBINDING": "require"}, ("PGCHANNELBINDING",)),
         ("", {"PGCHANNELBINDING": "require", "PGSSLMODE": "verify-full"}, ("PGCHANNELBINDING",)),
         ("?channel_binding=prefer", {"PGCHANNELBINDING": "require"}, ()),
+        ("?host=/run/pg", {"PGCHANNELBINDING": "require"}, ("PGCHANNELBINDING",)),
         ("?target_session_attrs=any", {"PGTARGETSESSIONATTRS": "x", "PGTZ": ""}, ()),
     ],
 )
 def test_variables_beside_a_url(
     query: str, environ: dict[str, str], ignored: tuple[str, ...]
 ) -> None:
-    """A parameter of the URL counts for the variable, and a verified server for channel binding."""
-    assert ignored_variables(f"postgres://h/d{query}", environ) == ignored
+    """A parameter of the URL counts for the variable, and a verified server for channel binding,
+    which a socket of this machine does not need."""
+    host = "" if "host=" in query else "h"
+    assert ignored_variables(f"postgres://{host}/d{query}", environ) == ignored
+
+
+def test_peer_of_a_socket() -> None:
+    """Who the server's process must belong to is asked of sockets alone, so it is refused there."""
+    with pytest.raises(ConfigError, match="PGREQUIREPEER cannot be honoured"):
+        ignored_variables("postgres:///d?host=/run/pg", {"PGREQUIREPEER": "postgres"})
 
 
 @pytest.mark.parametrize(
