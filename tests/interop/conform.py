@@ -131,6 +131,8 @@ class ConformWorker(Worker[Conform]):
                 self._print("effect", job)
             case "log":
                 pass  # riverpy has no job log
+            case "reserved":
+                job.set_metadata("river:mine", 1)
             case "output":
                 job.record_output({"n": 1} if args.output is UNSET else args.output)
             case _:

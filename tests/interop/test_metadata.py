@@ -64,7 +64,10 @@ class Metadata:
         await caller.retry(self.job_id)
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
+EITHER = pytest.mark.parametrize("language", LANGUAGES)
+
+
+@EITHER
 async def test_reserved_keys(
     language: str, callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
 ) -> None:
@@ -126,3 +129,15 @@ async def test_reserved_keys(
         assert await metadata.keys() == kept
         found: dict[str, Any] = json.loads((await one.get(job["id"]))["metadata"])
         assert [entry["attempt"] for entry in found["river:log"]] == [2]
+
+
+@EITHER
+async def test_code_of_jobs(language: str, callers: Callers, fleet: Fleet) -> None:
+    """The code of a job cannot set a key that is River's (CF-051,
+    reserved_metadata_cross_engine)."""
+    async with fleet.worker(language) as worker:
+        job = await callers[OTHER[language]].insert(conform("reserved", max_attempts=1))
+        await worker.until("job_failed", id=job["id"])
+    row = await callers[language].get(job["id"])
+    assert "river:" in row["errors"][0].error
+    assert json.loads(row["metadata"]) == {}

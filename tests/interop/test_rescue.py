@@ -103,14 +103,15 @@ async def test_what_a_rescue_makes(
 ) -> None:
     """A stuck job is retried by the policy of its kind, discarded without an attempt left, and
     cancelled with a mark. One of a kind that the leader does not know is discarded by River, and
-    left by riverpy (CF-057, rescuer_unknown_kind_discard)."""
+    left by riverpy. That the leader claims only the kinds it knows changes nothing (CF-057,
+    rescuer_unknown_kind_discard; CF-106)."""
     hour = json.dumps({"retry_ms": 3_600_000} | json.loads(MINE))
     retried = await insert_stuck(schema, metadata=hour)
     used_up = await insert_stuck(schema, attempt=5)
     marked = await insert_stuck(schema, metadata=json.dumps(json.loads(MARK) | json.loads(MINE)))
     unknown = await insert_stuck(schema, kind="nobody_knows")
     before = await same_row(callers, schema, unknown)
-    async with fleet.worker(language, **RESCUE):
+    async with fleet.worker(language, known_kinds_only=True, **RESCUE):
         for job_id in (retried, used_up, marked):
             await rig.until("SELECT state <> 'running' FROM river_job WHERE id = $1", True, job_id)
         if language == "go":

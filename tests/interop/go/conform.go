@@ -32,6 +32,7 @@ Its behavior is a list of steps, divided by spaces. Steps that go on:
   first      end here, without an error, unless this is the first attempt
   effect     insert the job's id and attempt into the table "effects" of the schema
   output     record output, or {"n": 1}
+  reserved   set a key of the metadata that is River's
   log        write the message to the job's log (flag -job-log)
   complete   complete the job in a transaction of the worker's own
   print      print the event "effect" with the message
@@ -171,6 +172,8 @@ func (w *conformWorker) do(ctx context.Context, job *river.Job[conformArgs], ste
 		return w.print(job, "effect")
 	case "output":
 		return recordOr(ctx, job.Args.Output, json.RawMessage(`{"n":1}`))
+	case "reserved":
+		return river.MetadataSet(ctx, "river:mine", 1)
 	case "log":
 		riverlog.Logger(ctx).InfoContext(ctx, job.Args.Message)
 	case "complete":
