@@ -16,7 +16,8 @@ async def look_at_damaged(patient: Patient) -> list[Finding]:
     ids = sorted(patient.damaged)
     data: dict[str, object] = {"job_ids": ids}
     if not ids:
-        return [Finding(Level.OK, "damaged", "no job that was read is damaged", data=data)]
+        text = "no damaged job was met (args and metadata are not read here)"
+        return [Finding(Level.OK, "damaged", text, data=data)]
     error = one_error(patient.damaged[ids[0]])
     text = f"the server cannot read {jobs(ids)} ({error}). All others were read"
     return [Finding(Level.FAIL, "damaged", text, REMEDY, data)]

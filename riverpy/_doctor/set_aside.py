@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from riverpy._doctor.patient import Patient
 
 _FIX = (
-    "remove the cause that the error names: a trigger, a foreign key, a lock, a damaged value. No "
-    "other row waits, and the client tries these again by itself, at least every 5 minutes "
-    "(docs/doctor.md)"
+    "remove the cause that the error names: a trigger, a foreign key, a lock, a damaged value "
+    "(docs/faults.md#damaged-rows). No other row waits, and the client tries these again by "
+    "itself, at least every 5 minutes (docs/doctor.md)"
 )
 
 
