@@ -101,8 +101,8 @@ async def test_running_job(language: str, callers: Callers, fleet: Fleet, schema
 async def test_code_that_goes_on(
     language: str, callers: Callers, fleet: Fleet, schema: Schema
 ) -> None:
-    """Code that goes on when its job is cancelled is not interrupted, and its own end counts if
-    the job would not run again; else the job is cancelled (CF-038,
+    """Code that goes on when its job is cancelled is not interrupted. If it returns, the job is
+    completed; if the job would run again, it is cancelled (CF-038,
     cooperative_remote_cancellation)."""
     caller = callers[OTHER[language]]
     behaviors = {
@@ -217,7 +217,7 @@ async def test_lost_notification(
 @EITHER
 async def test_stop(language: str, callers: Callers, fleet: Fleet, schema: Schema) -> None:
     """A soft stop lets running jobs end. A hard stop cancels them: one that ends by it is released
-    for another worker, one that fails or returns ends as ever (CF-041,
+    for another worker, one that fails or returns ends as usual (CF-041,
     hard_shutdown_soft_stop_classification)."""
     caller = callers[OTHER[language]]
     async with fleet.worker(language) as worker:
@@ -242,7 +242,7 @@ async def test_stop(language: str, callers: Callers, fleet: Fleet, schema: Schem
         await schema.execute(WITH_ERROR, jobs[0]["id"], BEFORE)
         for job in jobs:
             await caller.retry(job["id"])
-        await caller.insert(conform())  # its notification has the worker look
+        await caller.insert(conform())  # Go does not notify of a retry
         for job in jobs:
             await worker.until("job_started", id=job["id"])
         claimed = [await caller.get(job["id"]) for job in jobs]

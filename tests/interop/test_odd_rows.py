@@ -82,8 +82,8 @@ async def test_metadata(
 async def test_metadata_of_duplicates(
     language: str, callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
 ) -> None:
-    """The note of a leader that discards a due job, whose key another holds, follows metadata that
-    are no object (CF-107)."""
+    """A leader that discards a due job, because another holds its key, adds its note behind
+    metadata that are no object (CF-107)."""
     jobs: dict[int, Any] = {}
     for metadata in NO_OBJECTS:
         unique = {"by_args": True, "by_state": REQUIRED}

@@ -48,8 +48,8 @@ REQUIRED = ["available", "pending", "running", "scheduled"]
 
 
 async def wake(callers: Callers) -> None:
-    """Have the worker look for jobs: Go notifies of none that it retries, and of new ones once in a
-    tenth of a second."""
+    """Notify the worker. Go does not notify of a retry, and of inserts at most ten times a
+    second."""
     await callers["python"].insert(conform())
 
 
