@@ -355,6 +355,14 @@ class BatchSender(Generic[Row]):
         if not self.aside or self._key(row) not in self.aside:
             self._new.append(row)
 
+    def add_missing(self, rows: Iterable[Row]) -> None:
+        """Take the rows that do not wait already, behind those that do. So rows that are sent again
+        and again all have their turn, also where there is never time for all."""
+        waiting = set(map(self._row_id, self.rows))
+        for row in rows:
+            if self._row_id(row) not in waiting:
+                self._new.append(row)
+
     def forget(self, row: Row) -> None:
         """Forget a row that is set aside."""
         key = self._key(row)

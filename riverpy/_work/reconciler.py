@@ -260,16 +260,15 @@ class Reconciler:
                 producer.set_paused(paused)
 
     async def _touch_queues(self) -> None:
-        """Renew the rows of the queues.
+        """Renew the rows of the queues. Those for which there was no time come first in the next
+        look.
 
         Raises:
             Exception: one of DATABASE_ERRORS; also if none of the rows can be written.
         """
         self._heard.clear()
         self._paused.clear()
-        self._touches.discard()
-        for name in self._producers:
-            self._touches.add(name)
+        self._touches.add_missing(self._producers)
         is_done = await self._touches.send_all(SEND_TIMEOUT)
         failing = len(self._touches.aside)
         if is_done and not failing:
@@ -278,7 +277,8 @@ class Reconciler:
             raise self._touch_error
         else:
             await self._read_paused()
-        self._touch_at = time.monotonic() + TOUCH_INTERVAL
+        if is_done:
+            self._touch_at = time.monotonic() + TOUCH_INTERVAL
 
     async def _touch(self, names: list[str]) -> None:
         async with self._claims.use("renewing queues", STATEMENT_TIMEOUT) as connection:
@@ -305,9 +305,7 @@ class Reconciler:
                 producer.set_paused(name in paused)
 
     async def _read_cancels(self) -> None:
-        self._marks.discard()
-        for attempt in self._work.attempts:
-            self._marks.add(attempt)
+        self._marks.add_missing(self._work.attempts)
         await self._marks.send_all(SEND_TIMEOUT)
 
     async def _read_marks(self, asked: list[Attempt]) -> None:

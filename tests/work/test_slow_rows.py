@@ -213,6 +213,31 @@ async def test_one_queue_cannot_be_renewed(rig: Rig, log: list[dict[str, Any]]) 
         await rig.schema.execute("DROP FUNCTION meddle CASCADE")
 
 
+@pytest.mark.usefixtures("plain", "limits")
+async def test_queues_are_slow_to_renew(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a look has no time for the rows of all queues, the next looks renew the others."""
+    for name, seconds in {
+        "STATEMENT_TIMEOUT": LIMIT,
+        "SEND_TIMEOUT": LIMIT,
+        "INTERVAL": 0.0,
+    }.items():
+        monkeypatch.setattr(f"riverpy._work.reconciler.{name}", seconds)
+    names = {f"queue_{number}" for number in range(12)}
+    await rig.schema.execute(
+        "CREATE FUNCTION meddle() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN PERFORM pg_sleep(0.2); RETURN NEW; END $$;"
+        " CREATE TRIGGER meddle BEFORE INSERT OR UPDATE ON river_queue FOR EACH ROW"
+        " EXECUTE FUNCTION meddle()"
+    )
+    try:
+        async with rig.working(queues={name: QueueConfig(max_workers=2) for name in names}):
+            with anyio.fail_after(PATIENCE):
+                while names - {row["name"] for row in await rig.schema.fetch("TABLE river_queue")}:
+                    await asyncio.sleep(0.05)
+    finally:
+        await rig.schema.execute("DROP FUNCTION meddle CASCADE")
+
+
 async def test_last_release_beside_rows_that_fail(rig: Rig) -> None:
     """What a process releases as its last statement is released although one row is refused and
     another takes longer than there is time for all."""
