@@ -95,7 +95,7 @@ class IdClaim:
         observer = HeartbeatObserver(self._timer)
         now: IdHolder | None = holder
         while now is not None:
-            if (now.registered_at, now.heartbeat) != (holder.registered_at, holder.heartbeat):
+            if now.heartbeat != holder.heartbeat:
                 raise ClientIdInUseError(self._client_id, now.since)
             observer.saw([now.heartbeat], now.server_start)
             silence = observer.silence(limit)

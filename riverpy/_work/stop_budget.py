@@ -42,10 +42,9 @@ class StopBudget:
         return self._started_at is not None
 
     def start(self) -> None:
-        """A stop was asked for."""
-        if self._started_at is None:
-            self._started_at = time.monotonic()
-            self._shorten(self._soft + self._hard)
+        """A stop was asked for, for the first time."""
+        self._started_at = time.monotonic()
+        self._shorten(self._soft + self._hard)
 
     def hurry(self) -> None:
         """A hard stop was asked for."""

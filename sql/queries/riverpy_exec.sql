@@ -41,7 +41,7 @@ returning int8out(exec.epoch);
 -- name: exec_complete
 -- Say that what was claimed is done. No row: another has taken the claim over.
 update /* schema */ riverpy_exec
-set completed_at = coalesce(completed_at, now()), kept_until = now() + @kept::cstring::text::interval
+set completed_at = now(), kept_until = now() + @kept::cstring::text::interval
 where key = @key::cstring::text and epoch = @epoch::cstring::text::bigint
 returning textout(key);
 
@@ -50,7 +50,7 @@ returning textout(key);
 -- Let anybody claim at once what was not done.
 update /* schema */ riverpy_exec
 set expires_at = '-infinity'
-where key = @key::cstring::text and epoch = @epoch::cstring::text::bigint and completed_at is null;
+where key = @key::cstring::text and epoch = @epoch::cstring::text::bigint;
 
 
 -- name: exec_get

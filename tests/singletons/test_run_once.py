@@ -397,6 +397,51 @@ async def test_claim_of_a_crashed_process(client: Client, schema: Schema) -> Non
     assert (row[0], row[1], row[2] is not None) == ("one", True, True)
 
 
+async def test_what_was_done_does_not_expire(client: Client, schema: Schema) -> None:
+    """An effect that ended well is done, however long ago its claim would have expired."""
+    mailer = Mailer()
+    mailer.may_end.set()
+    assert (await client.run_at_least_once("mail", mailer.send)).ran
+    await schema.execute("update riverpy_exec set expires_at = now() - interval '1 hour'")
+    assert (await client.run_at_least_once("mail", mailer.send)).state == DONE_BEFORE
+    assert len(mailer.sent) == 1
+
+
+async def test_epochs_rise_though_the_clock_was_set_back(client: Client, schema: Schema) -> None:
+    """A claim that is taken over gets a higher epoch than the last one, which may be ahead of the
+    server's clock."""
+    ahead = 2 * 10**18
+    await schema.execute(
+        "insert into riverpy_exec (key, epoch, claimed_by, expires_at)"
+        " values ('mail', $1, 'gone', '-infinity')",
+        ahead,
+    )
+    mailer = Mailer()
+    mailer.may_end.set()
+    assert (await client.run_at_least_once("mail", mailer.send)).ran
+    assert [claim.epoch for claim in mailer.sent] == [ahead + 1]
+
+
+async def test_overtaken_and_failed(client: Client, schema: Schema) -> None:
+    """Whose claim was taken over meanwhile gives back nothing: the other goes on, alone."""
+    mailer, third = Mailer(), Mailer()
+    third.may_end.set()
+    async with opened(schema, "two") as other, anyio.create_task_group() as tasks:
+
+        async def freeze(claim: Claim) -> None:
+            await schema.execute("update riverpy_exec set expires_at = '-infinity'")
+            tasks.start_soon(other.run_at_least_once, "mail", mailer.send)
+            await mailer.entered.wait()
+            raise LookupError("bounced")
+
+        with pytest.raises(LookupError):
+            await client.run_at_least_once("mail", freeze)
+        answer = await client.run_at_least_once("mail", third.send)
+        assert (answer.state, answer.claimed_by) == (IN_PROGRESS, "two")
+        mailer.may_end.set()
+    assert third.sent == []
+
+
 async def test_overtaken(client: Client, schema: Schema) -> None:
     """Whose claim was taken over meanwhile is told so, and completes nothing."""
     mailer = Mailer()

@@ -1,0 +1,95 @@
+"""The time that a stop may take, and what of it each phase gets."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import timedelta
+
+import anyio
+import pytest
+
+from riverpy._work.stop_budget import StopBudget
+from tests.work.rig import PATIENCE
+
+
+def budget(soft: float | None, hard: float) -> StopBudget:
+    """One of so many seconds."""
+    return StopBudget(None if soft is None else timedelta(seconds=soft), timedelta(seconds=hard))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Its element is the monotonic time."""
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    return now
+
+
+def test_phases(clock: list[float]) -> None:
+    """Running jobs get the soft stop's time, cancelled ones what is left of all but the share that
+    results need. A hard stop leaves the hard stop's time, and a second one does not lengthen it."""
+    stop = budget(10, 5)
+    assert (stop.is_started, stop.soft_left()) == (False, 0.0)
+    stop.start()
+    assert stop.is_started
+    clock[0] += 4
+    assert (stop.soft_left(), stop.left(), stop.left_for_jobs()) == (6.0, 11.0, 9.0)
+    stop.hurry()
+    assert (stop.left(), stop.left_for_jobs()) == (5.0, 3.0)
+    clock[0] += 4
+    stop.hurry()
+    assert (stop.left(), stop.left_for_jobs()) == (1.0, 0.0)
+    clock[0] += 10
+    assert (stop.soft_left(), stop.left(), stop.left_for_jobs()) == (0.0, 0.0, 0.0)
+
+
+def test_jobs_that_may_go_on_for_any_time(clock: list[float]) -> None:
+    """The hard stop's time begins when jobs are cancelled, and no earlier."""
+    stop = budget(None, 5)
+    stop.start()
+    clock[0] += 1000
+    assert stop.soft_left() is None
+    assert stop.left() == 5.0
+    clock[0] += 2
+    assert stop.left() == 3.0
+
+
+def test_end_without_a_stop(clock: list[float]) -> None:
+    """A run that ends by a fault gives its jobs no soft time, and the hard stop's time in all."""
+    stop = budget(10, 5)
+    assert stop.soft_left() == 0.0
+    assert stop.left_for_jobs() == 3.0
+    clock[0] += 4
+    assert stop.left() == 1.0
+
+
+async def test_results_have_a_moment() -> None:
+    """When all time was used up there is a moment for results still: the share of them."""
+    stop = budget(0, 0.25)
+    stop.hurry()
+    await asyncio.sleep(0.25)
+    began = time.monotonic()
+    with anyio.fail_after(PATIENCE):
+        await stop.wait_stored(asyncio.Event())
+    assert time.monotonic() - began > 0.09
+
+
+async def test_hard_stop_while_results_are_stored() -> None:
+    """It shortens a wait that has begun; a cancellation does not end it."""
+    stop, ended = budget(8, 0.1), []
+
+    async def wait() -> None:
+        await stop.wait_stored(asyncio.Event())
+        ended.append(True)
+
+    began = time.monotonic()
+    stop.start()
+    with anyio.fail_after(PATIENCE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+            stop.hurry()
+    assert ended == [True]
+    assert time.monotonic() - began < 8
