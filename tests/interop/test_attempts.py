@@ -152,8 +152,9 @@ async def test_timeouts(language: str, callers: Callers, fleet: Fleet, schema: S
         row = await wait_for_timeout(worker, caller, callers, schema, max_attempts=1, **short)
         assert (row["state"], row["attempt"], len(row["errors"])) == ("discarded", 1, 1)
         assert 0.02 <= (row["finalized_at"] - row["attempted_at"]).total_seconds() < 2
-        row = await wait_for_timeout(worker, caller, callers, schema, max_attempts=2)
-        assert (row["state"], row["attempt"], row["finalized_at"]) == ("available", 1, None)
+        later = {"metadata": {"retry_ms": 3_600_000}}
+        row = await wait_for_timeout(worker, caller, callers, schema, max_attempts=2, **later)
+        assert (row["state"], row["attempt"], row["finalized_at"]) == ("retryable", 1, None)
         long, endless = await caller.insert_many(
             conform("sleep", duration_ms=150, metadata={"timeout_ms": 30_000}),
             conform("sleep", duration_ms=150, metadata={"timeout_ms": -1}),
@@ -172,13 +173,13 @@ async def test_error_handler(
     async with fleet.worker(language, error_handler=do) as worker:
         for step in ("fail", "panic"):
             job = await callers[OTHER[language]].insert(
-                conform(step, message="boom", max_attempts=3)
+                conform(step, message="boom", max_attempts=3, metadata={"retry_ms": 3_600_000})
             )
             call = await worker.until("error_handler", id=job["id"])
             assert (call["attempt"], call["state"], call["error"]) == (1, "running", "boom")
             await worker.until("job_cancelled" if do == "cancel" else "job_failed", id=job["id"])
             row = await same_row(callers, schema, job["id"])
-            assert row["state"] == ("cancelled" if do == "cancel" else "available")
+            assert row["state"] == ("cancelled" if do == "cancel" else "retryable")
             assert [one.error for one in row["errors"]] == [
                 error_text(language, "boom", panics=step == "panic")
             ]
