@@ -50,6 +50,7 @@ SERVER_SETTINGS = {
     "autovacuum_naptime": "1d",  # it would take time from tests, and change their plans at random
 }
 _SYSTEM = sorted(path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+_RENDER = structlog.processors.KeyValueRenderer(["timestamp", "level", "event"])
 _HAS_FAILED = pytest.StashKey[bool]()
 
 # How long an example takes tells of the machine.
@@ -117,9 +118,12 @@ def _through_pooler(request: pytest.FixtureRequest) -> Generator[None]:
 @pytest.fixture(autouse=True)
 def _log() -> None:
     """All is logged, to stderr: not as an earlier test has chosen, as each command does that is run
-    in this process, and not where such a command writes its data."""
+    in this process, and not where such a command writes its data. Plainly: colours and pictures of
+    tracebacks would take a seventh of the time of the tests."""
     structlog.reset_defaults()
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    *processors, _ = structlog.get_config()["processors"]
+    processors += [structlog.processors.format_exc_info, _RENDER]
+    structlog.configure(processors, logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 
 
 @pytest.fixture
