@@ -252,12 +252,12 @@ async def test_key_kept_when_discarded(
 
 
 async def test_odd_metadata(held: HeldOffice, schema: Schema) -> None:
-    """Metadata that is no object gets the mark all the same."""
+    """Metadata that is no object is kept, and gets the mark as the last element of an array."""
     await keyed(schema, "running", at="now()")
     beaten = await keyed(schema, metadata="'[1]'")
     await held.run(JobScheduler(held.office))
     text = await schema.fetchval("SELECT metadata::text FROM river_job WHERE id = $1", beaten)
-    assert json.loads(text) == {"unique_key_conflict": "scheduler_discarded"}
+    assert json.loads(text) == [1, {"unique_key_conflict": "scheduler_discarded"}]
 
 
 @pytest.mark.parametrize("commits", [True, False])
