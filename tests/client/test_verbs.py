@@ -22,6 +22,7 @@ from riverpy import (
     InsertOpts,
     Job,
     JobDamagedError,
+    JobRow,
     JobState,
     NotFoundError,
     Queue,
@@ -138,6 +139,43 @@ async def test_cancel_of_a_waiting_job(client: Client, schema: Schema, state: st
     mark = job.metadata["cancel_attempted_at"]
     assert mark.endswith("Z")
     assert "T" in mark
+
+
+@pytest.mark.parametrize(
+    ("verb", "before", "meanwhile"),
+    [
+        ("job_cancel", "running", "state = 'completed', finalized_at = now()"),
+        ("job_retry", "retryable", "state = 'running', attempt = 1, attempted_at = now()"),
+    ],
+    ids=["cancel", "retry"],
+)
+async def test_verb_that_waits_for_another_session(
+    client: Client, schema: Schema, verb: str, before: str, meanwhile: str
+) -> None:
+    """A job that another session ends or claims meanwhile stays as that leaves it, and is answered
+    so: it is not cancelled after its end, and does not run twice."""
+    job_id = (await client.insert(Task())).job.id
+    await schema.execute(
+        "UPDATE river_job SET state = $1::river_job_state, scheduled_at = now() + '1 hour'", before
+    )
+    jobs: list[JobRow] = []
+
+    async def call() -> None:
+        jobs.append(await getattr(client, verb)(job_id))
+
+    async with schema.connected() as other, anyio.create_task_group() as tasks:
+        await other.execute(f"BEGIN; UPDATE river_job SET {meanwhile}")
+        pid = other.get_server_pid()
+        tasks.start_soon(call)
+        with anyio.fail_after(30, reason="the verb does not wait"):
+            while not await schema.fetchval(
+                "SELECT count(*) FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid))", pid
+            ):
+                await asyncio.sleep(0.01)
+        await other.execute("COMMIT")
+    (row,) = await schema.jobs()
+    assert jobs[0].state == row["state"] == meanwhile.split("'")[1]
+    assert (row["finalized_at"] is None) == (verb == "job_retry")
 
 
 @pytest.mark.parametrize("state", ["completed", "cancelled", "discarded"])

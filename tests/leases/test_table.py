@@ -283,6 +283,10 @@ async def test_end_of_a_busy_fenced_transaction(
         else:
             await lease.fence(connection)
             await lease.fence(connection)
+        if setting == "500ms":
+            assert await connection.fetchval(
+                "SELECT current_setting('transaction_timeout')::interval <= '500 ms'"
+            )
         await ended_by_the_server(connection)
         with anyio.fail_after(BOUND):
             while await other.try_acquire("x") is None:

@@ -116,11 +116,27 @@ async def test_end_of_a_busy_transaction(held: HeldOffice) -> None:
                 await connection.execute(f"SET transaction_timeout = '{own}'")
                 await connection.execute("BEGIN")
                 assert await mandate_of(held, ttl).passes(connection)
+                timeout = await connection.fetchval("SHOW transaction_timeout")
+                assert timeout == ("500ms" if own == "500ms" else "1500ms")
                 with pytest.raises(DATABASE_ERRORS) as raised:
                     await busy(connection)
                 assert not isinstance(raised.value, TimeoutError)
         finally:
             await plain.close()
+
+
+async def test_two_fences_in_one_transaction(held: HeldOffice) -> None:
+    """The second one does not make the transaction longer than the first did."""
+    plain = await plain_connection(held, {})
+    try:
+        async with plain.use("a test", 20.0) as connection, connection.transaction():
+            until: list[int] = []
+            for ttl in (1.5, 30.0):
+                assert await mandate_of(held, ttl).passes(connection)
+                until.append(int(await connection.fetchval("SHOW riverpy.fenced_until")))
+            assert until[1] <= until[0] + 1
+    finally:
+        await plain.close()
 
 
 async def busy(connection: Connection) -> None:

@@ -1,0 +1,70 @@
+"""Statements on rows of clients: those of one run, and those on the rows of dead ones."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from riverpy._db.clients import (
+    SetAsideRow,
+    client_disclose,
+    client_heartbeats,
+    client_leave,
+    client_lock_dead,
+    client_reap,
+    client_set_state,
+)
+from riverpy._db.ownership import member_keep, member_mark
+
+if TYPE_CHECKING:
+    from tests._database import Schema
+
+REGISTER = (
+    "INSERT INTO riverpy_client (client_id, queues, kinds, candidate, poll_only, version,"
+    " dead_after) VALUES ('me', '{}', '{}', true, false, '1', '60 s')"
+)
+
+
+async def test_row_of_another_run(schema: Schema) -> None:
+    """A run that was displaced under its id changes nothing of its successor's row."""
+    await schema.execute(REGISTER)
+    before = await schema.fetch("SELECT * FROM riverpy_client")
+    run = {"client_id": "me", "registered_at": 1}
+    name = schema.name
+    async with schema.connected() as connection:
+        await client_disclose(connection, name, **run, slots=[1], stuck=[2])
+        aside = [SetAsideRow("claim", "1", "full", 2, 0.0)]
+        await client_set_state(
+            connection, name, **run, state="stopping", process=None, aside=aside, aside_count=1
+        )
+        await member_mark(connection, name, **run)
+        await member_keep(
+            connection,
+            name,
+            **run,
+            domain="mail",
+            settings="a",
+            queues=[],
+            interval=timedelta(seconds=1),
+        )
+        await client_leave(connection, name, **run)
+    assert await schema.fetch("SELECT * FROM riverpy_client") == before
+
+
+async def test_rows_of_dead_clients(schema: Schema) -> None:
+    """A client is dead only with the heartbeat that was observed, and on the server that was
+    observed; then its row can be locked, and deleted."""
+    await schema.execute(REGISTER)
+    async with schema.connected() as connection:
+        ((_, heartbeat, _),), start = await client_heartbeats(connection, schema.name)
+        for seen, server in ((b"other", start), (heartbeat, b"other")):
+            dead = await client_lock_dead(
+                connection, schema.name, {"me": seen}, server_start=server
+            )
+            assert dead == set()
+        dead = await client_lock_dead(
+            connection, schema.name, {"me": heartbeat}, server_start=start
+        )
+        assert dead == {"me"}
+        assert await client_reap(connection, schema.name, {"me": b"other"}) == []
+        assert await client_reap(connection, schema.name, {"me": heartbeat}) == ["me"]
