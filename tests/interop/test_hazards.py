@@ -14,9 +14,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from riverpy import EventKind, InsertOpts, Job, QueueConfig, RawArgs, UniqueOpts
-from riverpy._db.rescue import RESCUE_ERROR
 from riverpy.periodic import PeriodicJob, every
-from tests.work.rig import PATIENCE, errors_of, metadata_of
+from tests.work.rig import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -31,7 +30,6 @@ LEADING: dict[str, Any] = {"elect_interval": timedelta(milliseconds=200)}
 PERIOD = timedelta(days=365)
 SECONDS = int(PERIOD.total_seconds())
 FOREIGN = "the leader is not a riverpy client"
-LEFT = "stuck jobs are left"
 REFUSED = "job result refused"
 GO_RESCUES_AFTER = timedelta(seconds=1)
 """The age at which a leader in Go rescues, here."""
@@ -230,64 +228,6 @@ async def test_go_schedules_for_python(rig: Rig, go: RiverGo, may_end: asyncio.E
         async with go.worker(*GO_LEADER):
             assert (await rig.event()).kind == EventKind.JOB_COMPLETED
     assert await rig.schema.fetchval("SELECT attempted_at >= scheduled_at FROM river_job")
-
-
-# -- a leader in Python
-
-
-async def test_python_leads_jobs_of_go(rig: Rig, go: RiverGo) -> None:
-    """A leader in Python rescues the jobs of a killed worker in Go by their age, as River does, if
-    it knows their kind. Others are left as they are, and the log says which and how many."""
-
-    @rig.job(args=RawArgs, kind="sleep")
-    async def stub(job: Job[RawArgs]) -> None:
-        raise NotImplementedError("worked in Go")
-
-    def request(kind: str) -> dict[str, Any]:
-        return {"kind": kind, "args": {"ms": 600_000}, "opts": {"queue": "nobody"}}
-
-    with logged() as log:
-        async with rig.working(
-            queues=QUEUES,
-            job_timeout=timedelta(milliseconds=500),
-            rescue_after=timedelta(seconds=1),
-            **LEADING,
-        ) as client:
-            await until_led_by(rig, client.id)
-            async with go.worker(*GO_LEADER) as worker:
-                requests = [request("sleep"), request("rig_sleep"), request("rig_sleep")]
-                rows = await go.run("insert", requests=requests)
-                known, *unknown = [row["id"] for row in rows]
-                # The worker takes them at once, so that they are stuck at once.
-                await rig.schema.execute("UPDATE river_job SET queue = 'go'")
-                await rig.until_state("running", 3)
-                worker.kill()
-                await worker.wait()
-            await rig.until_state("available")
-            entry = await until_logged(log, LEFT)
-    assert (entry["kind"], entry["count"]) == ("rig_sleep", 2)
-    row = await rig.row(known)
-    assert [error["error"] for error in errors_of(row)] == [RESCUE_ERROR]
-    assert metadata_of(row)["river:rescue_count"] == 1
-    for job_id in unknown:
-        assert (await rig.row(job_id))["state"] == "running"
-    assert len(await go.run("list")) == 3
-
-
-async def test_python_leads_periodic_jobs_of_go(
-    rig: Rig, go: RiverGo, may_end: asyncio.Event
-) -> None:
-    """While Python leads, no periodic job of Go's is inserted; Go's are when Go leads."""
-    of_kind = "SELECT count(*) FROM river_job WHERE kind = 'report'"
-    client = rig.client(queues=QUEUES, **LEADING)
-    async with rig.running(client):
-        await until_led_by(rig, client.id)
-        async with go.worker(*GO_LEADER, "--periodic", "report:3600") as worker:
-            job = (await client.insert(RawArgs("noop", "{}"), InsertOpts(queue="go"))).job
-            await worker.until("job_completed", id=job.id)
-            assert await rig.schema.fetchval(of_kind) == 0
-            client.stop()
-            await rig.until(of_kind, 1)
 
 
 # -- one queue for both
