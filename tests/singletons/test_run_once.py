@@ -25,7 +25,7 @@ from riverpy import (
     executions,
 )
 from riverpy import client as client_module
-from riverpy._db.executions import exec_claim
+from riverpy._db.executions import exec_claim, exec_forget
 from riverpy._maintenance.execution_cleaner import INTERVAL, ExecutionCleaner
 from riverpy.migrate import Migrator
 from tests._time import settle
@@ -691,8 +691,9 @@ async def test_retention(client: Client, schema: Schema) -> None:
     )
     await client.run_once("default", writing(schema))
     await client.run_once("for ever", writing(schema), kept=None)
-    async with held_office(schema) as held:
+    async with held_office(schema) as held, schema.connected() as connection:
         assert await held.run(ExecutionCleaner(held.office)) == INTERVAL
+        assert await exec_forget(connection, schema.name, keys=["default"]) == set()
     rows = await schema.fetch("select key, kept_until - completed_at from riverpy_exec order by 1")
     assert [tuple(row) for row in rows] == [("default", timedelta(days=30)), ("for ever", None)]
     assert (await client.run_once("old", writing(schema))).ran

@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import os
 import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -21,6 +22,8 @@ import pytest
 
 import riverpy
 from riverpy import EventKind, Job, JobCancel, JobSnooze, Workers
+from riverpy._db.jobs import Stamp
+from riverpy._work import child_process
 from tests.work.rig import PATIENCE, Task, errors_of, metadata_of
 
 if TYPE_CHECKING:
@@ -276,6 +279,49 @@ async def test_process(
 
 
 @pytest.mark.timeout(120)
+def test_child_of_a_worker_that_has_ended() -> None:
+    """A child whose worker ended before the kernel was asked to kill it with that ends by itself,
+    though its pipe is open."""
+    code = f"from {child_process.__name__} import serve; serve({os.getpid() + 1}, {{}})"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    try:
+        assert child.wait(PATIENCE) == 1
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_child_is_out_of_reach_of_the_terminal() -> None:
+    """A Ctrl-C there is for the worker alone."""
+    child = child_process.ChildProcess()
+    try:
+        assert os.getsid(child._process.pid) != os.getsid(0)
+    finally:
+        child.end(PATIENCE)
+
+
+def test_which_children_work_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle child takes the next job, unless its last one was cancelled or was long ago: such a
+    child is ended."""
+    children = child_process.ChildProcesses()
+    one, two = Stamp(1, 1, 1), Stamp(2, 1, 1)
+    try:
+        first = children.take(one)
+        children.release(one)
+        assert children.take(two) is first
+        first.is_cancelled = True
+        children.release(two)
+        assert first.has_ended
+        second = children.take(one)
+        children.release(one)
+        monkeypatch.setattr(child_process, "IDLE_MAX", -1.0)
+        assert children.take(two) is not second
+        assert second.has_ended
+        children.release(two)
+    finally:
+        children.close()
+
+
 async def test_as_many_processes_as_slots(rig: Rig, tmp_path: Path) -> None:
     """Jobs in processes run as many at a time as there are slots, however few CPUs there are."""
     count = 2 * (os.cpu_count() or 1) + 1
