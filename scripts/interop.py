@@ -71,7 +71,12 @@ def run_go(directory: Path, *arguments: str) -> str:
 
 
 def copy_with(version: str, directory: Path) -> str:
-    """Copy the Go program, with this version of River; returns the version's number."""
+    """Copy the Go program, with this version of River; returns the version's number.
+
+    The `v` may be missing.
+    """
+    if version[:1].isdigit():
+        version = f"v{version}"
     shutil.copytree(SOURCES, directory, dirs_exist_ok=True)
     found = run_go(directory, "list", "-mod=mod", "-m", "-f", "{{.Version}}", f"{RIVER}@{version}")
     for module in versions_of((directory / "go.mod").read_text("utf-8")):

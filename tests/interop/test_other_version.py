@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 
 @pytest.mark.usefixtures("go_binary")
 def test_copy(tmp_path: Path) -> None:
-    """The copy has all of the program, and each module of River's in the version asked for; the
-    checkout does not change. What is no version is an error."""
+    """The copy has all of the program, and each module of River's in the version asked for, with
+    or without its `v`; the checkout does not change. What is no version is an error."""
     before = (SOURCES / "go.mod").read_text("utf-8")
     assert copy_with(pinned(), tmp_path) == pinned()
     assert (SOURCES / "go.mod").read_text("utf-8") == before
     assert (tmp_path / "main.go").exists()
     versions = versions_of((tmp_path / "go.mod").read_text("utf-8"))
     assert set(versions.values()) == {pinned()}
+    assert copy_with(pinned().removeprefix("v"), tmp_path) == pinned()
     with pytest.raises(UnusableError, match="go list"):
         copy_with("no version", tmp_path)
