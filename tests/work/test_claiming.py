@@ -421,6 +421,7 @@ async def test_unreadable_rows(rig: Rig) -> None:
     assert await rig.states() == {"completed": 3}
 
 
+@pytest.mark.usefixtures("fast_claims")
 async def test_fetch_cooldown(rig: Rig, claims: list[tuple[int, int]]) -> None:
     """With a cooldown a burst of notifications makes few claims, and no job is left behind."""
 

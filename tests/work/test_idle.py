@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import pytest
 
 from riverpy import Client, Config, InsertManyParams, Job, PeriodicJobs, QueueConfig
 from riverpy._cluster import leader_watch
@@ -22,8 +23,6 @@ from tests.work.rig import PATIENCE, Task
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-
-    import pytest
 
     from riverpy._insert import Inserter
     from tests._database import Schema
@@ -179,6 +178,7 @@ async def first_claim(sent: list[Sent]) -> None:
             await asyncio.sleep(0.005)
 
 
+@pytest.mark.usefixtures("fast_claims")
 async def test_claims_of_single_jobs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """PF-05: one look at the queue is one claim, whatever it brings: only one that fills all it
     asked for is followed by another, and the end of a job by none."""
@@ -201,6 +201,7 @@ async def test_claims_of_single_jobs(rig: Rig, monkeypatch: pytest.MonkeyPatch) 
     assert claims_of(sent) <= 1 + 20 + 3
 
 
+@pytest.mark.usefixtures("fast_claims")
 async def test_claims_of_a_notification(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """PF-05: a notification is followed by one claim, and one for each time at which a sender that
     notifies rarely may have inserted more; none for the jobs that it brought."""

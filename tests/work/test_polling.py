@@ -69,6 +69,7 @@ async def test_jobs_that_nobody_notified_of(rig: Rig, *, poll_only: bool) -> Non
             assert {job.queue for job in jobs if job is not None} == set(QUEUES)
 
 
+@pytest.mark.usefixtures("fast_claims")
 async def test_one_poll_an_interval(rig: Rig, looks: dict[str, list[float]]) -> None:
     """NR-14: without notifications a queue that is empty costs one claim in each interval at most,
     however many queues there are."""
