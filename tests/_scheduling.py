@@ -63,7 +63,7 @@ class Scheduling(LoadScopeScheduling):
         return left[0][1] if left else None
 
 
-WORKERS_PER_PROCESSOR = 3
+WORKERS_PER_PROCESSOR = 4
 """Most of its time a test waits: for the server, for other processes, for a limit to expire."""
 FIRST_WORKER = "gw0"
 _LOCK = pytest.StashKey[int]()
