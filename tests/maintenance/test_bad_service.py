@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -49,9 +49,10 @@ async def insert_work(rig: Rig) -> list[int]:
 
 
 @pytest.mark.parametrize("does", [REFUSED, SLOW], ids=["fails", "is slow"])
-async def test_scheduler(rig: Rig, does: str) -> None:
+async def test_scheduler(rig: Rig, does: str, log: list[dict[str, Any]]) -> None:
     """While the scheduler can move no job, old jobs are deleted, stuck ones are rescued, and
-    periodic ones are inserted in time."""
+    periodic ones are inserted in time. Each service gets its turn, and none fails for want of
+    it."""
 
     @rig.job
     async def work(job: Job[Task]) -> None: ...
@@ -77,3 +78,5 @@ async def test_scheduler(rig: Rig, does: str) -> None:
                     await anyio.sleep(0.05)
         left = "SELECT count(*) FROM river_job WHERE state = 'retryable' AND id <> $1"
         assert await rig.schema.fetchval(left, stuck) == 20
+    waited = "waited for another statement for too long"
+    assert not [line for line in log if waited in str(line.get("error"))]
