@@ -177,7 +177,8 @@ async def test_connections_are_killed(
             await worker.until("job_completed", id=running["id"], attempt=1)
     assert worker.passed("job_started", id=running["id"]) == []
     if language == "python":
-        assert (logged(log, LOST), logged(log, RESTORED)) == (3, 3)
+        # A backend that the server ends when the others are back already is a break of its own.
+        assert 3 <= logged(log, LOST) == logged(log, RESTORED) <= 5
 
 
 def logged(log: list[Any], event: str) -> int:
