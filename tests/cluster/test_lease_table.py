@@ -268,3 +268,25 @@ async def test_late_renewal_shortens_no_lease(
     assert before.expires_at
     assert after.expires_at
     assert after.expires_at > before.expires_at
+
+
+@pytest.mark.parametrize(
+    ("last", "is_ahead"), [(5, False), (2 * 10**18, True)], ids=["behind", "ahead"]
+)
+async def test_epochs_and_the_clock(schema: Schema, last: int, is_ahead: bool) -> None:
+    """An epoch is higher than the last one, and not below the server's clock in microseconds, so
+    that epochs rise also where a failover has lost the last ones."""
+    await schema.execute(
+        "INSERT INTO riverpy_lease (name, epoch, holder, ttl, expires_at)"
+        " VALUES ('s:one', $1, 'gone', '1 hour', '-infinity')",
+        last,
+    )
+    before = int(datetime.now(UTC).timestamp() * 1e6) - 10**9
+    async with schema.connected() as connection:
+        bids = [
+            await leases.lease_acquire(connection, schema.name, name=name, holder="a", ttl=TTL)
+            for name in ("s:one", "s:new")
+        ]
+    epochs = [bid.epoch for bid in bids if bid is not None]
+    assert min(epochs) > before
+    assert (epochs[0] == last + 1) == is_ahead

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from riverpy._db.filters import QueueFilter
+from riverpy._db.queues import queue_forget
 from riverpy._db.rescue import job_running_of, job_stuck, job_stuck_rows
 from riverpy._db.upkeep import (
     JobScope,
@@ -119,3 +120,16 @@ async def test_due_jobs(schema: Schema) -> None:
         moved = await job_schedule(connection, schema.name, ids=[due, later, cancelled], ahead=HOUR)
     assert (moved.available, moved.discarded, moved.left) == (1, 0, [later, cancelled])
     assert await states_of(schema) == {due: "available", later: "scheduled", cancelled: "cancelled"}
+
+
+async def test_unused_queues(schema: Schema) -> None:
+    """A queue that was worked, paused or described since it was found unused stays."""
+    await schema.execute(
+        "INSERT INTO river_queue (name, metadata, updated_at, paused_at) VALUES"
+        f" ('unused', '{{}}', {OLD}, null), ('worked', '{{}}', now(), null),"
+        f" ('paused', '{{}}', {OLD}, now()), ('described', '{{\"a\": 1}}', {OLD}, null)"
+    )
+    names = ["unused", "worked", "paused", "described"]
+    async with schema.connected() as connection:
+        forgotten = await queue_forget(connection, schema.name, names=names, age=DAY)
+    assert forgotten == {"unused"}

@@ -17,6 +17,7 @@ from tests.work.rig import PATIENCE, Task
 
 if TYPE_CHECKING:
     from riverpy import Client
+    from tests._database import Schema
     from tests.kit.proxy import Proxy
     from tests.work.rig import Rig
 
@@ -232,3 +233,35 @@ async def test_listener_is_killed(rig: Rig) -> None:
                 " AND application_name = 'riverpy listener'",
                 1,
             )
+
+
+async def test_claims_that_are_looked_at(schema: Schema) -> None:
+    """They are the running jobs of the client's queues whose last claim was its own, and older than
+    a claim may take."""
+    claimed = "now() - interval '1 minute'"
+    for state, queue, by, at in (
+        ("running", "default", "array['other', 'me']", claimed),
+        ("running", "default", "array['me', 'other']", claimed),
+        ("running", "mail", "array['me']", claimed),
+        ("running", "default", "array['me']", "now() + interval '1 minute'"),
+        ("completed", "default", "array['me']", claimed),
+    ):
+        ended = "now()" if state == "completed" else "null"
+        await schema.execute(
+            "INSERT INTO river_job (kind, max_attempts, args, state, queue, attempt, attempted_by,"
+            f" attempted_at, finalized_at) VALUES ('task', 25, '{{}}', '{state}', '{queue}', 1,"
+            f" {by}, {at}, {ended})"
+        )
+    async with schema.connected() as connection:
+        found = [
+            await jobs.job_claimed_by(
+                connection,
+                schema.name,
+                queues=["default"],
+                client_id="me",
+                age=10.0,
+                skipped=skipped,
+            )
+            for skipped in ([], [1])
+        ]
+    assert [[stamp.id for stamp in stamps] for stamps in found] == [[1], []]
