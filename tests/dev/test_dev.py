@@ -239,14 +239,27 @@ async def test_embedded(embedded_directory: Path, tmp_path: Path) -> None:
         assert (code, notes) == (0, "")
         dev.send(signal.SIGINT)
         assert await dev.exit_code() == 0
-    async with developing(tmp_path, **place) as dev:
-        await dev.until_workers(1)
+    code, notes = await command(tmp_path, "job", "list", **place)
+    assert code != 0
+    assert server.name not in notes  # it does not run
+    async with developing(tmp_path, "--soft-stop=10ms", target="jobs:patient", **place) as dev:
+        worker = await dev.until_workers(1)
         assert await states(server.url) == [("completed", 1)]
+        await do(server.url, "sleep")
+        await dev.until_printed("job sleep")
         dev.send(signal.SIGKILL)
-        await until_gone(dev.workers()[0])
+        await until_gone(worker)
     with anyio.fail_after(SIGNAL_TIMEOUT, reason="the server still runs"):
         while await asyncio.to_thread(lambda: server.is_running):
             await asyncio.sleep(0.05)
+    with server as url:  # the worker had it until it had released its job
+        assert await states(url) == [("completed", 1), ("available", 0)]
+
+
+def test_each_directory_has_a_server_of_its_own() -> None:
+    """Also where two have the same name."""
+    names = {dev_server_name(Path(path)) for path in ("/home/ada/shop", "/home/bob/shop")}
+    assert len(names) == 2
 
 
 def test_argument_too_many() -> None:
