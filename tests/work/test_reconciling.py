@@ -10,6 +10,7 @@ import pytest
 
 from riverpy import EventKind, Job, QueueConfig
 from riverpy._db import jobs, queues
+from riverpy._work.producer import ECHOES
 from riverpy._work.reconciler import Reconciler
 from tests.work.rig import PATIENCE, Task
 
@@ -142,3 +143,18 @@ async def test_cancel_beside_an_attempt_that_goes_on(
         finally:
             ends.set()
     assert (await rig.row(inserted.job.id))["state"] == "cancelled"
+
+
+async def test_claims_after_a_reconnect(rig: Rig) -> None:
+    """After a connection was lost and made again each queue is claimed as after a notification: at
+    once, and again for what its sender may have inserted just behind the one that was lost."""
+    async with rig.working() as client:
+        run: Any = client._run
+        producer, claims = run.producers["default"], asyncio.Semaphore(0)
+        async with asyncio.timeout(PATIENCE):
+            while producer._echoes:  # those of the start
+                await asyncio.sleep(0.01)
+            producer.claimed.emit = claims.release
+            run._resync()
+            for _ in range(1 + len(ECHOES)):
+                await claims.acquire()
