@@ -66,7 +66,8 @@ class ChildProcess:
             [get_executable(), "-u", "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # a Ctrl-C in the terminal is for the worker alone
+            # A Ctrl-C in the terminal is for the worker alone, and `kill` finds what jobs start.
+            start_new_session=True,
         )
         assert self._process.stdin is not None  # noqa: S101 (it is a pipe)
         assert self._process.stdout is not None  # noqa: S101
@@ -89,7 +90,7 @@ class ChildProcess:
             self._is_working = True
             return _receive(self._from_child)
         except (EOFError, OSError, ValueError):
-            self._process.kill()  # a child that closed its pipe may still run
+            self._kill_group()  # a child that closed its pipe may still run
             raise ChildProcessError(_how_ended(self._process.wait())) from None
         finally:
             self._is_working = False
@@ -107,8 +108,15 @@ class ChildProcess:
             self.kill()
 
     def kill(self) -> None:
-        """End the process. Does not wait for it."""
+        """End the process, and the programs that it has started. Does not wait for it."""
         self.is_cancelled = True
+        self._kill_group()
+
+    def _kill_group(self) -> None:
+        # Not after somebody has waited for it: the number may be another process's then.
+        if sys.platform != "win32" and self._process.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
 
     def end(self, timeout: float) -> None:
@@ -325,6 +333,9 @@ def _end_with_thread_of(worker_pid: int) -> None:
 
 
 def _end() -> NoReturn:
+    """End this process, and the programs that its job has started."""
+    if sys.platform != "win32" and os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 

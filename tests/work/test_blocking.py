@@ -50,6 +50,9 @@ def work_apart(job: Job[Apart]) -> None:
     """What a job does in a process of its own."""
     if job.args.do == "ignore":
         assert not job.cancelled.is_set()
+    if job.args.do == "program":
+        program = subprocess.Popen(["sleep", "3600"])
+        Path(f"{job.args.path}.program").write_text(str(program.pid))
     if job.args.path:
         Path(f"{job.args.path}.new").write_text(str(os.getpid()))
         Path(f"{job.args.path}.new").rename(job.args.path)
@@ -367,19 +370,22 @@ CANCELLED = {
 @pytest.mark.parametrize("how", CANCELLED)
 async def test_process_is_killed(rig: Rig, tmp_path: Path, how: str) -> None:
     """A process whose job does not use `job.cancelled` is killed at its timeout, by a cancel, or by
-    a hard stop."""
+    a hard stop, with the programs that the job has started."""
     register_apart(rig, timedelta(minutes=1))
     file = tmp_path / "pid"
     async with rig.working(soft_stop_timeout=timedelta(0)) as client:
-        inserted = await client.insert(Apart("hang", str(file)))
+        inserted = await client.insert(Apart("program", str(file)))
         await until_exists(file)
-        pid = int(file.read_text())
         await end_by(how, client, inserted.job.id)
         event = await rig.event()
     row = await rig.row(inserted.job.id)
     assert (event.kind, row["state"], row["attempt"]) == CANCELLED[how]
-    with suppress(psutil.NoSuchProcess):
-        assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    for written in (file, file.with_name("pid.program")):
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(int(written.read_text()))
+            async with asyncio.timeout(PATIENCE):
+                while process.status() != psutil.STATUS_ZOMBIE:
+                    await asyncio.sleep(0.01)
 
 
 @pytest.mark.timeout(120)
