@@ -337,7 +337,8 @@ class PeriodicJob:
         """The args and options of one run, made afresh; None: no job this time.
 
         Raises:
-            ConfigError: the constructor returned an awaitable.
+            ConfigError: the constructor returned an awaitable, or a tuple that is no pair of args
+                and options.
             Exception: whatever the constructor raised.
         """
         constructor = self._constructor
@@ -350,10 +351,16 @@ class PeriodicJob:
             if close is not None:
                 close()
             raise ConfigError(_not_plain(self.id))
-        if isinstance(run, tuple):
-            args, opts = run
-            return args, opts
-        return run, InsertOpts()
+        if not isinstance(run, tuple):
+            return run, InsertOpts()
+        parts = cast("tuple[object, ...]", run)
+        if len(parts) != 2 or not isinstance(parts[1], InsertOpts):
+            types = ", ".join(type(part).__name__ for part in parts)
+            raise ConfigError(
+                f"the constructor of periodic job {self.id!r} must return args, a pair of args and "
+                f"InsertOpts, or None; got a tuple of ({types})"
+            )
+        return run
 
     def __repr__(self) -> str:
         return f"PeriodicJob({self.id!r}, {self.schedule_text!r})"

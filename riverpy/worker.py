@@ -6,6 +6,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from datetime import timedelta
+from functools import partial
 from types import NoneType
 from typing import (
     TYPE_CHECKING,
@@ -367,7 +368,15 @@ def _overrides(cls: type[Any], method: str) -> bool:
 
 
 def _name(function: Callable[..., Any]) -> str:
+    function = _whole(function)
     return getattr(function, "__qualname__", repr(function))
+
+
+def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function whose first arguments a `functools.partial` gives."""
+    while isinstance(function, partial):
+        function = function.func
+    return function
 
 
 def _kind_of(args_type: Any, given: str | None, owner: str) -> str:
@@ -409,7 +418,7 @@ def _annotated_args(function: Callable[..., Any]) -> Any:
     name = _name(function)
     parameters = list(inspect.signature(function).parameters)
     try:
-        hint = get_type_hints(function).get(parameters[0]) if parameters else None
+        hint = get_type_hints(_whole(function)).get(parameters[0]) if parameters else None
     except (NameError, TypeError) as error:
         raise ConfigError(
             f"the annotation of {name} cannot be resolved ({error}): its args class must be "

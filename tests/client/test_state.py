@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 from datetime import timedelta
+from functools import partial
 from pathlib import Path  # noqa: TC003
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -480,7 +481,7 @@ class _CustomWorker(Worker[_Custom]):
 
 def test_both_forms_of_decorators() -> None:
     """A function is registered with and without parentheses, an optional parameter included, and
-    stays unchanged."""
+    stays unchanged; so is one whose other arguments `functools.partial` gives."""
     workers = Workers()
 
     async def task(job: Job[Task], twice: bool = False) -> None:
@@ -493,7 +494,10 @@ def test_both_forms_of_decorators() -> None:
     assert workers.job(kind="again")(task) is task
     assert workers.blocking_job(kind="blocked")(block) is block
     assert workers.blocking_job(_plain_other) is _plain_other
-    assert list(workers) == ["task", "again", "blocked", "other"]
+    assert workers.job(kind="partial")(given := partial(task, twice=True)) is given
+    with pytest.raises(ConfigError, match=r"_unannotated must be annotated .*got no annotation"):
+        workers.job(partial(_unannotated))
+    assert list(workers) == ["task", "again", "blocked", "other", "partial"]
 
 
 def _plain_other(job: Job[_Other]) -> None:

@@ -199,6 +199,9 @@ def test_constructor() -> None:
 
     with pytest.raises(ConfigError, match="must be a plain function"):
         PeriodicJob(HOURLY, cast_any(lambda: coroutine()), id="an-id").construct()
+    for wrong in ((Report(), None), (Report(), InsertOpts(), 1), ()):
+        with pytest.raises(ConfigError, match="'an-id' must return args, a pair of args and"):
+            PeriodicJob(HOURLY, cast_any(lambda wrong=wrong: wrong), id="an-id").construct()
 
 
 async def _coroutine() -> Report:
