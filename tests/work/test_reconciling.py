@@ -148,6 +148,10 @@ async def test_cancel_beside_an_attempt_that_goes_on(
 async def test_claims_after_a_reconnect(rig: Rig) -> None:
     """After a connection was lost and made again each queue is claimed as after a notification: at
     once, and again for what its sender may have inserted just behind the one that was lost."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None: ...
+
     async with rig.working() as client:
         run: Any = client._run
         producer, claims = run.producers["default"], asyncio.Semaphore(0)
