@@ -242,8 +242,11 @@ async def test_poison_row_is_isolated(rig: Rig, gate: Gate, log: list[dict[str, 
 
 
 @pytest.mark.timeout(180)
-async def test_result_that_can_never_be_stored(rig: Rig, gate: Gate) -> None:
-    """A row that takes no result at all is left running; the worker goes on and stops cleanly."""
+async def test_result_that_can_never_be_stored(
+    rig: Rig, gate: Gate, log: list[dict[str, Any]]
+) -> None:
+    """A row that takes no result at all is left running; the worker goes on and stops cleanly. The
+    failure that is stored in place of the result is made once."""
     await rig.schema.execute(
         "ALTER TABLE river_job ADD CONSTRAINT poison CHECK (id <> 2 OR state = 'running'"
         " OR state = 'available')"
@@ -255,6 +258,39 @@ async def test_result_that_can_never_be_stored(rig: Rig, gate: Gate) -> None:
         await rig.insert_rows(1)
     await rig.schema.execute("ALTER TABLE river_job DROP CONSTRAINT poison")
     assert (await rig.row(2))["state"] == "running"
+    replaced = [one["job_id"] for one in log if one["event"] == "job result cannot be stored"]
+    assert replaced == [2]
+
+
+async def test_results_are_sent_in_the_order_of_ids(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However jobs end: two statements that lock rows in one order cannot deadlock."""
+    ends: dict[int, asyncio.Event] = {}
+    sent: list[list[int]] = []
+    complete = jobs.job_complete
+
+    async def spy(*args: Any, ids: list[int], **values: Any) -> set[int]:
+        sent.append(list(ids))
+        return await complete(*args, ids=ids, **values)
+
+    monkeypatch.setattr(jobs, "job_complete", spy)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        ends[job.id] = asyncio.Event()
+        await ends[job.id].wait()
+
+    await rig.insert_rows(20)
+    async with rig.working():
+        async with asyncio.timeout(PATIENCE):
+            while len(ends) < 20:
+                await asyncio.sleep(0.01)
+        for job_id in sorted(ends, reverse=True):
+            ends[job_id].set()
+        await rig.take(20)
+    assert max(map(len, sent)) > 1
+    assert all(ids == sorted(ids) for ids in sent)
 
 
 TAKEN = {
