@@ -22,10 +22,12 @@ ONE_WORKER = (
     "tests/faults/test_failover.py",
     "tests/faults/test_server.py",
     "tests/faults/test_users.py",
+    "tests/house/test_wheel.py",
     "tests/maintenance/test_plans.py",
+    "tests/typing/test_mypy.py",
     "tests/work/test_plans.py",
 )
-"""Files whose tests share a fleet, or a table that takes long to fill."""
+"""Files whose tests share a fleet, a table that takes long to fill, a wheel, or a run of mypy."""
 
 
 class Scheduling(LoadScopeScheduling):
