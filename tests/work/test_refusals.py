@@ -14,7 +14,7 @@ from riverpy import ArgsError, EventKind, InsertOpts, Job
 from riverpy._db import jobs
 from riverpy.job import OUTPUT_SIZE_MAX
 from tests.kit.proxy import proxied
-from tests.work.rig import Task
+from tests.work.rig import PATIENCE, Task
 
 if TYPE_CHECKING:
     from tests.work.rig import Rig
@@ -66,6 +66,22 @@ async def test_one_row_is_refused_by_a_trigger(rig: Rig, log: list[dict[str, Any
         assert event.job.id == 20
     row = await rig.row(20)
     assert (row["state"], row["attempt"], row["errors"]) == ("completed", 1, None)
+
+
+@pytest.mark.usefixtures("plain")
+async def test_refused_row_is_tried_at_the_stop(
+    rig: Rig, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However far off its next try is: so it is not left running for want of one."""
+    monkeypatch.setattr("riverpy._batch.SET_ASIDE_FIRST", 60.0)
+    await rig.insert_rows(1)
+    await refuse(rig, "true", "RAISE EXCEPTION 'not this one';")
+    async with rig.working():
+        async with asyncio.timeout(PATIENCE):
+            while not any(entry["event"] == HELD for entry in log):
+                await asyncio.sleep(0.01)
+        await allow(rig)
+    assert (await rig.row(1))["state"] == "completed"
 
 
 @pytest.mark.usefixtures("plain")
