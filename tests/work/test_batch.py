@@ -417,6 +417,18 @@ def test_causes_of_a_row_that_is_tried_again() -> None:
     assert errors.may_be_of_rows(LOST, is_retry=True)
 
 
+def test_which_errors_are_the_same() -> None:
+    """Those of one code of the server. A fault of ours is never that of a row."""
+    errors = StatementErrors()
+    first, second = asyncpg.PostgresError("one"), asyncpg.PostgresError("two")
+    first.sqlstate, second.sqlstate = "XX001", "XX002"
+    assert not errors.may_be_of_rows(first)
+    assert not errors.may_be_of_rows(second)
+    assert errors.may_be_of_rows(first)
+    for _ in range(2):
+        assert not errors.may_be_of_rows(ValueError("ours"))
+
+
 def test_repetition_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error that comes again after a long time is not repeated."""
     errors = StatementErrors()

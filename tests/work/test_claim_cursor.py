@@ -13,6 +13,7 @@ from riverpy import Job
 from riverpy._db.jobs import job_claim
 from riverpy._work.claim_cursor import (
     FULL_INTERVAL_MAX,
+    FULL_INTERVAL_MIN,
     FULL_SHARE,
     WHOLE,
     ClaimCursor,
@@ -119,10 +120,13 @@ def test_claim_from_the_beginning_again() -> None:
 
 
 def test_pause_is_bounded() -> None:
-    """However slow claims are, a job that was passed over waits for seconds at most."""
+    """However slow claims are, a job that was passed over waits for seconds at most; and however
+    fast, claims from the beginning are few."""
     cursor = ClaimCursor()
     cursor.passed([], is_full=False, seen_at=SEEN, took=60.0, now=0.0)
     assert cursor.full_in(0.0) == FULL_INTERVAL_MAX
+    cursor.passed([], is_full=False, seen_at=SEEN, took=0.0, now=0.0)
+    assert cursor.full_in(0.0) == FULL_INTERVAL_MIN
 
 
 async def test_stretch_ends_with_its_priority(rig: Rig) -> None:
