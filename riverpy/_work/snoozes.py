@@ -8,7 +8,7 @@ import msgspec
 
 SNOOZES_KEY = "snoozes"
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
-_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(?:\d++\.?\d*+|\.\d++)(?:[eE][+-]?\d++)?", re.ASCII)
 _DIGITS_MAX = 25
 """Characters of an integer that is read exactly; 64 bits have 19 digits."""
 

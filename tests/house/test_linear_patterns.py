@@ -27,6 +27,7 @@ from riverpy._names import (
     validate_tag,
 )
 from riverpy._unique import unique_key
+from riverpy._work.snoozes import SNOOZES_KEY, next_snoozes
 from riverpy.errors import RiverError
 from riverpy.insert_opts import UniqueOpts
 from riverpy.periodic import cron
@@ -102,6 +103,10 @@ def _every(text: str) -> None:
     cron(f"@every {text}")
 
 
+def _snoozes(text: str) -> None:
+    next_snoozes(json.dumps({SNOOZES_KEY: text}))
+
+
 @pytest.mark.parametrize(
     "read",
     [
@@ -111,6 +116,7 @@ def _every(text: str) -> None:
         validate_url,
         parse_duration,
         _every,
+        _snoozes,
         Address.parse,
         normalize,
         Postponement.read,
