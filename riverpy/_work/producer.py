@@ -342,7 +342,7 @@ class Producer:
         self._unclaimable.claimed(found, limit, self._claimed_at - sent)
         self._empty = 0 if found else self._empty + 1
         wait = self._cursor.full_in(self._claimed_at)
-        if wait and found < limit:
+        if wait is not None and found < limit:
             self.expect(wait)
         self.claimed.emit()
         return found < limit

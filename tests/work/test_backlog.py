@@ -81,9 +81,17 @@ async def test_slow_completion(rig: Rig, log: list[dict[str, Any]]) -> None:
 
         async def until_full() -> tuple[int, int]:
             """Wait until claims have stopped. Returns how many jobs were claimed and stored."""
-            with anyio.fail_after(PATIENCE, reason="claims did not stop"):
-                while not slow.waits or run._completer.waiting <= BOUND or run.work:
-                    await asyncio.sleep(0.005)
+            try:
+                with anyio.fail_after(PATIENCE):
+                    while not slow.waits or run._completer.waiting <= BOUND or run.work:
+                        await asyncio.sleep(0.005)
+            except TimeoutError:
+                slow.take_all()
+                raise AssertionError(
+                    f"claims did not stop: {slow.waits=}, {run._completer.waiting=}, "
+                    f"{len(run.work)=}, {run.producers['default'].may_begin=}, "
+                    f"{await rig.states()}, {log}"
+                ) from None
             states = await rig.states()
             return JOBS - states["available"], states.get("completed", 0)
 

@@ -230,3 +230,36 @@ async def test_other_kinds_are_passed_over(rig: Rig, claims: list[Stretch]) -> N
         await rig.take(1)
         assert WHOLE in claims[before:]
     assert (await rig.states())["available"] == 100
+
+
+async def test_claims_longer_than_the_pause(
+    rig: Rig, claims: list[Stretch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PF-03: where claims behind the last rows take longer than the pause between claims from the
+    beginning, the queue's end is no end of these: they find a job that committed late."""
+    pause, took = 0.02, 0.03
+    for name in ("FULL_INTERVAL_MIN", "FULL_INTERVAL_MAX"):
+        monkeypatch.setattr(riverpy._work.claim_cursor, name, pause)
+    claim = riverpy._work.producer.job_claim
+
+    async def slow(*args: Any, **values: Any) -> Any:
+        if values["after"] != WHOLE.after:
+            await anyio.sleep(took)
+        return await claim(*args, **values)
+
+    monkeypatch.setattr(riverpy._work.producer, "job_claim", slow)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None: ...
+
+    async with rig.working(slots=5) as client:
+        for jobs in range(11, 16):
+            await rig.insert_rows(jobs)
+            client._run.producers["default"].wake()  # type: ignore[union-attr]
+            await rig.take(jobs)
+            await anyio.sleep(4 * took)
+            await rig.schema.execute(
+                "INSERT INTO river_job (kind, max_attempts, args, scheduled_at)"
+                " VALUES ('task', 25, '{}'::jsonb, now() - interval '1 hour')"
+            )
+            await rig.take(1)
