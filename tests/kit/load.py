@@ -127,20 +127,17 @@ class Place:
 
     @property
     def warnings(self) -> list[dict[str, Any]]:
-        """What it said at warning, and above, but of a machine that let it stand still."""
+        """What it said at warning, and above, but of a machine that let it stand still, and of jobs
+        of an earlier load."""
         self.read()
         loud = [line for line in self.said if line["level"] not in {"debug", "info"}]
-        return [line for line in loud if not is_stall(line)]
+        return [line for line in loud if not is_stall(line) and line.get("state") != DELETED]
 
     def unexpected(self, outages: int, expected: Collection[str]) -> list[dict[str, Any]]:
         """What it said, or did not say, but for a line at the begin and the end of so many
         outages, that it put back jobs whose claims were lost, and what is expected besides."""
         usual = {LOST, PUT_BACK, *expected}
-        lines = [
-            line
-            for line in self.warnings
-            if line["event"] not in usual and line.get("state") != DELETED
-        ]
+        lines = [line for line in self.warnings if line["event"] not in usual]
         lines += [line for line in self.said if line["level"] in {"error", "critical"}]
         lines += [line for line in self.said if "exception" in line]
         if not self.count(LOST) == self.count(RESTORED) == outages:
