@@ -63,7 +63,7 @@ PROGRESS_INTERVAL = 5.0
 STARTED = b'"event": "worker started"'
 LAST_WORDS = "riverpy: "
 START_LIMIT = 60.0
-"""Seconds until a worker that was started must work."""
+"""Seconds until a worker that was started must work, since the server was last broken."""
 CALM_LIMIT = 120.0
 """Seconds until every job must have ended when nothing is broken any more."""
 CALM = 5.0
@@ -391,6 +391,8 @@ class ChaosOfWork:
             if not worker.is_running:
                 self._note_end(worker, await worker.ended(), {NOT_READY})
                 await worker.start()
+            if self._server_lock.locked():
+                limit = time.monotonic() + START_LIMIT
             if time.monotonic() > limit:
                 self._violate("a worker starts", f"{worker.name} does not")
                 return
@@ -493,6 +495,7 @@ def _read_log(path: Path) -> list[LogLine]:
                 at,
                 line.get("client_id", ""),
                 str(line.get("exception", "")),
+                line.get("job_id"),
             )
         )
     return lines

@@ -328,6 +328,10 @@ BROKEN = {
         history(logs=LOGS | {"w0": [log(f"{n}", 5.5) for n in range(LINES_MOST + 1)]}),
         "no storm of log lines",
     ),
+    "many lines about one job": (
+        history(logs=LOGS | {"w0": [log("refused", 5.5, job_id=1)] * (LINES_MOST + 2)}),
+        "no storm of log lines",
+    ),
     "two lines about one loss": (
         history(logs=LOGS | {"w0": [*LOGS["w0"][:1], *LOGS["w0"]]}),
         "one line an outage",
@@ -341,6 +345,12 @@ BROKEN = {
         "one line a recovery",
     ),
 }
+
+
+def test_a_line_for_each_job() -> None:
+    """Many rows may be refused at once; each may be named once."""
+    lines = [log("refused", 5.5, job_id=number) for number in range(LINES_MOST + 1)]
+    assert not rules(history(logs=LOGS | {"w0": [*LOGS["w0"], *lines]}))
 
 
 @pytest.mark.parametrize(("broken", "rule"), BROKEN.values(), ids=BROKEN.keys())

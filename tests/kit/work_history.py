@@ -134,6 +134,8 @@ class LogLine(msgspec.Struct, frozen=True):
     at: float
     client_id: str = ""
     exception: str = ""
+    job_id: int | None = None
+    """The job that it names, if it is about one."""
 
 
 class Recovery(NamedTuple):
@@ -513,7 +515,7 @@ def _check_going_on(history: History) -> Iterator[Violation]:
 
 LOST, RESTORED = "database connection lost", "database connection restored"
 LINES_MOST = 12
-"""Lines about one fault, of one worker."""
+"""Lines about one fault, of one worker, besides one for each job that they name."""
 EARLY = 0.1
 """Seconds by which a line may be earlier than the fault that it is about seems to begin."""
 PER_JOB = {
@@ -548,7 +550,8 @@ def _check_logs(history: History) -> Iterator[Violation]:
         yield from _check_pairs(worker, lines)
         mine = [recovery for recovery in recoveries if recovery.worker == worker]
         for recovery, about in _by_trouble(mine, lines):
-            if len(about) > LINES_MOST * recovery.spans:
+            named = {(line.event, line.job_id) for line in about if line.job_id is not None}
+            if len(about) - len(named) > LINES_MOST * recovery.spans:
                 yield Violation("no storm of log lines", f"{len(about)} lines about {recovery}")
             lost = sum(line.event == LOST for line in about)
             if lost > history.outages_most * recovery.spans:
