@@ -6,12 +6,11 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import anyio
 import msgspec
 
-import riverpy
 from riverpy import Client, Config, EventKind, Job, QueueConfig, Workers
 from riverpy._work import executor
 
@@ -34,7 +33,7 @@ class Task(msgspec.Struct, frozen=True):
     """The args of most jobs here."""
 
     kind: ClassVar[str] = "task"
-    n: Annotated[int, riverpy.Unique] = 0
+    n: int = 0
 
 
 class InMoments:
