@@ -164,16 +164,24 @@ class Outage:
         self._lost.add(connection)
 
     def restored(self, connection: str) -> None:
-        """A connection does its work again."""
-        if self._was_given_up(connection) or connection in self._lost:
-            self._lost.discard(connection)
-            if not self._lost and self._is_open:
-                self._is_open = False
-                self._log.info(
-                    "database connection restored",
-                    connection=connection,
-                    seconds=round(time.monotonic() - self._began_at, 1),
-                )
+        """A connection does its work."""
+        was_lost = self._was_given_up(connection) or connection in self._lost
+        self._lost.discard(connection)
+        if not self._is_open or self._lost:
+            return
+        now = time.monotonic()
+        if was_lost or not self._given_up:
+            self._tell_end(connection, now)
+        elif now - (given_up_at := max(self._given_up.values())) >= SOON:
+            self._tell_end(connection, given_up_at)  # what was given up last is not wanted again
+
+    def _tell_end(self, connection: str, ended_at: float) -> None:
+        self._is_open = False
+        self._log.info(
+            "database connection restored",
+            connection=connection,
+            seconds=round(ended_at - self._began_at, 1),
+        )
 
     def forget(self, connection: str) -> None:
         """A connection is not needed any more, or not for now."""

@@ -106,6 +106,27 @@ def test_outage_of_a_connection_that_is_wanted_again(monkeypatch: pytest.MonkeyP
     assert [line["event"] for line in log] == [LOST, RESTORED] * 3 + [LOST] * 2
 
 
+def test_outage_of_a_connection_that_is_never_wanted_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All others are back, and then the term ends for whose maintenance the last connection was
+    lost: the end of the outage is told once, when that connection was not wanted for a time."""
+    outage = Outage()
+    error = ConnectionError("the server has gone away")
+    with structlog.testing.capture_logs() as log:
+        outage.lost("claims", error)
+        outage.lost("maintenance", error)
+        outage.restored("claims")
+        outage.forget("maintenance")
+        outage.restored("claims")
+        assert [line["event"] for line in log] == [LOST]
+        monkeypatch.setattr(connection_module, "SOON", 0.0)
+        outage.restored("claims")
+        outage.restored("claims")
+    assert [line["event"] for line in log] == [LOST, RESTORED]
+    assert not outage.is_told
+
+
 async def test_end_of_an_idle_connection_is_told(schema: Schema) -> None:
     """What ends, unused since an outage of others, after that is over, is an outage of its own.
     What ends during the outage of another, also after it was used in it, or just before it was

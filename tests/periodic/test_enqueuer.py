@@ -493,7 +493,7 @@ async def test_lost_connection(schema: Schema, monkeypatch: pytest.MonkeyPatch) 
 
         monkeypatch.setattr(one.enqueuer._inserter, "insert_rows", cut)
         slot = await one.move("ticks", SECOND)
-        with pytest.raises(DATABASE_ERRORS, match="closed"):
+        with pytest.raises(DATABASE_ERRORS, match=r"closed|ended"):
             await one.run()
         one.wait_out_holds()
         await one.run()
