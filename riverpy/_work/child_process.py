@@ -113,7 +113,7 @@ class ChildProcess:
         self._kill_group()
 
     def _kill_group(self) -> None:
-        # Not after somebody has waited for it: the number may be another process's then.
+        # Not after its exit code was read: the number may be another process's then.
         if sys.platform != "win32" and self._process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
