@@ -130,7 +130,7 @@ _REFUSED: Mapping[str, str] = {
     "oauth_client_secret": "asyncpg cannot log in with OAuth: use a user with a password",
     "oauth_issuer": "asyncpg cannot log in with OAuth: use a user with a password",
     "oauth_scope": "asyncpg cannot log in with OAuth: use a user with a password",
-    "pgbouncer": "say so with Config(pooler=True) or --pooler, and leave it out",
+    "pgbouncer": "leave it out, and tell your client so with Config(pooler=True)",
     "replication": "riverpy needs an ordinary connection: leave it out",
     "require_auth": "asyncpg cannot restrict how the server asks for the password: verify the "
     "server with sslmode=verify-full in its place",

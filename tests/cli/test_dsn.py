@@ -319,7 +319,7 @@ async def test_connect_timeout(database_url: str) -> None:
         ("replication=database", "riverpy needs an ordinary connection"),
         ("scram_client_key=s3cret", "asyncpg cannot log in with a key"),
         ("oauth_issuer=s3cret", "asyncpg cannot log in with OAuth"),
-        ("pgbouncer=true", "Config(pooler=True) or --pooler"),
+        ("pgbouncer=true", "leave it out, and tell your client so with Config(pooler=True)"),
         ("schema=s3cret", "name the schema with Config(schema=…) or --schema"),
         ("currentSchema=s3cret", "name the schema with Config(schema=…) or --schema"),
         ("ssl=true", "write sslmode=require or sslmode=verify-full in its place"),
