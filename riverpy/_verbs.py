@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from riverpy._damage import naming_damage
-from riverpy._db import jobs, periodic, queues
-from riverpy._insert_row import encode_metadata, json_size
+from riverpy._insert.row import encode_metadata, json_size
 from riverpy._names import validate_queue
-from riverpy.drivers.asyncpg import UniqueViolationError
+from riverpy._postgres import jobs, periodic, queues
+from riverpy._postgres.damaged_jobs import naming_damage
+from riverpy._postgres.driver import UniqueViolationError
 from riverpy.errors import ArgsError, ConfigError, NotFoundError, UniqueConflictError
 from riverpy.job import JobRow, encode_metadata_value
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from datetime import timedelta
 
+    from riverpy._postgres.driver import Transaction
     from riverpy.config import Config
-    from riverpy.drivers.asyncpg import Transaction
     from riverpy.queue import Queue
 
 QUEUE_LIST_LIMIT = 100

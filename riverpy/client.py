@@ -14,24 +14,24 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from riverpy._clock import SystemClock
-from riverpy._cluster.leadership import Leadership, LeadershipSubscription
-from riverpy._db.transactions import expect_transaction, savepoint
 from riverpy._dsn import validate_url
-from riverpy._insert import ACQUIRE_TIMEOUT, NO_CONNECTION, Inserter
-from riverpy._insert_errors import channel_named
-from riverpy._insert_row import InsertRules
-from riverpy._lease_verbs import LeaseVerbs
+from riverpy._insert.errors import channel_named
+from riverpy._insert.inserter import ACQUIRE_TIMEOUT, NO_CONNECTION, Inserter
+from riverpy._insert.row import InsertRules
+from riverpy._leading.subscriptions import Leadership, LeadershipSubscription
+from riverpy._leases.calls import LeaseVerbs
 from riverpy._lifecycle import only_error
 from riverpy._log import get_logger
 from riverpy._names import process_id
 from riverpy._plugins import Plugins
+from riverpy._postgres.driver import close_pool, create_pool, is_pool
+from riverpy._postgres.transactions import expect_transaction, savepoint
 from riverpy._verbs import Verbs
 from riverpy._work.child_process import ChildProcesses
-from riverpy._work.put_back import put_back
+from riverpy._work.release import put_back
 from riverpy._work.run import Run
 from riverpy._work.subscriptions import SUBSCRIPTION_SIZE_DEFAULT, Subscription, Subscriptions
 from riverpy.config import Config, check_queues
-from riverpy.drivers.asyncpg import close_pool, create_pool, is_pool
 from riverpy.errors import ClientStateError, ConfigError
 from riverpy.executions import ExecutionVerbs
 from riverpy.periodic import PeriodicJobs
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
-    from riverpy._db.jobs import Stamp
-    from riverpy._work.overview import Overview
+    from riverpy._postgres.driver import Pool, Transaction
+    from riverpy._postgres.jobs import ClaimKey
+    from riverpy._work.status import RunStatus
     from riverpy._work.stop_report import StopReport
     from riverpy.config import QueueConfig
-    from riverpy.drivers.asyncpg import Pool, Transaction
     from riverpy.events import EventKind
     from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
     from riverpy.job import JobArgs, RawArgs
@@ -129,10 +129,10 @@ class Client(Verbs, ExecutionVerbs, LeaseVerbs):
         self._run: Run | None = None
         self._early_stop: Callable[[Run], None] | None = None
         """What was asked of a run that has not begun."""
-        self._overview: Overview | None = None
+        self._overview: RunStatus | None = None
         """Of the run, or of the last one."""
         self._made_id: tuple[int, str] | None = None
-        self._abandoned: frozenset[Stamp] = frozenset()
+        self._abandoned: frozenset[ClaimKey] = frozenset()
         self._children = ChildProcesses()
         self._subscriptions = Subscriptions()
         self._leadership = Leadership(lambda: self.id, lambda: self._config.domain)
@@ -563,12 +563,12 @@ class Client(Verbs, ExecutionVerbs, LeaseVerbs):
     def _forget_early_stop(self) -> None:
         self._early_stop = None
 
-    def running_stamps(self) -> list[Stamp]:
+    def running_stamps(self) -> list[ClaimKey]:
         """What tells the attempts that run now from all others; may be called from another
         thread."""
         return sorted(self._run.work.stamps()) if self._run is not None else []
 
-    async def put_back(self, stamps: Sequence[Stamp]) -> int:
+    async def put_back(self, stamps: Sequence[ClaimKey]) -> int:
         """Make attempts of this client available again without counting them, over a connection of
         its own.
 

@@ -14,7 +14,18 @@ import anyio.lowlevel
 import msgspec
 
 from riverpy._clock import Backoff
-from riverpy._db.executions import (
+from riverpy._lifecycle import finish
+from riverpy._log import get_logger
+from riverpy._names import validate_execution_key
+from riverpy._postgres.driver import (
+    DATABASE_ERRORS,
+    LockNotAvailableError,
+    QueryCanceledError,
+    SerializationError,
+    UndefinedTableError,
+    describe,
+)
+from riverpy._postgres.executions import (
     ExecutionRow,
     exec_claim,
     exec_complete,
@@ -23,26 +34,15 @@ from riverpy._db.executions import (
     exec_give_back,
     exec_insert,
 )
-from riverpy._db.schema import OWN_LINE, migrate_command
-from riverpy._lifecycle import finish
-from riverpy._log import get_logger
-from riverpy._names import validate_execution_key
-from riverpy.drivers.asyncpg import (
-    DATABASE_ERRORS,
-    LockNotAvailableError,
-    QueryCanceledError,
-    SerializationError,
-    UndefinedTableError,
-    describe,
-)
+from riverpy._postgres.schema import OWN_LINE, migrate_command
 from riverpy.errors import ConfigError, SchemaMissingError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
     from contextlib import AbstractAsyncContextManager
 
+    from riverpy._postgres.driver import Transaction
     from riverpy.config import Config
-    from riverpy.drivers.asyncpg import Transaction
 
 KEPT_DEFAULT = timedelta(days=30)
 """How long a key is known."""

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Self
 from weakref import WeakSet
 
 from riverpy._clock import SystemTimer
-from riverpy._cluster.trust import LeaseTiming
 from riverpy._dsn import validate_url
-from riverpy._lease.keeper import LeaseKeeper, expect_wait
-from riverpy._lease.lease import Lease, process_holder
-from riverpy._lease.memory import MemoryLeases, MemoryTransaction
-from riverpy._lease.store import LeaseTable
+from riverpy._leases.lease import Lease, process_holder
+from riverpy._leases.manager import LeaseManagerService, expect_wait
+from riverpy._leases.memory import MemoryLeases, MemoryTransaction
+from riverpy._leases.store import LeaseTable
+from riverpy._leases.validity import LeaseTiming
 from riverpy._lifecycle import StopCause
 from riverpy._names import validate_client_id, validate_lease_name, validate_schema
 from riverpy.config import ELECT_JITTER_SHARE, LEASE_TTL_MAX
@@ -27,8 +27,8 @@ from riverpy.errors import ClientStateError, ConfigError
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    from riverpy._lease.store import LeaseStore
-    from riverpy.drivers.asyncpg import Pool, Transaction
+    from riverpy._leases.store import LeaseStore
+    from riverpy._postgres.driver import Pool, Transaction
 
 __all__ = ["Lease", "LeaseManager", "MemoryLeases", "MemoryTransaction"]
 
@@ -92,7 +92,7 @@ class LeaseManager:
             if isinstance(database, MemoryLeases)
             else LeaseTable(database, schema=schema, holder=self._holder, pooler=pooler)
         )
-        self._keeper = LeaseKeeper(
+        self._keeper = LeaseManagerService(
             store, holder=self._holder, timing=timing, timer=SystemTimer(), max_held=max_held
         )
         self._opened_by: int | None = None

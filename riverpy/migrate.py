@@ -9,7 +9,16 @@ from datetime import timedelta
 from time import monotonic
 from typing import TYPE_CHECKING, cast
 
-from riverpy._db.schema import (
+from riverpy._names import check_schema_length, validate_schema
+from riverpy._postgres.driver import (
+    CONNECT_TIMEOUT,
+    close,
+    connect,
+    is_pool,
+    is_transaction,
+)
+from riverpy._postgres.migration_step import Direction, StepRunner, bounded_transaction, record_text
+from riverpy._postgres.schema import (
     LINES_VERSION,
     MAIN_LINE,
     Migration,
@@ -18,23 +27,14 @@ from riverpy._db.schema import (
     migrations,
     read_schema_state,
 )
-from riverpy._migrate_step import Direction, StepRunner, bounded_transaction, record_text
-from riverpy._names import check_schema_length, validate_schema
-from riverpy._sql import splice_schema
-from riverpy.drivers.asyncpg import (
-    CONNECT_TIMEOUT,
-    close,
-    connect,
-    is_pool,
-    is_transaction,
-)
+from riverpy._postgres.sql_files import splice_schema
 from riverpy.errors import ConfigError, MigrationError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
     from datetime import datetime
 
-    from riverpy.drivers.asyncpg import Pool, Transaction
+    from riverpy._postgres.driver import Pool, Transaction
 
 __all__ = [
     "Direction",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 
-from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from riverpy._postgres.driver import DATABASE_ERRORS
 from tests.kit import server_faults
 from tests.kit.bad_rows import refused_rows, slow_rows
 from tests.kit.fleet import Shutdown

@@ -14,7 +14,7 @@ import anyio
 import msgspec
 
 import riverpy
-from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from riverpy._postgres.driver import DATABASE_ERRORS
 from scripts.chaos_fleet import ChaosOfFleet, Fault, make_plan
 from tests.kit.bad_rows import JOBS
 from tests.kit.fleet import WorkerSettings, running_fleet

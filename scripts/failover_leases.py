@@ -266,7 +266,7 @@ class Crash(Restart):
     how = Shutdown.IMMEDIATE
 
 
-class Outage(LeaseRow):
+class ConnectionOutage(LeaseRow):
     """The server is away for longer than the lease."""
 
     name, what = "outage", "the server is away for two ttl"
@@ -414,7 +414,7 @@ ROWS: dict[str, type[LeaseRow]] = {
         ExhaustedClientPool,
         Restart,
         Crash,
-        Outage,
+        ConnectionOutage,
         Failover,
         ClockStep,
         ServerClockForward,

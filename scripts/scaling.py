@@ -24,7 +24,7 @@ import asyncpg
 
 import riverpy
 from riverpy import InsertManyParams
-from riverpy.cli._process import ServerProcesses
+from riverpy._tools.bench.process_cost import ServerProcesses
 from riverpy.embedded import EmbeddedPostgres
 from riverpy.migrate import migrate_all
 from scripts._scaling_worker import LISTEN_URL_VARIABLE, Noop

@@ -27,7 +27,7 @@ import msgspec
 import structlog
 
 import riverpy
-from riverpy.cli._process import memory_mib
+from riverpy._tools.bench.process_cost import memory_mib
 from riverpy.embedded import EmbeddedPostgres
 from riverpy.migrate import migrate_all
 

@@ -11,10 +11,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from riverpy._clock import Backoff
+from riverpy._leading.queue_scope import everything
 from riverpy._lifecycle import TestSignal
 from riverpy._log import get_logger
-from riverpy._maintenance.scope import everything
-from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
+from riverpy._postgres.driver import DATABASE_ERRORS, describe
 from riverpy.errors import FencedOutError
 
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from riverpy._clock import Timer
-    from riverpy._db.clients import SetAsideRow
-    from riverpy._db.connection import DedicatedConnection
+    from riverpy._leading.queue_scope import Scope
+    from riverpy._leading.term_fence import TermFence
     from riverpy._lifecycle import StopScope
-    from riverpy._maintenance.mandate import Mandate
-    from riverpy._maintenance.scope import Scope
+    from riverpy._postgres.clients import SetAsideRow
+    from riverpy._postgres.connection import DedicatedConnection
+    from riverpy._postgres.driver import Connection
     from riverpy.config import Config
-    from riverpy.drivers.asyncpg import Connection
     from riverpy.worker import Workers
 
 STAGGER = 1.0
@@ -40,10 +40,10 @@ RETRY_MOST = timedelta(seconds=8)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Office:
+class TermContext:
     """What the services of one term share."""
 
-    mandate: Mandate
+    mandate: TermFence
     config: Config
     workers: Workers
     connection: DedicatedConnection
@@ -73,7 +73,7 @@ class MaintenanceService(ABC):
 
     name: str
 
-    def __init__(self, office: Office) -> None:
+    def __init__(self, office: TermContext) -> None:
         self.office = office
         self.log = get_logger(service=self.name)
         self._stirred = asyncio.Event()

@@ -11,17 +11,17 @@ import random
 import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from riverpy._batch import BatchSender, BatchSize, SetAside, report_rows
 from riverpy._log import JobLines
-from riverpy.drivers.asyncpg import describe
+from riverpy._postgres.batch import BatchSender, BatchSize, SetAside, report_rows
+from riverpy._postgres.driver import describe
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Iterable
     from contextlib import AbstractAsyncContextManager
 
-    from riverpy._db.connection import DedicatedConnection
     from riverpy._maintenance.base import MaintenanceService
-    from riverpy.drivers.asyncpg import Connection
+    from riverpy._postgres.connection import DedicatedConnection
+    from riverpy._postgres.driver import Connection
 
 BATCH_SIZE = 10_000
 """Rows of a statement, at most."""
@@ -152,7 +152,7 @@ class Batches(Generic[Row]):
         await self._office.timer.sleep(random.uniform(first, last))  # noqa: S311 (no secret)
 
     def transaction(self) -> AbstractAsyncContextManager[Connection]:
-        """A fenced transaction. Raises as `Mandate.transaction`."""
+        """A fenced transaction. Raises as `TermFence.transaction`."""
         return self._office.mandate.transaction(self._connection, self._purpose)
 
     async def _send(self, rows: list[Row]) -> None:

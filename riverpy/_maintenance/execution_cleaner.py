@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from riverpy._db.executions import ExpiredMark, exec_expired, exec_forget, exec_is_there
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batches import Batches
+from riverpy._postgres.executions import ExpiredMark, exec_expired, exec_forget, exec_is_there
 
 if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
-    from riverpy._maintenance.base import Office
+    from riverpy._maintenance.base import TermContext
 
 INTERVAL = 3600.0
 """Seconds between two passes."""
@@ -23,7 +23,7 @@ class ExecutionCleaner(MaintenanceService):
 
     name = "execution cleaner"
 
-    def __init__(self, office: Office) -> None:
+    def __init__(self, office: TermContext) -> None:
         """Make it.
 
         Args:

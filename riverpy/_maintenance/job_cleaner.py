@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
-from riverpy._db.upkeep import (
+from riverpy._leading.queue_scope import NOTHING
+from riverpy._maintenance.base import MaintenanceService
+from riverpy._maintenance.batches import PAGE_MIN, Batches
+from riverpy._postgres.upkeep import (
     EndedMark,
     JobScope,
     job_delete_ended,
     job_ended,
     job_states_to_clean,
 )
-from riverpy._maintenance.base import MaintenanceService
-from riverpy._maintenance.batches import PAGE_MIN, Batches
-from riverpy._maintenance.scope import NOTHING
 from riverpy.job import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import timedelta
 
-    from riverpy._db.upkeep import EndedJob
+    from riverpy._leading.queue_scope import Scope
     from riverpy._lifecycle import StopScope
-    from riverpy._maintenance.base import Office
-    from riverpy._maintenance.scope import Scope
+    from riverpy._maintenance.base import TermContext
+    from riverpy._postgres.upkeep import EndedJob
     from riverpy.config import Config, JobRetention
 
 INTERVAL = 30.0
@@ -100,7 +100,7 @@ class JobCleaner(MaintenanceService):
 
     name = "job cleaner"
 
-    def __init__(self, office: Office) -> None:
+    def __init__(self, office: TermContext) -> None:
         super().__init__(office)
         self.batches: Batches[Ended] = Batches(
             self,

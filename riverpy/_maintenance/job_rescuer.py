@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import UNSET
 
-from riverpy._cluster.observer import HeartbeatObserver
-from riverpy._damage import DamagedJobs
-from riverpy._db.clients import client_heartbeats, client_lock_dead, client_registered
-from riverpy._db.jobs import Stamp
-from riverpy._db.rescue import Rescue, job_rescue, job_running_of, job_stuck, job_stuck_rows
+from riverpy._clients.observer import HeartbeatObserver
 from riverpy._lifecycle import only_exceptions
 from riverpy._log import JobLines
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batches import Batches
-from riverpy.drivers.asyncpg import UndefinedTableError, describe
+from riverpy._postgres.clients import client_heartbeats, client_lock_dead, client_registered
+from riverpy._postgres.damaged_jobs import DamagedJobs
+from riverpy._postgres.driver import UndefinedTableError, describe
+from riverpy._postgres.jobs import ClaimKey
+from riverpy._postgres.rescue import Rescue, job_rescue, job_running_of, job_stuck, job_stuck_rows
 from riverpy.job import Job, JobColumn, wire_timestamp
 from riverpy.retry import DefaultRetryPolicy, retry_delay
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
     from asyncpg import Record
 
-    from riverpy._db.filters import QueueFilter
-    from riverpy._db.rescue import Claim
     from riverpy._lifecycle import StopScope
-    from riverpy._maintenance.base import Office
-    from riverpy.drivers.asyncpg import Connection
+    from riverpy._maintenance.base import TermContext
+    from riverpy._postgres.driver import Connection
+    from riverpy._postgres.queue_filter import QueueFilter
+    from riverpy._postgres.rescue import Claim
     from riverpy.worker import WorkUnit
 
     EndAttempts: TypeAlias = Callable[[Connection, list[Rescue]], Awaitable[dict[int, str]]]
@@ -69,10 +69,10 @@ class _StuckJob(Job[Any]):
         """Seconds since it was claimed."""
 
     @property
-    def stamp(self) -> Stamp:
+    def stamp(self) -> ClaimKey:
         """The attempt."""
         at = wire_timestamp(self._row[JobColumn.ATTEMPTED_AT])
-        return Stamp(self.id, self.attempt, at)
+        return ClaimKey(self.id, self.attempt, at)
 
     @property
     def client_id(self) -> str | None:
@@ -105,7 +105,7 @@ class JobRescuer(MaintenanceService):
 
     name = "job rescuer"
 
-    def __init__(self, office: Office, contact: Callable[[], float] | None) -> None:
+    def __init__(self, office: TermContext, contact: Callable[[], float] | None) -> None:
         """Make it.
 
         Args:

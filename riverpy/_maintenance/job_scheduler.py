@@ -5,15 +5,15 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from riverpy._db.upkeep import job_due, job_lock_limit, job_schedule
+from riverpy._leading.term_fence import TRANSACTION_LIMIT
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batches import Batches
-from riverpy._maintenance.mandate import TRANSACTION_LIMIT
+from riverpy._postgres.upkeep import job_due, job_lock_limit, job_schedule
 
 if TYPE_CHECKING:
-    from riverpy._db.filters import QueueFilter
     from riverpy._lifecycle import StopScope
-    from riverpy._maintenance.base import Office
+    from riverpy._maintenance.base import TermContext
+    from riverpy._postgres.queue_filter import QueueFilter
 
 INTERVAL = 5.0
 """Seconds between two passes."""
@@ -29,7 +29,7 @@ class JobScheduler(MaintenanceService):
 
     name = "job scheduler"
 
-    def __init__(self, office: Office) -> None:
+    def __init__(self, office: TermContext) -> None:
         super().__init__(office)
         self.batches: Batches[int] = Batches(
             self, "making due jobs available", self._move, key=lambda job_id: job_id

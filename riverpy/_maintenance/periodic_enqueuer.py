@@ -14,9 +14,16 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
-from riverpy._batch import BatchSize, StatementErrors, split
 from riverpy._clock import Backoff
-from riverpy._db.periodic import (
+from riverpy._lifecycle import awaiting_only_exceptions
+from riverpy._maintenance.base import MaintenanceService
+from riverpy._maintenance.batches import Batches
+from riverpy._maintenance.due_slots import due_slots
+from riverpy._names import DEFAULT_DOMAIN
+from riverpy._plugins import Plugins
+from riverpy._postgres.batch import BatchSize, StatementErrors, split
+from riverpy._postgres.driver import DATABASE_ERRORS, describe
+from riverpy._postgres.periodic import (
     MISSING,
     Advance,
     Look,
@@ -32,13 +39,6 @@ from riverpy._db.periodic import (
     periodic_register,
     periodic_unused,
 )
-from riverpy._lifecycle import awaiting_only_exceptions
-from riverpy._maintenance.base import MaintenanceService
-from riverpy._maintenance.batches import Batches
-from riverpy._maintenance.slots import due_slots
-from riverpy._names import DEFAULT_DOMAIN
-from riverpy._plugins import Plugins
-from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 from riverpy.errors import InsertError, TransactionError
 from riverpy.periodic import PeriodicJobsStart, next_time
 
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
     from datetime import datetime
 
-    from riverpy._insert import Inserter
-    from riverpy._insert_row import PreparedJob
+    from riverpy._insert.inserter import Inserter
+    from riverpy._insert.row import PreparedJob
     from riverpy._lifecycle import StopScope
-    from riverpy._maintenance.base import Office
-    from riverpy.drivers.asyncpg import Connection
+    from riverpy._maintenance.base import TermContext
+    from riverpy._postgres.driver import Connection
     from riverpy.insert_opts import InsertResult
     from riverpy.job import JobRow
     from riverpy.periodic import PeriodicJob, PeriodicJobs, PeriodicJobState
@@ -128,7 +128,7 @@ class PeriodicEnqueuer(MaintenanceService):
 
     name = "periodic enqueuer"
 
-    def __init__(self, office: Office, jobs: PeriodicJobs, inserter: Inserter) -> None:
+    def __init__(self, office: TermContext, jobs: PeriodicJobs, inserter: Inserter) -> None:
         """Make it, for one term.
 
         Args:

@@ -6,14 +6,14 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from riverpy._db.queues import queue_forget, queue_unused
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batches import Batches
+from riverpy._postgres.queues import queue_forget, queue_unused
 
 if TYPE_CHECKING:
-    from riverpy._db.filters import QueueFilter
     from riverpy._lifecycle import StopScope
-    from riverpy._maintenance.base import Office
+    from riverpy._maintenance.base import TermContext
+    from riverpy._postgres.queue_filter import QueueFilter
 
 INTERVAL = 3600.0
 """Seconds between two passes."""
@@ -29,7 +29,7 @@ class QueueCleaner(MaintenanceService):
 
     name = "queue cleaner"
 
-    def __init__(self, office: Office) -> None:
+    def __init__(self, office: TermContext) -> None:
         super().__init__(office)
         self.batches: Batches[str] = Batches(
             self, "forgetting queues", self._forget, key=lambda name: name

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 
-from riverpy._db.indexes import (
+from riverpy._log import get_logger
+from riverpy._maintenance.base import MaintenanceService
+from riverpy._postgres.driver import (
+    CONNECT_TIMEOUT,
+    DATABASE_ERRORS,
+    PostgresError,
+    close,
+    describe,
+    is_statement_timeout,
+)
+from riverpy._postgres.indexes import (
     index_artifacts,
     index_describe,
     index_drop,
@@ -20,26 +30,16 @@ from riverpy._db.indexes import (
     index_now,
     index_rebuild,
 )
-from riverpy._log import get_logger
-from riverpy._maintenance.base import MaintenanceService
-from riverpy.drivers.asyncpg import (
-    CONNECT_TIMEOUT,
-    DATABASE_ERRORS,
-    PostgresError,
-    close,
-    describe,
-    is_statement_timeout,
-)
 from riverpy.periodic import next_time
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from riverpy._db.indexes import Index
     from riverpy._lifecycle import StopScope
-    from riverpy._maintenance.base import Office
-    from riverpy.drivers.asyncpg import Connection
+    from riverpy._maintenance.base import TermContext
+    from riverpy._postgres.driver import Connection
+    from riverpy._postgres.indexes import Index
     from riverpy.periodic import PeriodicSchedule
 
 INDEX_NAMES_DEFAULT = (
@@ -132,7 +132,10 @@ class Reindexer(MaintenanceService):
     name = "reindexer"
 
     def __init__(
-        self, office: Office, names: Sequence[str], connect: Callable[[], Awaitable[Connection]]
+        self,
+        office: TermContext,
+        names: Sequence[str],
+        connect: Callable[[], Awaitable[Connection]],
     ) -> None:
         """Make it.
 
@@ -373,7 +376,7 @@ class Reindexer(MaintenanceService):
             await index_describe(connection, self.office.schema, name=index.name, comment=comment)
 
 
-def reindexers(office: Office) -> list[Reindexer]:
+def reindexers(office: TermContext) -> list[Reindexer]:
     """The reindexer of a term. There is none without indexes to rebuild, or if only a pooler leads
     to the database."""
     names = office.config.reindexer_index_names

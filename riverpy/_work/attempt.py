@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from riverpy._db.jobs import Settlement, Stamp, Standing
+from riverpy._postgres.jobs import ClaimKey, Settlement, StoredOutcome
 from riverpy.events import EventKind
 from riverpy.job import ERRORS_MAX, Job, JobColumn, JobState
 
@@ -90,10 +90,10 @@ class Attempt(Job[Any]):
         self.is_replaced = False
 
     @property
-    def stamp(self) -> Stamp:
+    def stamp(self) -> ClaimKey:
         """What the result is fenced by."""
         row = self._row
-        return Stamp(row[JobColumn.ID], row[JobColumn.ATTEMPT], row[JobColumn.ATTEMPTED_AT])
+        return ClaimKey(row[JobColumn.ID], row[JobColumn.ATTEMPT], row[JobColumn.ATTEMPTED_AT])
 
     @property
     def is_plain(self) -> bool:
@@ -140,17 +140,17 @@ class Attempt(Job[Any]):
             event = _FINAL_EVENTS[state]
             self.outcome = Outcome(event=event, state=state, attempt=self.attempt, final=True)
 
-    def is_stored_as(self, standing: Standing) -> bool:
+    def is_stored_as(self, standing: StoredOutcome) -> bool:
         """Whether a row that stands so carries this attempt's result, or what a cancel mark made
         of it."""
         outcome, own = self.outcome, self.stamp
         errors = len(self._row[JobColumn.ERRORS] or ())
         if outcome is None:
-            return standing == Standing(own, JobState.COMPLETED, errors)
+            return standing == StoredOutcome(own, JobState.COMPLETED, errors)
         if outcome.error is not None:
             errors = min(errors + 1, ERRORS_MAX)
-        stored = Standing(own._replace(attempt=outcome.attempt), outcome.state, errors)
-        cancelled = Standing(own, JobState.CANCELLED, errors)
+        stored = StoredOutcome(own._replace(attempt=outcome.attempt), outcome.state, errors)
+        cancelled = StoredOutcome(own, JobState.CANCELLED, errors)
         return standing == stored or (not outcome.final and standing == cancelled)
 
     def timeout_error(self) -> TimeoutError:

@@ -30,7 +30,7 @@ from riverpy.job import Job
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from riverpy._db.jobs import Stamp
+    from riverpy._postgres.jobs import ClaimKey
     from riverpy._work.attempt import Attempt
 
 IDLE_MAX = 300.0
@@ -139,9 +139,9 @@ class ChildProcesses:
 
     def __init__(self) -> None:
         self._idle: list[ChildProcess] = []
-        self._working: dict[Stamp, ChildProcess] = {}
+        self._working: dict[ClaimKey, ChildProcess] = {}
 
-    def take(self, stamp: Stamp) -> ChildProcess:
+    def take(self, stamp: ClaimKey) -> ChildProcess:
         """A child for an attempt: an idle one, or a new one."""
         now = time.monotonic()
         while self._idle and (self._idle[0].has_ended or now - self._idle[0].idle_since > IDLE_MAX):
@@ -150,7 +150,7 @@ class ChildProcesses:
         self._working[stamp] = child
         return child
 
-    def release(self, stamp: Stamp) -> None:
+    def release(self, stamp: ClaimKey) -> None:
         """The attempt has ended, and its child runs no job any more."""
         child = self._working.pop(stamp)
         if child.is_cancelled or child.has_ended:
@@ -168,7 +168,7 @@ class ChildProcesses:
         for child in idle:
             child.end(max(give_up_at - time.monotonic(), 0.0))
 
-    async def end(self, stamps: Iterable[Stamp]) -> set[Stamp]:
+    async def end(self, stamps: Iterable[ClaimKey]) -> set[ClaimKey]:
         """End the children that run these attempts. Returns the attempts whose child has not ended
         after `END_TIMEOUT`. May be called from another thread and event loop."""
         left = {stamp: child for stamp in stamps if (child := self._working.get(stamp))}

@@ -16,31 +16,31 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from riverpy._batch import BatchSender, BatchSize, Cause, SetAside, cause_of
 from riverpy._clock import Backoff
-from riverpy._db import jobs
 from riverpy._lifecycle import TestSignal, finish
 from riverpy._log import JobLines, get_logger
-from riverpy._work.attempt import Outcome
-from riverpy._work.failure import error_entry
-from riverpy.drivers.asyncpg import (
+from riverpy._postgres import jobs
+from riverpy._postgres.batch import BatchSender, BatchSize, Cause, SetAside, cause_of
+from riverpy._postgres.driver import (
     DATABASE_ERRORS,
     LockNotAvailableError,
     describe,
     is_data_error,
     is_untranslatable,
 )
+from riverpy._work.attempt import Outcome
+from riverpy._work.failure import error_entry
 from riverpy.events import EventKind
 from riverpy.job import JobColumn, JobState
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
-    from riverpy._batch import AsideRow
-    from riverpy._db.connection import DedicatedConnection
+    from riverpy._postgres.batch import AsideRow
+    from riverpy._postgres.connection import DedicatedConnection
+    from riverpy._postgres.driver import Connection
     from riverpy._work.attempt import Attempt
     from riverpy._work.counters import Counters
-    from riverpy.drivers.asyncpg import Connection
 
 BATCH_MAX = 5_000
 """Results in one statement."""
@@ -59,7 +59,7 @@ RETRY_FIRST = timedelta(milliseconds=20)
 RETRY_MOST = timedelta(seconds=2)
 UNSTORABLE_RETRY_DELAY = 60.0
 """Seconds until a job runs again whose result the database refused."""
-_DELETED = jobs.Standing(jobs.Stamp(0, 0, 0), "deleted", 0)
+_DELETED = jobs.StoredOutcome(jobs.ClaimKey(0, 0, 0), "deleted", 0)
 
 
 class Completer:

@@ -25,9 +25,9 @@ from riverpy._work.failure import (
     storable,
     trace_text,
 )
+from riverpy._work.middleware import WorkStack
 from riverpy._work.returns import ReturnLog, returned_type
 from riverpy._work.snoozes import SNOOZES_KEY, next_snoozes
-from riverpy._work.work_stack import WorkStack
 from riverpy.context import running_job
 from riverpy.errors import JobCancel, JobSnooze
 from riverpy.events import EventKind
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from riverpy._work.attempt import Attempt
     from riverpy._work.child_process import ChildProcesses
-    from riverpy._work.work_group import WorkGroup
+    from riverpy._work.running_attempts import RunningAttempts
     from riverpy.config import Config
     from riverpy.worker import Workers, WorkUnit
 
@@ -107,7 +107,7 @@ class Executor:
         """Let go of the threads."""
         self._blocking.close()
 
-    async def work(self, attempt: Attempt, group: WorkGroup) -> None:
+    async def work(self, attempt: Attempt, group: RunningAttempts) -> None:
         """Run the attempt and hand it to the group as finished, whatever happens.
 
         Between the end of the user's code and `group.finish` nothing awaits but the error handler,
@@ -133,7 +133,7 @@ class Executor:
             attempt.ended = time.monotonic()
             group.finish(attempt)
 
-    async def _run_code(self, attempt: Attempt, group: WorkGroup) -> None:
+    async def _run_code(self, attempt: Attempt, group: RunningAttempts) -> None:
         """Decode the args and run the code of the job."""
         unit = attempt.unit
         if unit is None:
@@ -162,7 +162,7 @@ class Executor:
             attempt.outcome = self._interrupted(attempt, delay=None)
 
     def _set_timeout(
-        self, attempt: Attempt, timeout: timedelta | UnsetType | None, group: WorkGroup
+        self, attempt: Attempt, timeout: timedelta | UnsetType | None, group: RunningAttempts
     ) -> None:
         if timeout is UNSET:
             return

@@ -25,7 +25,7 @@ OWN_FILES = {
     concurrent.futures.thread.__file__,
     *(
         str(Path(__file__).with_name(name))
-        for name in ("executor.py", "work_stack.py", "blocking.py", "child_process.py")
+        for name in ("executor.py", "middleware.py", "blocking.py", "child_process.py")
     ),
     str(Path(__file__).parent.with_name("_plugins.py")),
 }

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from riverpy._lifecycle import StopScope
-    from riverpy._work.work_group import WorkGroup
+    from riverpy._work.running_attempts import RunningAttempts
     from riverpy.job import Job
 
 TURN = 0.5
@@ -44,7 +44,7 @@ class LoopWatch:
 
     name = "loop watch"
 
-    def __init__(self, work: WorkGroup, turned: Callable[[float], None]) -> None:
+    def __init__(self, work: RunningAttempts, turned: Callable[[float], None]) -> None:
         """Make it.
 
         Args:

@@ -13,18 +13,18 @@ import anyio
 import anyio.lowlevel
 
 from riverpy._clock import Backoff
-from riverpy._db.jobs import job_claim, job_claim_time, job_next, job_place
 from riverpy._lifecycle import TestSignal
 from riverpy._log import get_logger
-from riverpy._work.claim_cursor import WHOLE, ClaimCursor, Position, Stretch
-from riverpy._work.prefetch import Prefetch
-from riverpy._work.unclaimable import UnclaimableJobs
-from riverpy.drivers.asyncpg import (
+from riverpy._postgres.driver import (
     DATABASE_ERRORS,
     describe,
     is_refusal,
     is_statement_timeout,
 )
+from riverpy._postgres.jobs import job_claim, job_claim_time, job_next, job_place
+from riverpy._work.claim_cursor import WHOLE, ClaimCursor, Position, Stretch
+from riverpy._work.prefetch import Prefetch
+from riverpy._work.unclaimable import UnclaimableJobs
 from riverpy.events import EventKind
 
 if TYPE_CHECKING:
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
     from asyncpg import Record
 
-    from riverpy._batch import AsideRow
-    from riverpy._cluster.heartbeat import Heartbeat
-    from riverpy._db.connection import DedicatedConnection
+    from riverpy._clients.heartbeat import Heartbeat
     from riverpy._lifecycle import StopScope
+    from riverpy._postgres.batch import AsideRow
+    from riverpy._postgres.connection import DedicatedConnection
+    from riverpy._postgres.driver import Connection
     from riverpy._work.completer import Completer
     from riverpy._work.counters import QueueCounters
     from riverpy._work.metrics import Metrics
+    from riverpy._work.running_attempts import RunningAttempts
     from riverpy._work.subscriptions import Subscriptions
-    from riverpy._work.work_group import WorkGroup
     from riverpy.config import QueueConfig
-    from riverpy.drivers.asyncpg import Connection
 
 CLAIM_TIMEOUT = 10.0
 """Seconds for one claim, with the time to connect again."""
@@ -87,7 +87,7 @@ class Producer:
         poll_interval: timedelta,
         claims: DedicatedConnection,
         completer: Completer,
-        work: WorkGroup,
+        work: RunningAttempts,
         subscriptions: Subscriptions,
         heartbeat: Heartbeat,
         claim_failed: Callable[[], None],

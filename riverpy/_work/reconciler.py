@@ -15,30 +15,30 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from riverpy._batch import BatchSender, BatchSize, SetAside, report_rows
-from riverpy._damage import DamagedJobs
-from riverpy._db import jobs, queues
-from riverpy._db.rescue import Rescue, job_rescue, job_running_of
 from riverpy._lifecycle import TestSignal
 from riverpy._log import JobLines, get_logger
+from riverpy._postgres import jobs, queues
+from riverpy._postgres.batch import BatchSender, BatchSize, SetAside, report_rows
+from riverpy._postgres.damaged_jobs import DamagedJobs
+from riverpy._postgres.driver import DATABASE_ERRORS, describe
+from riverpy._postgres.rescue import Rescue, job_rescue, job_running_of
 from riverpy._work.producer import CLAIM_TIMEOUT
-from riverpy.drivers.asyncpg import DATABASE_ERRORS, describe
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Mapping
 
     from anyio.abc import TaskStatus
 
-    from riverpy._cluster.heartbeat import Heartbeat
-    from riverpy._db.clients import SetAsideRow
-    from riverpy._db.connection import DedicatedConnection
-    from riverpy._db.jobs import Stamp
-    from riverpy._db.rescue import Claim
+    from riverpy._clients.heartbeat import Heartbeat
     from riverpy._lifecycle import StopScope
+    from riverpy._postgres.clients import SetAsideRow
+    from riverpy._postgres.connection import DedicatedConnection
+    from riverpy._postgres.jobs import ClaimKey
+    from riverpy._postgres.rescue import Claim
     from riverpy._work.attempt import Attempt
     from riverpy._work.completer import Completer
     from riverpy._work.producer import Producer
-    from riverpy._work.work_group import WorkGroup
+    from riverpy._work.running_attempts import RunningAttempts
 
 INTERVAL = 30.0
 """Seconds between two looks."""
@@ -65,7 +65,7 @@ SWEEP_MARGIN = 0.5
 RUNNING = ("running",)
 PAGE = 1_000
 """Jobs of an earlier run that are read at a time."""
-Row = TypeVar("Row", bound="Stamp | Rescue | Attempt | str")
+Row = TypeVar("Row", bound="ClaimKey | Rescue | Attempt | str")
 
 
 class Reconciler:
@@ -80,11 +80,11 @@ class Reconciler:
         client_id: str,
         reserved: DedicatedConnection,
         claims: DedicatedConnection,
-        work: WorkGroup,
+        work: RunningAttempts,
         completer: Completer,
         heartbeat: Heartbeat,
         is_notified: Callable[[], bool],
-        abandoned: frozenset[Stamp],
+        abandoned: frozenset[ClaimKey],
         quiet: float = 0.0,
     ) -> None:
         """Make it.
@@ -156,7 +156,7 @@ class Reconciler:
             *report_rows("cancel check", self._marks.aside.rows, lambda attempt: attempt.id),
         ]
 
-    def _set_aside(self, row: Stamp | Rescue | Attempt | str, error: Exception) -> None:
+    def _set_aside(self, row: ClaimKey | Rescue | Attempt | str, error: Exception) -> None:
         """A row fails alone."""
         match row:
             case str():
@@ -333,7 +333,7 @@ class Reconciler:
         """
         async with self._claims.use("finding lost claims", STATEMENT_TIMEOUT) as connection:
 
-            async def read(skipped: list[int]) -> list[Stamp]:
+            async def read(skipped: list[int]) -> list[ClaimKey]:
                 return await jobs.job_claimed_by(
                     connection,
                     self._schema,
@@ -360,7 +360,7 @@ class Reconciler:
                 self._log.warning("put back jobs whose claims were lost", count=self._done)
                 self._wake_producers()
 
-    async def _put_back(self, lost: list[Stamp]) -> None:
+    async def _put_back(self, lost: list[ClaimKey]) -> None:
         async with self._claims.use("putting back lost claims", STATEMENT_TIMEOUT) as connection:
             self._done += len(await jobs.job_put_back(connection, self._schema, lost))
 
@@ -417,7 +417,7 @@ class Reconciler:
             done = await job_rescue(connection, self._schema, rescues)
         self._done += len(done)
 
-    def _active(self) -> set[Stamp]:
+    def _active(self) -> set[ClaimKey]:
         """What is claimed in our name and ours to end."""
         unstored = {attempt.stamp for attempt in self._completer.unstored}
         return self._work.stamps() | self._abandoned | unstored

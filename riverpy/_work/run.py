@@ -20,17 +20,24 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from riverpy._batch import report_rows
+from riverpy._clients.heartbeat import Heartbeat
 from riverpy._clock import SystemTimer
-from riverpy._cluster.domain import Membership
-from riverpy._cluster.heartbeat import Heartbeat
-from riverpy._cluster.leader_watch import LeaderWatch
-from riverpy._cluster.notifier import Notifier
-from riverpy._db.clients import Registration
-from riverpy._db.connection import DedicatedConnection, Outage, close_all
-from riverpy._db.jobs import job_any_available
-from riverpy._db.leases import TOPIC as LEASE_TOPIC
-from riverpy._db.schema import (
+from riverpy._leading.leader_watch import LeaderWatch
+from riverpy._leading.membership import Membership
+from riverpy._leases.singletons import SingletonRunners
+from riverpy._lifecycle import ServiceGroup, only_error
+from riverpy._log import JobLines, get_logger, tells_of_jobs
+from riverpy._names import DEFAULT_DOMAIN, DISTRIBUTION
+from riverpy._plugins import Plugins
+from riverpy._postgres.batch import report_rows
+from riverpy._postgres.clients import Registration
+from riverpy._postgres.connection import ConnectionOutage, DedicatedConnection, close_all
+from riverpy._postgres.connector import Connector
+from riverpy._postgres.driver import CONNECT_TIMEOUT, DATABASE_ERRORS
+from riverpy._postgres.jobs import job_any_available
+from riverpy._postgres.leases import TOPIC as LEASE_TOPIC
+from riverpy._postgres.notifier import Notifier
+from riverpy._postgres.schema import (
     CLIENTS_VERSION,
     DOMAINS_VERSION,
     OWN_LINE,
@@ -40,29 +47,22 @@ from riverpy._db.schema import (
     expect_feature,
     warn_of_missing_features,
 )
-from riverpy._lifecycle import ServiceGroup, only_error
-from riverpy._log import JobLines, get_logger, tells_of_jobs
-from riverpy._maintenance.candidacy import Candidacy
-from riverpy._names import DEFAULT_DOMAIN, DISTRIBUTION
-from riverpy._plugins import Plugins
+from riverpy._work.client_status import ClientStatusReporter
 from riverpy._work.completer import Completer
-from riverpy._work.connector import Connector
 from riverpy._work.counters import Counters
-from riverpy._work.disclosure import Disclosure
 from riverpy._work.executor import Executor
-from riverpy._work.hearing import Hearing
+from riverpy._work.leader_setup import LeaderSetup
 from riverpy._work.loop_watch import LoopWatch
 from riverpy._work.metrics import Metrics
-from riverpy._work.overview import Overview
+from riverpy._work.notifications import NotificationRouter
 from riverpy._work.periodic_warning import PeriodicWarning
 from riverpy._work.producer import Producer
 from riverpy._work.reconciler import Reconciler
-from riverpy._work.singleton_runner import SingletonRunners
+from riverpy._work.running_attempts import RunningAttempts
+from riverpy._work.status import RunStatus
 from riverpy._work.stop_budget import StopBudget
 from riverpy._work.stop_report import StopReport, tell_of_left
 from riverpy._work.summary import Summary
-from riverpy._work.work_group import WorkGroup
-from riverpy.drivers.asyncpg import CONNECT_TIMEOUT, DATABASE_ERRORS
 from riverpy.errors import ClientIdInUseError, DomainConflictError
 from riverpy.job import JobState
 
@@ -71,13 +71,13 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
-    from riverpy._cluster.leadership import Leadership
-    from riverpy._db.clients import SetAsideRow
-    from riverpy._db.jobs import Stamp
-    from riverpy._insert import Inserter
+    from riverpy._insert.inserter import Inserter
+    from riverpy._leading.subscriptions import Leadership
+    from riverpy._leases.client_leases import ClientLeases
+    from riverpy._postgres.clients import SetAsideRow
+    from riverpy._postgres.jobs import ClaimKey
     from riverpy._work.attempt import Attempt
     from riverpy._work.child_process import ChildProcesses
-    from riverpy._work.client_leases import ClientLeases
     from riverpy._work.subscriptions import Subscriptions
     from riverpy.config import Config, QueueConfig
     from riverpy.periodic import PeriodicJobs
@@ -109,7 +109,7 @@ class Run:
         leadership: Leadership,
         periodic_jobs: PeriodicJobs,
         inserter: Inserter,
-        abandoned: frozenset[Stamp],
+        abandoned: frozenset[ClaimKey],
         children: ChildProcesses,
     ) -> None:
         """Make it; nothing is started.
@@ -122,7 +122,7 @@ class Run:
         self._url, self._config = url, config
         self._subscriptions = subscriptions
         self._client_id = client_id
-        self._outage = Outage(client_id)
+        self._outage = ConnectionOutage(client_id)
         self._log = get_logger()
         self._tells_of_jobs = tells_of_jobs(self._log)
         self._cancelled_lines = JobLines(self._log, "info")
@@ -199,8 +199,8 @@ class Run:
         self._leases = leases
         self._singletons = SingletonRunners(singletons, leases, config, SystemTimer())
         self._notifier: Notifier | None = None
-        self.work = WorkGroup(self._executor, config, self._completer.add)
-        self._disclosure = Disclosure(
+        self.work = RunningAttempts(self._executor, config, self._completer.add)
+        self._disclosure = ClientStatusReporter(
             self.work,
             self._reserved,
             self._heartbeat,
@@ -247,7 +247,7 @@ class Run:
         }
         self._reconciler.watch(self.producers)
         self._candidacy = (
-            Candidacy(
+            LeaderSetup(
                 config,
                 client_id=client_id,
                 workers=workers,
@@ -266,10 +266,10 @@ class Run:
             else None
         )
         self._periodic_warning = None if config.candidate else PeriodicWarning(periodic_jobs)
-        self._hearing = Hearing(
+        self._hearing = NotificationRouter(
             self.producers, self.work, self._reconciler, periodic_jobs, self._candidacy
         )
-        self.overview = Overview(
+        self.overview = RunStatus(
             self._counters,
             client_id=client_id,
             domain=config.domain,

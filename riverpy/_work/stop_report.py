@@ -9,13 +9,13 @@ import msgspec
 from riverpy._log import get_logger
 
 if TYPE_CHECKING:
-    from riverpy._db.jobs import Stamp
+    from riverpy._postgres.jobs import ClaimKey
 
 
 class StopReport(msgspec.Struct, frozen=True):
     """What a run left behind: nothing, after a good stop."""
 
-    abandoned: tuple[Stamp, ...] = ()
+    abandoned: tuple[ClaimKey, ...] = ()
     """Attempts whose code did not end in time: their rows stay `running`."""
     unstored: int = 0
     """Results that the database did not take in time: their rows stay `running`."""

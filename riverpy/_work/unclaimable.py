@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from riverpy._batch import (
+from riverpy._log import JobLines
+from riverpy._postgres.batch import (
     RECOVERY_FAILURES,
     BatchSize,
     Cause,
@@ -19,11 +20,10 @@ from riverpy._batch import (
     StatementErrors,
     cause_of,
 )
-from riverpy._log import JobLines
-from riverpy.drivers.asyncpg import describe
+from riverpy._postgres.driver import describe
 
 if TYPE_CHECKING:
-    from riverpy._batch import AsideRow
+    from riverpy._postgres.batch import AsideRow
 
 SKIPPED_MAX = 1000
 """Jobs that are set aside at a time. Where more cannot be claimed, it is hardly for what they hold:

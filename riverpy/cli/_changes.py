@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import click
 
+from riverpy._postgres.driver import DATABASE_ERRORS, is_refusal
 from riverpy.cli._connected import bounded, connected
 from riverpy.cli._output import print_json, print_note
 from riverpy.cli._run import EXIT_FAILURE, CommandError, describe, run, show_traceback
 from riverpy.client import Client
 from riverpy.config import Config
-from riverpy.drivers.asyncpg import DATABASE_ERRORS, is_refusal
 from riverpy.errors import JobDamagedError, NotFoundError, UniqueConflictError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from riverpy._postgres.driver import Connection, Transaction
     from riverpy.cli._options import DatabaseSettings
-    from riverpy.drivers.asyncpg import Connection, Transaction
 
 ThingT = TypeVar("ThingT", int, str)
 

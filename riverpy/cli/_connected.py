@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import anyio
 
-from riverpy._db.doctor import doctor_server
-from riverpy._db.schema import check_schema
-from riverpy.drivers.asyncpg import close, connect
+from riverpy._postgres.driver import close, connect
+from riverpy._postgres.schema import check_schema
+from riverpy._tools.doctor.statements import doctor_server
 from riverpy.errors import DatabaseError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable
 
-    from riverpy._db.schema import SchemaState
+    from riverpy._postgres.driver import Connection
+    from riverpy._postgres.schema import SchemaState
     from riverpy.cli._options import DatabaseSettings
-    from riverpy.drivers.asyncpg import Connection
 
 ResultT = TypeVar("ResultT")
 

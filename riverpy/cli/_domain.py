@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from riverpy._db.schema import DOMAINS_VERSION, OWN_LINE, migrate_command
 from riverpy._names import validate_domain
+from riverpy._postgres.schema import DOMAINS_VERSION, OWN_LINE, migrate_command
 from riverpy.errors import SchemaMissingError
 
 if TYPE_CHECKING:

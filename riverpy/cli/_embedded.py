@@ -52,8 +52,8 @@ def running_dev_server() -> EmbeddedPostgres | None:
     """The embedded server of `riverpy dev` in the current directory; None if it does not run."""
     if sys.platform == "win32":
         return None
+    from riverpy._tools.embedded.server import default_base_directory
     from riverpy.embedded import EmbeddedPostgres
-    from riverpy.embedded._server import default_base_directory
 
     try:
         name = dev_server_name(Path.cwd())

@@ -20,10 +20,10 @@ import click
 from riverpy._dsn import mask_url
 from riverpy._error_text import error_text
 from riverpy._log import get_logger
+from riverpy._postgres.driver import DATABASE_ERRORS
+from riverpy._postgres.driver import describe as describe_error
 from riverpy.cli._output import print_note, printable
 from riverpy.cli._settings import DEBUG, SettingsError, Sources, boolean_option
-from riverpy.drivers.asyncpg import DATABASE_ERRORS
-from riverpy.drivers.asyncpg import describe as describe_error
 from riverpy.errors import ConfigError, InsertError, RiverError
 
 if TYPE_CHECKING:

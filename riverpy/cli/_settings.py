@@ -26,8 +26,8 @@ from riverpy._dsn import (
     validate_url,
 )
 from riverpy._duration import format_duration, parse_duration
-from riverpy._health.address import Address
 from riverpy._names import validate_client_id, validate_domain, validate_schema
+from riverpy._tools.health.address import Address
 from riverpy.cli._output import print_table
 from riverpy.cli._types import check_queues, format_queues, parse_queues
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from riverpy.cli._bench_run import PICKUP_INTERVAL, PICKUPS, Bench, Load, Measurement
+from riverpy._tools.bench.run import PICKUP_INTERVAL, PICKUPS, Bench, Load, Measurement
 from riverpy.cli._embedded import embedded_server
 from riverpy.cli._logging import configure_logging
 from riverpy.cli._options import DatabaseSettings, database_options, json_option

@@ -16,8 +16,8 @@ import click
 
 from riverpy._dsn import mask_url
 from riverpy._names import DISTRIBUTION
-from riverpy.cli._demo_files import Files
-from riverpy.cli._demo_run import SLOTS, DemoRun
+from riverpy._tools.demo.files import Files
+from riverpy._tools.demo.run import SLOTS, DemoRun
 from riverpy.cli._embedded import embedded_server
 from riverpy.cli._logging import configure_logging
 from riverpy.cli._options import database_options
@@ -29,8 +29,8 @@ from riverpy.events import EventKind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from riverpy._db.demo import Summary
-    from riverpy.cli._demo_run import DemoResult
+    from riverpy._tools.demo.run import DemoResult
+    from riverpy._tools.demo.statements import Summary
     from riverpy.cli._options import DatabaseSettings
     from riverpy.events import Event
 

@@ -15,8 +15,8 @@ import click
 
 from riverpy._dsn import show_url
 from riverpy._duration import format_duration
+from riverpy._tools.dev.supervisor import Supervisor, expect_watchfiles
 from riverpy.cli import _settings
-from riverpy.cli._dev_supervisor import Supervisor, expect_watchfiles
 from riverpy.cli._embedded import dev_server_name, embedded_server
 from riverpy.cli._options import database_options
 from riverpy.cli._output import print_note

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from riverpy._doctor.code import Code
-from riverpy._doctor.examination import Examination, Request
-from riverpy._doctor.finding import WORDS, Finding, Level, worst
 from riverpy._dsn import mask_url, validate_url
 from riverpy._duration import format_duration
+from riverpy._tools.doctor.check_runner import CheckRunner, Request
+from riverpy._tools.doctor.code import Code
+from riverpy._tools.doctor.finding import WORDS, Finding, Level, worst
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import has_color, print_json, print_text
 from riverpy.cli._run import EXIT_FAILURE, EXIT_WARNING, one_line, run, show_traceback
@@ -111,7 +111,7 @@ def doctor(
         if not as_json and not (problems and finding.level is Level.OK):
             _show(finding)
 
-    run(Examination(request, report, show_traceback).run)
+    run(CheckRunner(request, report, show_traceback).run)
     level = worst(findings)
     if as_json:
         told = [one for one in findings if not (problems and one.level is Level.OK)]

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from riverpy._db.domains import domain_give, domain_lock, domain_queue
-from riverpy._doctor.domain_map import DomainMap, read_domains
-from riverpy._doctor.domains import NOTHING_KNOWN, problems
-from riverpy._doctor.finding import WORDS, Finding, count, span
 from riverpy._names import (
     DEFAULT_DOMAIN,
     SCHEMA_LEASE,
     domain_lease,
     validate_queue,
 )
+from riverpy._postgres.domains import domain_give, domain_lock, domain_queue
+from riverpy._tools.doctor.domain_map import DomainMap, read_domains
+from riverpy._tools.doctor.domains import NOTHING_KNOWN, problems
+from riverpy._tools.doctor.finding import WORDS, Finding, count, span
 from riverpy.cli._connected import bounded, connected
 from riverpy.cli._domain import domain_name, expect_domains
 from riverpy.cli._options import database_options, json_option
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
-    from riverpy._db.domains import LeadRow, QueueHolder
+    from riverpy._postgres.domains import LeadRow, QueueHolder
     from riverpy.cli._connected import Connected
     from riverpy.cli._options import DatabaseSettings
 

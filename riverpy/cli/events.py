@@ -12,8 +12,14 @@ import click
 import msgspec
 
 from riverpy._clock import Backoff
-from riverpy._health.asking import LINE_MAX, NO_HEALTH_SERVER, PORT_DEFAULT, address_of, asked
-from riverpy._health.event_lines import QUIET, EventLine
+from riverpy._tools.health.event_lines import QUIET, EventLine
+from riverpy._tools.health.http_client import (
+    LINE_MAX,
+    NO_HEALTH_SERVER,
+    PORT_DEFAULT,
+    address_of,
+    asked,
+)
 from riverpy.cli._options import kinds_option, queues_option
 from riverpy.cli._output import drop_output, print_note, printable
 from riverpy.cli._run import CommandError, describe, run
@@ -24,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from riverpy._health.address import Address
+    from riverpy._tools.health.address import Address
 
 SILENCE_MAX = 3 * QUIET
 """Seconds without any line after which a worker is taken for gone."""

@@ -8,29 +8,29 @@ from urllib.parse import urlencode
 import click
 import msgspec
 
-from riverpy._db.clients import client_living
-from riverpy._db.queues import queue_lag, queue_waiting
-from riverpy._db.schema import CLIENTS_VERSION, DOMAINS_VERSION, OWN_LINE
-from riverpy._doctor.domain_map import read_domains
 from riverpy._duration import format_duration
-from riverpy._health.asking import NO_HEALTH_SERVER, address_of, asked
-from riverpy._health.leading import led_within
-from riverpy._health.probes import Check, Verdict
+from riverpy._postgres.clients import client_living
+from riverpy._postgres.driver import DATABASE_ERRORS, InsufficientPrivilegeError
+from riverpy._postgres.queues import queue_lag, queue_waiting
+from riverpy._postgres.schema import CLIENTS_VERSION, DOMAINS_VERSION, OWN_LINE
+from riverpy._tools.doctor.domain_map import read_domains
+from riverpy._tools.health.http_client import NO_HEALTH_SERVER, address_of, asked
+from riverpy._tools.health.leading import led_within
+from riverpy._tools.health.probes import Check, Verdict
 from riverpy.cli._connected import bounded, connected, expect_primary
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import print_json, print_text, printable
 from riverpy.cli._run import EXIT_NOT_READY, describe, run, show_traceback
 from riverpy.cli._types import DURATION
-from riverpy.drivers.asyncpg import DATABASE_ERRORS, InsufficientPrivilegeError
 from riverpy.errors import DatabaseError
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from riverpy._db.schema import SchemaState
-    from riverpy._health.address import Address
+    from riverpy._postgres.driver import Connection
+    from riverpy._postgres.schema import SchemaState
+    from riverpy._tools.health.address import Address
     from riverpy.cli._options import DatabaseSettings
-    from riverpy.drivers.asyncpg import Connection
 
 QUEUES_MAX = 1_000
 MAX_LAG_DEFAULT = "60s"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from riverpy import _json
-from riverpy._insert_row import MAX_ATTEMPTS_MAX, PRIORITY_MAX
+from riverpy._insert.row import MAX_ATTEMPTS_MAX, PRIORITY_MAX
 from riverpy.cli._job_output import JobOutput, print_job
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import print_json

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 import click
 
-from riverpy._damage import damage_error, naming_damage, read_parts
-from riverpy._db import jobs
+from riverpy._postgres import jobs
+from riverpy._postgres.damaged_jobs import damage_error, naming_damage, read_parts
 from riverpy.cli._changes import UNCHANGED, Change, Noun, change_each
 from riverpy.cli._connected import connected
 from riverpy.cli._job_output import DamagedOutput, JobOutput, print_job, print_jobs
@@ -28,9 +28,9 @@ from riverpy.job import JobRow, JobState
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from riverpy._postgres.driver import Connection, Transaction
     from riverpy.cli._options import DatabaseSettings
     from riverpy.client import Client
-    from riverpy.drivers.asyncpg import Connection, Transaction
 
 ResultT = TypeVar("ResultT")
 

@@ -10,14 +10,14 @@ import anyio
 import click
 import msgspec
 
-from riverpy._db.clients import client_candidates
-from riverpy._db.domains import domain_leads
-from riverpy._db.leaders import leader_get, leader_request_resign
-from riverpy._db.leases import lease_request_resign
-from riverpy._db.schema import CLIENTS_VERSION, OWN_LINE
-from riverpy._doctor.domain_map import read_domains
 from riverpy._duration import format_duration
 from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE, domain_lease
+from riverpy._postgres.clients import client_candidates
+from riverpy._postgres.domains import domain_leads
+from riverpy._postgres.leaders import leader_get, leader_request_resign
+from riverpy._postgres.leases import lease_request_resign
+from riverpy._postgres.schema import CLIENTS_VERSION, OWN_LINE
+from riverpy._tools.doctor.domain_map import read_domains
 from riverpy.cli._connected import bounded, connected
 from riverpy.cli._domain import domain_name, expect_domains
 from riverpy.cli._options import database_options, json_option
@@ -29,8 +29,8 @@ from riverpy.errors import NotFoundError
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from riverpy._db.domains import LeadRow
-    from riverpy._db.leaders import LeaderRow
+    from riverpy._postgres.domains import LeadRow
+    from riverpy._postgres.leaders import LeaderRow
     from riverpy.cli._connected import Connected
     from riverpy.cli._options import DatabaseSettings
 

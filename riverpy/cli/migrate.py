@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from riverpy._db.schema import MAIN_LINE, lines, migrations
+from riverpy._postgres.schema import MAIN_LINE, lines, migrations
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import print_json, print_note, print_table
 from riverpy.cli._run import EXIT_FAILURE, run

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 import msgspec
 
-from riverpy._db import periodic as table
-from riverpy._db.domains import domain_leads
-from riverpy._db.leaders import leader_get
-from riverpy._db.schema import OWN_LINE, migrate_command
+from riverpy._postgres import periodic as table
+from riverpy._postgres.domains import domain_leads
+from riverpy._postgres.leaders import leader_get
+from riverpy._postgres.schema import OWN_LINE, migrate_command
 from riverpy.cli._connected import bounded, connected
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import format_time, print_json, print_note, print_table
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from datetime import datetime
 
+    from riverpy._postgres.driver import Connection, Transaction
     from riverpy.cli._options import DatabaseSettings
-    from riverpy.drivers.asyncpg import Connection, Transaction
 
 ResultT = TypeVar("ResultT")
 

@@ -19,8 +19,8 @@ from riverpy.errors import NotFoundError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from riverpy._postgres.driver import Transaction
     from riverpy.cli._options import DatabaseSettings
-    from riverpy.drivers.asyncpg import Transaction
     from riverpy.queue import Queue
 
 _ALL = "*"

@@ -14,20 +14,20 @@ import anyio
 import click
 import msgspec
 
+from riverpy._postgres.driver import DATABASE_ERRORS, is_statement_timeout
+from riverpy._tools.top.look import STATEMENT_LIMIT, Look, Looker
+from riverpy._tools.top.view import frame, make_room, no_answer, view
 from riverpy.cli._options import database_options
 from riverpy.cli._output import drop_output, has_color
 from riverpy.cli._run import describe, run
-from riverpy.cli._top_look import STATEMENT_LIMIT, Look, Looker
-from riverpy.cli._top_view import frame, make_room, no_answer, view
 from riverpy.cli._types import DURATION
-from riverpy.drivers.asyncpg import DATABASE_ERRORS, is_statement_timeout
 from riverpy.errors import RiverError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from riverpy._tools.top.view import Line
     from riverpy.cli._options import DatabaseSettings
-    from riverpy.cli._top_view import Line
 
 INTERVAL_LEAST = timedelta(milliseconds=100)
 REST = 9.0

@@ -17,18 +17,19 @@ import msgspec
 from msgspec import UNSET
 
 from riverpy._clock import Backoff
-from riverpy._db.connection import expect_writable
 from riverpy._dsn import mask_url
 from riverpy._duration import format_duration
-from riverpy._health.probes import liveness
-from riverpy._health.systemd import Systemd
-from riverpy._health.worker_health import WorkerHealth
 from riverpy._log import get_logger
 from riverpy._names import DISTRIBUTION
+from riverpy._postgres.connection import expect_writable
+from riverpy._postgres.driver import CONNECT_TIMEOUT, DATABASE_ERRORS, close, connect
+from riverpy._tools.bench.process_cost import settle_collector
+from riverpy._tools.health.probes import liveness
+from riverpy._tools.health.systemd import Systemd
+from riverpy._tools.health.worker_health import WorkerHealth
 from riverpy.cli import _settings
 from riverpy.cli._logging import configure_logging
 from riverpy.cli._options import HOW_TO_GIVE_A_DATABASE, database_options
-from riverpy.cli._process import settle_collector
 from riverpy.cli._run import (
     EXIT_ABANDONED,
     EXIT_FAILURE,
@@ -53,13 +54,12 @@ from riverpy.cli._signals import (
 from riverpy.cli._target import entered, load
 from riverpy.cli._types import format_queues, parse_queues
 from riverpy.config import HARD_STOP_TIMEOUT_DEFAULT, QueueConfig
-from riverpy.drivers.asyncpg import CONNECT_TIMEOUT, DATABASE_ERRORS, close, connect
 from riverpy.errors import SchemaMissingError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from riverpy._db.jobs import Stamp
+    from riverpy._postgres.jobs import ClaimKey
     from riverpy._work.stop_report import StopReport
     from riverpy.cli._log_stream import LogStream
     from riverpy.cli._options import DatabaseSettings
@@ -213,7 +213,7 @@ class _WorkerProcess:
         self._loop = new_loop()
         self._starting: anyio.CancelScope | None = None
         self._is_start_stopped = False
-        self._abandoned: tuple[Stamp, ...] = ()
+        self._abandoned: tuple[ClaimKey, ...] = ()
         address = settings[_settings.HEALTH].or_none()
         self._health = None if address is None else WorkerHealth(address)
         self._systemd = Systemd(os.environ)
@@ -356,7 +356,9 @@ class _WorkerProcess:
         leave(EXIT_ABANDONED, "riverpy: the start could not be stopped in time")
 
 
-async def _put_back_and_leave(client: Client, stamps: Sequence[Stamp], why: str = "") -> NoReturn:
+async def _put_back_and_leave(
+    client: Client, stamps: Sequence[ClaimKey], why: str = ""
+) -> NoReturn:
     """It leaves from within the loop: the end of that could wait for a thread. What is printed or
     flushed comes last and does not wait, since what reads it may not."""
     try:

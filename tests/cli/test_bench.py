@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from riverpy._db.bench import bench_server
-from riverpy.cli import _bench_run
-from riverpy.cli._bench_run import QUEUE, Bench, Load, _Occupancy
-from riverpy.cli._process import ServerProcesses, memory_mib
+from riverpy._tools.bench import run as _bench_run
+from riverpy._tools.bench.process_cost import ServerProcesses, memory_mib
+from riverpy._tools.bench.run import QUEUE, Bench, Load, _Occupancy
+from riverpy._tools.bench.statements import bench_server
 from riverpy.cli._run import CommandError
 from riverpy.errors import SchemaMissingError
 from riverpy.migrate import Migrator
@@ -26,7 +26,7 @@ from tests.cli.worker_process import RIVERPY, environment
 if TYPE_CHECKING:
     import asyncpg
 
-    from riverpy.cli._bench_run import Measurement
+    from riverpy._tools.bench.run import Measurement
     from tests._database import Schema
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from riverpy.cli import _demo_run
-from riverpy.cli._demo_files import Files
-from riverpy.cli._demo_jobs import CompressedFile, CompressFile, CountFiles, DemoJobs
-from riverpy.cli._demo_run import DemoRun
+from riverpy._tools.demo import run as _demo_run
+from riverpy._tools.demo.files import Files
+from riverpy._tools.demo.jobs import CompressedFile, CompressFile, CountFiles, DemoJobs
+from riverpy._tools.demo.run import DemoRun
 from riverpy.cli._run import CommandError
 from riverpy.errors import JobCancel
 from riverpy.events import EventKind
@@ -32,7 +32,7 @@ from tests.cli.worker_process import RIVERPY, environment
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
 
-    from riverpy.cli._demo_run import DemoResult
+    from riverpy._tools.demo.run import DemoResult
     from riverpy.events import Event
     from tests._database import Schema
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from riverpy._db.leaders import leader_elect, leader_fence
-from riverpy._db.leases import lease_acquire, lease_fence
+from riverpy._postgres.leaders import leader_elect, leader_fence
+from riverpy._postgres.leases import lease_acquire, lease_fence
 from riverpy.cli import _connected
 from riverpy.cli._options import DatabaseSettings
 from riverpy.cli.domain import give_queue

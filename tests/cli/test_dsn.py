@@ -28,7 +28,7 @@ from riverpy._dsn import (
     split_url,
     validate_url,
 )
-from riverpy.drivers.asyncpg import CONNECT_TIMEOUT, close, close_pool, connect, create_pool
+from riverpy._postgres.driver import CONNECT_TIMEOUT, close, close_pool, connect, create_pool
 from tests.cli.invoking import invoke
 
 if TYPE_CHECKING:

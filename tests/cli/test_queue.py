@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from riverpy import EventKind, InsertOpts, QueueConfig
-from riverpy._db import queues
+from riverpy._postgres import queues
 from tests.cli.test_command import UNREACHABLE, invoke
 from tests.work.rig import Rig, Task
 

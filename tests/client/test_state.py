@@ -28,7 +28,7 @@ from riverpy import (
     Worker,
     Workers,
 )
-from riverpy.drivers.asyncpg import close_pool
+from riverpy._postgres.driver import close_pool
 from riverpy.errors import SchemaMissingError
 
 if TYPE_CHECKING:

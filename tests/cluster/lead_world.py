@@ -7,10 +7,10 @@ import json
 from functools import partial
 from typing import TYPE_CHECKING
 
-from riverpy._cluster.announcements import hear_lease
-from riverpy._cluster.trust import Term
-from riverpy._db.lead_leases import BID_LOCK_SHARE
-from riverpy._db.leaders import Bid
+from riverpy._leading.announcements import hear_lease
+from riverpy._leading.lease_store import BID_LOCK_SHARE
+from riverpy._leases.validity import Term
+from riverpy._postgres.leaders import Bid
 from tests.cluster.lease_world import LeaseServer
 from tests.cluster.model import LATENCY, Fault, Process, World
 from tests.cluster.model_database import TIMING

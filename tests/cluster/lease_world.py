@@ -13,8 +13,8 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
-from riverpy._cluster.trust import Trust
-from riverpy._lease.keeper import LeaseKeeper
+from riverpy._leases.manager import LeaseManagerService
+from riverpy._leases.validity import LeaseValidity
 from riverpy.errors import LeaseLostError
 from tests.cluster.model import LATENCY, Connection, Fault, Process, World
 from tests.cluster.model_database import TIMING, Server
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from riverpy import Lease
-    from riverpy._cluster.trust import LeaseTiming
-    from riverpy._db.leases import LeaseBid
+    from riverpy._leases.validity import LeaseTiming
+    from riverpy._postgres.leases import LeaseBid
 
 NAMES = ("one", "two")
 PACE = 2.5
@@ -233,9 +233,11 @@ class LeaseProcess(Process):
     """A process that wants every lease."""
 
     def _assemble(self) -> None:
-        self.trust = Trust(self.world.timing, self.timer)  # of nothing: each lease has its own
+        self.trust = LeaseValidity(
+            self.world.timing, self.timer
+        )  # of nothing: each lease has its own
         self.connection = LeaseConnection(self)
-        self.keeper = LeaseKeeper(
+        self.keeper = LeaseManagerService(
             self.connection, holder=self.leader_id, timing=self.world.timing, timer=self.timer
         )
         self.held: dict[str, Lease] = {}

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import anyio
 
 from riverpy._clock import SystemTimer
-from riverpy._cluster.announcements import hear_leader
-from riverpy._cluster.elector import Elector
-from riverpy._cluster.trust import LeaseTiming, Term, Trust
+from riverpy._leading.announcements import hear_leader
+from riverpy._leading.elector import Elector
+from riverpy._leases.validity import LeaseTiming, LeaseValidity, Term
 from riverpy._lifecycle import ServiceGroup
 from tests.cluster.model_database import RIVAL, TIMING, TRANSACTION_LIMIT, Rival, Server
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime, timedelta
 
-    from riverpy._db.leaders import Bid
     from riverpy._lifecycle import StopCause
+    from riverpy._postgres.leaders import Bid
 
 LATENCY = 0.01
 """Seconds of one way between a process and the database, while nothing is wrong."""
@@ -298,7 +298,7 @@ class Process:
         self.main = self.loop.create_task(self._run(self._stopping))
 
     def _assemble(self) -> None:
-        self.trust = Trust(self.world.timing, self.timer)
+        self.trust = LeaseValidity(self.world.timing, self.timer)
         self.connection = Connection(self)
         self.services = Services(self)
         self.elector = Elector(

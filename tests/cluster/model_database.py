@@ -10,8 +10,8 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
-from riverpy._cluster.trust import LeaseTiming, Term
-from riverpy._db.leaders import Bid
+from riverpy._leases.validity import LeaseTiming, Term
+from riverpy._postgres.leaders import Bid
 
 if TYPE_CHECKING:
     from collections.abc import Callable

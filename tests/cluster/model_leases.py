@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from riverpy._db.leases import LeaseBid
+from riverpy._postgres.leases import LeaseBid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from riverpy._db.clients import (
+from riverpy._postgres.clients import (
     SetAsideRow,
     client_disclose,
     client_heartbeats,
@@ -14,7 +14,7 @@ from riverpy._db.clients import (
     client_reap,
     client_set_state,
 )
-from riverpy._db.ownership import member_keep, member_mark
+from riverpy._postgres.queue_owners import member_keep, member_mark
 
 if TYPE_CHECKING:
     from tests._database import Schema

@@ -10,15 +10,15 @@ import anyio
 import pytest
 import structlog
 
-import riverpy._db.connection as connection_module
-from riverpy._db.connection import DedicatedConnection, Outage
-from riverpy.drivers.asyncpg import InterfaceError, connect
+import riverpy._postgres.connection as connection_module
+from riverpy._postgres.connection import ConnectionOutage, DedicatedConnection
+from riverpy._postgres.driver import InterfaceError, connect
 from tests._time import settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from riverpy.drivers.asyncpg import Connection
+    from riverpy._postgres.driver import Connection
     from tests._database import Schema
 
 
@@ -28,7 +28,7 @@ LOST, RESTORED = "database connection lost", "database connection restored"
 async def test_busy_connection_is_not_cut(schema: Schema) -> None:
     """Who waited for most of the bound gives up, and the connection, which answers, stays."""
     connection = DedicatedConnection(
-        "busy", partial(connect, schema.url, application_name="riverpy busy"), Outage()
+        "busy", partial(connect, schema.url, application_name="riverpy busy"), ConnectionOutage()
     )
     await connection.open()
     async with connection.use("asking", 10) as used:
@@ -63,7 +63,7 @@ async def test_time_runs_out_while_it_cannot_be_made() -> None:
     async def refuse() -> Connection:
         raise ConnectionError("too many clients already")
 
-    connection = DedicatedConnection("refused", refuse, Outage())
+    connection = DedicatedConnection("refused", refuse, ConnectionOutage())
     with pytest.raises(TimeoutError, match=r"asking took longer than 0.05 s: too many clients"):
         async with connection.use("asking", 0.05):
             pass
@@ -73,13 +73,13 @@ async def test_first_connection_that_is_never_made(monkeypatch: pytest.MonkeyPat
     """A server that takes a connection and then says nothing more ends the start."""
     monkeypatch.setattr(connection_module, "OPEN_TIMEOUT", 0.05)
     with pytest.raises(TimeoutError, match=r"making connection 'silent' took longer than 0\.05 s"):
-        await DedicatedConnection("silent", anyio.sleep_forever, Outage()).open()
+        await DedicatedConnection("silent", anyio.sleep_forever, ConnectionOutage()).open()
 
 
 def test_outage_of_a_connection_that_is_wanted_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A leader that gets no connection for its maintenance resigns and leads again, over and over:
     that is one outage."""
-    outage = Outage()
+    outage = ConnectionOutage()
     error = ConnectionError("too many connections")
     with structlog.testing.capture_logs() as log:
         for _ in range(3):
@@ -111,7 +111,7 @@ def test_outage_of_a_connection_that_is_never_wanted_again(
 ) -> None:
     """All others are back, and then the term ends for whose maintenance the last connection was
     lost: the end of the outage is told once, when that connection was not wanted for a time."""
-    outage = Outage()
+    outage = ConnectionOutage()
     error = ConnectionError("the server has gone away")
     with structlog.testing.capture_logs() as log:
         outage.lost("claims", error)
@@ -131,7 +131,7 @@ async def test_end_of_an_idle_connection_is_told(schema: Schema) -> None:
     """What ends, unused since an outage of others, after that is over, is an outage of its own.
     What ends during the outage of another, also after it was used in it, or just before it was
     told, is a part of that; but not of one of a connection that nobody needs any more."""
-    outage = Outage()
+    outage = ConnectionOutage()
     connection = DedicatedConnection(
         "idle", partial(connect, schema.url, application_name="riverpy idle"), outage
     )
@@ -182,7 +182,7 @@ async def test_close_while_it_is_made_again(schema: Schema) -> None:
         with pytest.raises(InterfaceError, match="was closed"):
             await _use(connection)
 
-    connection = DedicatedConnection("reserved", make, Outage())
+    connection = DedicatedConnection("reserved", make, ConnectionOutage())
     with structlog.testing.capture_logs() as log:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(use)

@@ -13,11 +13,11 @@ import anyio
 import pytest
 
 from riverpy import StopCause
-from riverpy._cluster.announcements import hear_leader
-from riverpy._cluster.elector import Elector
-from riverpy._cluster.trust import LeaseTiming, Term, Trust
-from riverpy._db.leaders import Bid
+from riverpy._leading.announcements import hear_leader
+from riverpy._leading.elector import Elector
+from riverpy._leases.validity import LeaseTiming, LeaseValidity, Term
 from riverpy._lifecycle import ServiceGroup
+from riverpy._postgres.leaders import Bid
 from tests._time import VirtualTimer, settle
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Candidate:
     def __init__(self, row: Row, leader_id: str = "a", *, timing: LeaseTiming = TIMING) -> None:
         self.row, self.timer = row, row.timer
         self.services = Services(row.timer)
-        self.trust = Trust(timing, row.timer)
+        self.trust = LeaseValidity(timing, row.timer)
         self.changes: list[tuple[float, LeadershipChange]] = []
         self.outage_is_told = False
         self.elector = Elector(

@@ -13,10 +13,10 @@ import anyio
 import pytest
 
 from riverpy import Config, Job
-from riverpy._cluster.heartbeat import Heartbeat
-from riverpy._db import clients
-from riverpy._db.clients import Registration
+from riverpy._clients.heartbeat import Heartbeat
 from riverpy._lifecycle import ServiceGroup
+from riverpy._postgres import clients
+from riverpy._postgres.clients import Registration
 from riverpy.migrate import migrate_all
 from tests._database import connected
 from tests._time import VirtualTimer
@@ -101,8 +101,8 @@ class FakeServer:
 def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
     """A server that answers signs of life."""
     server = FakeServer()
-    monkeypatch.setattr("riverpy._cluster.heartbeat.client_beat", server.beat)
-    monkeypatch.setattr("riverpy._cluster.id_claim.client_register", server.register)
+    monkeypatch.setattr("riverpy._clients.heartbeat.client_beat", server.beat)
+    monkeypatch.setattr("riverpy._clients.client_id.client_register", server.register)
     return server
 
 
@@ -250,7 +250,7 @@ async def test_registration(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(job: Job[Task]) -> None:
         pass
 
-    monkeypatch.setattr("riverpy._cluster.heartbeat.LEAVE_TIMEOUT", PATIENCE)
+    monkeypatch.setattr("riverpy._clients.heartbeat.LEAVE_TIMEOUT", PATIENCE)
     async with rig.working(id="me", candidate=False, poll_only=True, dead_after=timedelta(hours=1)):
         row = await rig.schema.fetchrow("SELECT * FROM riverpy_client")
         assert row is not None
@@ -339,7 +339,7 @@ def no_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(*args: Any, **values: Any) -> bool:
         raise ConnectionError("no")
 
-    monkeypatch.setattr("riverpy._cluster.heartbeat.client_beat", refuse)
+    monkeypatch.setattr("riverpy._clients.heartbeat.client_beat", refuse)
 
 
 def heartbeat_of(client: Client) -> Heartbeat:
@@ -380,7 +380,7 @@ async def test_claims_wait_for_a_sign_of_life(
             await heartbeat.failed.wait()
         assert await rig.states() == {"completed": 1, "available": 1}
         assert claimed._seen == 0
-        monkeypatch.setattr("riverpy._cluster.heartbeat.client_beat", beat)
+        monkeypatch.setattr("riverpy._clients.heartbeat.client_beat", beat)
         await rig.until_state("completed", 2)
 
 

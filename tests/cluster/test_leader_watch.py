@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from riverpy import Config, Job
-from riverpy._cluster.leader_watch import LeaderWatch
-from riverpy._db.clients import LeaderLook
+from riverpy._leading.leader_watch import LeaderWatch
 from riverpy._lifecycle import ServiceGroup
+from riverpy._postgres.clients import LeaderLook
 from riverpy.periodic import PeriodicJob, PeriodicJobs, every
 from tests._time import VirtualTimer
 from tests.work.rig import Rig, Task
@@ -19,7 +19,7 @@ from tests.work.rig import Rig, Task
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from riverpy._db.connection import DedicatedConnection
+    from riverpy._postgres.connection import DedicatedConnection
     from tests._database import Schema
 
 FOREIGN = "the leader is not a riverpy client"
@@ -66,7 +66,7 @@ class FakeServer:
 def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
     """A server that says who leads."""
     server = FakeServer()
-    monkeypatch.setattr("riverpy._cluster.leader_watch.leader_look", server.look)
+    monkeypatch.setattr("riverpy._leading.leader_watch.leader_look", server.look)
     return server
 
 

@@ -15,22 +15,22 @@ import structlog
 
 from riverpy import FencedOutError
 from riverpy._clock import SystemTimer
-from riverpy._cluster.trust import LeaseTiming, Term, Trust
-from riverpy._db.connection import (
+from riverpy._leading.term_fence import TermFence
+from riverpy._leases.validity import LeaseTiming, LeaseValidity, Term
+from riverpy._postgres.connection import (
+    ConnectionOutage,
     DedicatedConnection,
     InjectedConnection,
-    Outage,
     close_all,
     limit_statements,
 )
-from riverpy._db.leaders import LeaderTable, leader_get, leader_request_resign
-from riverpy._maintenance.mandate import Mandate
-from riverpy.drivers.asyncpg import DATABASE_ERRORS, connect
+from riverpy._postgres.driver import DATABASE_ERRORS, connect
+from riverpy._postgres.leaders import LeaderTable, leader_get, leader_request_resign
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from riverpy.drivers.asyncpg import Connection
+    from riverpy._postgres.driver import Connection
     from tests._database import Schema, SchemaPool
 
 TTL = timedelta(seconds=30)
@@ -45,7 +45,7 @@ class Session:
         self.schema = schema
         self.raw: list[Connection] = []
         """Each connection that it ever had."""
-        self.outage = Outage("a:1:b")
+        self.outage = ConnectionOutage("a:1:b")
         self.owned = DedicatedConnection("lease", self.connect, self.outage)
         self.store = LeaderTable(self.owned, schema.name)
 
@@ -391,10 +391,10 @@ class Fenced:
     """A term, and transactions under it."""
 
     def __init__(self, session: Session, term: Term) -> None:
-        trust = Trust(LeaseTiming(ttl=30.0, interval=10.0), SystemTimer())
+        trust = LeaseValidity(LeaseTiming(ttl=30.0, interval=10.0), SystemTimer())
         trust.granted(term, asked_at=SystemTimer().boottime())
         self.refused: list[Term] = []
-        self.mandate = Mandate(term, trust, store=session.store, fenced_out=self.refused.append)
+        self.mandate = TermFence(term, trust, store=session.store, fenced_out=self.refused.append)
         self.connection = DedicatedConnection("maintenance", session.connect, session.outage)
 
     def transaction(self) -> Any:

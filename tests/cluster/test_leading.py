@@ -13,8 +13,8 @@ import pytest
 
 import riverpy._work.run
 from riverpy import StopCause
-from riverpy._cluster import leadership
-from riverpy._cluster.leadership import Leadership, LeadershipSubscription
+from riverpy._leading import subscriptions as leadership
+from riverpy._leading.subscriptions import Leadership, LeadershipSubscription
 from riverpy._lifecycle import ServiceGroup
 from riverpy._maintenance.base import MaintenanceService
 from riverpy.events import LeadershipChange
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from riverpy import Client
     from riverpy._lifecycle import StopScope
-    from riverpy._maintenance.base import Office
+    from riverpy._maintenance.base import TermContext
     from tests._database import Schema
 
 QUICK = {"elect_interval": timedelta(seconds=0.2), "leader_ttl": timedelta(seconds=30)}
@@ -262,7 +262,7 @@ class Stuck(MaintenanceService):
 
     name = "stuck"
 
-    def __init__(self, office: Office, may_end: asyncio.Event, causes: list[Any]) -> None:
+    def __init__(self, office: TermContext, may_end: asyncio.Event, causes: list[Any]) -> None:
         super().__init__(office)
         self._may_end, self._causes = may_end, causes
 
@@ -289,7 +289,7 @@ class Stage:
         self.may_end = asyncio.Event()
         self.may_end.set()
 
-    def services(self, office: Office, *_: object) -> list[MaintenanceService]:
+    def services(self, office: TermContext, *_: object) -> list[MaintenanceService]:
         return [Stuck(office, self.may_end, self.causes)]
 
     async def until(self, count: int) -> None:
@@ -303,7 +303,7 @@ class Stage:
 def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
     """The services of each term are one that records."""
     stage = Stage()
-    monkeypatch.setattr("riverpy._maintenance.candidacy.domain_services", stage.services)
+    monkeypatch.setattr("riverpy._work.leader_setup.domain_services", stage.services)
     return stage
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from datetime import datetime
 
-    from riverpy._cluster.trust import LeaseTiming
+    from riverpy._leases.validity import LeaseTiming
     from tests.cluster.model_leases import LeaseRow
 
 some_hold = st.sampled_from([0.0, 0.7, 3.0, 12.0])
@@ -197,7 +197,7 @@ def _without(decides: type[LeaseTable]) -> type[Holders]:
 
 
 class WithoutMargin(Holders):
-    """Trust to the end of the lease."""
+    """LeaseValidity to the end of the lease."""
 
     timing = WholeLease(TIMING.ttl, TIMING.interval)
 

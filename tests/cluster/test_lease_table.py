@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from riverpy._db import leases
+from riverpy._postgres import leases
 from tests.cluster.model_leases import RELEASED, LeaseTable, Locked
 
 if TYPE_CHECKING:

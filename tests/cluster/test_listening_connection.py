@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from riverpy import Client, Config
-from riverpy._cluster import notifier
+from riverpy._postgres import notifier
 from tests.work.rig import PATIENCE, Rig, Task
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 )
 from structlog.testing import capture_logs
 
-from riverpy._cluster.trust import LeaseTiming
+from riverpy._leases.validity import LeaseTiming
 from tests.cluster.model import LATENCY, Fault, Process, Violation, World
 from tests.cluster.model_database import TIMING, Server
 from tests.cluster.model_faults import Damage, Slowness, some_delay, some_process, some_seconds
@@ -30,7 +30,7 @@ from tests.cluster.model_faults import Damage, Slowness, some_delay, some_proces
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from riverpy._cluster.trust import Term
+    from riverpy._leases.validity import Term
 
 SEED = os.environ.get("RIVERPY_TEST_SEED")
 EXAMPLES = int(os.environ.get("RIVERPY_TEST_EXAMPLES", "60"))
@@ -136,7 +136,7 @@ class ElectionOverLostRows(Election):
 
 
 class WholeLease(LeaseTiming, frozen=True):
-    """Trust without a margin."""
+    """LeaseValidity without a margin."""
 
     @property
     def trust(self) -> float:
@@ -145,7 +145,7 @@ class WholeLease(LeaseTiming, frozen=True):
 
 
 class WithoutMargin(Fleet):
-    """Trust to the end of the lease."""
+    """LeaseValidity to the end of the lease."""
 
     timing = WholeLease(TIMING.ttl, TIMING.interval)
 
@@ -173,7 +173,7 @@ class SuspendBlindProcess(Process):
 
 
 class BlindToSuspension(Fleet):
-    """Trust by a clock that stops."""
+    """LeaseValidity by a clock that stops."""
 
     process = SuspendBlindProcess
 

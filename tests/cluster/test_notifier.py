@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import structlog
 
-from riverpy._cluster import notifier
+from riverpy._postgres import notifier
 from tests.kit.proxy import proxied
 from tests.work.rig import PATIENCE, Rig, Task
 

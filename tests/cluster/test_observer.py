@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from riverpy._cluster.observer import HeartbeatObserver
-from riverpy._db.clients import LastHeartbeat
+from riverpy._clients.observer import HeartbeatObserver
+from riverpy._postgres.clients import LastHeartbeat
 from tests._time import VirtualTimer
 
 

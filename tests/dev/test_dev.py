@@ -14,7 +14,8 @@ import anyio
 import pytest
 from click.testing import CliRunner
 
-from riverpy.cli import _dev_supervisor, main
+from riverpy._tools.dev import supervisor as _dev_supervisor
+from riverpy.cli import main
 from riverpy.cli._embedded import dev_server_name
 from riverpy.embedded import EmbeddedPostgres
 from tests._database import connected

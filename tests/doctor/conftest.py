@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from riverpy._doctor import listening, server, session
 from riverpy._dsn import PG_VARIABLES
+from riverpy._tools.doctor import listening, server, session
 from riverpy.cli import main
 
 if TYPE_CHECKING:

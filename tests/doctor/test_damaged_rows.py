@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from riverpy._doctor import patient
+from riverpy._tools.doctor import snapshot as patient
 from tests.doctor.conftest import put, register
 from tests.kit.damaged_rows import DAMAGE, damage
 

@@ -16,9 +16,20 @@ import asyncpg
 import pytest
 from click.testing import CliRunner
 
-from riverpy._db.doctor import ServerRow, SnapshotRow, TableRow
-from riverpy._doctor import examination, listening, patient, server, session, storage
-from riverpy._doctor.finding import Finding, Level, count, masked_query, names, size, span, worst
+from riverpy._tools.doctor import check_runner as examination
+from riverpy._tools.doctor import listening, server, session, storage
+from riverpy._tools.doctor import snapshot as patient
+from riverpy._tools.doctor.finding import (
+    Finding,
+    Level,
+    count,
+    masked_query,
+    names,
+    size,
+    span,
+    worst,
+)
+from riverpy._tools.doctor.statements import ServerRow, SnapshotRow, TableRow
 from riverpy.cli import main
 from riverpy.cli.doctor import _show
 from riverpy.migrate import Migrator, migrate_all
@@ -420,7 +431,7 @@ async def test_statement_limit(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) 
     on over a new connection."""
 
     limits: dict[str, object] = {"STATEMENT_LIMIT": timedelta(milliseconds=50)}
-    running = patient.Patient.running
+    running = patient.DatabaseSnapshot.running
 
     async def limited(*args: Any) -> list[Any]:
         """This look alone has little time."""
@@ -432,7 +443,7 @@ async def test_statement_limit(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) 
     async def slow(connection: Any, *_: object, **__: object) -> list[Any]:
         return await connection.fetch("SELECT pg_sleep(60)")
 
-    monkeypatch.setattr(patient.Patient, "running", limited)
+    monkeypatch.setattr(patient.DatabaseSnapshot, "running", limited)
     monkeypatch.setattr(patient, "doctor_running", slow)
     report = await doctor()
     assert "statement timeout" in report.one("clients", "warn")["text"]

@@ -225,7 +225,7 @@ async def test_many_problems(
     schema: Schema, doctor: Doctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of many findings the worst are shown, and how many there are more."""
-    monkeypatch.setattr("riverpy._doctor.finding.FINDINGS_SHOWN", 2)
+    monkeypatch.setattr("riverpy._tools.doctor.finding.FINDINGS_SHOWN", 2)
     for number in range(4):
         await own(schema, f"d{number}", f"q{number}", silent=60)
     texts = [one["text"] for one in (await doctor()).of("domains", "warn")]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from riverpy._doctor import patient
+from riverpy._tools.doctor import snapshot as patient
 from riverpy.migrate import Migrator
 from tests.doctor.conftest import examine, own, put, register, seat, seat_in, text_of
 from tests.work.rig import Rig, Task

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from riverpy._doctor.finding import FINDINGS_SHOWN
 from riverpy._maintenance import batches
-from riverpy.cli._top_look import Looker
+from riverpy._tools.doctor.finding import FINDINGS_SHOWN
+from riverpy._tools.top.look import Looker
 from riverpy.migrate import Migrator
 from tests.doctor.conftest import register
 from tests.work.rig import Rig, Task
@@ -81,7 +81,7 @@ async def test_rows_that_a_worker_sets_aside(
 ) -> None:
     """A claim, a result and a row of maintenance that the server refuses are shown with what, since
     when, tries and error, until they succeed."""
-    monkeypatch.setattr("riverpy._batch.SET_ASIDE_FIRST", 0.05)
+    monkeypatch.setattr("riverpy._postgres.batch.SET_ASIDE_FIRST", 0.05)
     monkeypatch.setattr(batches, "ASIDE_FIRST", 0.05)
     rig = Rig(schema)
 

@@ -13,12 +13,17 @@ import pytest
 
 from riverpy import HookPeriodicJobsStartFunc
 from riverpy._clock import SystemTimer
-from riverpy._cluster.trust import LeaseTiming, Term, Trust
-from riverpy._db.connection import DedicatedConnection, Outage, close_all, connect_maintenance
-from riverpy._db.domains import domain_give, domain_lock
-from riverpy._db.lead_leases import LeadLease, SchemaLease
-from riverpy._db.leases import lease_request_resign
-from riverpy._maintenance.mandate import Mandate
+from riverpy._leading.lease_store import LeadLease, SchemaLease
+from riverpy._leading.term_fence import TermFence
+from riverpy._leases.validity import LeaseTiming, LeaseValidity, Term
+from riverpy._postgres.connection import (
+    ConnectionOutage,
+    DedicatedConnection,
+    close_all,
+    connect_maintenance,
+)
+from riverpy._postgres.domains import domain_give, domain_lock
+from riverpy._postgres.leases import lease_request_resign
 from riverpy.errors import FencedOutError
 from riverpy.periodic import PeriodicJob, PeriodicJobsStart, every
 from tests.domains.members import LONG, holders, member, owners
@@ -211,7 +216,7 @@ class Holder:
     def __init__(self, schema: Schema, name: str) -> None:
         self.name = name
         self.url, self.schema = schema.url, schema.name
-        outage = Outage()
+        outage = ConnectionOutage()
         self.reserved = DedicatedConnection("reserved", self._connect, outage)
         self.maintenance = DedicatedConnection("maintenance", self._connect, outage)
         self.lease = LeadLease(self.reserved, schema.name, "d:mail")
@@ -220,14 +225,14 @@ class Holder:
     async def _connect(self) -> Any:
         return await connect_maintenance(self.url, self.name, pooled=False)
 
-    async def elect(self) -> Mandate | None:
+    async def elect(self) -> TermFence | None:
         bid = await self.lease.elect(self.name, timedelta(seconds=30), BOUND)
         if bid is None or not bid.elected:
             return None
         self.term = Term(self.name, bid.elected_at, bid.epoch)
-        trust = Trust(LeaseTiming(ttl=30.0, interval=10.0), SystemTimer())
+        trust = LeaseValidity(LeaseTiming(ttl=30.0, interval=10.0), SystemTimer())
         trust.granted(self.term, asked_at=SystemTimer().boottime())
-        return Mandate(self.term, trust, store=self.lease, fenced_out=self.refused.append)
+        return TermFence(self.term, trust, store=self.lease, fenced_out=self.refused.append)
 
 
 async def test_old_leader_cannot_write(schema: Schema) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 import riverpy
 from riverpy import Config, DomainConflictError, JobRetention, SchemaMissingError
-from riverpy._cluster.domain import settings_of
-from riverpy._db.ownership import owner_claim, owner_lock
+from riverpy._leading.membership import settings_of
+from riverpy._postgres.queue_owners import owner_claim, owner_lock
 from riverpy.migrate import Migrator
 from riverpy.periodic import PeriodicJob, PeriodicJobs, every
 from tests.domains.members import member, owners
@@ -258,7 +258,7 @@ async def test_domain_that_cannot_give_signs_of_life(rig: Rig, log: list[Any]) -
 async def test_id_comes_back_without_a_domain(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client of a domain that crashed, and comes back under the same id without one: its old
     domain does not count it for its own, so that another may take its queue over."""
-    monkeypatch.setattr("riverpy._cluster.heartbeat.LEAVE_TIMEOUT", PATIENCE)
+    monkeypatch.setattr("riverpy._clients.heartbeat.LEAVE_TIMEOUT", PATIENCE)
     async with member(rig, "a", "mail", "mail"):
         crashed = await rig.schema.fetchrow("SELECT domain, settings FROM riverpy_client")
         assert crashed is not None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from riverpy._sql import blocks, query, sql_directory
+from riverpy._postgres.sql_files import blocks, query, sql_directory
 from riverpy.migrate import Migrator
 from tests._statements import record_statements
 from tests.domains.members import member

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from riverpy.embedded import _processes as processes
+from riverpy._tools.embedded import processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

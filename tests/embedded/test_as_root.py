@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from riverpy.embedded import EmbeddedPostgres, _account
-from riverpy.embedded._account import Account
-from riverpy.embedded._binaries import runnable_by
+from riverpy._tools.embedded import account as _account
+from riverpy._tools.embedded.account import Account
+from riverpy._tools.embedded.binaries import runnable_by
+from riverpy.embedded import EmbeddedPostgres
 from riverpy.errors import DatabaseError
 from tests.embedded._help import mode, postmaster_pid, query, wait_for_end
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from riverpy.embedded import _binaries
-from riverpy.embedded._binaries import find_binaries
+from riverpy._tools.embedded import binaries as _binaries
+from riverpy._tools.embedded.binaries import find_binaries
 from riverpy.errors import DatabaseError
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from riverpy._tools.embedded import processes
 from riverpy.embedded import EmbeddedPostgres
-from riverpy.embedded import _processes as processes
 from riverpy.errors import DatabaseError
 from tests.embedded._help import postmaster_pid, query, wait_for_end
 

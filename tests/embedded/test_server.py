@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
+from riverpy._tools.embedded import processes
+from riverpy._tools.embedded.server import default_base_directory
 from riverpy.embedded import EmbeddedPostgres
-from riverpy.embedded import _processes as processes
-from riverpy.embedded._server import default_base_directory
 from riverpy.errors import ConfigError, DatabaseError
 from tests.embedded._help import (
     eventually,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import riverpy.client
-from riverpy._db.leaders import leader_request_resign
-from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from riverpy._postgres.driver import DATABASE_ERRORS
+from riverpy._postgres.leaders import leader_request_resign
 from tests.kit.load import HELD, LOST, PUT_BACK, RESTORED, until
 from tests.kit.server_faults import POOL_NAME, find_backends, frozen_backends, kill_backends
 

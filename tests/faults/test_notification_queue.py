@@ -14,14 +14,14 @@ import asyncpg
 import pytest
 
 from riverpy import InsertManyParams, InsertOpts, Job, JobState, LeaseManager
-from riverpy._cluster import notifier
-from riverpy._db.jobs import Stamp, job_put_back
-from riverpy.drivers.asyncpg import (
+from riverpy._postgres import notifier
+from riverpy._postgres.driver import (
     is_data_error,
     is_notification_queue_full,
     is_refusal,
     use_raw_timestamps,
 )
+from riverpy._postgres.jobs import ClaimKey, job_put_back
 from riverpy.embedded import EmbeddedPostgres
 from riverpy.migrate import migrate_all
 from tests._database import Schema, connected, run_apart
@@ -137,7 +137,7 @@ async def test_everything_but_the_notifications_is_stored(
                 " RETURNING id, attempt, attempted_at"
             )
             assert row is not None
-            assert await job_put_back(tx, None, [Stamp(*row)]) == {row["id"]}
+            assert await job_put_back(tx, None, [ClaimKey(*row)]) == {row["id"]}
 
             with anyio.fail_after(PATIENCE, reason="the listener does not find the queue full"):
                 while run._is_notified():

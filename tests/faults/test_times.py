@@ -17,7 +17,9 @@ import pytest
 from click.testing import CliRunner
 
 import riverpy
-from riverpy._db.clients import (
+from riverpy._dsn import PG_VARIABLES
+from riverpy._names import SCHEMA_LEASE
+from riverpy._postgres.clients import (
     Registration,
     client_beat,
     client_candidates,
@@ -27,11 +29,15 @@ from riverpy._db.clients import (
     client_reap,
     client_register,
 )
-from riverpy._db.leaders import leader_elect, leader_fence, leader_get, leader_renew, leader_resign
-from riverpy._db.leases import lease_acquire, lease_list, lease_renew
-from riverpy._dsn import PG_VARIABLES
-from riverpy._names import SCHEMA_LEASE
-from riverpy._sql import sql_directory
+from riverpy._postgres.leaders import (
+    leader_elect,
+    leader_fence,
+    leader_get,
+    leader_renew,
+    leader_resign,
+)
+from riverpy._postgres.leases import lease_acquire, lease_list, lease_renew
+from riverpy._postgres.sql_files import sql_directory
 from riverpy.cli import main
 from riverpy.migrate import migrate_all
 from tests._database import (
@@ -51,7 +57,7 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from riverpy.drivers.asyncpg import Transaction
+    from riverpy._postgres.driver import Transaction
 
     Connection: TypeAlias = asyncpg.Connection[Any]
 

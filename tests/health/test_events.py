@@ -10,11 +10,11 @@ import pytest
 import structlog
 
 from riverpy import Client, EventKind
-from riverpy._health import event_lines
-from riverpy._health.address import Address
-from riverpy._health.event_lines import follow
-from riverpy._health.http import Refused, Request
-from riverpy._health.worker_health import STREAMS_MAX, WorkerHealth
+from riverpy._tools.health import event_lines
+from riverpy._tools.health.address import Address
+from riverpy._tools.health.event_lines import follow
+from riverpy._tools.health.http import Refused, Request
+from riverpy._tools.health.worker_health import STREAMS_MAX, WorkerHealth
 
 
 async def told(lines: AsyncGenerator[bytes, None], count: int) -> list[dict[str, Any]]:

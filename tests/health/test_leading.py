@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from riverpy._doctor.domain_map import read_domains
-from riverpy._health.leading import led_within
-from riverpy._health.probes import Check
+from riverpy._tools.doctor.domain_map import read_domains
+from riverpy._tools.health.leading import led_within
+from riverpy._tools.health.probes import Check
 from riverpy.cli import main
 from riverpy.cli._run import EXIT_NOT_READY
 from tests.doctor.conftest import register, seat, seat_in

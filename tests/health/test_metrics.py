@@ -16,11 +16,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import riverpy
 from riverpy import ClientStats, Histogram, KindStats, LeaseStats, QueueStats, SingletonStats
-from riverpy._health import worker_health
-from riverpy._health.address import Address
-from riverpy._health.http import Request
-from riverpy._health.metrics import render
-from riverpy._health.worker_health import WorkerHealth
+from riverpy._tools.health import worker_health
+from riverpy._tools.health.address import Address
+from riverpy._tools.health.http import Request
+from riverpy._tools.health.metrics import render
+from riverpy._tools.health.worker_health import WorkerHealth
 from riverpy._work.counters import BATCH_BOUNDS, RUN_BOUNDS, Tally
 from riverpy.stats import UNKNOWN_KINDS
 from tests.work.conftest import rig

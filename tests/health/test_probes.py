@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from riverpy import ClientStats, Histogram, QueueStats
-from riverpy._health.probes import lag_within, liveness, readiness
 from riverpy._lifecycle import TURN_GRACE, ServiceGroup, StopScope
+from riverpy._tools.health.probes import lag_within, liveness, readiness
 
 NONE = Histogram((), (0,), 0.0)
 QUEUE = QueueStats(

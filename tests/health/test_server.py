@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 import pytest
 import structlog
 
-from riverpy._health import server as server_module
-from riverpy._health.address import Address
-from riverpy._health.http import HEAD_MAX, Response
-from riverpy._health.server import Server
+from riverpy._tools.health import server as server_module
+from riverpy._tools.health.address import Address
+from riverpy._tools.health.http import HEAD_MAX, Response
+from riverpy._tools.health.server import Server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from riverpy._health.http import Request
+    from riverpy._tools.health.http import Request
 
 PATIENCE = 20.0
 LARGE = 32 * 1024 * 1024

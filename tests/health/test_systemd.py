@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from riverpy._health.systemd import Systemd
+from riverpy._tools.health.systemd import Systemd
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from riverpy._doctor.finding import masked_query
 from riverpy._dsn import mask_url, validate_url
 from riverpy._duration import parse_duration
-from riverpy._health.address import Address
-from riverpy._health.http import Refused, parse
+from riverpy._insert.unique_key import unique_key
 from riverpy._json import normalize
 from riverpy._maintenance.reindexer import Postponement
 from riverpy._names import (
@@ -26,7 +24,9 @@ from riverpy._names import (
     validate_schema,
     validate_tag,
 )
-from riverpy._unique import unique_key
+from riverpy._tools.doctor.finding import masked_query
+from riverpy._tools.health.address import Address
+from riverpy._tools.health.http import Refused, parse
 from riverpy._work.snoozes import SNOOZES_KEY, next_snoozes
 from riverpy.errors import RiverError
 from riverpy.insert_opts import UniqueOpts

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from riverpy._sql import blocks
+from riverpy._postgres.sql_files import blocks
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "riverpy").rglob("*.py"))

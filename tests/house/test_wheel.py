@@ -58,7 +58,10 @@ def test_wheel_works_alone(wheel: Path, tmp_path: Path) -> None:
     assert "CREATE TABLE" in output(riverpy, "migrate", "sql").upper()
     assert "worker" in output(python, "-m", "riverpy", "--help")
     files = [path.stem for path in (ROOT / "sql" / "queries").glob("*.sql")]
-    code = f"from riverpy._sql import blocks; print(*[len(blocks(file)) for file in {files}])"
+    code = (
+        "from riverpy._postgres.sql_files import blocks; "
+        f"print(*[len(blocks(file)) for file in {files}])"
+    )
     assert len(counts := output(python, "-c", code).split()) == len(files)
     assert "0" not in counts
     where = output(python, "-c", "import riverpy; print(riverpy.__file__)")

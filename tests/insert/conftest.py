@@ -9,8 +9,8 @@ import asyncpg
 import pytest
 
 from riverpy._clock import SystemClock
-from riverpy._insert import Inserter
-from riverpy._insert_row import InsertRules
+from riverpy._insert.inserter import Inserter
+from riverpy._insert.row import InsertRules
 from riverpy._plugins import Plugins
 from tests.kit.pgbouncer import detour
 

@@ -12,9 +12,10 @@ import asyncpg
 import msgspec
 import pytest
 
-from riverpy import _insert, _json
-from riverpy._insert_errors import translated
-from riverpy._insert_row import InsertRules, prepare
+from riverpy import _json
+from riverpy._insert.errors import translated
+from riverpy._insert.inserter import inserter as _insert
+from riverpy._insert.row import InsertRules, prepare
 from riverpy._json_decoder import decoder
 from riverpy.errors import (
     ArgsError,
@@ -34,7 +35,7 @@ from tests.insert.conftest import inserter_on
 from tests.insert.jobs import Data, Welcome, many
 
 if TYPE_CHECKING:
-    from riverpy._insert import Inserter
+    from riverpy._insert.inserter import Inserter
     from tests._database import Schema
 
 NOW = datetime(2026, 3, 15, tzinfo=UTC)

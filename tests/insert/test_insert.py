@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from riverpy._insert_row import InsertRules, prepare, prepare_all
+from riverpy._insert.row import InsertRules, prepare, prepare_all
 from riverpy.insert_opts import InsertManyParams, InsertOpts, UniqueOpts
 from riverpy.job import JobState, RawArgs
 from riverpy.migrate import Migrator
@@ -18,7 +18,7 @@ from tests.insert.conftest import inserter_on
 from tests.insert.jobs import BY_ARGS, OWN, Choosy, Data, Welcome, many
 
 if TYPE_CHECKING:
-    from riverpy._insert import Inserter
+    from riverpy._insert.inserter import Inserter
     from tests._database import Schema
 
 NOW = datetime(2026, 3, 15, 14, 27, 41, tzinfo=UTC)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from riverpy._insert import NOTIFY_INTERVAL, NotifyLimiter
+from riverpy._insert.inserter import NOTIFY_INTERVAL, NotifyLimiter
 from riverpy.client import Client
 from riverpy.config import Config
 from riverpy.insert_opts import InsertManyParams, InsertOpts

@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from riverpy._clock import SystemClock
-from riverpy._insert import Inserter
+from riverpy._insert.inserter import Inserter
 from riverpy._plugins import Plugins
 from riverpy.errors import TransactionError, UniqueConflictError
 from riverpy.insert_opts import InsertOpts

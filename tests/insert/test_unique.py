@@ -14,8 +14,8 @@ import msgspec
 import pytest
 import structlog
 
-from riverpy import _unique
-from riverpy._insert_row import InsertRules, prepare
+from riverpy._insert.inserter import unique_key as _unique
+from riverpy._insert.row import InsertRules, prepare
 from riverpy.errors import InsertError, UniqueConflictError
 from riverpy.insert_opts import (
     UNIQUE_STATES_DEFAULT,
@@ -30,7 +30,7 @@ from tests.insert.conftest import inserter_on
 from tests.insert.jobs import BY_ARGS, Data, Welcome, by_states, many
 
 if TYPE_CHECKING:
-    from riverpy._insert import Inserter
+    from riverpy._insert.inserter import Inserter
     from tests._database import Schema
 
 NOW = datetime(2026, 8, 7, 12, 34, 56, tzinfo=UTC)

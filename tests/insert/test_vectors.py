@@ -11,14 +11,14 @@ import msgspec
 import pytest
 
 from riverpy._duration import parse_duration
-from riverpy._insert_row import InsertRow, InsertRules, prepare
+from riverpy._insert.row import InsertRow, InsertRules, prepare
 from riverpy.errors import RiverError
 from riverpy.insert_opts import InsertManyParams, InsertOpts, UniqueOpts
 from riverpy.job import JobState, RawArgs
 from tests.insert.vector_args import STRUCTS
 
 if TYPE_CHECKING:
-    from riverpy._insert import Inserter
+    from riverpy._insert.inserter import Inserter
     from tests._database import Schema
 
 VECTORS: list[dict[str, Any]] = json.loads(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from riverpy._db.leaders import leader_request_resign
+from riverpy._postgres.leaders import leader_request_resign
 from riverpy.migrate import migrate_all
 from tests._database import connected
 from tests.cli.worker_process import running_worker

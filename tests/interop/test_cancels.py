@@ -11,8 +11,8 @@ from unittest.mock import ANY
 
 import pytest
 
-from riverpy._db import jobs as job_statements
-from riverpy._db.rescue import RESCUE_ERROR
+from riverpy._postgres import jobs as job_statements
+from riverpy._postgres.rescue import RESCUE_ERROR
 from riverpy._work import reconciler
 from tests.interop.conform import conform, error_text
 from tests.interop.inserting import UNHEARD

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from riverpy._maintenance.slots import due_slots
+from riverpy._maintenance.due_slots import due_slots
 from riverpy.periodic import cron, next_time
 from tests.interop.inserting import request
 from tests.interop.notifications import notifications

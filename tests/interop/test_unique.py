@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from riverpy._duration import parse_duration
-from riverpy._insert_row import InsertRules, prepare
+from riverpy._insert.row import InsertRules, prepare
 from riverpy.errors import RiverError
 from tests.insert.test_vectors import REFUSED, VECTORS
 from tests.insert.vector_args import STRUCTS
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from riverpy import InsertResult
-    from riverpy._insert_row import InsertRow
+    from riverpy._insert.row import InsertRow
     from tests.interop.inserting import Request
     from tests.interop.river_go import GoProcess, RiverGo, Row
     from tests.work.rig import Rig

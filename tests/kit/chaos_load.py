@@ -12,7 +12,7 @@ import asyncpg
 
 import riverpy
 from riverpy import InsertManyParams
-from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from riverpy._postgres.driver import DATABASE_ERRORS
 from tests.kit.chaos_jobs import (
     Endless,
     Flaky,

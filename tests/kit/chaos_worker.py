@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 import riverpy
-from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy.retry import DefaultRetryPolicy
 from tests.kit.chaos_acts import Attempt, record, settings, work_in_process
 from tests.kit.chaos_jobs import (

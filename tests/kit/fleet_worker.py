@@ -22,8 +22,9 @@ import msgspec
 import riverpy
 from riverpy import _log
 from riverpy._clock import SystemClock
-from riverpy._maintenance import base, candidacy
-from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from riverpy._maintenance import base
+from riverpy._postgres.driver import DATABASE_ERRORS
+from riverpy._work import leader_setup as candidacy
 from riverpy.periodic import PeriodicJob, every
 from tests.kit.fleet import SETTINGS_VARIABLE, WorkerSettings, end_with_the_fleet
 from tests.kit.history import PERIOD, POLICIES, STATEMENTS, Act, Term
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from riverpy._lifecycle import StopScope
-    from riverpy._maintenance.base import Office
+    from riverpy._maintenance.base import TermContext
 
 LINES_MAX = 1_000_000
 """About single jobs: tests want each."""
@@ -153,7 +154,7 @@ class Tick(msgspec.Struct, frozen=True):
     kind: ClassVar[str] = "tick"
 
 
-def _with_term_writer(office: Office, *arguments: Any) -> list[base.MaintenanceService]:
+def _with_term_writer(office: TermContext, *arguments: Any) -> list[base.MaintenanceService]:
     return [*usual_services(office, *arguments), TermWriter(office)]
 
 

@@ -24,9 +24,10 @@ import asyncpg
 import msgspec
 
 import riverpy
-from riverpy._cluster.trust import LeaseTiming
-from riverpy._maintenance import base, candidacy
-from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from riverpy._leases.validity import LeaseTiming
+from riverpy._maintenance import base
+from riverpy._postgres.driver import DATABASE_ERRORS
+from riverpy._work import leader_setup as candidacy
 from tests.kit.fleet import SETTINGS_VARIABLE, end_with_the_fleet
 from tests.kit.lease_chaos import Break, LeaseChaosSettings
 from tests.kit.lease_history import STATEMENTS, Note
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from riverpy._lifecycle import StopScope
-    from riverpy._maintenance.base import Office
+    from riverpy._maintenance.base import TermContext
 
 LOOK_INTERVAL = 0.03
 WRITE_INTERVAL = 0.05
@@ -182,7 +183,7 @@ class LeadWriter(base.MaintenanceService):
         return WRITE_INTERVAL
 
 
-def with_lead_writer(office: Office, *arguments: Any) -> list[base.MaintenanceService]:
+def with_lead_writer(office: TermContext, *arguments: Any) -> list[base.MaintenanceService]:
     """The services of a term, and one more."""
     return [*usual_services(office, *arguments), LeadWriter(office)]
 

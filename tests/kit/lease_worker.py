@@ -21,7 +21,7 @@ import asyncpg
 import msgspec
 
 from riverpy import Client, Config, LeaseLostError, LeaseManager
-from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from riverpy._postgres.driver import DATABASE_ERRORS
 from tests.kit.fleet import SETTINGS_VARIABLE, end_with_the_fleet
 from tests.kit.lease_fleet import LEASE, WRITE, LeaseSettings
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 import riverpy
-from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from riverpy._postgres.driver import DATABASE_ERRORS
 from tests.kit.fleet import WorkerSettings
 from tests.kit.stalls import is_stall
 from tests.kit.statements import read_statements

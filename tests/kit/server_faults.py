@@ -16,7 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 import anyio
 import asyncpg
 
-from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from riverpy._postgres.driver import DATABASE_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence

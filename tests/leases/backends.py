@@ -13,7 +13,7 @@ from riverpy import LeaseManager, MemoryLeases
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from riverpy._lease.memory import MemoryTransaction
+    from riverpy._leases.memory import MemoryTransaction
     from tests._database import Schema
 
 TTL, INTERVAL = timedelta(seconds=15), timedelta(seconds=5)

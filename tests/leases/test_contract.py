@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from riverpy import ClientStateError, ConfigError, LeaseLostError, StopCause, TransactionError
-from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from riverpy._postgres.driver import DATABASE_ERRORS
 from tests.kit import pgbouncer
 from tests.leases.backends import MemoryBackend, TableBackend
 

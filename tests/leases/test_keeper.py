@@ -13,15 +13,15 @@ import anyio
 import pytest
 
 from riverpy import ClientStateError, LeaseLostError, MemoryLeases, StopCause
-from riverpy._cluster.trust import LeaseTiming
-from riverpy._lease.keeper import LeaseKeeper
+from riverpy._leases.manager import LeaseManagerService
+from riverpy._leases.validity import LeaseTiming
 from tests._time import VirtualTimer, settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable
 
     from riverpy import Lease
-    from riverpy._db.leases import LeaseBid
+    from riverpy._postgres.leases import LeaseBid
 
 pytestmark = pytest.mark.usefixtures("log")
 
@@ -103,12 +103,12 @@ def store(timer: VirtualTimer) -> Store:
     return Store(timer)
 
 
-def _keeper(store: Store, holder: str = "a", **options: Any) -> LeaseKeeper:
-    return LeaseKeeper(store, holder=holder, timing=TIMING, timer=store.timer, **options)
+def _keeper(store: Store, holder: str = "a", **options: Any) -> LeaseManagerService:
+    return LeaseManagerService(store, holder=holder, timing=TIMING, timer=store.timer, **options)
 
 
 @pytest.fixture
-async def keeper(store: Store) -> AsyncGenerator[LeaseKeeper]:
+async def keeper(store: Store) -> AsyncGenerator[LeaseManagerService]:
     """A keeper that is open."""
     async with _keeper(store) as keeper:
         yield keeper
@@ -124,7 +124,7 @@ async def _seat(store: Store, name: str = "x", holder: str = "b") -> LeaseBid:
 class Block:
     """A block under a lease, in a task of its own."""
 
-    def __init__(self, keeper: LeaseKeeper, name: str = "x", **options: Any) -> None:
+    def __init__(self, keeper: LeaseManagerService, name: str = "x", **options: Any) -> None:
         self.keeper, self.name, self.options = keeper, name, options
         self.lease: Lease | None = None
         self.ended_at: float | None = None
@@ -154,7 +154,7 @@ class Block:
 
 
 async def test_one_statement_for_all(
-    store: Store, keeper: LeaseKeeper, timer: VirtualTimer
+    store: Store, keeper: LeaseManagerService, timer: VirtualTimer
 ) -> None:
     """25 leases are renewed by one statement an interval, and stay held."""
     async with anyio.create_task_group() as tasks:
@@ -174,7 +174,7 @@ async def test_one_statement_for_all(
 
 
 async def test_first_renewal_is_in_time(
-    store: Store, keeper: LeaseKeeper, timer: VirtualTimer
+    store: Store, keeper: LeaseManagerService, timer: VirtualTimer
 ) -> None:
     """A lease whose grant was answered late is renewed an interval after it was asked for."""
     store.faults.append(4.0)
@@ -187,9 +187,9 @@ async def test_first_renewal_is_in_time(
 
 
 async def test_slow_answers_do_not_stretch_the_trust(
-    store: Store, keeper: LeaseKeeper, timer: VirtualTimer
+    store: Store, keeper: LeaseManagerService, timer: VirtualTimer
 ) -> None:
-    """Trust counts from the start of the attempt that was granted, not from its answer."""
+    """LeaseValidity counts from the start of the attempt that was granted, not from its answer."""
     store.faults.append(4.0)
     lease, _ = await _while_moving(timer, keeper.bid("x"), 4.0)
     assert lease is not None
@@ -202,7 +202,7 @@ async def test_slow_answers_do_not_stretch_the_trust(
 
 
 async def test_slow_renewals_do_not_stretch_the_trust(
-    store: Store, keeper: LeaseKeeper, timer: VirtualTimer
+    store: Store, keeper: LeaseManagerService, timer: VirtualTimer
 ) -> None:
     """Nor does the answer to a renewal that was long in coming."""
     lease = await keeper.acquire("x")
@@ -233,7 +233,7 @@ async def test_granted_too_late(store: Store, timer: VirtualTimer, log: list[Any
     """A lease whose grant is heard when there is no time left to act under it is given back."""
     timing = LeaseTiming(ttl=12.0, interval=5.0)
     store.faults.append(5.0)
-    keeper = LeaseKeeper(store, holder="a", timing=timing, timer=timer)
+    keeper = LeaseManagerService(store, holder="a", timing=timing, timer=timer)
     bound = timing.trust - timing.grace
     assert bound > 5.0  # no answer of an interval is too late, but for a process that stalled
 
@@ -249,7 +249,7 @@ async def test_granted_too_late(store: Store, timer: VirtualTimer, log: list[Any
 
 
 async def test_renewal_after_the_trust(
-    store: Store, keeper: LeaseKeeper, timer: VirtualTimer
+    store: Store, keeper: LeaseManagerService, timer: VirtualTimer
 ) -> None:
     """Who renews a lease himself, and comes too late, has lost it, though the server would renew
     it still; a release frees it."""
@@ -262,7 +262,7 @@ async def test_renewal_after_the_trust(
 
 
 async def test_renewals_that_fail(
-    store: Store, keeper: LeaseKeeper, timer: VirtualTimer, log: list[Any]
+    store: Store, keeper: LeaseManagerService, timer: VirtualTimer, log: list[Any]
 ) -> None:
     """Renewals that fail are tried again, with one warning, and the block is cancelled a grace
     before the trust ends; a lease that may be held is released when the block has ended."""
@@ -286,7 +286,7 @@ async def test_renewals_that_fail(
 
 
 async def test_renewals_that_work_again(
-    store: Store, keeper: LeaseKeeper, timer: VirtualTimer, log: list[Any]
+    store: Store, keeper: LeaseManagerService, timer: VirtualTimer, log: list[Any]
 ) -> None:
     """A failed renewal is tried again soon, and the lease goes on."""
     block = Block(keeper)
@@ -304,7 +304,7 @@ async def test_renewals_that_work_again(
 
 
 async def test_renewal_that_is_not_answered(
-    store: Store, keeper: LeaseKeeper, timer: VirtualTimer
+    store: Store, keeper: LeaseManagerService, timer: VirtualTimer
 ) -> None:
     """A renewal that hangs leaves the time for another one."""
     block = Block(keeper)
@@ -319,7 +319,7 @@ async def test_renewal_that_is_not_answered(
 
 
 async def test_suspended_machine(
-    store: Store, keeper: LeaseKeeper, timer: VirtualTimer, log: list[Any]
+    store: Store, keeper: LeaseManagerService, timer: VirtualTimer, log: list[Any]
 ) -> None:
     """A machine that was suspended for longer than the trust cancels the block within a second of
     its waking, and a thread hears it at once."""
@@ -337,7 +337,9 @@ async def test_suspended_machine(
     assert any("did not run for a while" in line["event"] for line in log)
 
 
-async def test_wait_on_a_suspended_machine(keeper: LeaseKeeper, timer: VirtualTimer) -> None:
+async def test_wait_on_a_suspended_machine(
+    keeper: LeaseManagerService, timer: VirtualTimer
+) -> None:
     """Who waits for the loss of a lease that he renews himself hears it soon after the waking."""
     lease, _ = await keeper.bid("x")
     assert lease is not None
@@ -357,7 +359,9 @@ async def test_wait_on_a_suspended_machine(keeper: LeaseKeeper, timer: VirtualTi
         tasks.cancel_scope.cancel()
 
 
-async def test_passed_on_meanwhile(store: Store, keeper: LeaseKeeper, timer: VirtualTimer) -> None:
+async def test_passed_on_meanwhile(
+    store: Store, keeper: LeaseManagerService, timer: VirtualTimer
+) -> None:
     """A lease that another has is over for this process, without the others that it holds, and is
     not released."""
     first, second = Block(keeper, "x"), Block(keeper, "y")
@@ -377,7 +381,7 @@ async def test_passed_on_meanwhile(store: Store, keeper: LeaseKeeper, timer: Vir
 
 
 async def test_locked_row(
-    store: Store, keeper: LeaseKeeper, timer: VirtualTimer, log: list[Any]
+    store: Store, keeper: LeaseManagerService, timer: VirtualTimer, log: list[Any]
 ) -> None:
     """A lease whose row somebody keeps locked is asked for again until its trust ends, with one
     warning; those beside it go on. One whose row is free again in time goes on, too."""
@@ -404,7 +408,7 @@ async def test_locked_row(
 
 
 async def test_slow_renewal_beside_a_locked_row(
-    store: Store, keeper: LeaseKeeper, timer: VirtualTimer
+    store: Store, keeper: LeaseManagerService, timer: VirtualTimer
 ) -> None:
     """The time that is left to a lease whose row is locked bounds no renewal of the others."""
     blocks = [Block(keeper, name) for name in "xy"]
@@ -427,7 +431,9 @@ async def test_slow_renewal_beside_a_locked_row(
 # -- standing by
 
 
-async def test_bids_at_the_expiry(store: Store, keeper: LeaseKeeper, timer: VirtualTimer) -> None:
+async def test_bids_at_the_expiry(
+    store: Store, keeper: LeaseManagerService, timer: VirtualTimer
+) -> None:
     """Who stands by bids each interval and a jitter, and when the lease of another expires."""
     began = timer.boottime()
     await _seat(store)
@@ -447,7 +453,9 @@ def _payload(action: str, name: str = "s:x", holder: str = "b", epoch: int = 1) 
     return json.dumps({"v": 1, "lease": name, "epoch": epoch, "holder": holder, "action": action})
 
 
-async def test_hears_a_release(store: Store, keeper: LeaseKeeper, timer: VirtualTimer) -> None:
+async def test_hears_a_release(
+    store: Store, keeper: LeaseManagerService, timer: VirtualTimer
+) -> None:
     """A release of another process is followed by a bid within 50 ms; what concerns others, or this
     process, or is no message, by none."""
     bid = await _seat(store)
@@ -474,7 +482,7 @@ async def test_hears_a_release(store: Store, keeper: LeaseKeeper, timer: Virtual
         block.may_end.set()
 
 
-async def test_resync(store: Store, keeper: LeaseKeeper, timer: VirtualTimer) -> None:
+async def test_resync(store: Store, keeper: LeaseManagerService, timer: VirtualTimer) -> None:
     """After notifications may have been missed it bids."""
     bid = await _seat(store)
     block = Block(keeper)
@@ -489,7 +497,7 @@ async def test_resync(store: Store, keeper: LeaseKeeper, timer: VirtualTimer) ->
 
 
 async def test_who_holds_more_bids_later(
-    store: Store, keeper: LeaseKeeper, timer: VirtualTimer
+    store: Store, keeper: LeaseManagerService, timer: VirtualTimer
 ) -> None:
     """A bid is put off by 20 ms for each lease that is held, up to half a second."""
     blocks = [Block(keeper, f"name-{number}") for number in range(30)]
@@ -523,7 +531,9 @@ async def test_max_held(store: Store, timer: VirtualTimer) -> None:
         await timer.advance(1)
 
 
-async def test_time_to_stand_by(store: Store, keeper: LeaseKeeper, timer: VirtualTimer) -> None:
+async def test_time_to_stand_by(
+    store: Store, keeper: LeaseManagerService, timer: VirtualTimer
+) -> None:
     """Who does not want to wait any longer gets a TimeoutError, and at least one bid."""
     await _seat(store)
     for seconds, bids in ((0, 1), (12, 3)):
@@ -543,7 +553,7 @@ async def _seat_again(store: Store) -> None:
 
 
 async def test_bids_that_fail(
-    store: Store, keeper: LeaseKeeper, timer: VirtualTimer, log: list[Any]
+    store: Store, keeper: LeaseManagerService, timer: VirtualTimer, log: list[Any]
 ) -> None:
     """Bids that fail are tried again at growing delays, no longer than the interval, with one
     warning."""
@@ -565,7 +575,7 @@ async def test_bids_that_fail(
 
 
 async def test_outage_is_told_once_for_all_names(
-    store: Store, keeper: LeaseKeeper, timer: VirtualTimer, log: list[Any]
+    store: Store, keeper: LeaseManagerService, timer: VirtualTimer, log: list[Any]
 ) -> None:
     """However many names have no answer to their bids, that is one warning; the next outage is
     another one."""
@@ -587,12 +597,12 @@ async def test_outage_is_told_once_for_all_names(
 
 
 async def test_cancelled_bid(
-    store: Store, keeper: LeaseKeeper, timer: VirtualTimer, monkeypatch: pytest.MonkeyPatch
+    store: Store, keeper: LeaseManagerService, timer: VirtualTimer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lease that is won by a bid for which nobody waits any more is given back; a bid that is not
     answered soon after that is given up."""
     for limit, releases in ((30.0, 1), (0.01, 0)):
-        monkeypatch.setattr("riverpy._lease.keeper.BID_AFTER_CANCEL", limit)
+        monkeypatch.setattr("riverpy._leases.manager.BID_AFTER_CANCEL", limit)
         store.calls.clear()
         store.faults.append(0.5)
         block, scope, ended = Block(keeper), anyio.CancelScope(), anyio.Event()
@@ -619,7 +629,7 @@ async def test_cancelled_bid(
 
 
 async def test_block_that_goes_on(
-    store: Store, keeper: LeaseKeeper, timer: VirtualTimer, log: list[Any]
+    store: Store, keeper: LeaseManagerService, timer: VirtualTimer, log: list[Any]
 ) -> None:
     """S6: a lease that is lost while its block goes on is neither released nor renewed, and this
     process does not bid for it before the block has ended. The block is told of each 10 s."""
@@ -648,7 +658,9 @@ async def test_block_that_goes_on(
     assert isinstance(block.error, LeaseLostError)
 
 
-async def test_lease_that_is_ended(store: Store, keeper: LeaseKeeper, timer: VirtualTimer) -> None:
+async def test_lease_that_is_ended(
+    store: Store, keeper: LeaseManagerService, timer: VirtualTimer
+) -> None:
     """A lease that is ended from outside is not renewed, and freed by its release if it has not
     lapsed."""
     lease = await keeper.acquire("x")
@@ -666,7 +678,9 @@ async def test_lease_that_is_ended(store: Store, keeper: LeaseKeeper, timer: Vir
     assert keeper.kept == []
 
 
-async def test_asked_to_resign(store: Store, keeper: LeaseKeeper, timer: VirtualTimer) -> None:
+async def test_asked_to_resign(
+    store: Store, keeper: LeaseManagerService, timer: VirtualTimer
+) -> None:
     """A request that names this term ends it; this process gives others an interval's time to bid.
     One that names another term does nothing."""
     block, next_block = Block(keeper), Block(keeper)
@@ -688,7 +702,9 @@ async def test_asked_to_resign(store: Store, keeper: LeaseKeeper, timer: Virtual
         next_block.may_end.set()
 
 
-async def test_release_that_fails(store: Store, keeper: LeaseKeeper, log: list[Any]) -> None:
+async def test_release_that_fails(
+    store: Store, keeper: LeaseManagerService, log: list[Any]
+) -> None:
     """A release that fails frees nothing, says so, and masks no error of the block."""
     with pytest.raises(ZeroDivisionError):
         await _fail_inside(store, keeper)
@@ -696,13 +712,13 @@ async def test_release_that_fails(store: Store, keeper: LeaseKeeper, log: list[A
     assert keeper.kept == []
 
 
-async def _fail_inside(store: Store, keeper: LeaseKeeper) -> None:
+async def _fail_inside(store: Store, keeper: LeaseManagerService) -> None:
     async with keeper.hold("x"):
         store.is_down = True
         raise ZeroDivisionError
 
 
-async def test_block_that_ends_after_the_loss(keeper: LeaseKeeper) -> None:
+async def test_block_that_ends_after_the_loss(keeper: LeaseManagerService) -> None:
     """A block that ends without a wait after its lease was lost does not seem to have succeeded."""
 
     async def lose() -> None:
@@ -714,7 +730,7 @@ async def test_block_that_ends_after_the_loss(keeper: LeaseKeeper) -> None:
 
 
 async def test_cancelled_by_others_too(
-    store: Store, keeper: LeaseKeeper, timer: VirtualTimer
+    store: Store, keeper: LeaseManagerService, timer: VirtualTimer
 ) -> None:
     """A block that somebody cancels while its lease is lost is cancelled: no error takes the place
     of that. A task that goes on after the loss is not cancelled any more."""
@@ -768,7 +784,9 @@ async def test_effect_that_uses_the_leases(store: Store) -> None:
 # -- the end
 
 
-async def test_task_of_the_keeper(store: Store, keeper: LeaseKeeper, timer: VirtualTimer) -> None:
+async def test_task_of_the_keeper(
+    store: Store, keeper: LeaseManagerService, timer: VirtualTimer
+) -> None:
     """The keeper has a task while it keeps anything, and none afterwards; the next lease is
     tended again."""
     for _ in range(2):
@@ -826,7 +844,7 @@ async def test_close_during_a_bid_that_is_not_answered(
 ) -> None:
     """The store is closed when every bid has ended, also those that nobody stands by with: they are
     given up soon, and raise."""
-    monkeypatch.setattr("riverpy._lease.keeper.BID_AFTER_CANCEL", 0.01)
+    monkeypatch.setattr("riverpy._leases.manager.BID_AFTER_CANCEL", 0.01)
     keeper = _keeper(store)
     ended: list[str] = []
 
@@ -872,7 +890,7 @@ async def test_close_with_a_block_that_goes_on(
 ) -> None:
     """Closing waits no longer than its bound for a block that goes on, and says that its lease is
     left to lapse."""
-    monkeypatch.setattr("riverpy._lease.keeper.CLOSE_MOST", 0.05)
+    monkeypatch.setattr("riverpy._leases.manager.CLOSE_MOST", 0.05)
     keeper = _keeper(store)
     block = Block(keeper)
     block.ends_late = 10
@@ -887,7 +905,7 @@ async def test_close_with_a_block_that_goes_on(
 
 
 async def test_keeper_that_fails(
-    store: Store, keeper: LeaseKeeper, timer: VirtualTimer, log: list[Any]
+    store: Store, keeper: LeaseManagerService, timer: VirtualTimer, log: list[Any]
 ) -> None:
     """A fault of the keeper's own ends what it holds: a lease that nobody watches is not held."""
     block = Block(keeper)

@@ -28,11 +28,11 @@ from riverpy import (
     SchemaMissingError,
     TransactionError,
 )
-from riverpy._db import lead_leases
-from riverpy._db.connection import DedicatedConnection, Outage, connect_maintenance
-from riverpy._db.lead_leases import LeadLease
-from riverpy._db.leases import LeaseLockedError
-from riverpy._lease.lease import process_holder
+from riverpy._leading import lease_store as lead_leases
+from riverpy._leading.lease_store import LeadLease
+from riverpy._leases.lease import process_holder
+from riverpy._postgres.connection import ConnectionOutage, DedicatedConnection, connect_maintenance
+from riverpy._postgres.leases import LeaseLockedError
 from riverpy.migrate import Migrator
 from tests._database import connected
 from tests._time import settle
@@ -374,7 +374,7 @@ async def test_locked_row(
     is known, but that it goes on as long as it lasts. A release gives up soon, and no renewal waits
     for it."""
     # A statement that waited would be ended by the limit of the session, well before these.
-    monkeypatch.setattr("riverpy._lease.keeper.RELEASE_MOST", BOUND)
+    monkeypatch.setattr("riverpy._leases.manager.RELEASE_MOST", BOUND)
     lease, other = await _granted(leases), await _granted(leases, "y")
     store = leases._keeper._store
     async with schema.connected() as connection, connection.transaction():
@@ -402,7 +402,7 @@ async def _lead(schema: Schema) -> AsyncGenerator[LeadLease]:
     async def connect() -> Any:
         return await connect_maintenance(schema.url, "lead", pooled=False)
 
-    connection = DedicatedConnection("lead", connect, Outage())
+    connection = DedicatedConnection("lead", connect, ConnectionOutage())
     try:
         yield LeadLease(connection, schema.name, "s:x")
     finally:
@@ -465,7 +465,7 @@ async def test_injected_connection_survives(
                 monkeypatch.setattr(leases._keeper, "_bid_most", 0.1)
                 with pytest.raises(TimeoutError, match="bidding for a lease took longer"):
                     await leases.try_acquire("x")
-                monkeypatch.setattr("riverpy._lease.keeper.ASK_MOST", 0.1)
+                monkeypatch.setattr("riverpy._leases.manager.ASK_MOST", 0.1)
                 with pytest.raises(TimeoutError, match="renewing leases took longer"):
                     await leases.renew(lease)
         assert not connection.is_closed()
@@ -567,8 +567,8 @@ async def _until_answered(leases: LeaseManager, lease: Lease) -> bool:
 async def test_cancelled_release(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease is released although its holder is cancelled meanwhile, again and again, as a job is
     that is stopped: as a task, which a shielded scope does not keep away."""
-    monkeypatch.setattr("riverpy._db.leases.RELEASE_LOCK_LIMIT", timedelta(seconds=20))
-    monkeypatch.setattr("riverpy._lease.keeper.RELEASE_MOST", 20.0)
+    monkeypatch.setattr("riverpy._postgres.leases.RELEASE_LOCK_LIMIT", timedelta(seconds=20))
+    monkeypatch.setattr("riverpy._leases.manager.RELEASE_MOST", 20.0)
     held, may_end = asyncio.Event(), asyncio.Event()
 
     async def hold() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from riverpy import JobRetention, Worker, Workers
-from riverpy._maintenance.client_reaper import ClientReaper
+from riverpy._maintenance.client_cleaner import ClientCleaner
 from riverpy._maintenance.execution_cleaner import ExecutionCleaner
 from riverpy._maintenance.job_cleaner import JobCleaner
 from riverpy._maintenance.job_rescuer import JobRescuer
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from riverpy import Job
-    from riverpy._maintenance.base import MaintenanceService, Office
+    from riverpy._maintenance.base import MaintenanceService, TermContext
     from riverpy._maintenance.batches import Batches
     from tests._database import Schema
     from tests.maintenance.office import HeldOffice
@@ -111,7 +111,7 @@ class Case:
         return {row[0] for row in await schema.fetch(self.left)}
 
 
-def _new(service: Callable[[Office], MaintenanceService]) -> Make:
+def _new(service: Callable[[TermContext], MaintenanceService]) -> Make:
     async def make(held: HeldOffice) -> MaintenanceService:
         return service(held.office)
 
@@ -124,7 +124,7 @@ async def _rescuer_of_dead(held: HeldOffice) -> MaintenanceService:
 
 
 async def _client_reaper(held: HeldOffice) -> MaintenanceService:
-    return await observed(held, ClientReaper(held.office, in_contact), 660.0)
+    return await observed(held, ClientCleaner(held.office, in_contact), 660.0)
 
 
 def _jobs(**columns: str) -> Callable[[Schema, int], Awaitable[list[str]]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from riverpy._db.clients import client_heartbeats
-from riverpy._maintenance.client_reaper import ClientReaper
+from riverpy._maintenance.client_cleaner import ClientCleaner
 from riverpy._maintenance.job_rescuer import JobRescuer
+from riverpy._postgres.clients import client_heartbeats
 from tests.maintenance.office import QuickTimer
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.maintenance.office import HeldOffice
 
 BEAT = "UPDATE riverpy_client SET heartbeat_at = clock_timestamp() WHERE client_id = $1"
-ObserverT = TypeVar("ObserverT", JobRescuer, ClientReaper)
+ObserverT = TypeVar("ObserverT", JobRescuer, ClientCleaner)
 
 
 def in_contact() -> float:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import anyio
 
 from riverpy import Config, Workers
-from riverpy._cluster.trust import LeaseTiming, Term, Trust
-from riverpy._db.connection import DedicatedConnection, Outage
-from riverpy._db.leaders import LeaderTable
+from riverpy._leading.term_fence import TermFence
+from riverpy._leading.term_runner import TermRunner
+from riverpy._leases.validity import LeaseTiming, LeaseValidity, Term
 from riverpy._lifecycle import StopCause
-from riverpy._maintenance.base import MaintenanceService, Office
-from riverpy._maintenance.leader import MaintenanceLeader
-from riverpy._maintenance.mandate import Mandate
+from riverpy._maintenance.base import MaintenanceService, TermContext
+from riverpy._postgres.connection import ConnectionOutage, DedicatedConnection
+from riverpy._postgres.leaders import LeaderTable
 from tests._time import VirtualTimer, settle
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from riverpy._clock import Timer
     from riverpy._lifecycle import StopScope
-    from riverpy.drivers.asyncpg import Connection
+    from riverpy._postgres.driver import Connection
 
 GRACE = 3.0
 TIMING = LeaseTiming(ttl=15.0, interval=5.0)
@@ -109,7 +109,7 @@ class FakeMaintainer:
 
 @dataclass
 class House:
-    """A MaintenanceLeader on virtual time. The test is its elector: `gain`, `lose`."""
+    """A TermRunner on virtual time. The test is its elector: `gain`, `lose`."""
 
     timer: VirtualTimer = field(default_factory=VirtualTimer)
     plans: list[Plan] = field(default_factory=list[Plan])
@@ -126,7 +126,7 @@ class House:
     """Called when something happens."""
 
     def __post_init__(self) -> None:
-        self.leader = MaintenanceLeader(self._make, grace=GRACE, timer=self.timer)
+        self.leader = TermRunner(self._make, grace=GRACE, timer=self.timer)
         self.leader.resign = self._resign
         self.leader.is_up = lambda term: self.say("told up", term)
 
@@ -177,7 +177,7 @@ class FakeService(MaintenanceService):
 
     def __init__(
         self,
-        office: Office,
+        office: TermContext,
         name: str = "fake",
         *,
         start_gate: asyncio.Event | None = None,
@@ -216,19 +216,19 @@ class FakeService(MaintenanceService):
             self.cause, self.is_over = scope.cause, True
 
 
-def office_without_database(timer: Timer, term: Term) -> tuple[Office, Trust]:
+def office_without_database(timer: Timer, term: Term) -> tuple[TermContext, LeaseValidity]:
     """An office whose term is trusted for as long as a real one, and whose connections cannot be
     made."""
 
     async def connect() -> Connection:
         raise ConnectionRefusedError("there is no database")
 
-    trust = Trust(TIMING, timer)
+    trust = LeaseValidity(TIMING, timer)
     trust.granted(term, asked_at=timer.boottime())
-    outage = Outage()
+    outage = ConnectionOutage()
     connection = DedicatedConnection("maintenance", connect, outage)
-    office = Office(
-        mandate=Mandate(
+    office = TermContext(
+        mandate=TermFence(
             term, trust, store=LeaderTable(connection, None), fenced_out=lambda _term: None
         ),
         config=Config(),

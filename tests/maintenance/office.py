@@ -11,26 +11,26 @@ import anyio.lowlevel
 
 from riverpy import Config, Workers
 from riverpy._clock import SystemTimer
-from riverpy._cluster.trust import LeaseTiming, Term, Trust
-from riverpy._db.connection import (
+from riverpy._leading.queue_scope import All
+from riverpy._leading.term_fence import TermFence
+from riverpy._leases.validity import LeaseTiming, LeaseValidity, Term
+from riverpy._lifecycle import StopScope
+from riverpy._maintenance.base import TermContext
+from riverpy._postgres.connection import (
+    ConnectionOutage,
     DedicatedConnection,
-    Outage,
     close_all,
     connect_maintenance,
 )
-from riverpy._db.leaders import LeaderTable, leader_elect
-from riverpy._lifecycle import StopScope
-from riverpy._maintenance.base import Office
-from riverpy._maintenance.mandate import Mandate
-from riverpy._maintenance.scope import All
+from riverpy._postgres.leaders import LeaderTable, leader_elect
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncGenerator
 
+    from riverpy._leading.queue_scope import Scope
     from riverpy._maintenance.base import MaintenanceService
-    from riverpy._maintenance.scope import Scope
-    from riverpy.drivers.asyncpg import Connection
+    from riverpy._postgres.driver import Connection
     from tests._database import Schema
 
 TTL = timedelta(days=30)
@@ -73,8 +73,8 @@ class HeldOffice:
         self.leader_id = leader_id
         self.timer = timer
         self.fenced_out: list[Term] = []
-        self.office: Office
-        self.trust: Trust
+        self.office: TermContext
+        self.trust: LeaseValidity
         self.term: Term
         self.store: LeaderTable
         self.scope: Scope = All()
@@ -114,22 +114,22 @@ async def held_office(
 ) -> AsyncGenerator[HeldOffice]:
     """An office whose term is held for a month, with these settings of Config.
 
-    `Office.up` is set. The default timer is a QuickTimer. With the `term` of another office both
+    `TermContext.up` is set. The default timer is a QuickTimer. With the `term` of another one both
     believe, and the server too, that they lead.
     """
     held = HeldOffice(schema, leader_id, timer or QuickTimer())
     async with AsyncExitStack() as stack:
-        outage = Outage()
+        outage = ConnectionOutage()
         connections = [
             DedicatedConnection(name, held._connect, outage) for name in ("maintenance", "cleaning")
         ]
         stack.push_async_callback(close_all, connections)
         held.store = LeaderTable(connections[0], schema.name)
         held.term = term or await _elected(schema, leader_id)
-        held.trust = Trust(LeaseTiming(ttl=TTL.total_seconds(), interval=5.0), held.timer)
+        held.trust = LeaseValidity(LeaseTiming(ttl=TTL.total_seconds(), interval=5.0), held.timer)
         held.trust.granted(held.term, asked_at=held.timer.boottime())
-        held.office = Office(
-            mandate=Mandate(
+        held.office = TermContext(
+            mandate=TermFence(
                 held.term, held.trust, store=held.store, fenced_out=held.fenced_out.append
             ),
             config=Config(schema=schema.name, **settings),

@@ -10,7 +10,7 @@ import pytest
 
 from riverpy._maintenance.job_cleaner import JobCleaner
 from riverpy._maintenance.job_rescuer import JobRescuer
-from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from riverpy._postgres.driver import DATABASE_ERRORS
 from tests.kit.damaged_rows import DAMAGE, damage
 from tests.maintenance.bad_rows import (
     CASES,

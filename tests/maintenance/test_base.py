@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from riverpy._db.leaders import leader_resign
 from riverpy._lifecycle import ServiceGroup, StopCause, StopScope
 from riverpy._maintenance.base import STAGGER, MaintenanceService
-from riverpy._maintenance.maintainer import Maintainer
+from riverpy._maintenance.term_services import Maintainer
+from riverpy._postgres.leaders import leader_resign
 from riverpy.errors import FencedOutError
 from tests._time import VirtualTimer, settle
 from tests.maintenance.fakes import TIMING, FakeService, HookError, office_without_database, term
@@ -244,7 +244,7 @@ async def test_end_of_a_pass_in_flight(
 ) -> None:
     """LM-16: when maintenance has ended no statement of it goes on, however long the pass would
     have taken, and nothing holds up the release of the lease."""
-    monkeypatch.setattr("riverpy._maintenance.mandate.ROLLBACK_LIMIT", 10.0)  # on a busy machine
+    monkeypatch.setattr("riverpy._leading.term_fence.ROLLBACK_LIMIT", 10.0)  # on a busy machine
     office = held.office
     scope = StopScope()
     async with schema.connected() as other:

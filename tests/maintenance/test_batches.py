@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
+from riverpy._leading.term_fence import FenceBusyError
 from riverpy._maintenance import batches
 from riverpy._maintenance.batches import PAUSE_MAX, PAUSE_MIN, Batches
-from riverpy._maintenance.mandate import FenceBusyError
 from riverpy.errors import FencedOutError
 from tests.maintenance.fakes import FakeService, office_without_database, term
 from tests.maintenance.office import StillTimer

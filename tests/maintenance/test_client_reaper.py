@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from riverpy._maintenance.client_reaper import INTERVAL, ClientReaper
-from riverpy._maintenance.scope import NOTHING
+from riverpy._leading.queue_scope import NOTHING
+from riverpy._maintenance.client_cleaner import INTERVAL, ClientCleaner
 from riverpy.errors import FencedOutError
 from tests.maintenance.dead_clients import BEAT, in_contact, observed, register
 from tests.maintenance.office import held_office
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from tests.maintenance.office import HeldOffice
 
 
-async def observing(held: HeldOffice, contact: Callable[[], float] = in_contact) -> ClientReaper:
+async def observing(held: HeldOffice, contact: Callable[[], float] = in_contact) -> ClientCleaner:
     """A reaper that has read the heartbeats, and that eleven minutes ago by its own clock."""
-    return await observed(held, ClientReaper(held.office, contact), 660.0)
+    return await observed(held, ClientCleaner(held.office, contact), 660.0)
 
 
 @pytest.fixture

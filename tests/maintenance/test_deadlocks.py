@@ -12,14 +12,14 @@ import anyio
 import msgspec
 
 from riverpy import Job, JobRetention, Workers
-from riverpy._db.jobs import Settlement, job_claim, job_complete, job_settle
+from riverpy._leading.queue_scope import All, Except, Only
 from riverpy._maintenance import batches
 from riverpy._maintenance.job_cleaner import JobCleaner
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.job_scheduler import JobScheduler
-from riverpy._maintenance.scope import All, Except, Only
+from riverpy._postgres.driver import use_raw_timestamps
+from riverpy._postgres.jobs import Settlement, job_claim, job_complete, job_settle
 from riverpy._work.claim_cursor import WHOLE
-from riverpy.drivers.asyncpg import use_raw_timestamps
 from tests.maintenance.office import held_office
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ import pytest
 
 from riverpy import JobRetention
 from riverpy._clock import SystemClock
+from riverpy._leading.queue_scope import NOTHING, Only
 from riverpy._lifecycle import ServiceGroup
 from riverpy._maintenance import batches
 from riverpy._maintenance.job_cleaner import INTERVAL, SWEEP_INTERVAL, JobCleaner
-from riverpy._maintenance.scope import NOTHING, Only
 from riverpy.config import DURATION_MAX
 from riverpy.errors import FencedOutError
 from tests.maintenance.office import held_office
@@ -275,7 +275,7 @@ async def test_deposed(held: HeldOffice, schema: Schema) -> None:
 async def test_lost_between_batches(
     held: HeldOffice, schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Trust is looked at before each batch: the batch after its end is not sent."""
+    """LeaseValidity is looked at before each batch: the batch after its end is not sent."""
     monkeypatch.setattr(batches, "BATCH_SIZE", 10)
     await insert_ended(schema, "completed", "25 hours", 35)
 

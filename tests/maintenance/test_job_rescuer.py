@@ -14,13 +14,13 @@ import pytest
 from msgspec import UNSET
 
 from riverpy import Job, JobRow, Worker, Workers
-from riverpy._db import clients, rescue, upkeep
-from riverpy._db.jobs import Settlement, Stamp, job_complete, job_settle
+from riverpy._leading.queue_scope import Only
+from riverpy._leading.term_fence import FenceBusyError
 from riverpy._maintenance import job_rescuer
 from riverpy._maintenance.job_rescuer import JobRescuer
-from riverpy._maintenance.mandate import FenceBusyError
-from riverpy._maintenance.scope import Only
-from riverpy.drivers.asyncpg import use_raw_timestamps
+from riverpy._postgres import clients, rescue, upkeep
+from riverpy._postgres.driver import use_raw_timestamps
+from riverpy._postgres.jobs import ClaimKey, Settlement, job_complete, job_settle
 from riverpy.errors import FencedOutError
 from tests.maintenance.dead_clients import BEAT, in_contact, observed, register
 from tests.maintenance.office import QuickTimer, held_office
@@ -556,12 +556,12 @@ async def test_maintenance_and_completer_do_not_deadlock(schema: Schema) -> None
     ids = [await insert(schema, by="go", age=OLD) for _ in range(60)]
     errors: list[Exception] = []
 
-    async def stamps(connection: asyncpg.Connection[Any]) -> list[Stamp]:
+    async def stamps(connection: asyncpg.Connection[Any]) -> list[ClaimKey]:
         rows = await connection.fetch(
             "SELECT id, attempt, attempted_at FROM river_job WHERE id = any($1) ORDER BY random()",
             ids,
         )
-        return [Stamp(*row) for row in rows]
+        return [ClaimKey(*row) for row in rows]
 
     async def rescue_all(connection: asyncpg.Connection[Any]) -> None:
         rescues = [rescue.Rescue(stamp, "go", 6.0) for stamp in await stamps(connection)]

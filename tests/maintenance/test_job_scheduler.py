@@ -13,9 +13,9 @@ import pytest
 
 from riverpy import Job, JobSnooze
 from riverpy._clock import SystemClock
+from riverpy._leading.queue_scope import NOTHING, Only
 from riverpy._maintenance import batches
 from riverpy._maintenance.job_scheduler import INTERVAL, JobScheduler
-from riverpy._maintenance.scope import NOTHING, Only
 from riverpy.errors import FencedOutError
 from tests.maintenance.office import held_office
 from tests.maintenance.rows import accept_many, insert_jobs, refuse_many, states_of

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from riverpy._cluster.elector import Elector
-from riverpy._cluster.trust import Trust
-from riverpy._db.leaders import Bid
+from riverpy._leading.elector import Elector
+from riverpy._leading.term_runner import TermRunner
+from riverpy._leases.validity import LeaseValidity
 from riverpy._lifecycle import ServiceGroup, StopCause
-from riverpy._maintenance.leader import MaintenanceLeader
-from riverpy._maintenance.maintainer import Maintainer
+from riverpy._maintenance.term_services import Maintainer
+from riverpy._postgres.leaders import Bid
 from riverpy.errors import FencedOutError
 from tests._time import VirtualTimer, settle
 from tests.maintenance.fakes import (
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
     from datetime import timedelta
 
-    from riverpy._cluster.trust import Term
-    from riverpy._maintenance.base import Office
+    from riverpy._leases.validity import Term
+    from riverpy._maintenance.base import TermContext
 
 pytestmark = pytest.mark.usefixtures("log")
 FOR_EVER = 3600.0
@@ -41,7 +41,7 @@ FOR_EVER = 3600.0
 
 @pytest.fixture
 async def house() -> AsyncGenerator[House]:
-    """A MaintenanceLeader of fakes, which leaves no task behind."""
+    """A TermRunner of fakes, which leaves no task behind."""
     before = asyncio.all_tasks()
     house = House()
     yield house
@@ -190,14 +190,14 @@ async def test_p05_responsive_between_attempts(house: House) -> None:
 
 
 class Terms:
-    """A MaintenanceLeader whose maintainers are real, with services that count."""
+    """A TermRunner whose maintainers are real, with services that count."""
 
-    def __init__(self, make_services: Callable[[Office, int], list[FakeService]]) -> None:
+    def __init__(self, make_services: Callable[[TermContext, int], list[FakeService]]) -> None:
         """Make it. `make_services` makes those of the n-th attempt, from 0."""
         self.timer = VirtualTimer()
         self.attempts: list[list[FakeService]] = []
         self._make_services = make_services
-        self.leader = MaintenanceLeader(self._make, grace=GRACE, timer=self.timer)
+        self.leader = TermRunner(self._make, grace=GRACE, timer=self.timer)
 
     def _make(self, term: Term) -> Maintainer:
         office, _ = office_without_database(self.timer, term)
@@ -205,7 +205,7 @@ class Terms:
         return Maintainer(office, self.attempts[-1])
 
 
-def two_good(office: Office, _attempt: int) -> list[FakeService]:
+def two_good(office: TermContext, _attempt: int) -> list[FakeService]:
     """Two services that start."""
     return [FakeService(office, "first"), FakeService(office, "second")]
 
@@ -410,7 +410,7 @@ async def test_p11_partial_start_is_rolled_back() -> None:
     """P11: when one service cannot start, those that could are ended before the next attempt, which
     starts all anew."""
 
-    def third_fails_once(office: Office, attempt: int) -> list[FakeService]:
+    def third_fails_once(office: TermContext, attempt: int) -> list[FakeService]:
         error = HookError("third") if attempt == 0 else None
         return [*two_good(office, attempt), FakeService(office, "third", start_error=error)]
 
@@ -432,7 +432,7 @@ async def test_p22_no_pass_before_all_are_up() -> None:
     pass."""
     gate = asyncio.Event()
 
-    def second_fails_once(office: Office, attempt: int) -> list[FakeService]:
+    def second_fails_once(office: TermContext, attempt: int) -> list[FakeService]:
         error = HookError("second") if attempt == 0 else None
         second = FakeService(office, "second", start_gate=gate, start_error=error)
         return [FakeService(office, "first"), second]
@@ -496,7 +496,7 @@ async def test_maker_fails(house: House) -> None:
     def fail(_term: Term) -> Maintainer:
         raise HookError("no maintainer")
 
-    leader = MaintenanceLeader(fail, grace=GRACE, timer=house.timer)
+    leader = TermRunner(fail, grace=GRACE, timer=house.timer)
     resigned: list[Term] = []
     leader.resign = resigned.append
     leader.begin(term(1))
@@ -566,9 +566,9 @@ class FakeStore:
         """What was asked, by whom, when."""
         self._terms = 0
 
-    def elector(self, leader_id: str, leader: MaintenanceLeader) -> Elector:
-        """An elector of this row, which keeps a MaintenanceLeader."""
-        trust = Trust(TIMING, self.timer)
+    def elector(self, leader_id: str, leader: TermRunner) -> Elector:
+        """An elector of this row, which keeps a TermRunner."""
+        trust = LeaseValidity(TIMING, self.timer)
         elector = Elector(
             leader_id=leader_id, trust=trust, store=self, services=leader, timer=self.timer
         )

@@ -8,15 +8,15 @@ import anyio
 import pytest
 
 from riverpy._clock import SystemTimer
-from riverpy._cluster.trust import LeaseTiming, Trust
-from riverpy._db.connection import DedicatedConnection, Outage
-from riverpy._maintenance.mandate import FenceBusyError, Mandate
-from riverpy.drivers.asyncpg import DATABASE_ERRORS, PostgresError, connect
+from riverpy._leading.term_fence import FenceBusyError, TermFence
+from riverpy._leases.validity import LeaseTiming, LeaseValidity
+from riverpy._postgres.connection import ConnectionOutage, DedicatedConnection
+from riverpy._postgres.driver import DATABASE_ERRORS, PostgresError, connect
 from riverpy.errors import FencedOutError
 from tests.kit.proxy import proxied
 
 if TYPE_CHECKING:
-    from riverpy.drivers.asyncpg import Connection
+    from riverpy._postgres.driver import Connection
     from tests._database import Schema
     from tests.maintenance.office import HeldOffice
 
@@ -63,11 +63,11 @@ async def test_expired_writes_nothing(held: HeldOffice, schema: Schema) -> None:
     assert held.fenced_out == [held.term]
 
 
-def mandate_of(held: HeldOffice, ttl: float) -> Mandate:
+def mandate_of(held: HeldOffice, ttl: float) -> TermFence:
     """One of the same term, with a lease that lasts so many seconds."""
-    trust = Trust(LeaseTiming(ttl=ttl, interval=ttl / 3), SystemTimer())
+    trust = LeaseValidity(LeaseTiming(ttl=ttl, interval=ttl / 3), SystemTimer())
     trust.granted(held.term, asked_at=SystemTimer().boottime())
-    return Mandate(held.term, trust, store=held.store, fenced_out=held.fenced_out.append)
+    return TermFence(held.term, trust, store=held.store, fenced_out=held.fenced_out.append)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ async def plain_connection(held: HeldOffice, settings: dict[str, str]) -> Dedica
     async def make() -> Connection:
         return await connect(held.schema.url, application_name="plain", settings=settings)
 
-    return DedicatedConnection("plain", make, Outage())
+    return DedicatedConnection("plain", make, ConnectionOutage())
 
 
 async def test_isolation(held: HeldOffice) -> None:
@@ -180,7 +180,7 @@ async def test_rollback_that_is_not_answered(held: HeldOffice) -> None:
                 finally:
                     proxy.hold("held")
 
-        connection = DedicatedConnection("held", make, Outage())
+        connection = DedicatedConnection("held", make, ConnectionOutage())
         try:
             with pytest.raises(PostgresError, match="division by zero"):
                 await fail()
@@ -189,7 +189,7 @@ async def test_rollback_that_is_not_answered(held: HeldOffice) -> None:
             await connection.close()
 
 
-async def time_out(mandate: Mandate, connection: DedicatedConnection) -> None:
+async def time_out(mandate: TermFence, connection: DedicatedConnection) -> None:
     """Fail in the block."""
     async with mandate.transaction(connection, "a test"):
         raise TimeoutError("of the block")

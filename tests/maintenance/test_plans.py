@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from riverpy._maintenance.scope import FILTER_MOST
-from riverpy._sql import query
+from riverpy._leading.queue_scope import FILTER_MOST
+from riverpy._postgres.sql_files import query
 from tests._database import connected
 from tests.kit.large import PLAN_MODES, filling, large_database
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
+from riverpy._leading.queue_scope import NOTHING, Only
 from riverpy._maintenance import batches
 from riverpy._maintenance.queue_cleaner import INTERVAL, QueueCleaner
-from riverpy._maintenance.scope import NOTHING, Only
 from riverpy.errors import FencedOutError
 from tests.maintenance.office import held_office
 

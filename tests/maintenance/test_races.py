@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from riverpy._leading.term_runner import ATTEMPTS
 from riverpy._lifecycle import StopCause
-from riverpy._maintenance.leader import ATTEMPTS
 from tests._time import settle
 from tests.maintenance.fakes import GRACE, HookError, House, Plan, term
 
 if TYPE_CHECKING:
-    from riverpy._cluster.trust import Term
+    from riverpy._leases.validity import Term
 
 pytestmark = pytest.mark.usefixtures("log")
 SEED_VARIABLE = "RIVERPY_TEST_SEED"
@@ -43,7 +43,7 @@ async def test_random_histories(*, is_orderly: bool) -> None:
 
 
 class Race:
-    """One random history of a MaintenanceLeader, looked at whenever something happens."""
+    """One random history of a TermRunner, looked at whenever something happens."""
 
     def __init__(self, rng: random.Random, *, is_orderly: bool) -> None:
         self.rng = rng

@@ -13,7 +13,6 @@ import asyncpg
 import pytest
 
 from riverpy import Config
-from riverpy._db.connection import cut_on_error, limit_statements
 from riverpy._lifecycle import StopCause, StopScope
 from riverpy._maintenance import reindexer as module
 from riverpy._maintenance.reindexer import (
@@ -25,7 +24,8 @@ from riverpy._maintenance.reindexer import (
     reindexers,
     without_postponement,
 )
-from riverpy.drivers.asyncpg import close, connect
+from riverpy._postgres.connection import cut_on_error, limit_statements
+from riverpy._postgres.driver import close, connect
 from riverpy.errors import ConfigError, FencedOutError
 from tests.maintenance.office import held_office
 from tests.maintenance.reindexing import (
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
 
     from riverpy._maintenance.reindexer import Reindexer
-    from riverpy.drivers.asyncpg import Connection
+    from riverpy._postgres.driver import Connection
     from tests._database import Schema
     from tests.maintenance.office import HeldOffice
 

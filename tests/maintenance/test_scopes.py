@@ -10,21 +10,21 @@ import msgspec
 import pytest
 
 from riverpy import Job, JobRetention, Workers
-from riverpy._db.clients import client_heartbeats
+from riverpy._leading.queue_scope import FILTER_MOST, NOTHING, All, Except, Only
 from riverpy._maintenance.job_cleaner import JobCleaner
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.job_scheduler import JobScheduler
 from riverpy._maintenance.queue_cleaner import QueueCleaner
-from riverpy._maintenance.scope import FILTER_MOST, NOTHING, All, Except, Only
-from riverpy._sql import query
+from riverpy._postgres.clients import client_heartbeats
+from riverpy._postgres.sql_files import query
 from tests._statements import record_statements
 from tests.maintenance.office import QuickTimer, held_office
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from riverpy._maintenance.base import MaintenanceService, Office
-    from riverpy._maintenance.scope import Scope
+    from riverpy._leading.queue_scope import Scope
+    from riverpy._maintenance.base import MaintenanceService, TermContext
     from tests._database import Schema
     from tests.maintenance.office import HeldOffice
 
@@ -53,7 +53,7 @@ def registry() -> Workers:
 class Case(NamedTuple):
     """A service, and what it has to do in each queue."""
 
-    make: Callable[[Office], MaintenanceService]
+    make: Callable[[TermContext], MaintenanceService]
     insert: str
     """Makes a row in the queue `$1`."""
     untouched: str
@@ -77,11 +77,11 @@ _SWEEP = [("river_job_upkeep", "job_ended"), ("river_job_upkeep", "job_delete_en
 _CLEAN = [("river_job_upkeep", "job_states_to_clean"), *_SWEEP]
 
 
-def _by_age(office: Office) -> JobRescuer:
+def _by_age(office: TermContext) -> JobRescuer:
     return JobRescuer(office, None)
 
 
-def _by_liveness(office: Office) -> JobRescuer:
+def _by_liveness(office: TermContext) -> JobRescuer:
     return JobRescuer(office, lambda: 1e6)
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from riverpy._db.filters import QueueFilter
-from riverpy._db.queues import queue_forget
-from riverpy._db.rescue import job_running_of, job_stuck, job_stuck_rows
-from riverpy._db.upkeep import (
+from riverpy._postgres.queue_filter import QueueFilter
+from riverpy._postgres.queues import queue_forget
+from riverpy._postgres.rescue import job_running_of, job_stuck, job_stuck_rows
+from riverpy._postgres.upkeep import (
     JobScope,
     job_delete_ended,
     job_ended,

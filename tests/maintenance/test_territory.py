@@ -1,4 +1,4 @@
-"""Territory: what a leader takes for its own between two looks at whose the queues are."""
+"""DomainQueues: what a leader takes for its own between two looks at whose the queues are."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from riverpy._clock import SystemTimer
-from riverpy._db.connection import DedicatedConnection, Outage, connect_maintenance
-from riverpy._db.ownership import OwnerRow, owner_is_there
-from riverpy._maintenance import territory
-from riverpy._maintenance.scope import All, Except
+from riverpy._leading import domain_queues as territory
+from riverpy._leading.queue_scope import All, Except
+from riverpy._postgres.connection import ConnectionOutage, DedicatedConnection, connect_maintenance
+from riverpy._postgres.queue_owners import OwnerRow, owner_is_there
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -43,10 +43,10 @@ class StoppedTimer(SystemTimer):
 
 def of_default(
     *, is_divided: bool, listens: bool = True, timer: Timer | None = None
-) -> territory.Territory:
+) -> territory.DomainQueues:
     """That of a leader of `default`, which hears of changes if it listens."""
     connection: Any = Connection()
-    return territory.Territory(
+    return territory.DomainQueues(
         connection,
         None,
         territory.of_default,
@@ -121,8 +121,8 @@ async def test_role_without_the_grant(schema: Schema) -> None:
         url = f"{schema.url}&role={role}" if "?" in schema.url else f"{schema.url}?role={role}"
         return await connect_maintenance(url, "a leader", pooled=False)
 
-    connection = DedicatedConnection("maintenance", connect, Outage())
-    seen = territory.Territory(
+    connection = DedicatedConnection("maintenance", connect, ConnectionOutage())
+    seen = territory.DomainQueues(
         connection,
         schema.name,
         territory.of_default,

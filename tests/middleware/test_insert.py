@@ -27,8 +27,8 @@ from riverpy import (
     JobState,
     RawArgs,
     UniqueOpts,
-    _insert,
 )
+from riverpy._insert.inserter import inserter as _insert
 from riverpy.periodic import PeriodicJob, every
 from tests.periodic.enqueuing import enqueuing
 

@@ -24,7 +24,7 @@ from riverpy import (
     WorkerMiddlewareFunc,
     WorkInner,
 )
-from riverpy._work import work_stack
+from riverpy._work import middleware as work_stack
 from tests.work.rig import PATIENCE, Task, errors_of, metadata_of
 
 if TYPE_CHECKING:

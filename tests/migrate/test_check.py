@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from riverpy._db.schema import (
+from riverpy._postgres.schema import (
     FEATURES,
     OWN_LINE,
     check_schema,

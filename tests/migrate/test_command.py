@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 from click.testing import CliRunner
 
-from riverpy._db.schema import OWN_LINE, migrations
+from riverpy._postgres.schema import OWN_LINE, migrations
 from riverpy.cli import main
 from riverpy.migrate import Direction, Migrator
 from tests._database import connected, run_apart

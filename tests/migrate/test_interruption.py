@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from riverpy._sql import query
+from riverpy._postgres.sql_files import query
 from riverpy.errors import MigrationError
 from riverpy.migrate import Migrator
 from tests._database import connected

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from riverpy import Client, Config, ConfigError, Job, LeaseManager, QueueConfig, RawArgs, Workers
-from riverpy._lease import lease
+from riverpy._leases import lease
 from riverpy._names import SCHEMA_TOO_LONG, validate_client_id
 from riverpy.cli import main
 from riverpy.config import DURATION_MAX

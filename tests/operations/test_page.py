@@ -12,7 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from riverpy._health.metrics import render
+from riverpy._tools.health.metrics import render
 from riverpy.cli import _COMMANDS, main
 from riverpy.config import HARD_STOP_TIMEOUT_DEFAULT, SOFT_STOP_TIMEOUT_DEFAULT
 from riverpy.stats import ClientStats

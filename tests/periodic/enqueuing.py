@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from riverpy._clock import SystemClock
-from riverpy._insert import Inserter
-from riverpy._insert_row import InsertRules
+from riverpy._insert.inserter import Inserter
+from riverpy._insert.row import InsertRules
 from riverpy._maintenance.periodic_enqueuer import PeriodicEnqueuer
 from riverpy._plugins import Plugins
 from riverpy.periodic import PeriodicJob, PeriodicJobs, every
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from riverpy._clock import SystemTimer
-    from riverpy._cluster.trust import Term
+    from riverpy._leases.validity import Term
     from tests._database import Schema
     from tests.maintenance.office import HeldOffice
 

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from riverpy._maintenance import periodic_enqueuer
-from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy.errors import FencedOutError
 from riverpy.hooks import HookPeriodicJobsStartFunc
 from riverpy.insert_opts import InsertOpts, UniqueOpts
@@ -25,9 +25,9 @@ from tests.periodic.enqueuing import MINUTELY, Grid, Tick, enqueuing
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from riverpy._insert_row import InsertRow
+    from riverpy._insert.row import InsertRow
     from riverpy._maintenance.periodic_enqueuer import Firing
-    from riverpy.drivers.asyncpg import Transaction
+    from riverpy._postgres.driver import Transaction
     from riverpy.periodic import (
         Missed,
         PeriodicJobsStart,

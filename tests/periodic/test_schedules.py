@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from riverpy._maintenance.slots import due_slots
+from riverpy._maintenance.due_slots import due_slots
 from riverpy.errors import ConfigError
 from riverpy.periodic import ClockChanges, cron, every, next_time, parse_schedule, schedule_text
 

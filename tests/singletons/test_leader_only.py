@@ -20,7 +20,8 @@ from riverpy import (
     LeaderTerm,
     TransactionError,
 )
-from riverpy._maintenance import base, leader_code
+from riverpy._maintenance import base
+from riverpy._maintenance import leader_functions as leader_code
 from tests._database import connected
 from tests.kit.proxy import proxied
 from tests.singletons.rig import TTL, Task, running, soon, until

@@ -25,8 +25,8 @@ from riverpy import (
     executions,
 )
 from riverpy import client as client_module
-from riverpy._db.executions import exec_claim, exec_forget
 from riverpy._maintenance.execution_cleaner import INTERVAL, ExecutionCleaner
+from riverpy._postgres.executions import exec_claim, exec_forget
 from riverpy.migrate import Migrator
 from tests._time import settle
 from tests.kit.proxy import Partition, proxied

@@ -20,9 +20,9 @@ from riverpy import (
     LeaseLostError,
     SchemaMissingError,
 )
-from riverpy._lease import keeper as keeper_module
-from riverpy._lease.store import LeaseTable
-from riverpy._work import singleton_runner
+from riverpy._leases import manager as keeper_module
+from riverpy._leases import singletons as singleton_runner
+from riverpy._leases.store import LeaseTable
 from riverpy.migrate import Migrator
 from tests._statements import record_statements
 from tests._time import settle

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from riverpy.cli._top_look import Looker
+from riverpy._tools.top.look import Looker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -22,8 +22,8 @@ import anyio
 import pytest
 from click.testing import CliRunner
 
-from riverpy._db.doctor import ServerRow
 from riverpy._dsn import PG_VARIABLES
+from riverpy._tools.doctor.statements import ServerRow
 from riverpy.cli import _connected, main
 from tests.cli.worker_process import RIVERPY, environment
 from tests.kit.proxy import proxied

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from riverpy import Job, QueueConfig
-from riverpy.cli import _top_look
-from riverpy.cli._top_look import KindLook, Looker
-from riverpy.cli._top_view import view
-from riverpy.drivers.asyncpg import DATABASE_ERRORS
+from riverpy._postgres.driver import DATABASE_ERRORS
+from riverpy._tools.top import look as _top_look
+from riverpy._tools.top.look import KindLook, Looker
+from riverpy._tools.top.view import view
 from riverpy.errors import SchemaMissingError
 from tests.kit import pgbouncer
 from tests.kit.damaged_rows import damage
@@ -20,7 +20,7 @@ from tests.work.rig import Rig, Task
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from riverpy.cli._top_look import Look, QueueLook, WorkerLook
+    from riverpy._tools.top.look import Look, QueueLook, WorkerLook
     from tests._database import Schema
 
 

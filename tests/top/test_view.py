@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from riverpy.cli._top_look import DomainLook, LeadLook, Look, QueueLook, WorkerLook
-from riverpy.cli._top_view import Line, frame, view
+from riverpy._tools.top.look import DomainLook, LeadLook, Look, QueueLook, WorkerLook
+from riverpy._tools.top.view import Line, frame, view
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 QUEUE = QueueLook(

@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from riverpy import _batch
-from riverpy._batch import BatchSender, BatchSize, Cause, SetAside, StatementErrors, cause_of, split
-from riverpy._db.connection import StatementTimeoutError
+from riverpy._postgres import batch as _batch
+from riverpy._postgres.batch import (
+    BatchSender,
+    BatchSize,
+    Cause,
+    SetAside,
+    StatementErrors,
+    cause_of,
+    split,
+)
+from riverpy._postgres.connection import StatementTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

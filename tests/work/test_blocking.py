@@ -22,7 +22,7 @@ import pytest
 
 import riverpy
 from riverpy import EventKind, Job, JobCancel, JobSnooze, Workers
-from riverpy._db.jobs import Stamp
+from riverpy._postgres.jobs import ClaimKey
 from riverpy._work import child_process
 from tests.work.rig import PATIENCE, Task, errors_of, metadata_of
 
@@ -307,7 +307,7 @@ def test_which_children_work_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """An idle child takes the next job, unless its last one was cancelled or was long ago: such a
     child is ended."""
     children = child_process.ChildProcesses()
-    one, two = Stamp(1, 1, 1), Stamp(2, 1, 1)
+    one, two = ClaimKey(1, 1, 1), ClaimKey(2, 1, 1)
     try:
         first = children.take(one)
         children.release(one)

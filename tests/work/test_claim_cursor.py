@@ -10,7 +10,8 @@ import pytest
 import riverpy._work.claim_cursor
 import riverpy._work.producer
 from riverpy import Job
-from riverpy._db.jobs import job_claim
+from riverpy._postgres.driver import use_raw_timestamps
+from riverpy._postgres.jobs import job_claim
 from riverpy._work.claim_cursor import (
     FULL_INTERVAL_MAX,
     FULL_INTERVAL_MIN,
@@ -20,7 +21,6 @@ from riverpy._work.claim_cursor import (
     Position,
     Stretch,
 )
-from riverpy.drivers.asyncpg import use_raw_timestamps
 from riverpy.job import JobColumn
 from tests.work.rig import PATIENCE, Task
 

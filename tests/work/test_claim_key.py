@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from riverpy._db.jobs import Settlement, Stamp, job_complete, job_merge, job_put_back, job_settle
-from riverpy._db.rescue import Rescue, job_rescue
-from riverpy.drivers.asyncpg import use_raw_timestamps
+from riverpy._postgres.driver import use_raw_timestamps
+from riverpy._postgres.jobs import (
+    ClaimKey,
+    Settlement,
+    job_complete,
+    job_merge,
+    job_put_back,
+    job_settle,
+)
+from riverpy._postgres.rescue import Rescue, job_rescue
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -17,7 +24,7 @@ if TYPE_CHECKING:
     from tests._database import Schema
 
 
-async def _complete(connection: Any, schema: str, key: Stamp) -> object:
+async def _complete(connection: Any, schema: str, key: ClaimKey) -> object:
     return await job_complete(
         connection,
         schema,
@@ -28,7 +35,7 @@ async def _complete(connection: Any, schema: str, key: Stamp) -> object:
     )
 
 
-async def _settle(connection: Any, schema: str, key: Stamp) -> object:
+async def _settle(connection: Any, schema: str, key: ClaimKey) -> object:
     settlement = Settlement(
         *key,
         state="retryable",
@@ -42,15 +49,15 @@ async def _settle(connection: Any, schema: str, key: Stamp) -> object:
     return await job_settle(connection, schema, [settlement])
 
 
-async def _put_back(connection: Any, schema: str, key: Stamp) -> object:
+async def _put_back(connection: Any, schema: str, key: ClaimKey) -> object:
     return await job_put_back(connection, schema, [key])
 
 
-async def _rescue(connection: Any, schema: str, key: Stamp) -> object:
+async def _rescue(connection: Any, schema: str, key: ClaimKey) -> object:
     return await job_rescue(connection, schema, [Rescue(key, "me")])
 
 
-async def _merge(connection: Any, schema: str, key: Stamp) -> object:
+async def _merge(connection: Any, schema: str, key: ClaimKey) -> object:
     return await job_merge(connection, schema, stamps=[key], updates=['{"a": 1}'])
 
 
@@ -67,7 +74,7 @@ async def _merge(connection: Any, schema: str, key: Stamp) -> object:
 )
 async def test_claim_key(
     schema: Schema,
-    statement: Callable[[Any, str, Stamp], Awaitable[object]],
+    statement: Callable[[Any, str, ClaimKey], Awaitable[object]],
     state: str,
     other_state: str,
 ) -> None:
@@ -83,10 +90,15 @@ async def test_claim_key(
     async with schema.connected() as connection:
         await use_raw_timestamps(connection)
         at = await connection.fetchval("SELECT attempted_at FROM river_job LIMIT 1")
-        for wrong in (Stamp(1, 2, at), Stamp(1, 4, at), Stamp(1, 3, at - 1), Stamp(2, 3, at)):
+        for wrong in (
+            ClaimKey(1, 2, at),
+            ClaimKey(1, 4, at),
+            ClaimKey(1, 3, at - 1),
+            ClaimKey(2, 3, at),
+        ):
             assert not await statement(connection, schema.name, wrong)
         assert await schema.jobs() == before
-        assert await statement(connection, schema.name, Stamp(1, 3, at))
+        assert await statement(connection, schema.name, ClaimKey(1, 3, at))
     after = await schema.jobs()
     assert after[0] != before[0]
     assert after[1] == before[1]

@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 from riverpy import ClientIdInUseError, Job
-from riverpy._db.clients import client_candidates, leader_look
-from riverpy._db.domains import domain_members
-from riverpy._db.top import top_clients
+from riverpy._postgres.clients import client_candidates, leader_look
+from riverpy._postgres.domains import domain_members
+from riverpy._tools.top.statements import top_clients
 from riverpy.migrate import Migrator
 from tests.cli.worker_process import running_worker
 from tests.work.rig import PATIENCE, Task, errors_of

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-import riverpy._db.connection
+import riverpy._postgres.connection
 import riverpy._work.completer
 import riverpy._work.producer
 from riverpy import Event, EventKind, Job, JobCancel, JobSnooze
-from riverpy._db import jobs
+from riverpy._postgres import jobs
 from tests.kit.proxy import proxied
 from tests.work.rig import PATIENCE, Task, errors_of, metadata_of
 
@@ -528,13 +528,13 @@ async def test_statement_timeout(rig: Rig, gate: Gate, monkeypatch: pytest.Monke
         "CREATE TRIGGER slow BEFORE UPDATE ON river_job FOR EACH ROW"
         " WHEN (NEW.state = 'completed') EXECUTE FUNCTION slow()"
     )
-    connect = riverpy._db.connection.connect
+    connect = riverpy._postgres.connection.connect
 
     async def with_timeout(*args: Any, settings: Any = None, **options: Any) -> Any:
         settings = {**(settings or {}), "statement_timeout": "250ms"}
         return await connect(*args, settings=settings, **options)
 
-    monkeypatch.setattr(riverpy._db.connection, "connect", with_timeout)
+    monkeypatch.setattr(riverpy._postgres.connection, "connect", with_timeout)
     try:
         await rig.insert_rows(40)
         async with rig.working(slots=40):

@@ -14,9 +14,9 @@ import pytest
 
 import riverpy._work.executor
 from riverpy import EventKind, InsertOpts, Job, JobCancel, JobSnooze
-from riverpy._db.jobs import Settlement, Stamp, job_settle
-from riverpy._db.rescue import Rescue, job_rescue
-from riverpy.drivers.asyncpg import use_raw_timestamps
+from riverpy._postgres.driver import use_raw_timestamps
+from riverpy._postgres.jobs import ClaimKey, Settlement, job_settle
+from riverpy._postgres.rescue import Rescue, job_rescue
 from tests.work.rig import Task, errors_of, metadata_of
 
 if TYPE_CHECKING:
@@ -399,20 +399,20 @@ async def test_errors_are_bounded(rig: Rig) -> None:
     assert metadata_of(row) == {"own": 1, "riverpy:errors_dropped": 3}
 
 
-async def _settle(connection: Any, schema: str, keys: list[Stamp], error: str) -> None:
+async def _settle(connection: Any, schema: str, keys: list[ClaimKey], error: str) -> None:
     settlements = [
         Settlement(*key, "retryable", None, 0.0, key.attempt, 60.0, error, None) for key in keys
     ]
     await job_settle(connection, schema, settlements)
 
 
-async def _rescue(connection: Any, schema: str, keys: list[Stamp], _error: str) -> None:
+async def _rescue(connection: Any, schema: str, keys: list[ClaimKey], _error: str) -> None:
     await job_rescue(connection, schema, [Rescue(key, "me") for key in keys])
 
 
 @pytest.mark.parametrize("end", [_settle, _rescue], ids=["settle", "rescue"])
 async def test_errors_are_bounded_whoever_adds_one(
-    schema: Schema, end: Callable[[Any, str, list[Stamp], str], Awaitable[None]]
+    schema: Schema, end: Callable[[Any, str, list[ClaimKey], str], Awaitable[None]]
 ) -> None:
     """FR-20: so a result and a rescue do; another version may have stored more. The number is added
     to what was dropped before, and left out where the metadata are no object."""
@@ -434,7 +434,7 @@ async def test_errors_are_bounded_whoever_adds_one(
     async with schema.connected() as connection:
         await use_raw_timestamps(connection)
         keys = await connection.fetch("SELECT id, attempt, attempted_at FROM river_job ORDER BY id")
-        await end(connection, schema.name, [Stamp(*key) for key in keys], '{"attempt": 104}')
+        await end(connection, schema.name, [ClaimKey(*key) for key in keys], '{"attempt": 104}')
     for row, ((count, _), expected) in zip(await schema.jobs(), given.items(), strict=True):
         attempts = [entry["attempt"] for entry in errors_of(row)]
         assert attempts == [1, *range(count - 97, count + 1), 104]

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-import riverpy._db.jobs
+import riverpy._postgres.jobs
 import riverpy._work.completer
 import riverpy._work.prefetch
-import riverpy._work.work_group
+import riverpy._work.running_attempts
 from riverpy import EventKind, Job, QueueConfig
 from riverpy._work.prefetch import Prefetch
 from tests.work.rig import FAR, PATIENCE, Task
@@ -122,7 +122,7 @@ async def test_who_is_told(rig: Rig) -> None:
             " WHERE queue <> 'default'"
         )
         at = -946_684_800_000_000  # of to_timestamp(0), from 2000 on
-        stamps = [riverpy._db.jobs.Stamp(job_id, 1, at) for job_id in (3, 4, 5)]
+        stamps = [riverpy._postgres.jobs.ClaimKey(job_id, 1, at) for job_id in (3, 4, 5)]
         async with client:
             assert await client.put_back(stamps) == 3
         await rig.schema.execute(
@@ -182,7 +182,7 @@ async def test_client_that_stood_still(
     """A client that counts as dead when its claim is answered, or when a job would take its first
     step, gives the job back instead, and tells nobody of an attempt."""
     if when == "before the first step":
-        monkeypatch.setattr(riverpy._work.work_group, "PROMPT", -1.0)
+        monkeypatch.setattr(riverpy._work.running_attempts, "PROMPT", -1.0)
     ran: list[int] = []
 
     @rig.job

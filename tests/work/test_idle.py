@@ -10,12 +10,12 @@ import anyio
 import pytest
 
 from riverpy import Client, Config, InsertManyParams, Job, PeriodicJobs, QueueConfig
-from riverpy._cluster import leader_watch
-from riverpy._cluster.heartbeat import BEATS
-from riverpy._db.connection import close_all
+from riverpy._clients.heartbeat import BEATS
+from riverpy._leading import leader_watch
+from riverpy._leading.domain_queues import UNDIVIDED
 from riverpy._lifecycle import ServiceGroup, StopScope
-from riverpy._maintenance.roster import domain_services
-from riverpy._maintenance.territory import UNDIVIDED
+from riverpy._maintenance.services import domain_services
+from riverpy._postgres.connection import close_all
 from riverpy._work.producer import CLAIM_TIMEOUT, ECHOES
 from tests._statements import record_statements
 from tests.maintenance.office import held_office
@@ -24,7 +24,7 @@ from tests.work.rig import PATIENCE, Task
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from riverpy._insert import Inserter
+    from riverpy._insert.inserter import Inserter
     from tests._database import Schema
     from tests._statements import Sent
     from tests.work.rig import Rig

@@ -10,8 +10,8 @@ import pytest
 
 from riverpy import InsertManyParams, Job, JobCancel, PeriodicJob, PeriodicJobs, every
 from riverpy._lifecycle import StopScope
-from riverpy._maintenance.roster import domain_services
-from riverpy.drivers.asyncpg import close, connect
+from riverpy._maintenance.services import domain_services
+from riverpy._postgres.driver import close, connect
 from tests.maintenance.office import held_office
 from tests.periodic.enqueuing import enqueuing
 from tests.work.rig import Task

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from riverpy import EventKind, Job, JobCancel, JobSnooze
-from riverpy._db.jobs import Stamp, job_merge
-from riverpy.drivers.asyncpg import use_raw_timestamps
+from riverpy._postgres.driver import use_raw_timestamps
+from riverpy._postgres.jobs import ClaimKey, job_merge
 from riverpy.job import JobColumn
 from tests.work.rig import Rig, Task, metadata_of
 
@@ -145,6 +145,6 @@ async def test_merge_waits_for_no_lock(schema: Schema) -> None:
         stamps = await connection.fetch("SELECT id, attempt, attempted_at FROM river_job")
         await other.execute("SELECT FROM river_job WHERE id = 1 FOR NO KEY UPDATE")
         rows = await job_merge(
-            connection, schema.name, stamps=[Stamp(*one) for one in stamps], updates=["{}", None]
+            connection, schema.name, stamps=[ClaimKey(*one) for one in stamps], updates=["{}", None]
         )
     assert [row[JobColumn.ID] for row in rows] == [2]

@@ -11,7 +11,7 @@ import pytest
 import riverpy._work.producer
 import riverpy._work.reconciler
 from riverpy import EventKind, Job
-from riverpy._db import jobs
+from riverpy._postgres import jobs
 from tests.kit.proxy import proxied
 from tests.work.rig import PATIENCE, Task
 

@@ -12,17 +12,17 @@ import pytest
 from click.testing import CliRunner
 
 from riverpy import EventKind, Job, JobCancel, JobSnooze
-from riverpy._db.jobs import (
+from riverpy._postgres.driver import use_raw_timestamps
+from riverpy._postgres.jobs import (
+    ClaimKey,
     Settlement,
-    Stamp,
     job_cancel_marks,
     job_put_back,
     job_settle,
 )
-from riverpy._db.rescue import Rescue, job_rescue
-from riverpy._db.upkeep import job_schedule
+from riverpy._postgres.rescue import Rescue, job_rescue
+from riverpy._postgres.upkeep import job_schedule
 from riverpy.cli import main
-from riverpy.drivers.asyncpg import use_raw_timestamps
 from riverpy.job import JobState
 from tests.doctor.conftest import examine
 from tests.work.rig import Rig, Task
@@ -78,13 +78,13 @@ async def add(schema: Schema, state: str, texts: list[str] = ALL) -> dict[int, s
     return dict(zip([row["id"] for row in rows], texts, strict=True))
 
 
-async def stamps(schema: Schema) -> list[Stamp]:
+async def stamps(schema: Schema) -> list[ClaimKey]:
     async with schema.connected() as connection:
         await use_raw_timestamps(connection)
         rows = await connection.fetch(
             "SELECT id, attempt, attempted_at FROM river_job WHERE state = 'running'"
         )
-        return [Stamp(*row) for row in rows]
+        return [ClaimKey(*row) for row in rows]
 
 
 async def states(schema: Schema) -> set[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from riverpy._sql import query
+from riverpy._postgres.sql_files import query
 from tests._database import connected
 from tests.kit.large import PLAN_MODES, filling, large_database
 

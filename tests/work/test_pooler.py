@@ -13,7 +13,7 @@ import pytest
 
 import riverpy
 from riverpy import ConfigError, EventKind, InsertManyParams
-from riverpy.drivers.asyncpg import connect
+from riverpy._postgres.driver import connect
 from riverpy.migrate import Migrator, migrate_all
 from tests._database import connected
 from tests.kit.pgbouncer import is_installed, pooled, pooler
@@ -123,7 +123,7 @@ async def test_through_pooler_alone(
 ) -> None:
     """PB-05: without a `listen_url` the client says that it hears nothing and rebuilds no index,
     and polls: jobs are worked and cancelled all the same."""
-    monkeypatch.setattr("riverpy._cluster.notifier.PROBE_TIMEOUT", 0.2)
+    monkeypatch.setattr("riverpy._postgres.notifier.PROBE_TIMEOUT", 0.2)
     monkeypatch.setattr("riverpy._work.reconciler.INTERVAL_DEAF", 0.1)
 
     @rig.job
@@ -151,8 +151,8 @@ async def test_stays_deaf(
     """PB-05: a pooler with one connection gives the listener's own questions the session that
     listens, so that it seems to hear: it is not taken for one that does, however often it is tried
     again, and the warning comes once."""
-    monkeypatch.setattr("riverpy._cluster.notifier.PROBE_TIMEOUT", 0.5)
-    monkeypatch.setattr("riverpy._cluster.notifier.DEAF_RETRY", 0.02)
+    monkeypatch.setattr("riverpy._postgres.notifier.PROBE_TIMEOUT", 0.5)
+    monkeypatch.setattr("riverpy._postgres.notifier.DEAF_RETRY", 0.02)
 
     @rig.job
     async def task(job: Job[Any]) -> None: ...

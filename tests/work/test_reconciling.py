@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from riverpy import EventKind, Job, QueueConfig
-from riverpy._db import jobs, queues
+from riverpy._postgres import jobs, queues
 from riverpy._work.producer import ECHOES
 from riverpy._work.reconciler import Reconciler
 from tests.work.rig import PATIENCE, Task

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from riverpy.drivers.asyncpg import close, close_pool, connect, create_pool
+from riverpy._postgres.driver import close, close_pool, connect, create_pool
 
 ROUND = 15
 PATIENCE = 30.0

@@ -11,7 +11,7 @@ import riverpy._work.completer
 import riverpy._work.producer
 import riverpy._work.reconciler
 from riverpy import ArgsError, EventKind, InsertOpts, Job
-from riverpy._db import jobs
+from riverpy._postgres import jobs
 from riverpy.job import OUTPUT_SIZE_MAX
 from tests.kit.proxy import proxied
 from tests.work.rig import PATIENCE, Task
@@ -73,7 +73,7 @@ async def test_refused_row_is_tried_at_the_stop(
     rig: Rig, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However far off its next try is: so it is not left running for want of one."""
-    monkeypatch.setattr("riverpy._batch.SET_ASIDE_FIRST", 60.0)
+    monkeypatch.setattr("riverpy._postgres.batch.SET_ASIDE_FIRST", 60.0)
     await rig.insert_rows(1)
     await refuse(rig, "true", "RAISE EXCEPTION 'not this one';")
     async with rig.working():

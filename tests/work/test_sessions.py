@@ -12,7 +12,7 @@ from riverpy import Job
 from tests.work.rig import PATIENCE, Task
 
 if TYPE_CHECKING:
-    from riverpy.drivers.asyncpg import Connection
+    from riverpy._postgres.driver import Connection
     from tests.work.rig import Rig
 
 OURS = "datname = current_database() AND application_name"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-import riverpy._db.connection
+import riverpy._postgres.connection
 from riverpy import InsertOpts, Job, QueueConfig
-from riverpy._db.jobs import Stamp
+from riverpy._postgres.jobs import ClaimKey
 from riverpy.job import raw_timestamp
 from tests.work.rig import PATIENCE, Rig, Task
 
@@ -37,7 +37,7 @@ CLASSES = ["40001", "53200", "55000", "57014", "58030", "08001", "XX000"]
 @pytest.fixture
 def plain(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs of kind `task` complete at once. Rows that are set aside are soon tried again."""
-    monkeypatch.setattr("riverpy._batch.SET_ASIDE_FIRST", 0.05)
+    monkeypatch.setattr("riverpy._postgres.batch.SET_ASIDE_FIRST", 0.05)
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -47,13 +47,13 @@ def plain(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Statements may take half a second."""
-    short = riverpy._db.connection.timedelta(seconds=LIMIT)
-    limit = riverpy._db.connection.limit_statements
+    short = riverpy._postgres.connection.timedelta(seconds=LIMIT)
+    limit = riverpy._postgres.connection.limit_statements
 
     async def sooner(connection: Any, _limit: Any) -> None:
         await limit(connection, short)
 
-    monkeypatch.setattr(riverpy._db.connection, "limit_statements", sooner)
+    monkeypatch.setattr(riverpy._postgres.connection, "limit_statements", sooner)
     monkeypatch.setattr("riverpy._work.completer.STATEMENT_TIMEOUT", 2 * LIMIT)
     monkeypatch.setattr("riverpy._work.producer.CLAIM_TIMEOUT", 2 * LIMIT)
 
@@ -250,6 +250,6 @@ async def test_last_release_beside_rows_that_fail(rig: Rig) -> None:
         " IF OLD.id = 80 THEN PERFORM pg_sleep(15); END IF;"
     )
     async with trigger(rig, RESULT, fail):
-        stamps = [Stamp(job_id, 1, at) for job_id in range(1, 101)]
+        stamps = [ClaimKey(job_id, 1, at) for job_id in range(1, 101)]
         assert await rig.client().put_back(stamps) == 98
     assert await rig.states() == {"available": 98, "running": 2}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import riverpy._insert
+import riverpy._insert.inserter
 import riverpy.client
 from riverpy import Job
 from tests.work.rig import Task
@@ -25,7 +25,7 @@ JOBS = 30
 def short_waiting() -> Generator[None]:
     """Nobody waits long for a connection of the pool."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        for module in (riverpy._insert, riverpy.client):
+        for module in (riverpy._insert.inserter, riverpy.client):
             monkeypatch.setattr(module, "ACQUIRE_TIMEOUT", 0.5)
         yield
 

@@ -82,7 +82,7 @@ async def test_stop_at_each_step(
 ) -> None:
     """SC-19: a database that stops answering at any step of the start: the stop ends the client
     soon, without an error, and leaves no task and no connection."""
-    monkeypatch.setattr("riverpy._cluster.notifier.PROBE_TIMEOUT", 0.3)
+    monkeypatch.setattr("riverpy._postgres.notifier.PROBE_TIMEOUT", 0.3)
     async with proxied(rig.url) as proxy:
         steps = 0
         while await stop_when_held(rig, proxy, name, steps, how):
@@ -173,12 +173,12 @@ async def test_listener_that_hears_nothing(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, log: list[dict[str, Any]]
 ) -> None:
     """A listener that no probe reaches is told of, with the likely reason, and jobs are polled."""
-    monkeypatch.setattr("riverpy._cluster.notifier.PROBE_TIMEOUT", 0.1)
+    monkeypatch.setattr("riverpy._postgres.notifier.PROBE_TIMEOUT", 0.1)
     async with proxied(rig.url) as proxy:
         client = rig.client(
             url=rig.url, fetch_poll_interval=timedelta(milliseconds=20), listen_url=proxy.url
         )
-        monkeypatch.setattr("riverpy._cluster.notifier.Notifier._heard_probe", lambda *_: None)
+        monkeypatch.setattr("riverpy._postgres.notifier.Notifier._heard_probe", lambda *_: None)
         async with rig.running(client):
             await rig.insert_rows(1)
             await rig.event()

@@ -1,0 +1,1 @@
+"""Clients of one database: their ids, their heartbeats, and which of them are dead."""

@@ -1,0 +1,140 @@
+"""IdClaim: makes one run the only one under a client's id.
+
+The row of a run that is still alive is not touched. That of a dead one is replaced: it is dead if
+its process is known to have ended, or if its heartbeat has not changed for `dead_after` of this
+observer's own time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from riverpy._clients.observer import HeartbeatObserver
+from riverpy._clients.process import is_gone, is_here, own_process
+from riverpy._log import get_logger
+from riverpy._postgres.clients import client_displace, client_holder, client_register
+from riverpy.errors import ClientIdInUseError
+
+if TYPE_CHECKING:
+    from riverpy._clock import Timer
+    from riverpy._postgres.clients import IdHolder, Registration
+    from riverpy._postgres.connection import DedicatedConnection
+
+TIMEOUT = 10.0
+"""Seconds for one statement at the start of a run."""
+READ_SHARE = 1 / 12
+READ_MOST = 5.0
+"""Seconds between two reads of another run's heartbeat: a share of its `dead_after`, and not
+more."""
+
+_runs: set[tuple[str | None, str, int]] = set()
+"""The runs of this process that are registered: the process, since a fork has another, the client's
+id, and when it was registered."""
+
+
+class IdClaim:
+    """Registers one run under the client's id."""
+
+    def __init__(
+        self,
+        registration: Registration,
+        schema: str | None,
+        connection: DedicatedConnection,
+        timer: Timer,
+    ) -> None:
+        """Make it.
+
+        Args:
+            registration: what others may know of the client.
+            schema: of River's tables.
+            connection: the one to register on.
+            timer: measures how long another run's heartbeat stays the same.
+        """
+        self._registration, self._schema = registration, schema
+        self._connection, self._timer = connection, timer
+        self._client_id = registration.client_id
+        self._run: tuple[str | None, str, int] | None = None
+        self._log = get_logger()
+
+    async def register(self) -> int:
+        """Register the run, once no other has the id. Returns when, raw.
+
+        Raises:
+            ClientIdInUseError: another run has it, and is alive.
+            Exception: one of DATABASE_ERRORS.
+        """
+        dead: bytes | None = None
+        while True:
+            registered_at, holder = await self._try(dead)
+            if registered_at is not None:
+                self._run = own_process(), self._client_id, registered_at
+                _runs.add(self._run)
+                return registered_at
+            dead = None if holder is None else await self._until_dead(holder)
+
+    def end(self) -> None:
+        """The run has ended."""
+        if self._run is not None:
+            _runs.discard(self._run)
+
+    async def _until_dead(self, holder: IdHolder) -> bytes | None:
+        """Wait until another run is dead. Returns its last heartbeat; None: it has left.
+
+        Raises:
+            ClientIdInUseError: it is alive.
+        """
+        if self._is_gone(holder):
+            return holder.heartbeat.value
+        limit = max(self._registration.dead_after.total_seconds(), holder.heartbeat.limit)
+        self._log.warning(
+            "another client is registered under this id, waiting to see whether it is alive",
+            client_id=self._client_id,
+            registered_at=holder.since,
+            seconds=limit,
+        )
+        observer = HeartbeatObserver(self._timer)
+        now: IdHolder | None = holder
+        while now is not None:
+            if now.heartbeat != holder.heartbeat:
+                raise ClientIdInUseError(self._client_id, now.since)
+            observer.saw([now.heartbeat], now.server_start)
+            silence = observer.silence(limit)
+            if silence.heartbeats:
+                return now.heartbeat.value
+            step = min(READ_MOST, holder.heartbeat.limit * READ_SHARE)
+            await self._timer.sleep(min(step, silence.next_in))
+            async with self._connection.use("reading a heartbeat", TIMEOUT) as connection:
+                now = await client_holder(connection, self._schema, client_id=self._client_id)
+        return None
+
+    def _is_gone(self, holder: IdHolder) -> bool:
+        """Whether another run has certainly ended, by its process.
+
+        Raises:
+            ClientIdInUseError: its process runs, and it wrote a heartbeat a short time ago.
+        """
+        process = own_process()
+        is_running = (process, self._client_id, holder.registered_at) in _runs
+        if not is_running and holder.process is not None:
+            if holder.process == process or is_gone(holder.process):
+                return True
+            is_running = holder.is_recent and is_here(holder.process)
+        if is_running:
+            raise ClientIdInUseError(self._client_id, holder.since)
+        return False
+
+    async def _try(self, dead: bytes | None) -> tuple[int | None, IdHolder | None]:
+        """Register, in place of the run whose last heartbeat is `dead`. Returns when it was
+        registered, or which run has the id."""
+        async with (
+            self._connection.use("registering", TIMEOUT) as connection,
+            connection.transaction(isolation="read_committed"),
+        ):
+            if dead is not None:
+                await client_displace(
+                    connection, self._schema, client_id=self._client_id, heartbeat=dead
+                )
+            registered_at = await client_register(connection, self._schema, self._registration)
+            if registered_at is not None:
+                return registered_at, None
+            return None, await client_holder(connection, self._schema, client_id=self._client_id)

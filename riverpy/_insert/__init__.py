@@ -1,0 +1,1 @@
+"""Inserting jobs: from args to committed rows and their notifications."""

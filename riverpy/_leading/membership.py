@@ -1,0 +1,258 @@
+"""Membership: one client's part in its leader domain.
+
+It claims queues for the domain before it works any, and gives signs of life of the domain while it
+runs. To work a queue and to maintain it are two things: any client may work any queue.
+
+A queue is taken over from a domain only if no client of that is alive. The server's clock may be
+stepped, so a client whose heartbeat is old is observed for `dead_after` first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from riverpy._clients.heartbeat import BEATS, GAP_SHARE
+from riverpy._clients.observer import HeartbeatObserver
+from riverpy._lifecycle import TestSignal
+from riverpy._log import get_logger
+from riverpy._names import DEFAULT_DOMAIN
+from riverpy._postgres.clients import client_heartbeats
+from riverpy._postgres.driver import DATABASE_ERRORS, describe
+from riverpy._postgres.queue_owners import (
+    member_keep,
+    owner_claim,
+    owner_held,
+    owner_lock,
+    owner_notify,
+)
+from riverpy.errors import DomainConflictError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from anyio.abc import TaskStatus
+
+    from riverpy._clients.heartbeat import Heartbeat
+    from riverpy._clock import Timer
+    from riverpy._lifecycle import StopScope
+    from riverpy._postgres.clients import Registration
+    from riverpy._postgres.connection import DedicatedConnection
+    from riverpy._postgres.driver import Connection
+    from riverpy._postgres.queue_owners import Holder
+    from riverpy.config import Config
+    from riverpy.periodic import PeriodicJobs
+
+JOIN_TIMEOUT = 10.0
+"""Seconds for joining, with the time that others take who join in the same moment."""
+STATEMENT_TIMEOUT = 2.0
+READ_SHARE = 1 / 12
+READ_MOST = 5.0
+"""Seconds between two reads of the heartbeats of another domain's clients: a share of `dead_after`,
+and not more."""
+
+
+class Membership:
+    """Joins a domain other than `default`, and keeps it alive."""
+
+    name = "domain"
+
+    def __init__(
+        self,
+        registration: Registration,
+        config: Config,
+        *,
+        periodic_jobs: PeriodicJobs,
+        connection: DedicatedConnection,
+        reserved: DedicatedConnection,
+        heartbeat: Heartbeat,
+        timer: Timer,
+    ) -> None:
+        """Make it.
+
+        Args:
+            registration: what others may know of the client.
+            config, periodic_jobs: the client's.
+            connection: the one to give signs of life over. Its session should give up locks soon.
+            reserved: the one to join over.
+            heartbeat: the run's.
+            timer: by which it waits.
+        """
+        self._registration, self._config = registration, config
+        self._periodic_jobs = periodic_jobs
+        self._connection, self._reserved, self._timer = connection, reserved, timer
+        self._heartbeat = heartbeat
+        self._interval = config.dead_after / BEATS
+        self._claimed: Sequence[str] = ()
+        self._moved: dict[str, str] = {}
+        """Who has queues now that were claimed, as it was told."""
+        self._log = get_logger(domain=config.domain)
+        self._last = self._timer.boottime()
+        """When the last sign of life was given."""
+        self._is_warned = False
+        self.kept = TestSignal("Membership.kept")
+
+    async def join(self) -> None:
+        """Claim the queues of the client, which is registered.
+
+        Raises:
+            DomainConflictError: another domain has one of them, and `on_domain_conflict` says that
+                this is an error.
+            Exception: one of DATABASE_ERRORS.
+        """
+        observer = HeartbeatObserver(self._timer)
+        dead_after = self._config.dead_after.total_seconds()
+        dead: Mapping[str, bytes] = {}
+        is_told = False
+        while (doubtful := await self._try_to_join(dead)) is not None:
+            if not is_told:
+                is_told = True
+                self._log.warning(
+                    "waiting to see whether clients of another domain are alive, to take its queue "
+                    "over",
+                    client_ids=sorted(doubtful),
+                    seconds=dead_after,
+                )
+            async with self._reserved.use("reading heartbeats", JOIN_TIMEOUT) as connection:
+                observer.saw(*await client_heartbeats(connection, self._config.schema))
+            silence = observer.silence(dead_after)
+            dead = silence.heartbeats
+            if not doubtful <= dead.keys():
+                await self._timer.sleep(min(dead_after * READ_SHARE, READ_MOST, silence.next_in))
+
+    async def _try_to_join(self, dead: Mapping[str, bytes]) -> set[str] | None:
+        """Claim the queues, unless clients may be alive of whom this is not known: then returns
+        them, and claims nothing."""
+        schema = self._config.schema
+        wanted = sorted(set(self._config.domain_queues or self._registration.queues))
+        async with (
+            self._reserved.use("joining the leader domain", JOIN_TIMEOUT) as connection,
+            connection.transaction(isolation="read_committed"),
+        ):
+            await owner_lock(connection, schema)
+            held = await owner_held(connection, schema, queues=wanted, dead=dead)
+            foreign = [holder for holder in held if holder.domain != self._config.domain]
+            left = {holder.queue for holder in foreign if not self._may_take(holder)}
+            doubtful = {
+                client_id
+                for holder in foreign
+                if holder.queue not in left
+                for client_id in holder.silent_ids
+            }
+            if doubtful:
+                return doubtful
+            self._claimed = [queue for queue in wanted if queue not in left]
+            await self._claim(connection)
+            await self._keep(connection)
+            return None
+
+    async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
+        """Give signs of life of the domain until stopped."""
+        self._last = self._timer.boottime()
+        task_status.started()
+        interval = self._interval.total_seconds()
+        while True:
+            scope.turns(within=interval + STATEMENT_TIMEOUT)
+            await self._timer.sleep(interval)
+            try:
+                async with self._connection.use(
+                    "giving a sign of life of the domain", STATEMENT_TIMEOUT
+                ) as connection:
+                    owners = await self._keep(connection)
+            except DATABASE_ERRORS as error:  # it is tried again long before anybody minds
+                self._failed(error)
+                continue
+            self._succeeded()
+            self._say_moved(owners)
+            self.kept.emit()
+
+    def _failed(self, error: Exception) -> None:
+        self._log.debug("no sign of life of the domain", error=describe(error))
+        age = self._timer.boottime() - self._last
+        if not self._is_warned and age > self._config.dead_after.total_seconds() * GAP_SHARE:
+            self._is_warned = True
+            self._log.warning(
+                "the client can give no sign of life of its domain; if no other client of it does, "
+                "the leader of `default` keeps its queues after ten minutes",
+                seconds_since_last=round(age, 3),
+                error=describe(error),
+            )
+
+    def _succeeded(self) -> None:
+        self._last = self._timer.boottime()
+        if self._is_warned:
+            self._is_warned = False
+            self._log.info("the client gives signs of life of its domain again")
+
+    async def _claim(self, connection: Connection) -> None:
+        claimed = await owner_claim(
+            connection,
+            self._config.schema,
+            queues=self._claimed,
+            domain=self._config.domain,
+            client_id=self._registration.client_id,
+        )
+        if claimed:
+            await owner_notify(connection, self._config.schema)
+            self._log.info("queues claimed for the domain", queues=claimed)
+
+    def _may_take(self, holder: Holder) -> bool:
+        """Whether a queue may be taken from the domain that has it. False: it is left alone."""
+        policy = self._config.on_domain_conflict
+        if policy == "warn":
+            self._log.warning(
+                "a queue belongs to another domain: this client works it, and that domain's leader "
+                "maintains it",
+                queue=holder.queue,
+                owner=holder.domain,
+            )
+            return False
+        if policy == "takeover" and not holder.client_ids:
+            return True
+        raise DomainConflictError(
+            holder.queue,
+            owner=holder.domain,
+            domain=self._config.domain,
+            client_ids=holder.client_ids,
+        )
+
+    async def _keep(self, connection: Connection) -> Mapping[str, str]:
+        return await member_keep(
+            connection,
+            self._config.schema,
+            client_id=self._registration.client_id,
+            registered_at=self._heartbeat.registered_at,
+            domain=self._config.domain,
+            settings=settings_of(self._config, self._periodic_jobs),
+            queues=self._claimed,
+            interval=self._interval,
+        )
+
+    def _say_moved(self, owners: Mapping[str, str]) -> None:
+        """Once for each move: it was somebody's decision, and is not undone."""
+        domain = self._config.domain
+        moved = {
+            queue: owner
+            for queue in self._claimed
+            if (owner := owners.get(queue, DEFAULT_DOMAIN)) != domain
+        }
+        for queue, owner in moved.items():
+            if self._moved.get(queue) != owner:
+                self._log.warning(
+                    "a queue was moved to another domain, whose leader maintains it now",
+                    queue=queue,
+                    owner=owner,
+                )
+        self._moved = moved
+
+
+def settings_of(config: Config, periodic_jobs: PeriodicJobs) -> str:
+    """A short text that is the same for two clients which would lead a domain alike: with the same
+    periodic jobs and the same retention."""
+    said = (
+        sorted((job.id, job.schedule_text) for job in periodic_jobs),
+        config.retention,
+        sorted(config.retention_by_queue.items()),
+        sorted(config.retention_by_kind.items()),
+    )
+    return hashlib.blake2s(repr(said).encode(), digest_size=8).hexdigest()

@@ -1,1 +1,0 @@
-"""Leases of user code: where they are, and who in this process keeps them."""

@@ -1,0 +1,1 @@
+"""Leases: the right of one process at a time to act under a name."""

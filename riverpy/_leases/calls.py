@@ -1,0 +1,158 @@
+"""Lease verbs: what a client does under leases of the user's, on its own and in handlers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import asynccontextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from riverpy._clock import SystemTimer
+from riverpy._leases.client_leases import ClientLeases
+from riverpy._leases.manager import LeaseManagerService, expect_wait
+from riverpy._leases.store import LeaseTable
+from riverpy._leases.validity import LeaseTiming
+from riverpy._names import validate_lease_name
+from riverpy.config import LEASE_TTL_MAX
+from riverpy.errors import ClientStateError, ConfigError
+from riverpy.singletons import LeaderFunction, Singleton, Singletons
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from datetime import timedelta
+
+    from riverpy._postgres.driver import Pool
+    from riverpy.config import Config
+    from riverpy.leases import Lease
+    from riverpy.singletons import LeaderFn, Restart, SingletonFn
+
+
+class LeaseVerbs(ABC):
+    """The verbs on leases."""
+
+    _config: Config
+    _database: str | Pool | None
+
+    @property
+    @abstractmethod
+    def id(self) -> str:
+        """The client's id."""
+
+    @property
+    @abstractmethod
+    def is_running(self) -> bool:
+        """Whether the client works."""
+
+    @abstractmethod
+    def _open_pool(self) -> Pool:
+        """Raise ClientStateError unless the client is open, here."""
+
+    def singleton(
+        self,
+        name: str,
+        fn: SingletonFn,
+        *,
+        restart: Restart = "on_error",
+        candidate: bool = True,
+    ) -> None:
+        """Register a function of which one instance runs over all processes that register it, while
+        this client runs; the others stand by and take over.
+
+        `await fn(lease)` begins when this process has won the lease. When that is lost, or the
+        client stops, `fn` is cancelled, once: it may await the end of what it has open. Writes are
+        safe whatever happens if each transaction begins with `await lease.fence(connection)`. A
+        function that returns has ended: it does not run here again before the client does, but
+        another process that stands by runs it. What ignores its cancellation for a fifth of
+        `Config.leader_ttl` is logged each 10 seconds, and does not run here again before it ends.
+
+        Args:
+            name: of the lease: 1 to 100 printable ASCII characters without a space. All processes
+                that register it compete, whatever their function does.
+            fn: a coroutine function; or a plain one, which runs in a thread of its own, cannot be
+                cancelled, and must ask `lease.is_held` or call `lease.expect_held()` before each
+                step.
+            restart: after an error the lease is released, and this process stands by again after a
+                delay of 1 second that doubles up to 30; or "never", and it stands down. Default
+                "on_error".
+            candidate: False: this process does not stand by for it. Default True.
+
+        Raises:
+            ConfigError: the name is not allowed or taken, or a value is not allowed.
+            ClientStateError: the client runs.
+        """
+        if self.is_running:
+            raise ClientStateError("singletons are registered before the client runs")
+        self._singletons.add(Singleton(name, fn, restart, candidate))
+
+    def leader_only(self, name: str, fn: LeaderFn) -> None:
+        """Register a function that runs while this client leads its domain, beside its
+        maintenance: it needs no lease of its own, and moves with the lead.
+
+        `await fn(term)` begins soon after the client has begun to lead, and is cancelled, once,
+        when that ends. Each transaction that writes begins with `await term.fence(connection)`. If
+        it returns it has ended for this term; if it raises it runs again after a delay of 1 to 8
+        seconds. What ignores its cancellation keeps this client from leading until it ends.
+
+        Args:
+            name: for the log: 1 to 100 printable ASCII characters without a space.
+            fn: a coroutine function; gets the term.
+
+        Raises:
+            ConfigError: the name is not allowed or taken, or `fn` is no coroutine function.
+            ClientStateError: the client runs.
+        """
+        if self.is_running:
+            raise ClientStateError("leader functions are registered before the client runs")
+        self._singletons.add_of_leader(LeaderFunction(name, fn))
+
+    @asynccontextmanager
+    async def lease(self, name: str, *, wait: timedelta | None = None) -> AsyncGenerator[Lease]:
+        """Run a block under a lease: `async with client.lease("stream 7") as lease:`. Stands by for
+        it, renews it meanwhile, and releases it. The block is cancelled when the lease is lost.
+
+        Args:
+            name: of the lease: 1 to 100 printable ASCII characters without a space. A singleton of
+                this name competes for it, too.
+            wait: how long to stand by, with one bid at least; zero: one bid. Default None: for
+                ever.
+
+        Raises:
+            LeaseLostError: it was lost before the block had ended.
+            TimeoutError: it was not free within `wait`.
+            ConfigError: the name, `wait` or `Config.leader_ttl` is not allowed.
+            SchemaMissingError: line `riverpy` is not migrated; the text has the command.
+            ClientStateError: the client is not open, or is closed meanwhile.
+            Exception: one of DATABASE_ERRORS, at the first use.
+        """
+        validate_lease_name(name)
+        expect_wait(wait)
+        self._open_pool()
+        keeper = await self._leases.open()
+        async with keeper.hold(name, wait=wait) as lease:
+            yield lease
+
+    @cached_property
+    def _singletons(self) -> Singletons:
+        return Singletons()
+
+    @cached_property
+    def _leases(self) -> ClientLeases:
+        return ClientLeases(self._make_keeper)
+
+    def _make_keeper(self, left: list[Lease]) -> LeaseManagerService:
+        config, holder = self._config, self.id
+        if self._database is None:
+            raise ConfigError('give the client a database: Client("postgres://…")')
+        if config.leader_ttl > LEASE_TTL_MAX:
+            raise ConfigError(
+                f"leader_ttl must be {LEASE_TTL_MAX} or less for leases and singletons, got "
+                f"{config.leader_ttl}"
+            )
+        return LeaseManagerService(
+            LeaseTable(self._database, schema=config.schema, holder=holder, pooler=config.pooler),
+            holder=holder,
+            timing=LeaseTiming.of(config),
+            timer=SystemTimer(),
+            max_held=config.max_leases,
+            left=left,
+        )

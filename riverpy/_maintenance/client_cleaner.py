@@ -1,0 +1,68 @@
+"""ClientCleaner: forgets clients that are dead for long."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+from riverpy._clients.observer import HeartbeatObserver
+from riverpy._maintenance.base import MaintenanceService
+from riverpy._maintenance.batches import Batches
+from riverpy._postgres.clients import client_heartbeats, client_reap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from riverpy._lifecycle import StopScope
+    from riverpy._maintenance.base import TermContext
+
+INTERVAL = 600.0
+"""Seconds between two passes: a row more or less costs nothing, and a look does."""
+KEPT = 600.0
+"""Seconds for which a dead client is remembered."""
+MARGIN = 1.0
+"""Seconds that the pass which may forget a client comes later than that is so."""
+_LOOK_TIMEOUT = 5.0
+
+
+class ClientCleaner(MaintenanceService):
+    """Deletes their rows, whatever queues they worked: the table of clients is the schema's."""
+
+    name = "client reaper"
+
+    def __init__(self, office: TermContext, contact: Callable[[], float]) -> None:
+        """Make it.
+
+        Args:
+            office: of the term.
+            contact: seconds for which this process has been in unbroken contact with the server.
+                Without contact it cannot judge other clients.
+        """
+        super().__init__(office)
+        self._observer = HeartbeatObserver(office.timer, contact)
+        self.batches: Batches[tuple[str, bytes]] = Batches(
+            self, "forgetting dead clients", self._reap, key=itemgetter(0), name=itemgetter(0)
+        )
+
+    async def run_once(self, scope: StopScope) -> float:
+        """Forget all that may be: mostly no client is dead, and then one read is the whole pass.
+
+        Raises:
+            FencedOutError: the term is over.
+            Exception: one of DATABASE_ERRORS.
+        """
+        office = self.office
+        async with office.connection.use("looking for dead clients", _LOOK_TIMEOUT) as connection:
+            self._observer.saw(*await client_heartbeats(connection, office.schema))
+        dead_after = office.config.dead_after.total_seconds()
+        silence = self._observer.silence(dead_after, kept=KEPT)
+        if silence.heartbeats:
+            await self.batches.handle(silence.heartbeats.items())
+        return self.batches.delay(min(INTERVAL, silence.next_in + MARGIN))
+
+    async def _reap(self, heartbeats: list[tuple[str, bytes]]) -> None:
+        """Delete the rows of clients, each with the heartbeat that was observed."""
+        async with self.batches.transaction() as connection:
+            reaped = await client_reap(connection, self.office.schema, dict(heartbeats))
+        if reaped:
+            self.log.info("forgot dead clients", client_ids=reaped)

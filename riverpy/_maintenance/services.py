@@ -1,0 +1,64 @@
+"""Which maintenance services a term has: a new pass is added here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from riverpy._maintenance.client_cleaner import ClientCleaner
+from riverpy._maintenance.execution_cleaner import ExecutionCleaner
+from riverpy._maintenance.job_cleaner import JobCleaner
+from riverpy._maintenance.job_rescuer import JobRescuer
+from riverpy._maintenance.job_scheduler import JobScheduler
+from riverpy._maintenance.periodic_enqueuer import PeriodicEnqueuer
+from riverpy._maintenance.queue_cleaner import QueueCleaner
+from riverpy._maintenance.reindexer import reindexers
+from riverpy._names import DEFAULT_DOMAIN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from riverpy._clients.heartbeat import Heartbeat
+    from riverpy._insert.inserter import Inserter
+    from riverpy._maintenance.base import MaintenanceService, TermContext
+    from riverpy.periodic import PeriodicJobs
+
+
+def domain_services(
+    office: TermContext, heartbeat: Heartbeat, periodic_jobs: PeriodicJobs, inserter: Inserter
+) -> list[MaintenanceService]:
+    """The services of a term of the client's domain, in the order in which they start."""
+    own = [*_queue_services(office, heartbeat), PeriodicEnqueuer(office, periodic_jobs, inserter)]
+    if office.config.domain != DEFAULT_DOMAIN:
+        return own
+    return [*own, *_upkeep(office, heartbeat), *reindexers(office)]
+
+
+def schema_services(
+    office: TermContext, heartbeat: Heartbeat, *, may_reindex: bool
+) -> list[MaintenanceService]:
+    """The services of a term of the schema's lead."""
+    return [
+        *_queue_services(office, heartbeat),
+        *_upkeep(office, heartbeat),
+        *(reindexers(office) if may_reindex else []),
+    ]
+
+
+def _queue_services(office: TermContext, heartbeat: Heartbeat) -> list[MaintenanceService]:
+    return [
+        JobScheduler(office),
+        JobRescuer(office, _contact(heartbeat)),
+        JobCleaner(office),
+        QueueCleaner(office),
+    ]
+
+
+def _upkeep(office: TermContext, heartbeat: Heartbeat) -> list[MaintenanceService]:
+    """What keeps our own tables."""
+    contact = _contact(heartbeat)
+    reapers = [] if contact is None else [ClientCleaner(office, contact)]
+    return [ExecutionCleaner(office), *reapers]
+
+
+def _contact(heartbeat: Heartbeat) -> Callable[[], float] | None:
+    return None if heartbeat.registered_at is None else heartbeat.contact

@@ -1,0 +1,1 @@
+"""PostgreSQL: the driver, connections, and one typed function for each SQL statement."""

@@ -1,0 +1,205 @@
+"""Damage: jobs that the server cannot read, and reading all others.
+
+A value that is damaged on the disk fails each statement that reads it, also for all other rows of
+the statement. So after such an error the damaged jobs are found, and the statement is sent again
+without reading them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from riverpy._log import JobLines
+from riverpy._postgres.batch import split
+from riverpy._postgres.clients import SetAsideRow
+from riverpy._postgres.damage import job_damage_candidates, job_damage_check
+from riverpy._postgres.driver import (
+    PostgresError,
+    describe,
+    is_damage,
+    is_in_transaction,
+    is_unreadable,
+)
+from riverpy.errors import JobDamagedError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+
+    from riverpy._postgres.driver import Transaction
+
+CANDIDATES_MAX = 100_000
+"""Jobs of each state among which damaged ones are looked for."""
+PAGE = 1_000
+"""Jobs that are read at a time."""
+
+REMEDY = (
+    "if that stays so, delete the row, or restore its values from a backup "
+    "(docs/faults.md#damaged-rows)"
+)
+"""What to do about a damaged job."""
+
+T = TypeVar("T")
+
+
+@contextmanager
+def naming_damage(job_id: int) -> Generator[None]:
+    """Raise JobDamagedError with the id for an error of reading this job alone."""
+    try:
+        yield
+    except PostgresError as error:
+        if not is_unreadable(error):
+            raise
+        raise damage_error({job_id: describe(error)}) from error
+
+
+def damage_error(damaged: Mapping[int, str]) -> JobDamagedError:
+    """Name damaged jobs, which are given with their errors, and what to do about them."""
+    ids, error = ", ".join(map(str, damaged)), next(iter(damaged.values()))
+    noun = "job" if len(damaged) == 1 else "jobs"
+    return JobDamagedError(f"the server cannot read {noun} {ids} ({error}); {REMEDY}")
+
+
+async def read_undamaged(
+    connection: Transaction,
+    schema: str | None,
+    states: Sequence[str],
+    read: Callable[[list[int]], Awaitable[T]],
+    known: Mapping[int, str] | None = None,
+) -> tuple[T, dict[int, str]]:
+    """Read jobs, but not the wide columns of those that are damaged.
+
+    Args:
+        connection: with or without a transaction.
+        schema: of River's tables.
+        states: of the jobs that `read` reads.
+        read: sends a statement that reads no wide column of the jobs with these ids.
+        known: the errors of jobs that were damaged at an earlier read, by id.
+
+    Returns:
+        What `read` returned, and the error of each damaged job by its id, of the known ones too.
+
+    Raises:
+        Exception: one of DATABASE_ERRORS.
+    """
+    known = dict(known or {})
+    try:
+        async with _savepoint(connection):
+            return await read(list(known)), known
+    except PostgresError as error:
+        if not is_damage(error):
+            raise
+        ids = await job_damage_candidates(connection, schema, states=states, limit=CANDIDATES_MAX)
+        damaged = known | await damaged_of(connection, schema, ids)
+        if damaged.keys() == known.keys():
+            raise
+    return await read(list(damaged)), damaged
+
+
+async def damaged_of(
+    connection: Transaction, schema: str | None, ids: Sequence[int]
+) -> dict[int, str]:
+    """The errors of those of the jobs that are damaged, by id.
+
+    Raises:
+        Exception: one of DATABASE_ERRORS.
+    """
+    _, damaged = await read_parts(
+        connection, ids, lambda part: job_damage_check(connection, schema, part)
+    )
+    return damaged
+
+
+async def read_parts(
+    connection: Transaction, ids: Sequence[int], read: Callable[[list[int]], Awaitable[T]]
+) -> tuple[list[T], dict[int, str]]:
+    """Read jobs in parts: one that fails for a damaged job is read in smaller parts.
+
+    Returns:
+        What `read` returned for each part, in the order of the ids, and the error of each damaged
+        job by its id.
+
+    Raises:
+        Exception: one of DATABASE_ERRORS.
+    """
+    parts = deque([list(ids[start : start + PAGE]) for start in range(0, len(ids), PAGE)])
+    results: list[T] = []
+    damaged: dict[int, str] = {}
+    while parts:
+        part = parts.popleft()
+        try:
+            async with _savepoint(connection):
+                results.append(await read(part))
+        except PostgresError as error:
+            if not is_unreadable(error):
+                raise
+            if len(part) == 1:
+                damaged[part[0]] = describe(error)
+            else:
+                parts.extendleft(reversed(split(part)))
+    return results, damaged
+
+
+@asynccontextmanager
+async def _savepoint(connection: Transaction) -> AsyncGenerator[None]:
+    """Keep the open transaction, if there is one, usable after an error."""
+    if not is_in_transaction(connection):
+        yield
+        return
+    async with connection.transaction():
+        yield
+
+
+class DamagedJobs:
+    """The damaged jobs that one service passes over, for the log and for reports."""
+
+    def __init__(self, what: str, log: Any) -> None:
+        """Make it.
+
+        Args:
+            what: is not done with the jobs.
+            log: the service's.
+        """
+        self._what = what
+        self._lines = JobLines(log, "warning")
+        self._known: dict[int, SetAsideRow] = {}
+
+    @property
+    def set_aside(self) -> list[SetAsideRow]:
+        """The jobs that the last read passed over."""
+        return list(self._known.values())
+
+    async def read(
+        self,
+        connection: Transaction,
+        schema: str | None,
+        states: Sequence[str],
+        read: Callable[[list[int]], Awaitable[T]],
+    ) -> T:
+        """`read_undamaged`. Logs each damaged job once.
+
+        Raises:
+            Exception: one of DATABASE_ERRORS.
+        """
+        result, damaged = await read_undamaged(connection, schema, states, read)
+        for job_id in damaged.keys() - self._known.keys():
+            self._lines.say(
+                "job is damaged and is passed over",
+                purpose=self._what,
+                job_id=job_id,
+                error=damaged[job_id],
+            )
+        now, known = time.monotonic(), self._known
+        self._known = {
+            job_id: SetAsideRow(
+                self._what,
+                str(job_id),
+                error,
+                known[job_id].tries + 1 if job_id in known else 1,
+                known[job_id].since if job_id in known else now,
+            )
+            for job_id, error in damaged.items()
+        }
+        return result

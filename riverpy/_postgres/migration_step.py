@@ -1,0 +1,177 @@
+"""StepRunner: runs one migration in a transaction of its own, with its row in `river_migration`."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Literal
+
+import anyio
+
+from riverpy._postgres.driver import DATABASE_ERRORS, describe
+from riverpy._postgres.schema import LINES_VERSION, MAIN_LINE, READ_TIMEOUT, read_schema_state
+from riverpy._postgres.sql_files import blocks, query
+from riverpy.errors import MigrationError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator, Mapping
+
+    from riverpy._postgres.driver import Transaction
+    from riverpy._postgres.schema import Migration
+
+ROLLBACK_TIMEOUT = 5.0
+"""Seconds that undoing a failed or cancelled step may take."""
+
+IDLE_TIMEOUT = timedelta(seconds=10)
+"""How long the server keeps a step's locks for a migrator of which it hears nothing more."""
+
+_LOCK_NOT_AVAILABLE = "55P03"
+_QUERY_CANCELED = "57014"
+
+
+class Direction(StrEnum):
+    """Which way a migration goes."""
+
+    UP = "up"
+    DOWN = "down"
+
+
+class StepRunner:
+    """The steps of one line. Any number of migrators may run at once: each step takes its turn."""
+
+    def __init__(self, line: str, *, lock_timeout: timedelta, statement_timeout: timedelta) -> None:
+        self._line = line
+        self._lock_timeout, self._statement_timeout = lock_timeout, statement_timeout
+
+    async def run(
+        self,
+        connection: Transaction,
+        schema: str,
+        direction: Direction,
+        migration: Migration,
+        sql: str,
+    ) -> bool:
+        """Run one migration and record it. False if another migrator has done so meanwhile."""
+        up = direction is Direction.UP
+        what = f"version {migration.version} of line {self._line!r} in schema {schema!r}"
+        with _translated(f"migrating {direction} {what}"):
+            # Each statement has to see what was committed while it waited for its turn.
+            async with bounded_transaction(connection, isolation="read_committed"):
+                with _translated(f"waiting for another migrator before {what}"):
+                    await self._take_turn(connection, schema)
+                applied = (await read_schema_state(connection, schema)).versions(self._line)
+                if (migration.version in applied) is up:
+                    return False
+                self._check_order(migration.version, applied, direction)
+                await self._limit(connection, self._lock_timeout)
+                # The server limits each statement of the text; this is for a server that is gone.
+                with anyio.fail_after(
+                    self._statement_timeout.total_seconds() * sql.count(";") + READ_TIMEOUT
+                ):
+                    await connection.execute(sql)
+                    await self._record(connection, schema, direction, migration.version)
+        return True
+
+    async def _take_turn(self, connection: Transaction, schema: str) -> None:
+        # No worker waits behind this lock, so the wait may be as long as another's step takes.
+        await self._limit(connection, self._statement_timeout)
+        with anyio.fail_after(self._statement_timeout.total_seconds() + READ_TIMEOUT):
+            await _execute(connection, schema, "migration_lock", {"schema": schema})
+
+    async def _limit(self, connection: Transaction, lock_timeout: timedelta) -> None:
+        limits = {
+            "lock_timeout": lock_timeout,
+            "statement_timeout": self._statement_timeout,
+            "idle_timeout": IDLE_TIMEOUT,
+        }
+        values = {name: str(limit // timedelta(milliseconds=1)) for name, limit in limits.items()}
+        with anyio.fail_after(READ_TIMEOUT):
+            await _execute(connection, None, "migration_limits", values)
+
+    def _check_order(self, version: int, applied: set[int], direction: Direction) -> None:
+        """Another migrator may have gone the other way since the plan was made."""
+        up = direction is Direction.UP
+        in_order = version == 1 or version - 1 in applied if up else max(applied) == version
+        if not in_order:
+            raise MigrationError(
+                f"line {self._line!r} was migrated the other way by somebody else: its versions "
+                f"are now {', '.join(map(str, sorted(applied))) or 'none'}. Nothing more was done"
+            )
+
+    async def _record(
+        self, connection: Transaction, schema: str, direction: Direction, version: int
+    ) -> None:
+        if block := _record_block(self._line, version, direction):
+            values: dict[str, object] = {"line": self._line, "version": version}
+            statement = query("river_migration", block, schema)
+            await connection.execute(
+                statement.text, *(values[name] for name in statement.parameters)
+            )
+
+
+def _record_block(line: str, version: int, direction: Direction) -> str | None:
+    """What records the step in the form that the table has by then. None: the table is gone."""
+    up = direction is Direction.UP
+    verb = "migration_insert" if up else "migration_delete"
+    if line != MAIN_LINE or version > LINES_VERSION or (up and version == LINES_VERSION):
+        return verb
+    return f"{verb}_without_line" if up or version > 1 else None
+
+
+def record_text(line: str, version: int, direction: Direction) -> str:
+    """The statement that records the step, for another tool to run."""
+    block = _record_block(line, version, direction)
+    if block is None:
+        return ""
+    text = blocks("river_migration")[block]
+    return "\n" + text.replace("@line", f"'{line}'").replace("@version", str(version)) + ";\n"
+
+
+@asynccontextmanager
+async def bounded_transaction(
+    connection: Transaction, *, isolation: Literal["read_committed"] | None = None
+) -> AsyncGenerator[None]:
+    """A transaction that is rolled back, also by a cancelled task, before an error goes on."""
+    transaction = connection.transaction(isolation=isolation)
+    with anyio.fail_after(READ_TIMEOUT):
+        await transaction.start()
+    try:
+        yield
+    except BaseException:
+        with anyio.move_on_after(ROLLBACK_TIMEOUT, shield=True) as scope:
+            with suppress(*DATABASE_ERRORS):
+                await transaction.rollback()
+        if scope.cancelled_caught:
+            connection.terminate()
+        raise
+    with anyio.fail_after(READ_TIMEOUT):
+        await transaction.commit()
+
+
+async def _execute(
+    connection: Transaction, schema: str | None, block: str, values: Mapping[str, object]
+) -> None:
+    statement = query("river_migration", block, schema)
+    await connection.execute(statement.text, *statement.arguments(dict(values)))
+
+
+@contextmanager
+def _translated(doing: str) -> Generator[None]:
+    """Turn what the database raises into MigrationError, with what can be done about it."""
+    try:
+        yield
+    except DATABASE_ERRORS as error:
+        sqlstate = getattr(error, "sqlstate", None)
+        if sqlstate == _LOCK_NOT_AVAILABLE:
+            advice = (
+                "try again when the transaction that holds the table has ended, "
+                "or give a longer lock timeout"
+            )
+        elif sqlstate == _QUERY_CANCELED:
+            advice = "try again later, or give a longer statement timeout"
+        else:
+            advice = "when that is put right, run it again: it goes on where it stopped"
+        raise MigrationError(
+            f"{doing} failed, and nothing of that version was kept: {describe(error)}; {advice}"
+        ) from error

@@ -1,0 +1,323 @@
+"""Notifier: the one connection that listens, and hands what it hears to those who asked.
+
+It proves that it hears: a probe sent through another connection at the start, and one through its
+own now and then. A connection that is half open raises nothing, and a pooler in transaction mode
+accepts LISTEN and delivers nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import anyio
+import msgspec
+
+from riverpy._clock import Backoff
+from riverpy._lifecycle import TestSignal
+from riverpy._log import NotificationQueueLog, get_logger
+from riverpy._postgres.driver import (
+    DATABASE_ERRORS,
+    close,
+    is_notification_queue_full,
+    listen,
+)
+from riverpy._postgres.leases import TOPIC as LEASE_TOPIC
+from riverpy._postgres.sql_files import query
+from riverpy._postgres.tracing import untraced
+from riverpy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from anyio.abc import TaskStatus
+
+    from riverpy._lifecycle import StopScope
+    from riverpy._postgres.connection import ConnectionOutage, DedicatedConnection
+    from riverpy._postgres.driver import Connection
+
+PROBE_TOPIC = "riverpy_probe"
+PROBE_TIMEOUT = 2.0
+"""Seconds within which a probe must come back."""
+PROBE_INTERVAL = 10.0
+"""Seconds between two probes."""
+DEAF_RETRY = 60.0
+"""Seconds until a connection that hears nothing is tried again."""
+UNTESTED_RETRY = 2.0
+"""Seconds until the first probe is sent again that could not be."""
+LISTEN_TIMEOUT = 10.0
+"""Seconds to connect and listen."""
+RECONNECT_FIRST = timedelta(milliseconds=50)
+RECONNECT_MOST = timedelta(seconds=2)
+
+
+class Notifier:
+    """Listens on topics of one schema. Callbacks run in the loop, must not block, and cannot
+    disturb each other."""
+
+    name = "notifier"
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[Connection]],
+        *,
+        schema: str | None,
+        reserved: DedicatedConnection,
+        outage: ConnectionOutage,
+        quiet: float = 0.0,
+        trace_internal: bool = False,
+    ) -> None:
+        """Make it.
+
+        Args:
+            connect: makes the listening connection.
+            schema: whose topics; None: the first of the connection's search path.
+            reserved: another connection to the database, through which the first probe is sent.
+            outage: told of losses and recoveries.
+            quiet: seconds between two probes, at least.
+            trace_internal: whether instrumentation of the driver makes spans of its statements.
+        """
+        self._connect = connect
+        self._schema = schema
+        self._reserved = reserved
+        self._outage = outage
+        self._quiet = quiet
+        self._trace_internal = trace_internal
+        self._callbacks: dict[str, list[Callable[[str], None]]] = {}
+        self._resync: Callable[[], None] = _nothing
+        self._connection: Connection | None = None
+        self._lost = asyncio.Event()
+        self._probes: dict[str, asyncio.Event] = {}
+        self._backoff = Backoff(RECONNECT_FIRST, RECONNECT_MOST)
+        self._log = get_logger()
+        self.proven = False
+        """Whether notifications arrive: the last probe came back, over the connection that there
+        is now."""
+        self._is_tested = False
+        """Whether a first probe was sent over another connection since this one was made."""
+        self._is_deaf = False
+        """Whether somebody was told that none do."""
+        self._is_full = False
+        """Whether the last probe was not sent, since the server's queue of notifications is
+        full."""
+        self._queue_log = NotificationQueueLog()
+        self.connected = TestSignal("Notifier.connected")
+
+    @property
+    def probe_interval(self) -> float:
+        """Seconds between two probes."""
+        return max(PROBE_INTERVAL, self._quiet)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a connection, as far as is known."""
+        return self._connection is not None and not self._connection.is_closed()
+
+    def subscribe(self, topic: str, callback: Callable[[str], None]) -> None:
+        """Call `callback` with the payload of each notification on a topic. Before the start
+        only."""
+        self._callbacks.setdefault(topic, []).append(callback)
+
+    def on_resync(self, callback: Callable[[], None]) -> None:
+        """Call this after each reconnect: notifications may have been missed."""
+        self._resync = callback
+
+    async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
+        """Listen until stopped. The first connection must succeed."""
+        try:
+            with untraced(trace_internal=self._trace_internal):
+                await self._open()
+                await self._prove(first=True)
+                task_status.started()
+                while True:
+                    has_heard = await self._watch(scope)
+                    await self._reopen(scope, has_heard=has_heard)
+        finally:
+            if self._connection is not None:
+                await close(self._connection)
+
+    async def _open(self) -> None:
+        # Its own: the end of the last one, which this process may have cut, can be told of late.
+        lost = self._lost = asyncio.Event()
+        self._is_tested = False
+        reason = f"listening for notifications took longer than {LISTEN_TIMEOUT:g} s"
+        with anyio.fail_after(LISTEN_TIMEOUT, reason=reason):
+            self._connection = connection = await self._connect()
+            await listen(connection, await self._channels(connection), partial(self._ended, lost))
+        self.connected.emit()
+
+    async def _channels(self, connection: Connection) -> dict[str, Callable[[str], None]]:
+        """What to call for each channel. Its schema is the one in which the table of the topic was
+        found. River in Go notifies the first schema of the search path, also if the table is in
+        another."""
+        statement = query("river_notification", "notification_schemas", self._schema)
+        ((jobs, leases, first),) = await connection.fetch(statement.text)
+        if jobs is None:
+            raise ConfigError(
+                "the search path of the listening connection names no schema: set Config(schema=…)"
+            )
+        channels: dict[str, Callable[[str], None]] = {}
+        for topic, callbacks in self._callbacks.items():
+            deliver = self._isolated(topic, callbacks)
+            channels[f"{leases if topic == LEASE_TOPIC else jobs}.{topic}"] = deliver
+            if self._schema is None and topic.startswith("river_"):
+                channels[f"{first}.{topic}"] = deliver
+        self._probe_channel = f"{jobs}.{PROBE_TOPIC}"
+        channels[self._probe_channel] = self._heard_probe
+        return channels
+
+    def _isolated(
+        self, topic: str, callbacks: Sequence[Callable[[str], None]]
+    ) -> Callable[[str], None]:
+        def deliver(payload: str) -> None:
+            for callback in callbacks:
+                try:
+                    callback(payload)
+                except Exception:
+                    self._log.exception("notification could not be handled", topic=topic)
+
+        return deliver
+
+    def _ended(self, lost: asyncio.Event) -> None:
+        """A connection is seen to end, of which no probe comes back."""
+        lost.set()
+        if lost is self._lost:
+            for heard in self._probes.values():
+                heard.set()
+
+    def _heard_probe(self, payload: str) -> None:
+        if (event := self._probes.get(payload)) is not None:
+            event.set()
+
+    async def _watch(self, scope: StopScope) -> bool:
+        """Return when the connection is lost, or hears nothing. Returns whether it heard before."""
+        while True:
+            has_heard = self.proven
+            interval = self.probe_interval if has_heard or self._is_full else DEAF_RETRY
+            if not self._is_tested:
+                interval = UNTESTED_RETRY
+            scope.turns(within=interval + PROBE_TIMEOUT)
+            with anyio.move_on_after(interval):
+                await self._lost.wait()
+                return has_heard
+            if not self._is_tested:
+                await self._prove(first=True)
+            # Its own probe may come back by chance: a pooler can give both to one session.
+            elif not (has_heard or self._is_full) or not (
+                await self._prove(first=False) or self._is_full
+            ):
+                return has_heard
+
+    async def _prove(self, *, first: bool) -> bool:
+        """Send a probe and see it come back. The first goes through another connection: only that
+        shows a listener on the wrong database or behind a pooler."""
+        token = secrets.token_hex(8)
+        heard = self._probes[token] = asyncio.Event()
+        is_sent = False
+        try:
+            with anyio.fail_after(PROBE_TIMEOUT):
+                if first:
+                    async with self._reserved.use("sending a probe", PROBE_TIMEOUT) as connection:
+                        is_sent = await self._send_probe(connection, token)
+                    self._is_tested = is_sent
+                elif self._connection is not None:
+                    is_sent = await self._send_probe(self._connection, token)
+                else:
+                    raise ConnectionError("there is no listening connection")
+                self._found_full(not is_sent)
+                if is_sent:
+                    await heard.wait()
+                if self._lost.is_set():
+                    raise ConnectionError("the listening connection is gone")
+        except DATABASE_ERRORS as error:
+            self._found_full(is_notification_queue_full(error))
+            if is_sent and first and not self._lost.is_set():
+                self._say_deaf()
+            self.proven = False
+        else:
+            self.proven = is_sent
+            if is_sent:
+                self._is_deaf = False
+                self._backoff.reset()
+        finally:
+            del self._probes[token]
+        return self.proven
+
+    async def _send_probe(self, connection: Connection, token: str) -> bool:
+        """Returns False if the server's queue of notifications is full: nothing was sent."""
+        statement = query("river_notification", "notify", None)
+        return bool(await connection.fetch(statement.text, self._probe_channel, token))
+
+    def _found_full(self, is_full: bool) -> None:
+        self._is_full = is_full
+        self._queue_log.report(is_full=is_full)
+
+    def _say_deaf(self) -> None:
+        """Once, until it hears."""
+        if self._is_deaf:
+            return
+        self._is_deaf = True
+        self._log.warning(
+            "LISTEN hears nothing, so jobs are found by polling: is there a pooler in "
+            "transaction mode, as PgBouncer's? Set pooler=True, with a listen_url that leads past "
+            "it or with poll_only=True",
+            seconds=PROBE_TIMEOUT,
+        )
+
+    async def _reopen(self, scope: StopScope, *, has_heard: bool) -> None:
+        """Connect again, however long it takes, and tell that notifications may have been
+        missed."""
+        is_loss = self._lost.is_set() and not self._is_deaf
+        self.proven = False
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None
+        if has_heard or is_loss:
+            self._outage.lost(self.name, ConnectionError("the listening connection is gone"))
+        if not has_heard:  # one that never lasts until then is not made again without a pause
+            await anyio.sleep(self._backoff.next())
+        while True:
+            scope.turns(within=LISTEN_TIMEOUT + 2 * RECONNECT_MOST.total_seconds() + PROBE_TIMEOUT)
+            try:
+                await self._open()
+            except (*DATABASE_ERRORS, ConfigError) as error:
+                self._outage.lost(self.name, error)
+                if self._connection is not None:
+                    self._connection.terminate()
+                await anyio.sleep(self._backoff.next())
+            else:
+                break
+        self._outage.restored(self.name)
+        await self._prove(first=True)
+        self._resync()
+
+
+def _nothing() -> None:
+    pass
+
+
+class Message(msgspec.Struct):
+    """What a notification on one of River's topics, or ours, may carry."""
+
+    action: str = ""
+    queue: str = ""
+    job_id: int = 0
+    leader_id: str = ""
+    lease: str = ""
+    holder: str = ""
+    epoch: int = 0
+    """Of `lease`, its term and who holds or held it."""
+    seconds: list[Annotated[float, msgspec.Meta(gt=0, le=60)]] = []
+    """From now on, when jobs become due."""
+
+
+def decode_message(payload: str) -> Message | None:
+    """What a notification says; None, with a warning, if it is not understood."""
+    try:
+        return msgspec.json.decode(payload, type=Message)
+    except (msgspec.DecodeError, RecursionError):  # not ours to judge: anybody can notify
+        get_logger().warning("notification not understood", payload=payload[:100])
+        return None

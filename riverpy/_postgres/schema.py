@@ -1,0 +1,340 @@
+"""The schema: which migrations riverpy knows, and which of them a database has."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from shlex import quote
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import anyio
+
+from riverpy._dsn import mask_url
+from riverpy._log import get_logger
+from riverpy._names import check_schema_length
+from riverpy._postgres.driver import check_server_version
+from riverpy._postgres.row_security import RowSecurity
+from riverpy._postgres.sql_files import query, quote_identifier, sql_directory
+from riverpy.errors import ConfigError, SchemaMissingError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from riverpy._postgres.driver import Transaction
+
+MAIN_LINE = "main"
+"""The line of River's own tables."""
+
+OWN_LINE = "riverpy"
+"""The line of riverpy's own tables. River's clients do not need it, and riverpy works without."""
+
+CLIENTS_VERSION = 1
+"""The version of line `riverpy` that makes the table of clients."""
+
+PERIODIC_VERSION = 2
+"""The version of line `riverpy` that makes the table of periodic jobs."""
+
+SLOTS_VERSION = 3
+"""The version of line `riverpy` that lets clients say how many slots they have, and which jobs are
+stuck."""
+
+LEASES_VERSION = 4
+"""The version of line `riverpy` that makes the table of leases."""
+
+EXECUTIONS_VERSION = 5
+"""The version of line `riverpy` that makes the table of what is done once."""
+
+DOMAINS_VERSION = 6
+"""The version of line `riverpy` that lets domains have queues of their own."""
+
+STATE_VERSION = 7
+"""The version of line `riverpy` that lets clients say that they are stopping, in which process they
+run, and which rows they have set aside."""
+
+FEATURES = {
+    CLIENTS_VERSION: (
+        "rescue of a killed client's jobs after dead_after: they wait for rescue_after"
+    ),
+    PERIODIC_VERSION: "periodic jobs",
+    SLOTS_VERSION: "the slots and stuck jobs of each client in riverpy doctor and top",
+    LEASES_VERSION: "leases and singletons",
+    EXECUTIONS_VERSION: "run_once",
+    DOMAINS_VERSION: "leader domains",
+    STATE_VERSION: (
+        "the state of stopping clients, the rows that are set aside in riverpy doctor, and the "
+        "quick start of a client under the configured id of a killed one"
+    ),
+}
+"""What is off without each version of line `riverpy`, in words."""
+
+NEEDED_VERSION = 7
+"""The newest version of line `main` that a client needs. Version 8 changes nothing on PostgreSQL:
+River has it for SQLite."""
+
+EMPTY_VERSIONS = {MAIN_LINE: {8}}
+"""The versions of a line that change nothing on PostgreSQL."""
+
+LINES_VERSION = 5
+"""The version of line `main` that gives `river_migration` its column `line`."""
+
+READ_TIMEOUT = 10.0
+"""Seconds that a read of the catalog and of `river_migration` may take."""
+
+_FILE = re.compile(r"(\d{3})_(\w+)\.(up|down)\.sql")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+_log = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One step of a line, with `/* schema */` where the name of the schema goes."""
+
+    version: int
+    name: str
+    up: str
+    down: str
+
+
+@cache
+def lines() -> Sequence[str]:
+    """The lines that riverpy knows, in the order in which they are migrated: the directories below
+    `sql/migrations`."""
+    entries = sql_directory().joinpath("migrations").iterdir()
+    names = {entry.name for entry in entries if entry.is_dir()}
+    return MAIN_LINE, *sorted(names - {MAIN_LINE})
+
+
+@cache
+def migrations(line: str) -> Mapping[int, Migration]:
+    """The migrations of a line by version, lowest first. An unknown line is a ConfigError."""
+    if line not in lines():
+        raise ConfigError(f"unknown migration line {line!r}: riverpy has {', '.join(lines())}")
+    texts: dict[tuple[int, str], dict[str, str]] = {}
+    for entry in sql_directory().joinpath("migrations", line).iterdir():
+        if match := _FILE.fullmatch(entry.name):
+            key = int(match[1]), match[2].replace("_", " ")
+            texts.setdefault(key, {})[match[3]] = entry.read_text("utf-8")
+    known = {
+        version: Migration(version, name, up=text["up"], down=text["down"])
+        for (version, name), text in sorted(texts.items())
+    }
+    return MappingProxyType(known)
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaState:
+    """What a database has of River's tables in one schema."""
+
+    schema: str
+    has_lines: bool
+    """`river_migration` has its column `line`."""
+
+    has_jobs: bool
+    """The table `river_job` exists."""
+
+    invalid_indexes: Sequence[str]
+    """Indexes of River's tables whose concurrent build failed: no query uses them."""
+
+    applied: Mapping[str, Mapping[int, datetime]]
+    """For each recorded line its versions, lowest first, and when each was applied."""
+
+    row_security: RowSecurity
+    """The tables in which row-level security hides rows from the role."""
+
+    def versions(self, line: str) -> set[int]:
+        """The applied versions of a line."""
+        return set(self.applied.get(line, ()))
+
+    def missing(self, line: str) -> list[int]:
+        """The versions of a line that riverpy knows and the database lacks, lowest first."""
+        return sorted(migrations(line).keys() - self.versions(line))
+
+    def needed(self) -> list[int]:
+        """The missing versions of line `main` that a client needs, lowest first."""
+        return [version for version in self.missing(MAIN_LINE) if version <= NEEDED_VERSION]
+
+    def gap(self, line: str) -> list[int]:
+        """The missing versions of a line that are below one that is applied and changes something,
+        lowest first.
+
+        River before 0.48 leaves version 8 recorded when it undoes 7.
+        """
+        newest = max(self.versions(line) - EMPTY_VERSIONS.get(line, set()), default=0)
+        return [version for version in self.missing(line) if version < newest]
+
+    def unknown(self, line: str) -> list[int]:
+        """The applied versions of a line that only a newer riverpy or River knows, lowest first."""
+        return sorted(self.versions(line) - migrations(line).keys())
+
+    def is_unrecorded(self) -> bool:
+        """Whether River's tables are there and nothing says which version they are."""
+        return self.has_jobs and not self.versions(MAIN_LINE)
+
+    def notices(self, line: str) -> list[str]:
+        """What is recorded that riverpy does not know, one sentence each."""
+        known = max(migrations(line))
+        return [
+            f"line {line!r} has version {version}, which this riverpy does not know "
+            f"(it knows 1 to {known}): left alone"
+            for version in self.unknown(line)
+        ] + [
+            f"line {foreign!r} is not one of riverpy's: left alone"
+            for foreign in sorted(self.applied.keys() - set(lines()))
+        ]
+
+    def gap_message(self, line: str) -> str:
+        """What is wrong if there is a `gap`, and the way out."""
+        gap = ", ".join(map(str, self.gap(line)))
+        return (
+            f"river_migration in schema {self.schema!r} records version "
+            f"{max(self.versions(line))} of line {line!r}, but not {gap} below it: versions are "
+            "applied in order only. If you know that the tables have what is not recorded, insert "
+            f"its row into {quote_identifier(self.schema)}.river_migration. Otherwise restore the "
+            "tables from a backup, or move them away and migrate anew"
+        )
+
+    def unrecorded_message(self) -> str:
+        """What is wrong if `is_unrecorded`, and the way out."""
+        newest = max(migrations(MAIN_LINE))
+        table = f"{quote_identifier(self.schema)}.river_migration"
+        return (
+            f"schema {self.schema!r} has River's tables, but river_migration records no version of "
+            f"them. If you know that they are complete up to version {newest}, record it: "
+            f"CREATE TABLE IF NOT EXISTS {table} (line text NOT NULL, version bigint NOT NULL, "
+            "created_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (line, version)); "
+            f"INSERT INTO {table} (line, version) SELECT 'main', generate_series(1, {newest}). "
+            "Otherwise move the tables away and migrate anew"
+        )
+
+
+async def read_schema_state(connection: Transaction, schema: str | None) -> SchemaState:
+    """Read which migrations are applied in `schema`, or where the search path leads if it is None.
+
+    Raises:
+        ServerVersionError: PostgreSQL is older than 13.
+        SchemaMissingError: the schema does not exist.
+        TimeoutError: no answer within `READ_TIMEOUT`.
+    """
+    check_server_version(connection)
+    with anyio.fail_after(READ_TIMEOUT):
+        place = query("river_migration", "migration_place", None)
+        row = (await connection.fetch(place.text, *place.arguments({"schema": schema})))[0]
+        name: str | None = row["schema"]
+        if name is None:
+            raise SchemaMissingError(
+                "the connection's search_path names no schema that exists: "
+                "give riverpy the schema's name"
+            )
+        if not row["schema_exists"]:
+            raise SchemaMissingError(
+                f"schema {name!r} does not exist: make it with "
+                f"CREATE SCHEMA {quote_identifier(name)} (riverpy makes tables, never schemas)"
+            )
+        applied: dict[str, dict[int, datetime]] = {}
+        if row["has_record"]:
+            block = "migration_list" if row["has_lines"] else "migration_list_without_line"
+            for record in await connection.fetch(query("river_migration", block, name).text):
+                at = _EPOCH + timedelta(microseconds=record["created_at"])
+                applied.setdefault(record["line"], {})[record["version"]] = at
+    return SchemaState(
+        schema=name,
+        has_lines=row["has_lines"],
+        has_jobs=row["has_jobs"],
+        invalid_indexes=row["invalid_indexes"],
+        applied=applied,
+        row_security=RowSecurity(row["role"], row["hidden_tables"], row["filtered_tables"]),
+    )
+
+
+async def check_schema(
+    connection: Transaction, schema: str | None, *, url: str | None = None
+) -> SchemaState:
+    """Check that River's tables are there and new enough; returns what the schema has.
+
+    A version that only a newer riverpy knows is logged as a warning, and so are tables with
+    row-level security whose policies may hide rows.
+
+    Args:
+        connection: any connection to the database.
+        schema: the schema of River's tables; None leaves it to the search path.
+        url: what `connection` was opened with, for the command in the error's text.
+
+    Raises:
+        SchemaMissingError: they are not; the text has the command that makes them.
+        ConfigError: the name of the schema is too long, or row-level security hides all rows of a
+            table from the role.
+        ServerVersionError: PostgreSQL is older than 13.
+        TimeoutError: no answer within `READ_TIMEOUT`.
+    """
+    state = await read_schema_state(connection, schema)
+    check_schema_length(state.schema)
+    _check_row_security(state.row_security)
+    if state.is_unrecorded():
+        raise SchemaMissingError(state.unrecorded_message())
+    if state.gap(MAIN_LINE):
+        raise SchemaMissingError(state.gap_message(MAIN_LINE))
+    if state.needed():
+        found = (
+            f"lacks River's migrations {', '.join(map(str, state.missing(MAIN_LINE)))}"
+            if state.has_jobs
+            else "does not have River's tables"
+        )
+        command = migrate_command("riverpy migrate up", schema, url)
+        raise SchemaMissingError(f"schema {state.schema!r} {found}: run `{command}`")
+    if unknown := state.unknown(MAIN_LINE):
+        _log.warning(
+            "the database has newer migrations than this riverpy knows: update riverpy",
+            schema=state.schema,
+            unknown_versions=unknown,
+        )
+    return state
+
+
+def _check_row_security(security: RowSecurity) -> None:
+    if security.hidden:
+        raise ConfigError(f"{security.problem}: {security.fix}")
+    if security.filtered:
+        _log.warning(
+            "row-level security may hide jobs",
+            role=security.role,
+            tables=security.tables,
+            effect=security.problem,
+            advice=security.fix,
+        )
+
+
+def expect_feature(
+    state: SchemaState, version: int, schema: str | None, *, url: str | None
+) -> None:
+    """Check that line `riverpy` has a version.
+
+    Raises:
+        SchemaMissingError: it has not; the text has the command.
+    """
+    if version not in state.versions(OWN_LINE):
+        command = migrate_command(f"riverpy migrate up --line {OWN_LINE}", schema, url)
+        raise SchemaMissingError(
+            f"schema {state.schema!r} lacks version {version} of line {OWN_LINE!r}, which "
+            f"{FEATURES[version]} need: run `{command}`"
+        )
+
+
+def warn_of_missing_features(state: SchemaState, schema: str | None, *, url: str | None) -> None:
+    """Log what does not work for want of our own tables, and the command that makes them."""
+    if missing := state.missing(OWN_LINE):
+        _log.warning(
+            "the database lacks tables of riverpy's own, so some features are off",
+            schema=state.schema,
+            off=[FEATURES[version] for version in missing if version in FEATURES],
+            command=migrate_command(f"riverpy migrate up --line {OWN_LINE}", schema, url),
+        )
+
+
+def migrate_command(command: str, schema: str | None, url: str | None) -> str:
+    """`command` with the database and the schema, for the text of a message."""
+    command += f" --database-url {quote(mask_url(url)) if url else 'URL'}"
+    return command if schema is None else f"{command} --schema {schema}"

@@ -1,0 +1,1 @@
+"""Tools that operate a queue. `import riverpy` loads none of them."""

@@ -1,0 +1,360 @@
+"""One measurement of `riverpy bench`: insert, work, pick up, on a table that holds nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+import time
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import TYPE_CHECKING, ClassVar
+
+import anyio
+import msgspec
+
+from riverpy._names import DISTRIBUTION
+from riverpy._postgres.driver import close, connect
+from riverpy._postgres.schema import check_schema
+from riverpy._tools.bench import statements as sql
+from riverpy._tools.bench.process_cost import ServerProcesses, memory_mib, settle_collector
+from riverpy.cli._run import CommandError
+from riverpy.client import Client
+from riverpy.config import Config, QueueConfig
+from riverpy.events import EventKind
+from riverpy.insert_opts import InsertManyParams, InsertOpts
+from riverpy.job import Job  # noqa: TC001 (the annotations of the jobs are read at run time)
+from riverpy.worker import Workers
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from anyio.abc import TaskStatus
+
+    from riverpy._postgres.driver import Connection
+
+QUEUE = "riverpy_bench"
+"""A queue of its own, so that no worker of somebody else's takes part."""
+BATCH = 10_000
+"""Jobs in one COPY."""
+PICKUPS = 200
+PICKUP_INTERVAL = 0.02
+"""Seconds from one insert into the idle worker to the next."""
+STALL_LIMIT = 30.0
+"""Seconds without a finished job until the measurement is given up."""
+STATEMENT_TIMEOUT = 60.0
+
+
+class Measurement(msgspec.Struct, frozen=True):
+    """What one run of `riverpy bench` found. The unit of each value is in its name."""
+
+    jobs: int
+    slots: int
+    insert_per_s: float
+    work_per_s: float
+    """From the first claim until the last completion was stored."""
+    client_cpu_us_per_job: float
+    """Of this process while it worked."""
+    server_cpu_us_per_job: float | None
+    """Of all processes of the server meanwhile; None if they are not on this machine."""
+    occupancy: float | None
+    """The share of the slots' time that was spent in jobs, from when as many jobs as there are
+    slots had ended until only that many were left to begin; None where jobs do not sleep, or are
+    too few for that."""
+    pickup_p50_ms: float
+    """From before the call that inserts to the first line of the job, in an idle worker."""
+    pickup_p99_ms: float
+    rss_mib: float | None
+    """Memory of this process after it worked."""
+    riverpy_version: str
+    postgres_version: str
+
+
+class _Noop(msgspec.Struct, frozen=True):
+    kind: ClassVar[str] = "riverpy_bench_noop"
+
+
+class _Pickup(msgspec.Struct, frozen=True):
+    kind: ClassVar[str] = "riverpy_bench_pickup"
+    number: int
+
+
+class _Sleep(msgspec.Struct, frozen=True):
+    kind: ClassVar[str] = "riverpy_bench_sleep"
+    seconds: float
+
+
+class _Stopwatch:
+    """Starts when the client starts to claim."""
+
+    def __init__(self, server: ServerProcesses | None) -> None:
+        self._server = server
+        self._began = self._began_cpu = self._began_server = 0.0
+        self.seconds = self.cpu_seconds = self.server_cpu_seconds = 0.0
+
+    def started(self, value: None = None) -> None:
+        """The client claims."""
+        if self._server is not None:
+            self._began_server = self._server.cpu_seconds()
+        self._began, self._began_cpu = time.perf_counter(), time.process_time()
+
+    def stop(self) -> None:
+        """Keep the times, before the client's connections end."""
+        self.seconds = time.perf_counter() - self._began
+        self.cpu_seconds = time.process_time() - self._began_cpu
+        if self._server is not None:
+            self.server_cpu_seconds = self._server.cpu_seconds() - self._began_server
+
+
+class _Occupancy:
+    """How many of the slots are in jobs, summed over the time in which there is work for all."""
+
+    def __init__(self, jobs: int, slots: int) -> None:
+        self._slots = slots
+        self._last_begun = jobs - slots
+        self._begun = self._ended = 0
+        self._busy_seconds = 0.0
+        self._since: float | None = None
+        self._until: float | None = None
+        self._changed_at = 0.0
+
+    def begin(self) -> None:
+        """A job begins."""
+        now = self._count()
+        self._begun += 1
+        if self._begun == self._last_begun:
+            self._until = now
+
+    def end(self) -> None:
+        """A job ends."""
+        now = self._count()
+        self._ended += 1
+        if self._ended == self._slots:
+            self._since = now
+
+    def _count(self) -> float:
+        now = time.perf_counter()
+        if self._since is not None and self._until is None:
+            self._busy_seconds += (now - self._changed_at) * (self._begun - self._ended)
+        self._changed_at = now
+        return now
+
+    def share(self) -> float | None:
+        """The share, once all jobs have ended."""
+        if self._since is None or self._until is None or self._until <= self._since:
+            return None
+        return self._busy_seconds / (self._until - self._since) / self._slots
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What is measured."""
+
+    jobs: int
+    """How many to insert and work."""
+    slots: int
+    """How many may run at once."""
+    sleep: float = 0.0
+    """Seconds that a job sleeps, and up to half of it more or less; 0 for jobs that do nothing."""
+    prefetch: bool = False
+    """Whether to claim ahead of free slots."""
+
+
+class Bench:
+    """A measurement.
+
+    Args:
+        url: the database; River's tables must be there.
+        schema: where they are; None for the search path.
+        load: what is measured.
+    """
+
+    def __init__(self, url: str, schema: str | None, load: Load) -> None:
+        self._url, self._schema = url, schema
+        self._jobs, self._slots, self._sleep_seconds = load.jobs, load.slots, load.sleep
+        self._occupancy = _Occupancy(load.jobs, load.slots)
+        self._opts = InsertOpts(queue=QUEUE)
+        self._worked = 0
+        self._last_id = 0
+        self._all_worked = anyio.Event()
+        self._picked_up_at: dict[int, float] = {}
+        self._all_picked_up = anyio.Event()
+        workers = Workers()
+        workers.job(self._noop)
+        workers.job(self._sleep)
+        workers.job(self._pickup)
+        self._client = Client(
+            url,
+            workers=workers,
+            queues={QUEUE: QueueConfig(max_workers=load.slots, prefetch=load.prefetch)},
+            config=Config(schema=schema),
+        )
+
+    async def _noop(self, job: Job[_Noop]) -> None:
+        self._ended(job.id)
+
+    async def _sleep(self, job: Job[_Sleep]) -> None:
+        self._occupancy.begin()
+        await asyncio.sleep(job.args.seconds)  # noqa: TID251 (what most jobs wait by, and cheaper)
+        self._occupancy.end()
+        self._ended(job.id)
+
+    def _ended(self, job_id: int) -> None:
+        self._worked += 1
+        if self._worked == self._jobs:
+            self._last_id = job_id
+            self._all_worked.set()
+
+    async def _pickup(self, job: Job[_Pickup]) -> None:
+        self._picked_up_at[job.args.number] = time.perf_counter()
+        if len(self._picked_up_at) == PICKUPS:
+            self._all_picked_up.set()
+
+    async def empty(self, *, force: bool) -> int:
+        """See to it that there are no jobs; returns how many were deleted.
+
+        Args:
+            force: delete those that are there.
+
+        Raises:
+            CommandError: there are jobs, and no `force`.
+            SchemaMissingError: River's tables are not there.
+            Exception: the database failed.
+        """
+        async with self._connected() as connection:
+            await check_schema(connection, self._schema, url=self._url)
+            with anyio.fail_after(STATEMENT_TIMEOUT):
+                count = await sql.bench_job_count(connection, self._schema)
+                if count and not force:
+                    raise CommandError(
+                        f"river_job has {count:,} jobs: give --force to delete them all "
+                        "(TRUNCATE), or name another database or schema"
+                    )
+                if count:
+                    await sql.bench_truncate(connection, self._schema)
+        return count
+
+    async def measure(self) -> Measurement:
+        """Insert jobs and work them.
+
+        Raises:
+            CommandError: they were not worked, or not by this client alone.
+            Exception: the database failed.
+        """
+        async with self._connected() as connection:
+            return await self._measure(connection)
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncGenerator[Connection]:
+        connection = await connect(self._url, application_name="riverpy bench")
+        try:
+            yield connection
+        finally:
+            await close(connection)
+
+    async def _measure(self, connection: Connection) -> Measurement:
+        server = await sql.bench_server(connection)
+        processes = ServerProcesses.of_backend(server.pid) if server.is_local else None
+        async with self._client:
+            insert_seconds = await self._insert()
+            with anyio.fail_after(STATEMENT_TIMEOUT):
+                await sql.bench_settle(connection, self._schema)
+            settle_collector()
+            work = await self._work(processes)
+            rss = memory_mib()
+            await self._check(connection)
+            pickups = statistics.quantiles(await self._pick_up(), n=100, method="inclusive")
+        micro, occupancy = 1e6 / self._jobs, self._occupancy.share()
+        return Measurement(
+            jobs=self._jobs,
+            slots=self._slots,
+            insert_per_s=round(self._jobs / insert_seconds, 1),
+            work_per_s=round(self._jobs / work.seconds, 1),
+            client_cpu_us_per_job=round(work.cpu_seconds * micro, 2),
+            server_cpu_us_per_job=round(work.server_cpu_seconds * micro, 2) if processes else None,
+            occupancy=None if occupancy is None else round(occupancy, 4),
+            pickup_p50_ms=round(pickups[49] * 1e3, 3),
+            pickup_p99_ms=round(pickups[98] * 1e3, 3),
+            rss_mib=None if rss is None else round(rss, 1),
+            riverpy_version=version(DISTRIBUTION),
+            postgres_version=server.version.split()[0],
+        )
+
+    async def _insert(self) -> float:
+        """Insert the jobs; returns the seconds that it took."""
+        began = time.perf_counter()
+        for start in range(0, self._jobs, BATCH):
+            count = min(BATCH, self._jobs - start)
+            await self._client.insert_many_fast(
+                [InsertManyParams(self._args(), self._opts) for _ in range(count)]
+            )
+        return time.perf_counter() - began
+
+    def _args(self) -> _Noop | _Sleep:
+        if not self._sleep_seconds:
+            return _Noop()
+        return _Sleep(self._sleep_seconds * random.uniform(0.5, 1.5))  # noqa: S311 (no secret)
+
+    async def _work(self, server: ServerProcesses | None) -> _Stopwatch:
+        """Work the jobs; returns how long it took.
+
+        The job that ran last is stored with the last batch, so the time of its event is that of the
+        last completion. Its subscription opens when all have run: events that nobody waits for cost
+        nothing, as in a worker without subscribers.
+        """
+        watch = _Stopwatch(server)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._run_client, watch)
+            await self._until_all_worked()
+            await self._until_last_stored()
+            watch.stop()
+            self._client.stop()
+        return watch
+
+    async def _run_client(self, watch: TaskStatus[None]) -> None:
+        await self._client.run(task_status=watch)
+
+    async def _until_all_worked(self) -> None:
+        worked = -1
+        while not self._all_worked.is_set():
+            if worked == self._worked:
+                raise CommandError(
+                    f"{self._jobs - self._worked:,} jobs of queue {QUEUE} are left and none was "
+                    f"worked for {STALL_LIMIT:.0f} s: is the queue paused, or does another process "
+                    "work it?"
+                )
+            worked = self._worked
+            with anyio.move_on_after(STALL_LIMIT):
+                await self._all_worked.wait()
+
+    async def _until_last_stored(self) -> None:
+        with anyio.fail_after(STALL_LIMIT):
+            async with self._client.subscribe(EventKind.JOB_COMPLETED) as events:
+                async for event in events:
+                    if event.job is not None and event.job.id == self._last_id:
+                        return
+
+    async def _check(self, connection: Connection) -> None:
+        with anyio.fail_after(STATEMENT_TIMEOUT):
+            completed = await sql.bench_completed(connection, self._schema, QUEUE)
+        if completed != self._jobs:
+            raise CommandError(
+                f"{completed:,} of {self._jobs:,} jobs were completed at their first attempt: the "
+                "measurement means nothing"
+            )
+
+    async def _pick_up(self) -> list[float]:
+        """Insert single jobs into the idle worker; returns the seconds until each ran.
+
+        The next insert does not wait for the last job: a slow one must not hide others.
+        """
+        inserted_at: list[float] = []
+        async with self._client.working():
+            began = time.perf_counter()
+            for number in range(PICKUPS):
+                due = began + number * PICKUP_INTERVAL
+                await anyio.sleep(max(0.0, due - time.perf_counter()))
+                inserted_at.append(time.perf_counter())
+                await self._client.insert(_Pickup(number), self._opts)
+            with anyio.fail_after(STALL_LIMIT):
+                await self._all_picked_up.wait()
+        return [self._picked_up_at[number] - at for number, at in enumerate(inserted_at)]

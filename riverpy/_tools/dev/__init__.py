@@ -1,0 +1,1 @@
+"""What `riverpy dev` runs."""

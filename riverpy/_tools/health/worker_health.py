@@ -1,0 +1,159 @@
+"""WorkerHealth: what the health server of one worker answers."""
+
+from __future__ import annotations
+
+import time
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+import msgspec
+
+from riverpy._duration import parse_duration
+from riverpy._postgres.driver import DATABASE_ERRORS
+from riverpy._tools.health import event_lines
+from riverpy._tools.health.http import Refused, Response
+from riverpy._tools.health.metrics import CONTENT_TYPE, render
+from riverpy._tools.health.probes import lag_within, liveness, readiness
+from riverpy._tools.health.server import Server
+from riverpy.errors import RiverError
+from riverpy.stats import ClientStats
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator, Mapping
+    from contextlib import AbstractAsyncContextManager
+    from datetime import timedelta
+
+    from riverpy._tools.health.address import Address
+    from riverpy._tools.health.http import Request
+    from riverpy._tools.health.probes import Verdict
+    from riverpy.client import Client
+
+LAG_KEPT = 10.0
+"""Seconds for which the answer to a look at the queues is kept, so that whoever asks, and however
+often, the database is asked this often."""
+LAG_TIMEOUT = 1.0
+"""Seconds that such a look may take."""
+STRETCH = 0.002
+"""Seconds for which a page may be written without a turn of the event loop."""
+STREAMS_MAX = 8
+"""Followers of events at a time."""
+JSON = "application/json"
+
+
+class WorkerHealth:
+    """Answers /livez, /readyz, /metrics and /events, from before there is a client until after it
+    has stopped."""
+
+    def __init__(self, address: Address) -> None:
+        """Make it; nothing listens yet."""
+        self.client: Client | None = None
+        """None: it is not known yet."""
+        self._started_at = time.time()
+        self._lags: Mapping[str, timedelta] | None = None
+        self._lags_at = -LAG_KEPT
+        self._lags_lock = anyio.Lock()
+        self._streams = 0
+        self._server = Server(
+            address,
+            {
+                "/livez": self._livez,
+                "/readyz": self._readyz,
+                "/metrics": self._metrics,
+                "/events": self._events,
+            },
+        )
+
+    def serving(self) -> AbstractAsyncContextManager[None]:
+        """Answer meanwhile.
+
+        Raises:
+            OSError: the address cannot be listened on.
+        """
+        return self._server.serving()
+
+    def _stats(self) -> ClientStats | None:
+        """None: the client does not run yet."""
+        stats = None if self.client is None else self.client.stats()
+        return stats if stats is not None and stats.uptime else None
+
+    async def _livez(self, request: Request) -> Response:
+        # If the loop was blocked until now, let what waits for its turn have it first.
+        await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
+        return _answer(liveness(self._stats()))
+
+    async def _readyz(self, request: Request) -> Response:
+        await anyio.lowlevel.checkpoint()
+        lag = None
+        if asked := request.params.get("max_lag"):
+            try:
+                most = parse_duration(asked[0])
+            except ValueError as error:
+                raise Refused(HTTPStatus.BAD_REQUEST, f"max_lag: {error}") from None
+            lags = await self._read_lags()
+            lag = lag_within(most, lags, self._stats())
+        return _answer(readiness(self._stats(), lag))
+
+    async def _metrics(self, request: Request) -> Response:
+        lags = await self._read_lags()
+        pieces = render(
+            self._stats() or ClientStats(client_id="", state="starting"),
+            process_started_at=self._started_at,
+            lags=lags,
+        )
+        return Response(HTTPStatus.OK, CONTENT_TYPE, await _joined(pieces))
+
+    async def _read_lags(self) -> Mapping[str, timedelta] | None:
+        """How long due jobs wait; None where the database does not say."""
+        async with self._lags_lock:
+            if self.client is None or time.monotonic() - self._lags_at < LAG_KEPT:
+                return self._lags
+            self._lags = None
+            try:
+                with anyio.move_on_after(LAG_TIMEOUT):
+                    self._lags = await self.client.queue_lags(list(self.client.queues))
+            except (RiverError, *DATABASE_ERRORS):  # not open yet, or an outage
+                pass
+            self._lags_at = time.monotonic()
+            return self._lags
+
+    async def _events(self, request: Request) -> Response:
+        if self.client is None or self._streams >= STREAMS_MAX:
+            reason = "no client yet" if self.client is None else f"{STREAMS_MAX} follow already"
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}: try again later")
+        try:
+            lines = event_lines.follow(self.client, request.params)
+        except ValueError as error:
+            raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from None
+        counted = self._counted(lines)
+        await anext(counted)  # before anybody else is let in
+        return Response(HTTPStatus.OK, "application/x-ndjson", counted)
+
+    async def _counted(self, lines: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        """The lines, after a first part that is empty: from that to its end it counts."""
+        self._streams += 1
+        try:
+            yield b""
+            async for line in lines:
+                yield line
+        finally:
+            self._streams -= 1
+            await lines.aclose()
+
+
+async def _joined(pieces: Iterator[str]) -> bytes:
+    """The whole page. Jobs run between its pieces."""
+    page, until = list[str](), time.monotonic() + STRETCH
+    for piece in pieces:
+        page.append(piece)
+        if time.monotonic() >= until:
+            await anyio.lowlevel.checkpoint()
+            until = time.monotonic() + STRETCH
+    return "".join(page).encode()
+
+
+def _answer(verdict: Verdict) -> Response:
+    status = HTTPStatus.OK if verdict.ok else HTTPStatus.SERVICE_UNAVAILABLE
+    return Response(status, JSON, msgspec.json.encode(verdict) + b"\n")

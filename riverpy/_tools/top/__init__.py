@@ -1,0 +1,1 @@
+"""What `riverpy top` reads and draws."""

@@ -1,0 +1,167 @@
+"""What a client writes about itself into its row of `riverpy_client`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+
+from riverpy._clients.process import own_process
+from riverpy._log import get_logger
+from riverpy._postgres.clients import client_disclose, client_set_state
+from riverpy._postgres.driver import DATABASE_ERRORS, describe
+from riverpy._postgres.queue_owners import member_mark
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from anyio.abc import TaskStatus
+
+    from riverpy._clients.heartbeat import Heartbeat
+    from riverpy._lifecycle import StopScope
+    from riverpy._postgres.clients import SetAsideRow
+    from riverpy._postgres.connection import DedicatedConnection
+    from riverpy._work.running_attempts import RunningAttempts
+
+INTERVAL = 1.0
+"""Seconds between two looks at whether there is something new."""
+RETRY = 30.0
+"""The same after the database did not take it."""
+TIMEOUT = 2.0
+STUCK_MAX = 1_000
+"""Stuck jobs that are named."""
+ASIDE_MAX = 20
+"""Rows that are set aside, and named: those that have been for longest."""
+ERROR_LENGTH = 200
+"""Characters of the error of each."""
+
+
+class _Status(NamedTuple):
+    """What the row is to say."""
+
+    slots: list[int]
+    """With those that were given for stuck jobs."""
+    stuck: list[int]
+    """Ids of jobs."""
+    aside: list[SetAsideRow]
+    aside_count: int
+    contacts: int
+    """Which contact with the server it is."""
+    is_stopping: bool
+
+
+class ClientStatusReporter:
+    """Tells at the start of a run, then only when something has changed, or the row may be another:
+    one of a client that gave no sign of life for minutes is forgotten, and then made anew."""
+
+    name = "disclosure"
+
+    def __init__(
+        self,
+        work: RunningAttempts,
+        connection: DedicatedConnection,
+        heartbeat: Heartbeat,
+        *,
+        schema: str | None,
+        client_id: str,
+        slots: Mapping[str, int],
+        set_aside: Callable[[], list[SetAsideRow]],
+    ) -> None:
+        """Make it.
+
+        Args:
+            work: the jobs that run.
+            connection: one that is not busy with jobs.
+            heartbeat: the run's.
+            schema: of River's tables.
+            client_id: the client's.
+            slots: of each queue, in the order in which they are registered.
+            set_aside: lists the rows that the client has set aside.
+        """
+        self._work, self._connection, self._heartbeat = work, connection, heartbeat
+        self._schema, self._client_id, self._slots = schema, client_id, slots
+        self._set_aside = set_aside
+        self._told: _Status | None = None
+        self._is_stopping = False
+        self._wake = asyncio.Event()
+        self.keeps_state = False
+        """Whether the row has a place for whether the client is stopping, and for the rows that it
+        has set aside."""
+        self.is_marked = False
+        """Whether to say that the client knows of domains. One of another domain than `default`
+        says so by its settings."""
+        self._log = get_logger()
+
+    def stopping(self) -> None:
+        """A stop has begun: say so at once, so that the client does not count as one that could
+        become leader."""
+        self._is_stopping = True
+        self._wake.set()
+
+    async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
+        """Tell until stopped."""
+        delay = await self._tell()
+        task_status.started()
+        while True:
+            scope.turns(within=delay + TIMEOUT)
+            with anyio.move_on_after(delay):
+                await self._wake.wait()
+            self._wake.clear()
+            delay = await self._tell()
+
+    async def _tell(self) -> float:
+        """Tell what is new. Returns the seconds until the next look."""
+        now = self._seen()
+        registered_at = self._heartbeat.registered_at
+        if now == self._told or registered_at is None:
+            return INTERVAL
+        try:
+            async with self._connection.use("telling slots and stuck jobs", TIMEOUT) as connection:
+                if self.keeps_state:
+                    state = "stopping" if now.is_stopping else "working"
+                    await client_set_state(
+                        connection,
+                        self._schema,
+                        client_id=self._client_id,
+                        registered_at=registered_at,
+                        state=state,
+                        process=own_process(),
+                        aside=now.aside,
+                        aside_count=now.aside_count,
+                    )
+                await client_disclose(
+                    connection,
+                    self._schema,
+                    client_id=self._client_id,
+                    registered_at=registered_at,
+                    slots=now.slots,
+                    stuck=now.stuck,
+                )
+                if self.is_marked and (self._told is None or self._told.contacts != now.contacts):
+                    await member_mark(
+                        connection,
+                        self._schema,
+                        client_id=self._client_id,
+                        registered_at=registered_at,
+                    )
+        except DATABASE_ERRORS as error:  # it is for people to see: nothing waits for it
+            self._log.debug("slots and stuck jobs are not told", error=describe(error))
+            return RETRY
+        self._told = now
+        return INTERVAL
+
+    def _seen(self) -> _Status:
+        slots = dict(self._slots)
+        for attempt, keeps_slot in self._work.stuck.items():
+            slots[attempt.queue] += not keeps_slot
+        ids = sorted(attempt.id for attempt in self._work.stuck)
+        aside = sorted(self._set_aside(), key=lambda row: row.since) if self.keeps_state else []
+        return _Status(
+            slots=list(slots.values()),
+            stuck=ids[:STUCK_MAX],
+            aside=[row._replace(error=row.error[:ERROR_LENGTH]) for row in aside[:ASIDE_MAX]],
+            aside_count=len(aside),
+            contacts=self._heartbeat.contacts,
+            is_stopping=self._is_stopping,
+        )

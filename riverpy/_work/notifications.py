@@ -1,0 +1,72 @@
+"""Routes notifications about jobs and queues to the producers and attempts of one run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from riverpy._postgres.notifier import decode_message
+from riverpy._postgres.periodic import CHANGED_ACTION, EVENT_TOPIC
+from riverpy._postgres.queue_owners import OWNERS_ACTION
+from riverpy._postgres.upkeep import DUE_ACTION
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from riverpy._postgres.notifier import Notifier
+    from riverpy._work.leader_setup import LeaderSetup
+    from riverpy._work.producer import Producer
+    from riverpy._work.reconciler import Reconciler
+    from riverpy._work.running_attempts import RunningAttempts
+    from riverpy.periodic import PeriodicJobs
+
+
+class NotificationRouter:
+    """Passes notifications on. What is not known yet, or is no message, is passed over."""
+
+    def __init__(
+        self,
+        producers: Mapping[str, Producer],
+        work: RunningAttempts,
+        reconciler: Reconciler,
+        periodic_jobs: PeriodicJobs,
+        candidacy: LeaderSetup | None,
+    ) -> None:
+        self._producers, self._work, self._reconciler = producers, work, reconciler
+        self._periodic_jobs, self._candidacy = periodic_jobs, candidacy
+
+    def listen(self, notifier: Notifier) -> None:
+        """Hear what comes on these topics."""
+        notifier.subscribe("river_insert", self._insert)
+        notifier.subscribe("river_control", self._control)
+        notifier.subscribe(EVENT_TOPIC, self._event)
+
+    def _insert(self, payload: str) -> None:
+        message = decode_message(payload)
+        if message is not None and message.queue in self._producers:
+            self._producers[message.queue].notify()
+
+    def _control(self, payload: str) -> None:
+        message = decode_message(payload)
+        if message is None:
+            return
+        match message.action:
+            case "cancel" if message.job_id:
+                self._work.cancel(message.job_id, message.queue)
+                if message.queue in self._producers:
+                    self._producers[message.queue].cancel(message.job_id)
+            case "pause" | "resume":
+                self._reconciler.heard_pause(message.queue, paused=message.action == "pause")
+            case _:  # metadata_changed and what is not known yet
+                pass
+
+    def _event(self, payload: str) -> None:
+        message = decode_message(payload)
+        if message is None:
+            return
+        if message.action == CHANGED_ACTION:
+            self._periodic_jobs.stir()
+        elif message.action == OWNERS_ACTION and self._candidacy is not None:
+            self._candidacy.owners_changed()
+        elif message.action == DUE_ACTION and message.queue in self._producers:
+            for seconds in message.seconds:
+                self._producers[message.queue].expect(seconds)
