@@ -22,7 +22,7 @@ ONE_WORKER = (
     "tests/faults/test_failover.py",
     "tests/faults/test_server.py",
     "tests/faults/test_users.py",
-    "tests/house/test_wheel.py",
+    "tests/repository/test_wheel.py",
     "tests/maintenance/test_plans.py",
     "tests/typing/test_mypy.py",
     "tests/work/test_plans.py",

@@ -25,7 +25,7 @@ from riverpy._postgres.jobs import ClaimKey, job_put_back
 from riverpy.embedded import EmbeddedPostgres
 from riverpy.migrate import migrate_all
 from tests._database import Schema, connected, run_apart
-from tests.doctor.conftest import examine
+from tests.tools.doctor.conftest import examine
 from tests.work.rig import PATIENCE, Rig, Task
 
 if TYPE_CHECKING:

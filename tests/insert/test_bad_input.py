@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from riverpy import _json
+from riverpy._insert import inserter as _insert
 from riverpy._insert.errors import translated
-from riverpy._insert.inserter import inserter as _insert
 from riverpy._insert.row import InsertRules, prepare
 from riverpy._json_decoder import decoder
 from riverpy.errors import (

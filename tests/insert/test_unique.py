@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import structlog
 
-from riverpy._insert.inserter import unique_key as _unique
+from riverpy._insert import unique_key as _unique
 from riverpy._insert.row import InsertRules, prepare
 from riverpy.errors import InsertError, UniqueConflictError
 from riverpy.insert_opts import (

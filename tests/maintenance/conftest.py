@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.maintenance.office import held_office
+from tests.maintenance.term_context import held_office
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from tests._database import Schema
-    from tests.maintenance.office import HeldOffice
+    from tests.maintenance.term_context import HeldOffice
 
 
 @pytest.fixture

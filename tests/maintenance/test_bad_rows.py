@@ -21,8 +21,8 @@ from tests.maintenance.bad_rows import (
     sleeping,
     triggered,
 )
-from tests.maintenance.office import held_office
 from tests.maintenance.rows import ENDED, ids_of, insert_ended
+from tests.maintenance.term_context import held_office
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from riverpy._maintenance.base import MaintenanceService
     from tests._database import Schema
     from tests.maintenance.bad_rows import Case
-    from tests.maintenance.office import HeldOffice
+    from tests.maintenance.term_context import HeldOffice
 
 SET_ASIDE = "row set aside, trying it again later"
 PASSED_OVER = "job is damaged and is passed over"

@@ -12,7 +12,7 @@ from riverpy._maintenance import batches
 from riverpy._maintenance.batches import PAUSE_MAX, PAUSE_MIN, Batches
 from riverpy.errors import FencedOutError
 from tests.maintenance.fakes import FakeService, office_without_database, term
-from tests.maintenance.office import StillTimer
+from tests.maintenance.term_context import StillTimer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

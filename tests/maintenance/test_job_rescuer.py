@@ -23,13 +23,13 @@ from riverpy._postgres.driver import use_raw_timestamps
 from riverpy._postgres.jobs import ClaimKey, Settlement, job_complete, job_settle
 from riverpy.errors import FencedOutError
 from tests.maintenance.dead_clients import BEAT, in_contact, observed, register
-from tests.maintenance.office import QuickTimer, held_office
+from tests.maintenance.term_context import QuickTimer, held_office
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from tests._database import Schema
-    from tests.maintenance.office import HeldOffice
+    from tests.maintenance.term_context import HeldOffice
 
 SET_ASIDE = "row set aside, trying it again later"
 SECOND = timedelta(seconds=1)

@@ -28,7 +28,7 @@ from riverpy import (
     RawArgs,
     UniqueOpts,
 )
-from riverpy._insert.inserter import inserter as _insert
+from riverpy._insert import inserter as _insert
 from riverpy.periodic import PeriodicJob, every
 from tests.periodic.enqueuing import enqueuing
 

@@ -16,7 +16,7 @@ from riverpy.cli import main
 from riverpy.config import DURATION_MAX
 from riverpy.migrate import Migrator, migrate_all
 from tests._database import connected
-from tests.doctor.conftest import examine
+from tests.tools.doctor.conftest import examine
 from tests.work.rig import Task
 
 LONG = "s" * 63

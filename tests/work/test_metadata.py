@@ -24,7 +24,7 @@ from riverpy._postgres.rescue import Rescue, job_rescue
 from riverpy._postgres.upkeep import job_schedule
 from riverpy.cli import main
 from riverpy.job import JobState
-from tests.doctor.conftest import examine
+from tests.tools.doctor.conftest import examine
 from tests.work.rig import Rig, Task
 
 if TYPE_CHECKING:

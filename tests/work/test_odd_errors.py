@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from riverpy import AttemptError, Client, Config, Job
 from riverpy._attempt_errors import json_time, read_error
 from riverpy.cli import main
-from tests.doctor.conftest import examine
+from tests.tools.doctor.conftest import examine
 from tests.work.rig import Rig, Task
 
 if TYPE_CHECKING:

@@ -1,0 +1,566 @@
+"""Leaders of domains: each elected on a lease of its own, each maintaining its own queues alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from riverpy import HookPeriodicJobsStartFunc
+from riverpy._clock import SystemTimer
+from riverpy._leading.lease_store import LeadLease, SchemaLease
+from riverpy._leading.term_fence import TermFence
+from riverpy._leases.validity import LeaseTiming, LeaseValidity, Term
+from riverpy._postgres.connection import (
+    ConnectionOutage,
+    DedicatedConnection,
+    close_all,
+    connect_maintenance,
+)
+from riverpy._postgres.domains import domain_give, domain_lock
+from riverpy._postgres.leases import lease_request_resign
+from riverpy.errors import FencedOutError
+from riverpy.periodic import PeriodicJob, PeriodicJobsStart, every
+from tests.leading.domains.members import LONG, holders, member, owners
+from tests.work.rig import PATIENCE, Task
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from tests._database import Schema
+    from tests.leading.domains.members import Member
+    from tests.work.rig import Rig
+
+FOREIGN = (
+    "INSERT INTO river_leader (name, leader_id, elected_at, expires_at)"
+    " VALUES ('default', 'go', now(), now() + interval '1 hour')"
+)
+BOUND = 20.0
+"""Seconds for a statement: more than a machine stalls."""
+SCHEMA_HOLDER = "SELECT holder FROM riverpy_lease WHERE name = '@schema' AND expires_at >= now()"
+
+
+async def due(rig: Rig, *queues: str) -> None:
+    """A scheduled job in each of these queues that is due, and that nobody can work."""
+    for queue in queues:
+        await rig.schema.execute(
+            "INSERT INTO river_job (kind, queue, max_attempts, args, state, scheduled_at)"
+            " VALUES ('other', $1, 25, '{}', 'scheduled', now() - interval '1 minute')",
+            queue,
+        )
+
+
+async def is_scheduled(rig: Rig, queue: str) -> None:
+    """Wait until the due jobs of a queue are available, or beyond."""
+    await rig.until(
+        "SELECT count(*) FROM river_job WHERE queue = $1 AND state = 'scheduled'", 0, queue
+    )
+
+
+async def left_alone(rig: Rig) -> list[str]:
+    """The queues with due jobs that nobody has made available."""
+    rows = await rig.schema.fetch(
+        "SELECT DISTINCT queue FROM river_job WHERE state = 'scheduled' ORDER BY queue"
+    )
+    return [row["queue"] for row in rows]
+
+
+async def own(rig: Rig, domain: str, queue: str, silent: str) -> None:
+    """Let a queue be that of a domain without clients, which has been silent for so long."""
+    await rig.schema.execute(
+        "INSERT INTO riverpy_queue_owner (queue, domain, claimed_by, last_seen_at)"
+        " VALUES ($1, $2, 'gone', now() - $3::text::interval)",
+        queue,
+        domain,
+        silent,
+    )
+
+
+def services_of(one: Member, seat: int = 0) -> dict[str, Any]:
+    """The services of the last term of a client's own lead, or of its second, which is the
+    schema's."""
+    candidacy: Any = one.client._run._candidacy  # type: ignore[union-attr]
+    return {service.name: service for service in candidacy._seats[seat]._services}
+
+
+async def passed(one: Member, seat: int = 0) -> None:
+    """Wait for one more pass of the scheduler of a leader, which begins after this call."""
+    scheduler: Any = None
+    while scheduler is None:
+        await asyncio.sleep(0.01)
+        scheduler = services_of(one, seat).get("job scheduler")
+    scheduler.ran.init()
+    scheduler.stir()
+    for _ in range(2):  # one may be under way
+        with anyio.fail_after(PATIENCE, reason="the scheduler does not pass"):
+            await scheduler.ran.wait()
+        scheduler.stir()
+
+
+def told(log: list[Any], text: str) -> list[Any]:
+    """What was logged with this text."""
+    return [entry for entry in log if text in entry["event"]]
+
+
+# -- elected
+
+
+async def test_life_of_a_leader(rig: Rig) -> None:
+    """A client of a domain is elected on the domain's lease and tells of it; River's row of leaders
+    stays untouched."""
+    async with member(rig, "a", "mail") as a:
+        first = await anext(a.changes)
+        assert (first.is_leader, first.domain, first.epoch) == (False, "mail", None)
+        begun = await a.leads()
+        assert a.client.is_leader
+        row = await rig.schema.fetchrow("SELECT * FROM riverpy_lease WHERE name = 'd:mail'")
+        assert row is not None
+        assert row["holder"] == "a"
+        assert (begun.domain, begun.epoch) == ("mail", row["epoch"])
+        assert begun.elected_at == row["acquired_at"]
+        assert a.client.stats().is_leader
+        renewed = "SELECT expires_at > $1 FROM riverpy_lease WHERE name = 'd:mail'"
+        await rig.until(renewed, True, row["expires_at"])
+        a.client.stop()
+        ended = await a.leads(False)
+        assert (ended.domain, ended.epoch) == ("mail", begun.epoch)
+    assert await holders(rig) == {}
+    assert await rig.schema.fetchval("SELECT count(*) FROM river_leader") == 0
+
+
+async def test_not_a_candidate(rig: Rig) -> None:
+    """`candidate=False` keeps a client from leading its domain, and from the schema's lead."""
+    async with member(rig, "a", "mail", candidate=False), member(rig, "b", "pay") as b:
+        await b.leads()
+        await rig.until(SCHEMA_HOLDER, "b")
+        assert await holders(rig) == {"d:pay": "b", "@schema": "b"}
+
+
+@asynccontextmanager
+async def heard(schema: Schema, topic: str) -> AsyncGenerator[list[dict[str, Any]]]:
+    """What is announced on a topic."""
+    payloads: list[dict[str, Any]] = []
+    async with schema.connected() as connection:
+        await connection.add_listener(
+            f"{schema.name}.{topic}", lambda *args: payloads.append(json.loads(args[3]))
+        )
+        yield payloads
+
+
+async def test_stop_hands_over(rig: Rig, schema: Schema) -> None:
+    """A leader that stops hands over by its announcement, long before the follower's next bid, and
+    says nothing on River's topic: the churn of a domain is nothing to a leader in Go."""
+    async with heard(schema, "river_leadership") as river, heard(schema, "riverpy_lease") as ours:
+        async with member(rig, "a", "mail", **LONG) as a:
+            first = await a.leads()
+            async with member(rig, "b", "mail", **LONG) as b:
+                elector: Any = b.client._run._candidacy.elector  # type: ignore[union-attr]
+                elector.denied.init()
+                elector.resync()  # its first bid may be over
+                with anyio.fail_after(PATIENCE):
+                    await elector.denied.wait()
+                a.client.stop()
+                second = await b.leads()
+        with anyio.fail_after(PATIENCE):
+            while not any(one["lease"] == "d:mail" and one["holder"] == "b" for one in ours):
+                await asyncio.sleep(0.01)
+    assert first.epoch is not None
+    assert second.epoch is not None
+    assert second.epoch > first.epoch
+    assert river == []
+
+
+async def test_asked_to_resign(rig: Rig) -> None:
+    """A leader that is asked to resign, by the name and epoch of its lease, does so, and another
+    gets the lead; the leaders of other domains go on."""
+    async with (
+        member(rig, "a", "mail", **LONG) as a,
+        member(rig, "p", "pay", **LONG) as p,
+        rig.schema.connected() as connection,
+    ):
+        await a.leads()
+        await p.leads()
+        async with member(rig, "b", "mail", **LONG) as b:
+            assert await lease_request_resign(connection, rig.schema.name, name="d:mail")
+            await a.leads(False)
+            await b.leads()
+            assert p.client.is_leader
+
+
+async def test_request_of_an_old_term(rig: Rig) -> None:
+    """A request to resign that names another epoch, or another lease, is nothing to the leader of
+    now."""
+    async with member(rig, "a", "mail", **LONG) as a:
+        term = await a.leads()
+        assert term.epoch is not None
+        candidacy: Any = a.client._run._candidacy  # type: ignore[union-attr]
+        hear = candidacy.topics["riverpy_lease"]
+        for lease, epoch in (("d:mail", term.epoch - 1), ("d:pay", term.epoch)):
+            hear(json.dumps({"lease": lease, "epoch": epoch, "action": "resign_requested"}))
+            assert a.client.is_leader
+        hear(json.dumps({"lease": "d:mail", "epoch": term.epoch, "action": "resign_requested"}))
+        assert not a.client.is_leader
+
+
+# -- fenced
+
+
+class Holder:
+    """One process that wants the lead of a domain."""
+
+    def __init__(self, schema: Schema, name: str) -> None:
+        self.name = name
+        self.url, self.schema = schema.url, schema.name
+        outage = ConnectionOutage()
+        self.reserved = DedicatedConnection("reserved", self._connect, outage)
+        self.maintenance = DedicatedConnection("maintenance", self._connect, outage)
+        self.lease = LeadLease(self.reserved, schema.name, "d:mail")
+        self.refused: list[Term] = []
+
+    async def _connect(self) -> Any:
+        return await connect_maintenance(self.url, self.name, pooled=False)
+
+    async def elect(self) -> TermFence | None:
+        bid = await self.lease.elect(self.name, timedelta(seconds=30), BOUND)
+        if bid is None or not bid.elected:
+            return None
+        self.term = Term(self.name, bid.elected_at, bid.epoch)
+        trust = LeaseValidity(LeaseTiming(ttl=30.0, interval=10.0), SystemTimer())
+        trust.granted(self.term, asked_at=SystemTimer().boottime())
+        return TermFence(self.term, trust, store=self.lease, fenced_out=self.refused.append)
+
+
+async def test_old_leader_cannot_write(schema: Schema) -> None:
+    """A leader of a domain that was frozen beyond its lease cannot commit under its old epoch, nor
+    can it release or renew the lease of its successor; while a fenced transaction of its is open
+    the takeover waits, and a denied bid does not."""
+    a, b, c = holders_of_lead = [Holder(schema, name) for name in "abc"]
+    try:
+        old = await a.elect()
+        assert old is not None
+        async with old.transaction(a.maintenance, "writing") as connection:
+            await connection.execute(f'UPDATE "{schema.name}".river_job SET priority = 1')
+            assert await c.elect() is None  # it does not wait
+            assert await a.lease.renew(a.term, timedelta(seconds=30), BOUND)
+            await schema.execute("UPDATE riverpy_lease SET expires_at = now() - interval '1 s'")
+            taking = asyncio.ensure_future(b.elect())
+            waiting = (
+                "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'b'"
+                " AND datname = current_database() AND wait_event_type = 'Lock'"
+            )
+            while not await schema.fetchval(waiting):
+                await asyncio.sleep(0.01)
+        new = await taking
+        assert new is not None
+        assert b.term.epoch > a.term.epoch
+        with pytest.raises(FencedOutError):
+            async with old.transaction(a.maintenance, "writing"):
+                pytest.fail("the transaction began")
+        assert a.refused == [a.term]
+        assert not await a.lease.renew(a.term, timedelta(seconds=30), BOUND)
+        assert not await a.lease.resign(a.term, BOUND)
+        async with new.transaction(b.maintenance, "writing") as connection:
+            await connection.execute(f'UPDATE "{schema.name}".river_job SET priority = 1')
+    finally:
+        for one in holders_of_lead:
+            await close_all([one.reserved, one.maintenance])
+
+
+async def test_bid_for_the_schema_keeps_no_renewal_waiting(schema: Schema) -> None:
+    """A bid for the schema's lead gives up soon on a fenced transaction of the last term, which may
+    go on for seconds: the domain's lead is renewed over the same connection."""
+    a, b = (Holder(schema, name) for name in "ab")
+    a.lease = LeadLease(a.reserved, schema.name, "@schema")
+    bidder = SchemaLease(b.reserved, schema.name)
+    try:
+        old = await a.elect()
+        assert old is not None
+        async with old.transaction(a.maintenance, "writing"):
+            await schema.execute("UPDATE riverpy_lease SET expires_at = now() - interval '1 s'")
+            assert await bidder.elect("b", timedelta(seconds=30), 4.0) is None
+        bid = await bidder.elect("b", timedelta(seconds=30), BOUND)
+        assert bid is not None
+        assert bid.elected
+    finally:
+        for one in (a, b):
+            await close_all([one.reserved, one.maintenance])
+
+
+# -- its own queues alone
+
+
+async def test_each_leader_keeps_its_own_queues(rig: Rig) -> None:
+    """Two domains and `default` beside each other: the leader of each schedules in its own queues,
+    and in no other."""
+    await due(rig, "a1", "b1", "default", "x")
+    async with member(rig, "a", "a", "a1") as a:
+        await a.leads()
+        await is_scheduled(rig, "a1")
+        await passed(a)
+        assert await left_alone(rig) == ["b1", "default", "x"]
+        async with member(rig, "b", "b", "b1", candidate=False), member(rig, "c", None) as c:
+            await c.leads()
+            await is_scheduled(rig, "x")
+            await passed(c)
+            await passed(a)
+            assert await left_alone(rig) == ["b1"]
+            async with member(rig, "b2", "b", "b2") as b:
+                await b.leads()
+                await is_scheduled(rig, "b1")
+
+
+async def test_each_kind_of_work(rig: Rig) -> None:
+    """The leader of a domain rescues, cleans and schedules in its queues; what is elsewhere stays
+    as it is. It rescues by liveness whatever the kind, also of its own while one in Go leads
+    `default`, who would discard what he does not know."""
+    await rig.schema.execute(FOREIGN)
+    await rig.schema.execute(
+        "INSERT INTO riverpy_client (client_id, queues, kinds, candidate, poll_only, version,"
+        " dead_after, heartbeat_at) VALUES ('dead', '{}', '{}', false, false, '1',"
+        " interval '1 second', now() - interval '1 minute')"
+    )
+    for queue in ("mail", "else"):
+        await due(rig, queue)
+        await rig.schema.execute(
+            "INSERT INTO river_job (kind, queue, max_attempts, args, state, attempt, attempted_by,"
+            " attempted_at) VALUES ('strange', $1, 25, '{}', 'running', 1, '{dead}', now())",
+            queue,
+        )
+        await rig.schema.execute(
+            "INSERT INTO river_job (kind, queue, max_attempts, args, state, finalized_at)"
+            " VALUES ('old', $1, 25, '{}', 'completed', now() - interval '2 days')",
+            queue,
+        )
+    of = "SELECT string_agg(state::text, ' ' ORDER BY id) FROM river_job WHERE queue = $1"
+    async with member(rig, "a", "mail", dead_after=timedelta(seconds=2)) as a:
+        await a.leads()
+        await rig.until(
+            "SELECT count(*) FROM river_job WHERE queue = 'mail' AND state IN"
+            " ('scheduled', 'running', 'completed')",
+            0,
+        )
+        await passed(a)
+        assert await rig.schema.fetchval(of, "else") == "scheduled running completed"
+
+
+async def test_queue_that_is_claimed_later(rig: Rig) -> None:
+    """Queues that another client of the domain claims while the leader is at work are maintained
+    from its next pass on: a leader that works only one keeps all of its domain."""
+    await due(rig, "one", "two", "three")
+    async with member(rig, "a", "mail", "one", **LONG) as a:
+        await a.leads()
+        await is_scheduled(rig, "one")
+        await passed(a)
+        assert await left_alone(rig) == ["three", "two"]
+        async with member(rig, "b", "mail", "two", candidate=False):
+            await is_scheduled(rig, "two")
+        await passed(a)
+        assert await left_alone(rig) == ["three"]
+
+
+async def test_queue_that_is_moved(rig: Rig) -> None:
+    """A queue that an administrator moves is maintained by the leader of its new domain from its
+    next pass on, and by the old one no more."""
+    async with (
+        member(rig, "a", "mail", "one", **LONG) as a,
+        member(rig, "b", "pay", "two", **LONG) as b,
+    ):
+        await a.leads()
+        await b.leads()
+        async with rig.schema.connected() as connection, connection.transaction():
+            await domain_lock(connection, rig.schema.name, domains=["mail", "pay"])
+            await domain_give(connection, rig.schema.name, queue="one", domain="pay", by="me")
+        assert await owners(rig) == {"one": "pay", "two": "pay"}
+        seats = [one.client._run._candidacy._own for one in (a, b)]  # type: ignore[union-attr]
+        for seat in seats:
+            seat.forget_owners()
+        scopes = [await seat._territory.scope() for seat in seats]  # type: ignore[union-attr]
+        assert [sorted(scope.queues) for scope in scopes] == [[], ["one", "two"]]  # type: ignore[union-attr]
+        await due(rig, "one")
+        await passed(b)
+        assert await left_alone(rig) == []
+
+
+async def test_default_hears_of_the_first_domain(rig: Rig) -> None:
+    """A leader of `default` that was elected before any domain had a queue, and asks only now and
+    then, hears of the first claim: it leaves the queue alone at once."""
+    async with member(rig, "c", None, **LONG) as c:
+        await c.leads()
+        await passed(c)
+        async with member(rig, "a", "mail", "one", candidate=False):
+            seat: Any = c.client._run._candidacy._own  # type: ignore[union-attr]
+            with anyio.fail_after(PATIENCE):
+                while "one" in await seat._territory.scope():
+                    await asyncio.sleep(0.01)
+            await due(rig, "one", "two")
+            await is_scheduled(rig, "two")
+            await passed(c)
+            assert await left_alone(rig) == ["one"]
+
+
+async def test_orphans(rig: Rig) -> None:
+    """A queue whose domain has been silent for ten minutes is kept by the leader of `default` until
+    a client of the domain is back; one that is silent for less is not."""
+    await own(rig, "mail", "one", "11 minutes")
+    await own(rig, "pay", "two", "9 minutes")
+    await due(rig, "one", "two")
+    async with member(rig, "c", None, dead_after=timedelta(seconds=1)) as c:
+        await c.leads()
+        await is_scheduled(rig, "one")
+        await passed(c)
+        assert await left_alone(rig) == ["two"]
+        async with member(rig, "a", "mail", "x", candidate=False):
+            seat: Any = c.client._run._candidacy._own  # type: ignore[union-attr]
+            with anyio.fail_after(PATIENCE):
+                while "one" in await seat._territory.scope():
+                    await asyncio.sleep(0.01)
+
+
+# -- the schema's lead
+
+
+async def test_schema_is_kept_without_default(rig: Rig) -> None:
+    """Where nobody leads `default`, one client of the domains does what a schema has one of: it
+    rebuilds indexes, forgets dead clients and keeps orphans. It does not keep the queues of
+    `default`, and gives way when `default` has a leader."""
+    await own(rig, "gone", "orphan", "11 minutes")
+    await due(rig, "orphan", "default")
+    async with member(rig, "a", "mail", dead_after=timedelta(seconds=1)) as a:
+        await rig.until(SCHEMA_HOLDER, "a")
+        await is_scheduled(rig, "orphan")
+        await passed(a, 1)
+        assert {"reindexer", "client reaper"} <= services_of(a, 1).keys()
+        assert await left_alone(rig) == ["default"]
+        async with member(rig, "c", None) as c:
+            await c.leads()
+            await rig.until(SCHEMA_HOLDER, None)
+            elector = a.client._run._candidacy.electors[1]  # type: ignore[union-attr]
+            elector.denied.init()
+            with anyio.fail_after(PATIENCE, reason="it is elected beside the leader of default"):
+                await elector.denied.wait()
+            await is_scheduled(rig, "default")
+        await rig.until(SCHEMA_HOLDER, "a")
+
+
+async def test_schema_beside_a_foreign_leader(rig: Rig, log: list[Any]) -> None:
+    """A leader of River's in Go on `default` rebuilds the indexes, and knows nothing of our tables:
+    these are kept by the schema's leader, who leaves the indexes alone. What is at risk is said
+    once a term, in the words of a domain."""
+    await rig.schema.execute(FOREIGN)
+    async with member(rig, "a", "mail") as a:
+        await a.leads()
+        await rig.until(SCHEMA_HOLDER, "a")
+        await passed(a, 1)
+        assert "client reaper" in services_of(a, 1)
+        assert "reindexer" not in services_of(a, 1)
+        (entry,) = told(log, "the leader of the domain `default` is not a riverpy client")
+        assert (entry["leader_id"], entry["domain"]) == ("go", "mail")
+        assert (entry["queues"], entry["kinds"]) == (["mail"], list(rig.workers))
+        await rig.schema.execute("DELETE FROM river_leader")
+        with anyio.fail_after(PATIENCE, reason="the schema's leader does not take the indexes up"):
+            while "reindexer" not in services_of(a, 1):
+                await asyncio.sleep(0.01)
+
+
+async def test_leader_of_default_that_is_old(rig: Rig, log: list[Any]) -> None:
+    """A leader of `default` that does not say that it knows of domains, as one of an older version,
+    is told of by clients of domains, once a term; one that says so is not."""
+    text = "does not say that it knows of domains"
+    await rig.schema.execute(FOREIGN)
+    await rig.schema.execute(
+        "INSERT INTO riverpy_client (client_id, queues, kinds, candidate, poll_only, version,"
+        " dead_after, started_at) VALUES ('go', '{}', '{}', true, false, '1', '1 hour', now())"
+    )
+
+    async def looked(*, times: int) -> None:
+        watch: Any = a.client._run._leader_watch  # type: ignore[union-attr]
+        for _ in range(times):
+            watch.looked.init()
+            with anyio.fail_after(PATIENCE):
+                await watch.looked.wait()
+
+    async with member(rig, "a", "mail", dead_after=timedelta(seconds=0.6)) as a:
+        await looked(times=3)
+        (entry,) = told(log, text)
+        assert (entry["leader_id"], entry["domain"]) == ("go", "mail")
+        assert (entry["queues"], entry["log_level"]) == (["mail"], "warning")
+        await rig.schema.execute("UPDATE riverpy_client SET settings = 'x' WHERE client_id = 'go'")
+        await rig.schema.execute("UPDATE river_leader SET elected_at = now()")
+        await looked(times=3)
+        assert len(told(log, text)) == 1
+
+
+# -- periodic jobs
+
+
+async def test_periodic_jobs_of_domains(rig: Rig) -> None:
+    """Each domain, and `default`, has periodic jobs of its own, though they have one id: the rows
+    differ by the domain's name, the jobs do not."""
+
+    def hourly() -> PeriodicJob:
+        return PeriodicJob(
+            every(timedelta(hours=1)), Task, id="hourly", run_on_start="first_registration"
+        )
+
+    async with (
+        member(rig, "a", "mail", periodic_jobs=[hourly()]) as a,
+        member(rig, "b", "pay", periodic_jobs=[hourly()]) as b,
+        member(rig, "c", None, periodic_jobs=[hourly()]) as c,
+    ):
+        for one in (a, b, c):
+            await one.leads()
+        ids = "SELECT string_agg(id, ' ' ORDER BY id COLLATE \"C\") FROM riverpy_periodic"
+        await rig.until(f"{ids} WHERE last_run_at IS NOT NULL", "hourly hourly@mail hourly@pay")
+        rows = await rig.schema.fetch("SELECT metadata FROM river_job WHERE kind = 'task'")
+        assert len(rows) == 3
+        said = {json.loads(row["metadata"])["river:periodic_job_id"] for row in rows}
+        assert said == {"hourly"}
+
+
+async def test_hook_sees_its_own_domain(rig: Rig) -> None:
+    """A hook that is called when a client begins to lead is given the states of the periodic jobs
+    of its domain alone, by ids of which it may add jobs: not `daily@mail`."""
+    seen: dict[str, list[str]] = {}
+
+    def saw(domain: str) -> HookPeriodicJobsStartFunc:
+        async def see(start: PeriodicJobsStart) -> None:
+            seen[domain] = sorted(start.states)
+
+        return HookPeriodicJobsStartFunc(see)
+
+    for job_id in ("daily", "daily@mail", "hourly@mail", "weekly@pay"):
+        await rig.schema.execute(
+            "INSERT INTO riverpy_periodic (id, schedule) VALUES ($1, '@daily')",
+            job_id,
+        )
+    async with (
+        member(rig, "a", "mail", hooks=[saw("mail")]) as a,
+        member(rig, "c", None, hooks=[saw("default")]) as c,
+    ):
+        for one in (a, c):
+            await one.leads()
+            await passed(one)
+    assert seen == {"mail": ["daily", "hourly"], "default": ["daily"]}
+
+
+# -- nobody leads
+
+
+async def test_domain_without_a_candidate(rig: Rig, log: list[Any]) -> None:
+    """A client of a domain that has no candidate says so, though others could lead `default`."""
+    settings = {
+        "dead_after": timedelta(seconds=0.6),
+        "elect_interval": timedelta(seconds=0.2),
+        "leader_ttl": timedelta(seconds=0.5),
+    }
+    async with member(rig, "c", None), member(rig, "a", "mail", candidate=False, **settings):
+        with anyio.fail_after(PATIENCE, reason="it is not said"):
+            while not told(log, "no client of this domain can lead it"):
+                await asyncio.sleep(0.02)
+        (entry,) = told(log, "no client of this domain can lead it")
+        assert entry["domain"] == "mail"

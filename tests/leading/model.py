@@ -1,0 +1,600 @@
+"""A world in which the real elector and lease run: processes with clocks of their own, and a
+network that loses and delays.
+
+Each process has an event loop whose time is the process's own. The world has the one true time,
+moves it from event to event, and looks after each whether two processes believe that they lead. A
+process that is frozen is one whose loop is not run; one that is suspended also has its loop's time
+stand still, as a machine's in suspension does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import json
+from collections import deque
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import anyio
+
+from riverpy._clock import SystemTimer
+from riverpy._leading.announcements import hear_leader
+from riverpy._leading.elector import Elector
+from riverpy._leases.validity import LeaseTiming, LeaseValidity, Term
+from riverpy._lifecycle import ServiceGroup
+from tests.leading.model_database import RIVAL, TIMING, TRANSACTION_LIMIT, Rival, Server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime, timedelta
+
+    from riverpy._lifecycle import StopCause
+    from riverpy._postgres.leaders import Bid
+
+LATENCY = 0.01
+"""Seconds of one way between a process and the database, while nothing is wrong."""
+WATCH = 1.0
+"""Seconds within which a process that was not running notices what it missed."""
+PACE = 2.5
+"""Seconds between two writes of a term's services, usually."""
+CALM = 150.0
+"""Seconds within which somebody must lead when nothing is wrong: a lease to run out, and the
+longest time for which a process sits out."""
+_RESOLUTION = 1e-9
+"""Seconds by which a timer is late, so that no rounding makes it early."""
+
+
+class Violation(AssertionError):
+    """The protocol has failed; the text is the story."""
+
+
+class Fault(NamedTuple):
+    """What happens to one exchange with the database."""
+
+    request: float | None = LATENCY
+    """Seconds until the database has it; None: never."""
+    answer: float | None = LATENCY
+    """Seconds until the process has the answer; None: never."""
+
+
+class Connection:
+    """What a process has of the database: the elector's store, and fenced transactions."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._world = process.world
+        self.faults: deque[Fault] = deque()
+        """What happens to the next exchanges, each."""
+        self.usual = Fault()
+        """What happens to the others."""
+        self._pending: set[asyncio.Future[Any]] = set()
+
+    async def elect(self, leader_id: str, ttl: timedelta, bound: float) -> Bid | None:
+        """Bid."""
+        self._expect_idle("bids")
+        return await self._ask("bid", partial(self._world.server.elect, leader_id, ttl), bound)
+
+    async def renew(self, term: Term, ttl: timedelta, bound: float) -> bool:
+        """Extend a term."""
+        trust = self._process.trust
+        self._expect(
+            trust.is_trusted(term) and bound <= trust.left,
+            "renews a term that it does not trust, or for longer than it does",
+        )
+        act = partial(self._world.server.renew, term, ttl)
+        return await self._ask("renewal", act, bound, locks=False)
+
+    async def resign(self, term: Term, bound: float) -> bool:
+        """End a term."""
+        self._expect_idle("resigns")
+        return await self._ask("resignation", partial(self._world.server.resign, term), bound)
+
+    async def fence(self, term: Term) -> int | None:
+        """Begin a fenced transaction. None: the term is over."""
+        act = partial(self._world.server.fence, term)
+        return await self._ask("fence", act, TRANSACTION_LIMIT, locks=False)
+
+    async def commit(self, transaction: int) -> None:
+        """Commit it."""
+        act = partial(self._world.server.commit, transaction)
+        await self._ask("commit", act, TRANSACTION_LIMIT, locks=False)
+
+    def reset(self) -> None:
+        """Lose the connection: whoever waits for an answer gets an error."""
+        for future in self._pending:
+            if not future.done():
+                future.set_exception(ConnectionError("the connection was lost"))
+
+    def _expect_idle(self, does: str) -> None:
+        is_idle = self._process.trust.term is None and not self._process.services.is_serving
+        self._expect(is_idle, f"{does} while it leads or its services run")
+
+    def _expect(self, is_right: bool, wrong: str) -> None:
+        is_alive = self._process.state != "dead"
+        self._world.expect(is_right or not is_alive, f"{self._process.name} {wrong}")
+
+    async def _ask(
+        self, what: str, act: Callable[[datetime], object], bound: float, *, locks: bool = True
+    ) -> Any:
+        process, server = self._process, self._world.server
+        if process.state == "dead":
+            raise ConnectionError("the process is no more")
+        fault = self.faults.popleft() if self.faults else self.usual
+        future: asyncio.Future[Any] = process.loop.create_future()
+        self._pending.add(future)
+
+        def answer(result: object) -> None:
+            if fault.answer is not None:
+                self._world.later(fault.answer, lambda: future.done() or future.set_result(result))
+
+        if fault != Fault():
+            process.say(f"its {what} meets {_words(fault)}")
+        if fault.request is not None:
+            self._world.later(fault.request, lambda: server.serve(act, answer, locks=locks))
+        try:
+            with anyio.fail_after(bound):
+                return await future
+        finally:
+            self._pending.discard(future)
+
+
+def _words(fault: Fault) -> str:
+    request = "is lost" if fault.request is None else f"takes {fault.request:g} s"
+    answer = "is lost" if fault.answer is None else f"takes {fault.answer:g} s"
+    return f"a fault: request {request}, answer {answer}"
+
+
+class Services:
+    """Holds the services of a term: one task that writes under the fence, and may take its time to
+    end."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self.pace = PACE
+        """Seconds between two writes."""
+        self.lateness = 0.0
+        """Seconds that services go on after they were told to end."""
+        self.serving: Term | None = None
+        """The term of the services that are neither ended nor given up."""
+        self.told_to_end = False
+        self._term: Term | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._left: set[asyncio.Task[None]] = set()
+
+    def begin(self, term: Term) -> None:
+        """Start the services of a term."""
+        process, world = self._process, self._process.world
+        if term == self._term:
+            return
+        world.expect(self._task is None, f"{process.name} began a term beside another")
+        world.expect(not self._left, f"{process.name} began a term before an old one had ended")
+        world.expect(
+            process.trust.is_trusted(term), f"{process.name} began a term that it does not hold"
+        )
+        self._term = self.serving = term
+        self.told_to_end = False
+        self._task = process.loop.create_task(self._serve(term))
+
+    async def end(self, cause: StopCause) -> bool:
+        """Tell the services to end, and wait for the grace."""
+        task, self._task, self._term = self._task, None, None
+        if task is None:
+            return True
+        self._process.say(f"services are told to end ({cause.value})")
+        self.told_to_end = True
+        ended = asyncio.Event()
+        task.add_done_callback(lambda _: ended.set())
+        if self.lateness:
+            self._process.loop.call_later(self.lateness, task.cancel)
+        else:
+            task.cancel()
+        try:
+            is_ended = await self._process.timer.wait(ended, TIMING.grace)
+        finally:
+            self.serving = None
+            if not task.done():
+                self._left.add(task)
+                task.add_done_callback(self._left.discard)
+        if not is_ended:
+            self._process.say("services do not end")
+        return is_ended
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether any services run."""
+        return self._task is not None or bool(self._left)
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether no services of an old term are left."""
+        return not self._left
+
+    async def wait_clear(self) -> None:
+        """Wait until they have ended."""
+        while self._left:
+            await asyncio.wait(self._left)
+
+    async def _serve(self, term: Term) -> None:
+        connection, elector = self._process.connection, self._process.elector
+        while True:
+            await self._process.timer.sleep(self.pace)
+            if not self.lateness and not self._process.trust.is_trusted(term):
+                continue
+            try:
+                transaction = await connection.fence(term)
+                if transaction is None:
+                    elector.fenced_out(term)
+                else:
+                    await connection.commit(transaction)
+            except (TimeoutError, ConnectionError):
+                continue
+
+
+class ProcessTimer(SystemTimer):
+    """The timer of the machine, but for its machine."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def boottime(self) -> float:
+        """Seconds by the process's clock, suspended ones included."""
+        return self._process.boottime()
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """A loop in the time of a process."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        super().__init__()
+        self._now = now
+        self._clock_resolution = _RESOLUTION / 10  # asyncio's own: it runs what is due, not more
+
+    def time(self) -> float:
+        return self._now()
+
+    @property
+    def next_timer(self) -> float | None:
+        """When the next timer is due."""
+        scheduled: list[asyncio.TimerHandle] = self._scheduled
+        return min((handle.when() for handle in scheduled if not handle.cancelled()), default=None)
+
+    def settle(self) -> None:
+        """Run whatever can run now."""
+        ready: deque[asyncio.Handle] = self._ready
+        while ready or self._is_due():
+            self.call_soon(self.stop)
+            self.run_forever()
+
+    def _is_due(self) -> bool:
+        due = self.next_timer
+        return due is not None and due <= self.time()
+
+
+class Process:
+    """One process with the real elector and lease."""
+
+    def __init__(self, world: World, name: str, rate: float) -> None:
+        """Make it: `name` begins its ids, `rate` is that of its clocks by the world's."""
+        self.world, self.name, self.rate = world, name, rate
+        self._suspended_at: float | None = None
+        self._missed = 0.0
+        self._lives = count(1)
+        self.state = "dead"
+        self.start()
+
+    def start(self) -> None:
+        """Start it, with a new id."""
+        self.leader_id = f"{self.name}{next(self._lives)}"
+        self.state = "running"
+        self._resume()
+        self.awake_since: float | None = None
+        self.loop = _Loop(self.monotonic)
+        self.loop.set_exception_handler(self._failed)
+        self.timer = ProcessTimer(self)
+        self._assemble()
+        self._stopping = asyncio.Event()
+        self.main = self.loop.create_task(self._run(self._stopping))
+
+    def _assemble(self) -> None:
+        self.trust = LeaseValidity(self.world.timing, self.timer)
+        self.connection = Connection(self)
+        self.services = Services(self)
+        self.elector = Elector(
+            leader_id=self.leader_id,
+            trust=self.trust,
+            store=self.connection,
+            services=self.services,
+            timer=self.timer,
+        )
+
+    async def _run(self, stopping: asyncio.Event) -> None:
+        async with ServiceGroup() as group:
+            await group.start(self.elector)
+            await stopping.wait()
+
+    def _failed(self, _loop: object, context: dict[str, Any]) -> None:
+        if self.world.violation is None:  # it shows at the next step: this may be any moment
+            self.world.violation = f"{self.name}: {context.get('exception') or context['message']}"
+
+    def boottime(self) -> float:
+        """Its clock that counts suspension."""
+        return self.rate * self.world.now
+
+    def monotonic(self) -> float:
+        """Its clock that does not."""
+        now = self.world.now if self._suspended_at is None else self._suspended_at
+        return self.rate * (now - self._missed)
+
+    @property
+    def wakes_at(self) -> float | None:
+        """When its next timer is due, by the world's time."""
+        if self.state != "running" or (due := self.loop.next_timer) is None:
+            return None
+        return due / self.rate + self._missed + _RESOLUTION
+
+    @property
+    def awake_for(self) -> float:
+        """Seconds that it has run without a break, if there was one."""
+        if self.awake_since is None:
+            return float("inf")
+        return self.world.now - self.awake_since
+
+    def say(self, line: str) -> None:
+        """Tell of it, while it lives."""
+        if self.state != "dead":
+            self.world.say(f"{self.name}: {line}")
+
+    def freeze(self, *, is_suspended: bool = False) -> None:
+        """Run nothing, as after SIGSTOP or in a long pause of the collector; in suspension, count
+        no time either."""
+        self.say(f"{'its machine is suspended' if is_suspended else 'freezes'}")
+        self.state = "frozen"
+        if is_suspended:
+            self._suspended_at = self.world.now
+
+    def thaw(self) -> None:
+        """Go on."""
+        self.say("thaws")
+        self._resume()
+        self.state = "running"
+        self.awake_since = self.world.now
+
+    def _resume(self) -> None:
+        if self._suspended_at is not None:
+            self._missed += self.world.now - self._suspended_at
+            self._suspended_at = None
+
+    def cut_off(self, fault: Fault) -> None:
+        """Let the network do this to each exchange."""
+        self.say(f"from now on, {_words(fault)}")
+        self.connection.usual = fault
+
+    def heal(self) -> None:
+        """Meet no faults any more."""
+        self.connection.faults.clear()
+        if self.connection.usual != Fault():
+            self.say("is reached again")
+            self.connection.usual = Fault()
+
+    def resync(self) -> None:
+        """Notice that a connection was lost and made again."""
+        if self.state != "dead":
+            self.loop.call_soon(self.elector.resync)
+
+    def give_up(self) -> None:
+        """Have services that cannot start."""
+        if self.state != "dead" and (term := self.trust.term) is not None:
+            self.say("its services cannot start")
+            self.loop.call_soon(self.elector.resign, term)
+
+    def recover(self) -> None:
+        """Run again without faults."""
+        self.heal()
+        self.services.lateness = 0.0
+        if self.state == "frozen":
+            self.thaw()
+        if self.is_stopping and self.state != "dead":
+            self.kill()
+        if self.state == "dead":
+            self.start()
+
+    def stop(self) -> None:
+        """Stop in order, as on SIGTERM."""
+        self.say("is told to stop")
+        self._stopping.set()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it was told to stop."""
+        return self._stopping.is_set()
+
+    def hear(self, payload: str) -> None:
+        """Be notified, if that reaches it."""
+        if self.state != "dead" and self.connection.usual == Fault():
+            self.loop.call_soon(hear_leader, self.elector, payload)
+
+    def step(self) -> None:
+        """Run what is due."""
+        if self.state != "running":
+            return
+        self.loop.settle()
+        if self.world.violation is not None:  # it was raised inside a task
+            raise Violation(self.world.violation)
+        if self.main.done():
+            self.main.result()
+            self.world.expect(self.is_stopping, f"{self.name}: the elector ended by itself")
+            self.bury()
+
+    def kill(self) -> None:
+        """End it at once, as by SIGKILL. What it has sent is on its way."""
+        self.say("is killed")
+        self.bury()
+
+    def bury(self) -> None:
+        """Unwind the tasks of a process that is no more, in a time of their own."""
+        self.state = "dead"
+        self.trust.ended()
+        loop, time = self.loop, self.loop.time()
+
+        def now() -> float:
+            return time
+
+        loop._now = now
+        while tasks := asyncio.all_tasks(loop):
+            for task in tasks:
+                task.cancel()
+            loop.settle()
+            time = max(time, loop.next_timer or time)
+        if not self.main.cancelled():
+            self.main.exception()  # it was raised, or is of no interest any more
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+class World:
+    """Everything, and its one true time."""
+
+    def __init__(
+        self,
+        rates: list[float],
+        *,
+        server: type[Server] = Server,
+        process: type[Process] = Process,
+        timing: LeaseTiming = TIMING,
+        overlap: float = 0.0,
+    ) -> None:
+        """Make it.
+
+        Args:
+            rates: of the clocks of each process.
+            server: what the database is.
+            process: what a process is.
+            timing: of the lease.
+            overlap: seconds for which a leader may believe on when the database, which has lost
+                its row or its time, has elected another.
+        """
+        self.now = 0.0
+        self.story: list[str] = []
+        self.violation: str | None = None
+        """The story of the first expectation that was not met."""
+        self.timing, self._overlap = timing, overlap
+        self._events: list[tuple[float, int, Callable[[], object]]] = []
+        self._ids = count()
+        self.server = server(self)
+        self.rival = Rival(self)
+        self.processes = [
+            process(self, name, rate) for name, rate in zip("abcdef", rates, strict=False)
+        ]
+
+    def say(self, line: str) -> None:
+        """Tell the story."""
+        self.story.append(f"{self.now:8.3f}  {line}")
+
+    def expect(self, is_right: bool, wrong: str) -> None:
+        """Fail with the story.
+
+        Raises:
+            Violation: it is not right.
+        """
+        if not is_right and self.violation is None:
+            self.say(wrong)
+            self.violation = "\n".join([wrong, *self.story[-60:]])
+            raise Violation(self.violation)
+
+    def later(self, seconds: float, act: Callable[[], object]) -> None:
+        """Do something after so many seconds."""
+        heapq.heappush(self._events, (self.now + seconds, next(self._ids), act))
+
+    def announce(self, action: str, leader_id: str) -> None:
+        """Notify all who can hear."""
+        payload = json.dumps({"leader_id": leader_id, "action": action})
+        for process in self.processes:
+            self.later(LATENCY, partial(process.hear, payload))
+
+    def run(self, seconds: float) -> None:
+        """Let time pass."""
+        end = self.now + seconds
+        self.settle()
+        while (due := self._next()) <= end:
+            self.now = max(self.now, due)
+            while self._events and self._events[0][0] <= self.now:
+                heapq.heappop(self._events)[2]()
+            self.settle()
+        self.now = end
+        self.settle()
+
+    def _next(self) -> float:
+        due = [process.wakes_at for process in self.processes]
+        if self._events:
+            due.append(self._events[0][0])
+        return min((time for time in due if time is not None), default=float("inf"))
+
+    def settle(self) -> None:
+        """Let the processes run, and look at the world before and after each."""
+        self.check()
+        for process in self.processes:
+            process.step()
+            self.check()
+
+    def leaders(self) -> list[tuple[str, Term]]:
+        """Who believes to lead, whether it runs at the moment or not."""
+        held = [(p.name, p.trust.term) for p in self.processes if p.state != "dead"]
+        held.append((RIVAL, self.rival.term))
+        return [(name, term) for name, term in held if term is not None]
+
+    def check(self) -> None:
+        """What holds at every moment.
+
+        Raises:
+            Violation: it does not.
+        """
+        leaders = self.leaders()
+        if len(leaders) > 1:
+            names = " and ".join(name for name, _ in leaders)
+            self.expect(
+                all(self._is_tolerated(term) for _, term in leaders), f"{names} lead at once"
+            )
+        for name, _ in leaders:
+            for process in self.processes:
+                if process.name != name and process.state == "running" and process.services.serving:
+                    self._check_ending(process)
+
+    def _is_tolerated(self, term: Term) -> bool:
+        began = self.server.began
+        after = self.server.terms.index(term) + 1
+        return after == len(began) or self.now - began[after] < self._overlap
+
+    def _check_ending(self, process: Process) -> None:
+        """Services of an old term have ended, or are given up, when another leads; those of a
+        process that was not running are told to end when it has had time to look."""
+        if self._overlap:
+            return
+        awake = process.awake_for * process.rate
+        self.expect(
+            process.services.told_to_end or awake <= WATCH,
+            f"{process.name} serves while another leads",
+        )
+        self.expect(
+            awake <= WATCH + TIMING.grace, f"{process.name} still serves while another leads"
+        )
+
+    def expect_leader(self) -> None:
+        """Let nothing be wrong any more, and see that somebody leads and goes on leading."""
+        for process in self.processes:
+            process.recover()
+        until = self.now + CALM + self.server.set_back
+        self.run(TIMING.interval)
+        while (self.rival.term or not self.leaders()) and self.now < until:
+            self.run(TIMING.interval)
+        leaders = self.leaders()
+        self.expect(bool(leaders), "nobody leads though nothing is wrong")
+        self.run(2 * TIMING.ttl)
+        self.expect(self.leaders() == leaders, "a leader went though nothing was wrong")
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in self.processes:
+            if process.state != "dead":
+                process.kill()

@@ -1,0 +1,196 @@
+"""The database of the world in which the election runs: the row of leaders, decided as the
+statements on `river_leader` decide, and a River in Go beside us.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING
+
+from riverpy._leases.validity import LeaseTiming, Term
+from riverpy._postgres.leaders import Bid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.leading.model import World
+
+TIMING = LeaseTiming(ttl=15.0, interval=5.0)
+"""The defaults."""
+TRANSACTION_LIMIT = 5.0
+"""Seconds after which the server ends a fenced transaction."""
+_EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
+RIVAL = "go"
+"""The id of a River in Go."""
+
+
+@dataclass
+class Row:
+    """The row of `river_leader`."""
+
+    term: Term
+    expires_at: datetime
+
+
+class Server:
+    """The database: its clock, the row of leaders, and who has locked it.
+
+    A subclass that decides otherwise shows what a predicate is for.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._offset = timedelta()
+        self.set_back = 0.0
+        """Seconds that its clock was set back in all: a lease lasts longer by them."""
+        self.row: Row | None = None
+        self.terms: list[Term] = []
+        """All there were, in order."""
+        self.began: list[float] = []
+        """When each began, by the world's time."""
+        self._last_write = -1
+        self._fenced: dict[int, Term] = {}
+        self._waiting: list[Callable[[], None]] = []
+        self._ids = count()
+
+    def now(self) -> datetime:
+        """Its clock."""
+        return _EPOCH + timedelta(seconds=self._world.now) + self._offset
+
+    def set_clock(self, by: timedelta) -> None:
+        """Set the clock forward or back."""
+        self._world.say(f"db: its clock is set by {by.total_seconds():g} s")
+        self._offset += by
+        self.set_back -= min(by.total_seconds(), 0.0)
+
+    def serve(
+        self, act: Callable[[datetime], object], answer: Callable[[object], None], *, locks: bool
+    ) -> None:
+        """Do a statement now, or when no fenced transaction is in its way; its own time is that of
+        its beginning."""
+        began = self.now()
+        if locks and self._fenced:
+            self._waiting.append(lambda: self.serve_at(began, act, answer))
+        else:
+            answer(act(began))
+
+    def serve_at(
+        self, began: datetime, act: Callable[[datetime], object], answer: Callable[[object], None]
+    ) -> None:
+        """Do a statement that has waited."""
+        if self._fenced:
+            self._waiting.append(lambda: self.serve_at(began, act, answer))
+        else:
+            answer(act(began))
+
+    def elect(self, leader_id: str, ttl: timedelta, now: datetime) -> Bid:
+        """Take a row that is free; say who has one that is not."""
+        row = self.row
+        if row is not None and row.expires_at >= now:
+            remaining = (row.expires_at - now).total_seconds()
+            return Bid(False, row.term.leader_id, row.term.elected_at, remaining)
+        elected_at = now
+        if row is not None:
+            elected_at = max(now, row.term.elected_at + timedelta(microseconds=1))
+        term = Term(leader_id, elected_at)
+        self.row = Row(term, now + ttl)
+        self.terms.append(term)
+        self.began.append(self._world.now)
+        self._world.say(f"db: {leader_id} is elected")
+        return Bid(True, leader_id, elected_at, None)
+
+    def renew(self, term: Term, ttl: timedelta, now: datetime) -> bool:
+        """Extend a term that is held."""
+        row = self.row
+        if row is None or not self.is_row_of(term) or row.expires_at < now:
+            return False
+        row.expires_at = now + ttl
+        return True
+
+    def resign(self, term: Term, _now: datetime) -> bool:
+        """End a term."""
+        if self.row is None or not self.is_row_of(term):
+            return False
+        if self.row.term != term:
+            self._world.say(f"db: {term.leader_id} ends a term that is not the one it resigned")
+        self._world.say(f"db: {term.leader_id} resigns")
+        self.row = None
+        self._world.announce("resigned", term.leader_id)
+        return True
+
+    def is_row_of(self, term: Term) -> bool:
+        """Whether the row is that of a term."""
+        return self.row is not None and self.row.term == term
+
+    def fence(self, term: Term, now: datetime) -> int | None:
+        """Begin a transaction that commits only under a term."""
+        if self.row is None or self.row.term != term or self.row.expires_at < now:
+            return None
+        transaction = next(self._ids)
+        self._fenced[transaction] = term
+        self._world.later(TRANSACTION_LIMIT, partial(self.commit, transaction, write=False))
+        return transaction
+
+    def commit(self, transaction: int, _now: datetime | None = None, *, write: bool = True) -> bool:
+        """End a fenced transaction, if the server has not."""
+        term = self._fenced.pop(transaction, None)
+        if term is None:
+            return False
+        if write:
+            number = self.terms.index(term)
+            self._world.expect(
+                number >= self._last_write, f"{term.leader_id} wrote for a term after a newer one"
+            )
+            self._last_write = number
+        if not self._fenced:
+            waiting, self._waiting = self._waiting, []
+            for serve in waiting:
+                serve()
+        return True
+
+    def crash(self) -> None:
+        """Restart uncleanly: the table is unlogged."""
+        self._world.say("db: restarts, the row is gone")
+        self.row = None
+        self._fenced.clear()
+        self._waiting.clear()
+
+
+class Rival:
+    """A River in Go beside us, whose leader ends in time whatever happens."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._trusted_until = 0.0
+        self._term: Term | None = None
+
+    @property
+    def term(self) -> Term | None:
+        """The term that it believes to hold."""
+        return self._term if self._world.now < self._trusted_until else None
+
+    def bid(self) -> None:
+        """Remove a row that has expired, and insert its own if there is none; or renew."""
+        server, now = self._world.server, self._world.server.now()
+        server.serve(self._bid, lambda _: None, locks=True)
+        if self._term is not None and server.renew(self._term, TIMING.ttl_delta, now):
+            self._trusted_until = self._world.now + TIMING.trust
+
+    def _bid(self, now: datetime) -> None:
+        server = self._world.server
+        if server.row is not None and server.row.expires_at < now:
+            server.row = None
+        if server.row is None and server.now() - now < timedelta(seconds=1):
+            bid = server.elect(RIVAL, TIMING.ttl_delta, now)
+            self._term = Term(bid.leader_id, bid.elected_at)
+            self._trusted_until = self._world.now + TIMING.trust
+
+    def resign(self) -> None:
+        """Tell that it resigns if it leads, and remove every row there is."""
+        term, self._term = self._term, None
+        if term is not None:
+            server = self._world.server
+            server.serve(partial(server.resign, term), lambda _: None, locks=True)

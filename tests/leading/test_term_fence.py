@@ -1,0 +1,215 @@
+"""The mandate: what a term may write, and what it may not after its end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from riverpy._clock import SystemTimer
+from riverpy._leading.term_fence import FenceBusyError, TermFence
+from riverpy._leases.validity import LeaseTiming, LeaseValidity
+from riverpy._postgres.connection import ConnectionOutage, DedicatedConnection
+from riverpy._postgres.driver import DATABASE_ERRORS, PostgresError, connect
+from riverpy.errors import FencedOutError
+from tests.kit.proxy import proxied
+
+if TYPE_CHECKING:
+    from riverpy._postgres.driver import Connection
+    from tests._database import Schema
+    from tests.maintenance.term_context import HeldOffice
+
+
+async def test_holder_writes(held: HeldOffice, schema: Schema) -> None:
+    """What the holder writes is committed."""
+    office = held.office
+    async with office.mandate.transaction(office.connection, "a test") as connection:
+        await connection.execute(
+            f"INSERT INTO {schema.name}.river_queue (name, updated_at) VALUES ('q', now())"
+        )
+    assert await schema.fetchval("SELECT count(*) FROM river_queue") == 1
+    assert held.fenced_out == []
+
+
+async def test_deposed_writes_nothing(held: HeldOffice, schema: Schema) -> None:
+    """A transaction of a term that another has followed is refused before its first write, and the
+    elector is told."""
+    office = held.office
+    await held.depose()
+    with pytest.raises(FencedOutError):
+        async with office.mandate.transaction(office.connection, "a test"):
+            pytest.fail("the transaction began")
+    assert held.fenced_out == [held.term]
+
+
+async def test_doubt_sends_nothing(held: HeldOffice) -> None:
+    """Without trust in its term a process does not even ask."""
+    office = held.office
+    held.distrust()
+    with pytest.raises(FencedOutError):
+        async with office.mandate.transaction(office.connection, "a test"):
+            pytest.fail("the transaction began")
+    assert held.fenced_out == []
+
+
+async def test_expired_writes_nothing(held: HeldOffice, schema: Schema) -> None:
+    """A transaction of a term whose lease has expired is refused although nobody else leads yet."""
+    office = held.office
+    await schema.execute("UPDATE river_leader SET expires_at = now() - interval '1 second'")
+    with pytest.raises(FencedOutError):
+        async with office.mandate.transaction(office.connection, "a test"):
+            pytest.fail("the transaction began")
+    assert held.fenced_out == [held.term]
+
+
+def mandate_of(held: HeldOffice, ttl: float) -> TermFence:
+    """One of the same term, with a lease that lasts so many seconds."""
+    trust = LeaseValidity(LeaseTiming(ttl=ttl, interval=ttl / 3), SystemTimer())
+    trust.granted(held.term, asked_at=SystemTimer().boottime())
+    return TermFence(held.term, trust, store=held.store, fenced_out=held.fenced_out.append)
+
+
+@pytest.mark.parametrize(
+    ("ttl", "options", "limits"),
+    [
+        (30.0, {}, ("5s", "1s", "5s")),
+        (4.5, {}, ("4500ms", "900ms", "4500ms")),
+        (30.0, {"statement_timeout": "2s", "lock_timeout": "50ms"}, ("2s", "50ms", "5s")),
+        (30.0, {"statement_timeout": "1h", "lock_timeout": "1min"}, ("5s", "1s", "5s")),
+    ],
+)
+async def test_limits(
+    held: HeldOffice, ttl: float, options: dict[str, str], limits: tuple[str, ...]
+) -> None:
+    """The server itself ends a transaction that hangs, over a connection that has no limits of its
+    own, too, as behind a pooler: after 5 s or the lease's time, whichever is less. A shorter limit
+    of the session stays. After the transaction the session is as before."""
+    names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
+
+    async def read(connection: Connection) -> tuple[str, ...]:
+        return tuple([await connection.fetchval(f"SHOW {name}") for name in names])
+
+    plain = await plain_connection(held, options)
+    try:
+        async with plain.use("a test", 10.0) as connection:
+            before = await read(connection)
+        async with mandate_of(held, ttl).transaction(plain, "a test") as connection:
+            assert await read(connection) == limits
+            if int(await connection.fetchval("SHOW server_version_num")) >= 170000:
+                assert await connection.fetchval("SHOW transaction_timeout") == limits[2]
+        async with plain.use("a test", 10.0) as connection:
+            assert await read(connection) == before
+    finally:
+        await plain.close()
+
+
+async def test_end_of_a_busy_transaction(held: HeldOffice) -> None:
+    """The server ends a fenced transaction of many short statements at its bound, also where the
+    session has a longer transaction_timeout, and with the session's own where that is shorter."""
+    for own, ttl in (("40s", 1.5), ("500ms", 30.0)):
+        plain = await plain_connection(held, {})
+        try:
+            async with plain.use("a test", 20.0) as connection:
+                if connection.get_server_version().major < 17:
+                    return  # there only single statements and pauses are limited
+                await connection.execute(f"SET transaction_timeout = '{own}'")
+                await connection.execute("BEGIN")
+                assert await mandate_of(held, ttl).passes(connection)
+                timeout = await connection.fetchval("SHOW transaction_timeout")
+                assert timeout == ("500ms" if own == "500ms" else "1500ms")
+                with pytest.raises(DATABASE_ERRORS) as raised:
+                    await busy(connection)
+                assert not isinstance(raised.value, TimeoutError)
+        finally:
+            await plain.close()
+
+
+async def test_two_fences_in_one_transaction(held: HeldOffice) -> None:
+    """The second one does not make the transaction longer than the first did."""
+    plain = await plain_connection(held, {})
+    try:
+        async with plain.use("a test", 20.0) as connection, connection.transaction():
+            until: list[int] = []
+            for ttl in (1.5, 30.0):
+                assert await mandate_of(held, ttl).passes(connection)
+                until.append(int(await connection.fetchval("SHOW riverpy.fenced_until")))
+            assert until[1] <= until[0] + 1
+    finally:
+        await plain.close()
+
+
+async def busy(connection: Connection) -> None:
+    """Run one short statement after another."""
+    while True:
+        await connection.execute("SELECT pg_sleep(0.02)")
+
+
+async def plain_connection(held: HeldOffice, settings: dict[str, str]) -> DedicatedConnection:
+    """One with these settings alone."""
+
+    async def make() -> Connection:
+        return await connect(held.schema.url, application_name="plain", settings=settings)
+
+    return DedicatedConnection("plain", make, ConnectionOutage())
+
+
+async def test_isolation(held: HeldOffice) -> None:
+    """A stricter default of the session is not taken over: under a snapshot the fence would fail on
+    a lease that is renewed meanwhile."""
+    strict = await plain_connection(held, {"default_transaction_isolation": "serializable"})
+    try:
+        async with held.office.mandate.transaction(strict, "a test") as connection:
+            assert await connection.fetchval("SHOW transaction_isolation") == "read committed"
+    finally:
+        await strict.close()
+
+
+async def test_rollback_that_is_not_answered(held: HeldOffice) -> None:
+    """A transaction whose statement was refused, and whose rollback gets no answer in time, is cut
+    with its connection: nothing later runs inside of it."""
+    async with proxied(held.schema.url) as proxy:
+
+        async def make() -> Connection:
+            return await connect(proxy.url, application_name="held")
+
+        async def fail() -> None:
+            async with held.office.mandate.transaction(connection, "a test") as inner:
+                try:
+                    await inner.execute(f"INSERT INTO {held.schema.name}.river_queue VALUES (1/0)")
+                finally:
+                    proxy.hold("held")
+
+        connection = DedicatedConnection("held", make, ConnectionOutage())
+        try:
+            with pytest.raises(PostgresError, match="division by zero"):
+                await fail()
+            assert not connection.is_up
+        finally:
+            await connection.close()
+
+
+async def time_out(mandate: TermFence, connection: DedicatedConnection) -> None:
+    """Fail in the block."""
+    async with mandate.transaction(connection, "a test"):
+        raise TimeoutError("of the block")
+
+
+async def test_locked_row_of_the_leader(held: HeldOffice, schema: Schema) -> None:
+    """A wait for the leader's row is told from one for what is to be written; without a limit of
+    the session's own it ends, too. Then the connection goes on to serve."""
+    plain = await plain_connection(held, {})
+    mandate = mandate_of(held, 30.0)
+    try:
+        async with schema.connected() as blocker, blocker.transaction():
+            await blocker.execute(f"SELECT FROM {schema.name}.river_leader FOR UPDATE")
+            with anyio.fail_after(10.0), pytest.raises(FenceBusyError, match=r"a test: .*lock"):
+                async with mandate.transaction(plain, "a test"):
+                    pytest.fail("the transaction began")
+        with pytest.raises(TimeoutError, match="of the block") as raised:
+            await time_out(mandate, plain)
+        assert not isinstance(raised.value, FenceBusyError)
+        async with mandate.transaction(plain, "a test") as connection:
+            assert await connection.fetchval("SELECT 1") == 1
+    finally:
+        await plain.close()

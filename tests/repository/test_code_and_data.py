@@ -1,0 +1,63 @@
+"""Nothing that riverpy reads from a database becomes code."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from tests.repository.test_tree import MODULES, ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ALLOWED = {
+    ("riverpy/_work/child_process.py", "pickle"),  # to and from a process of ours, its own bytes
+    ("riverpy/cli/__init__.py", "import_module"),  # the module of a command
+    ("riverpy/cli/_target.py", "import_module"),  # what the command line names
+}
+LOADERS = {"cloudpickle", "dill", "jsonpickle", "marshal", "pickle", "runpy", "shelve", "yaml"}
+RUNNERS = {"__import__", "compile", "eval", "exec", "import_module"}
+
+
+def run_time_imports(node: ast.AST) -> Iterator[str]:
+    """The top-level packages that a syntax tree imports outside of `if TYPE_CHECKING`."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(child, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            yield (child.module or "").split(".")[0]
+        yield from run_time_imports(child)
+
+
+def finds_in(path: Path) -> Iterator[str]:
+    """What a module has that could make code, or any object, of data."""
+    tree = ast.parse(path.read_text("utf-8"))
+    yield from LOADERS & set(run_time_imports(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            match node.func:
+                case ast.Name(id=name) if name in RUNNERS:
+                    yield name
+                case ast.Attribute(attr=name, value=value) if name in RUNNERS:
+                    if ast.unparse(value) != "re":
+                        yield name
+                case _:
+                    pass
+
+
+def test_no_code_from_data() -> None:
+    """SE-01: no module unpickles, evaluates or imports what a row may hold."""
+    found = {(str(path.relative_to(ROOT)), name) for path in MODULES for name in finds_in(path)}
+    assert found == ALLOWED
+
+
+def test_finds_them(tmp_path: Path) -> None:
+    """SE-01: each way that is looked for is found."""
+    module = tmp_path / "module.py"
+    module.write_text(
+        "import pickle\nfrom yaml import load\nre.compile('x')\neval('1')\nlib.import_module(n)"
+    )
+    assert set(finds_in(module)) == {"eval", "import_module", "pickle", "yaml"}

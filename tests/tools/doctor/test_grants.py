@@ -1,0 +1,192 @@
+"""Roles with the grants of docs/grants.md and nothing else: what they can do, and what
+`riverpy doctor` says of them."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import asyncpg
+import pytest
+import structlog
+
+from riverpy import ConfigError, InsertManyParams, InsertOpts, UniqueOpts
+from tests._database import connected
+from tests.maintenance.reindexing import Once
+from tests.work.rig import PATIENCE, Rig, Task
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from tests._database import Schema
+    from tests.tools.doctor.conftest import Doctor
+
+PAGE = Path(__file__).parents[3] / "docs" / "grants.md"
+_BLOCK = re.compile(r"^```sql\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+async def roles(schema: Schema) -> AsyncGenerator[dict[str, str]]:
+    """The URLs of a worker, an inserter and a nobody, by role. A session takes its role over at its
+    start."""
+    made = {
+        name: f"riverpy_test_{name}_{secrets.token_hex(4)}"
+        for name in ("worker", "inserter", "nobody")
+    }
+    (block,) = _BLOCK.findall(PAGE.read_text("utf-8"))
+    for name, role in made.items():
+        await schema.execute(f"CREATE ROLE {role}")
+        block = block.replace(f"river_{name}", role)
+    try:
+        await schema.execute(
+            f"GRANT USAGE ON SCHEMA {schema.name} TO {made['worker']}, {made['inserter']}"
+        )
+        await schema.execute(block)
+        yield {name: f"{schema.url}&role={role}" for name, role in made.items()}
+    finally:
+        for table in ("river_job", "river_migration"):
+            await schema.execute(f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY")
+        for role in made.values():
+            await schema.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+async def test_inserter(schema: Schema, roles: dict[str, str], doctor: Doctor) -> None:
+    """SE-05: a role with the grants of an inserter inserts in every way, also duplicates, and
+    notifies; it can neither claim nor delete. The doctor says so, and what to grant for more."""
+    rig = Rig(schema)
+    rig.job(_nothing)
+    unique = InsertOpts(unique_opts=UniqueOpts(by_args=True))
+    async with rig.client(url=roles["inserter"]) as client:
+        assert not (await client.insert(Task(1), unique)).unique_skipped_as_duplicate
+        assert (await client.insert(Task(1), unique)).unique_skipped_as_duplicate
+        await client.insert_many([InsertManyParams(Task(n)) for n in range(3)])
+        await client.insert_many_fast([InsertManyParams(Task(n)) for n in range(3)])
+        async with connected(roles["inserter"], search_path=schema.name) as connection:
+            async with connection.transaction():
+                await client.insert(Task(2), tx=connection)
+            for statement in (
+                "DELETE FROM river_job",
+                "UPDATE river_job SET state = 'running'",
+                "SELECT FROM river_queue",
+            ):
+                with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                    await connection.execute(statement)
+    assert await schema.fetchval("SELECT count(*) FROM river_job") == 8
+    report = await doctor(url=roles["inserter"])
+    found = report.one("grants", "warn")
+    assert "may insert; it may not work, migrate, reindex" in found["text"]
+    assert "to work jobs, grant UPDATE, DELETE on river_job; SELECT, INSERT, " in found["fix"]
+    (unseen,) = report.of("unseen")
+    assert "permission denied for table riverpy_client" in unseen["text"]
+    assert "leader" in unseen["data"]["looks"]
+
+
+async def test_worker(schema: Schema, roles: dict[str, str], doctor: Doctor) -> None:
+    """SE-05: a role with the grants of a worker works, leads and keeps the house, without superuser
+    and without CREATE; that it rebuilds no index is said once. The doctor finds nothing wrong."""
+    rig = Rig(schema)
+    rig.job(_nothing)
+    with structlog.testing.capture_logs() as log:
+        async with rig.working(url=roles["worker"], reindexer_schedule=Once()):
+            with anyio.fail_after(PATIENCE):
+                while not any("does not own them" in str(entry["event"]) for entry in log):
+                    await anyio.sleep(0.01)
+    assert len([entry for entry in log if "does not own them" in str(entry["event"])]) == 1
+    assert "permission denied" not in str(log)
+    async with rig.working(url=roles["worker"]) as client:
+        await rig.until("SELECT count(*) FROM river_leader")
+        inserted = await client.insert(Task())
+        await rig.event()
+        assert (await rig.row(inserted.job.id))["state"] == "completed"
+        await client.queue_pause("default")
+        await client.queue_resume("default")
+        report = await doctor(url=roles["worker"])
+    assert report.problems() == []
+    assert (
+        "may insert, work; it may not migrate, reindex (its leader leaves"
+        in (report.one("grants", "ok")["text"])
+    )
+    async with connected(roles["worker"], search_path=schema.name) as connection:
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await connection.execute("CREATE TABLE mine ()")
+
+
+async def test_row_security(
+    schema: Schema, roles: dict[str, str], doctor: Doctor, log: list[Any]
+) -> None:
+    """When row-level security hides all jobs from the role, the doctor fails and a worker refuses
+    to start; both warn when policies may hide some, and accept a policy that allows all rows
+    (TeamWarp/effect-mq#9)."""
+    worker = roles["worker"].rpartition("=")[2]
+    rig = Rig(schema)
+    rig.job(_nothing)
+
+    async def drain() -> list[Any]:
+        log.clear()
+        async with rig.client(url=roles["worker"]) as client:
+            await client.run(drain=True)
+        return [entry for entry in log if entry["event"] == "row-level security may hide jobs"]
+
+    await schema.execute("ALTER TABLE river_job ENABLE ROW LEVEL SECURITY")
+    found = (await doctor(url=roles["worker"])).one("grants", "fail")
+    assert (
+        f'row-level security applies to "{worker}" on river_job: without a policy' in found["text"]
+    )
+    with pytest.raises(ConfigError) as caught:
+        await drain()
+    assert str(caught.value) == f"{found['text']}: {found['fix']}"
+
+    await schema.execute(f"CREATE POLICY own ON river_job TO {worker} USING (queue = 'default')")
+    found = (await doctor(url=roles["worker"])).one("grants", "warn")
+    assert "jobs that no policy allows" in found["text"]
+    (entry,) = await drain()
+    assert (entry["effect"], entry["advice"]) == (found["text"], found["fix"])
+    assert (entry["role"], entry["tables"]) == (worker, ["river_job"])
+
+    await schema.execute(f"CREATE POLICY everything ON river_job TO {worker} USING (true)")
+    assert "may insert, work" in (await doctor(url=roles["worker"])).one("grants", "ok")["text"]
+    assert await drain() == []
+
+
+async def test_row_security_of_migrations(
+    schema: Schema, roles: dict[str, str], doctor: Doctor
+) -> None:
+    """Where row-level security hides the record of migrations, that is what doctor and a worker
+    report, and not that nothing is recorded."""
+    await schema.execute("ALTER TABLE river_migration ENABLE ROW LEVEL SECURITY")
+    found = (await doctor(url=roles["worker"])).one("grants", "fail")
+    assert "on river_migration: without a policy" in found["text"]
+    rig = Rig(schema)
+    rig.job(_nothing)
+    async with rig.client(url=roles["worker"]) as client:
+        with pytest.raises(ConfigError, match="row-level security applies"):
+            await client.run(drain=True)
+
+
+async def test_nobody(roles: dict[str, str], schema: Schema, doctor: Doctor) -> None:
+    """A role that may do nothing is told what it lacks to insert."""
+    report = await doctor(url=roles["nobody"])
+    assert "permission denied" in report.one("schema", "fail")["text"]
+    role = roles["nobody"].rpartition("=")[2]
+    await schema.execute(f"GRANT USAGE ON SCHEMA {schema.name} TO {role}")
+    await schema.execute(f"GRANT SELECT ON river_migration TO {role}")
+    found = (await doctor(url=roles["nobody"])).one("grants", "fail")
+    assert found["fix"] == (
+        "to insert, grant SELECT, INSERT, UPDATE (kind) on river_job; "
+        "USAGE on sequence river_job_id_seq"
+    )
+
+
+def test_page_grants_what_the_doctor_asks_for() -> None:
+    """Each table that the doctor asks rights on for a worker has its grant on the page."""
+    (block,) = _BLOCK.findall(PAGE.read_text("utf-8"))
+    worker = block[: block.index("-- Insert jobs")]
+    for table in ("river_job", "river_queue", "river_leader", "riverpy_client", "riverpy_periodic"):
+        assert table in worker
+
+
+async def _nothing(job: Any) -> None:
+    pass

@@ -1,0 +1,120 @@
+"""Rows that a client has set aside, as doctor and top show them to another process."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from riverpy._maintenance import batches
+from riverpy._tools.doctor.finding import FINDINGS_SHOWN
+from riverpy._tools.top.look import Looker
+from riverpy.migrate import Migrator
+from tests.tools.doctor.conftest import register
+from tests.work.rig import Rig, Task
+
+if TYPE_CHECKING:
+    import pytest
+
+    from riverpy import Job
+    from tests._database import Schema
+    from tests.tools.doctor.conftest import Doctor
+
+REFUSE = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+IF NEW.id = 1 AND NEW.state = 'running' OR NEW.id = 2 AND OLD.state = 'running'
+OR NEW.id = 3 AND OLD.state = 'scheduled' THEN
+RAISE 'refused for postgres://ada:secret@db/x' USING ERRCODE = '58030';
+END IF; RETURN NEW; END $$;
+CREATE TRIGGER refuse BEFORE UPDATE ON river_job FOR EACH ROW EXECUTE FUNCTION refuse()
+"""
+
+
+async def test_where_the_column_is_missing(schema: Schema, doctor: Doctor) -> None:
+    """A database without version 7 of our line does not know such rows, and doctor says so."""
+    migrator = Migrator(schema.url, schema=schema.name, line="riverpy")
+    await migrator.down(target=6)
+    try:
+        await register(schema, "alive")
+        found = (await doctor()).one("set aside", "ok")
+    finally:  # the schema is used again
+        await migrator.up()
+    assert found["data"] == {"rows": None}
+    assert (await doctor()).one("set aside", "ok")["data"] == {"rows": 0}
+
+
+async def test_rows_of_each_error(schema: Schema, doctor: Doctor) -> None:
+    """Of a client that is alive there is one finding for each error of each kind of statement, with
+    the oldest time and the most tries of its rows, and how many rows the client does not name. Of
+    many findings some are counted only."""
+    rows = [
+        {"what": what, "row": row, "error": error, "tries": tries, "since": f"2026-01-0{day}"}
+        for what, row, error, tries, day in (
+            ("claim", "1", "full", 2, 5),
+            ("claim", "2", "full", 7, 4),
+            ("claim", "3", "locked", 2, 3),
+            ("result", "4", "full", 2, 3),
+        )
+    ]
+    aside = json.dumps({"count": 24, "rows": rows})
+    for client_id, silent in (("alive", 0), ("dead", 600)):
+        await register(schema, client_id, silent=silent)
+    await schema.execute("UPDATE riverpy_client SET set_aside = $1::text::jsonb", aside)
+    found = [one["data"] for one in (await doctor()).of("set aside", "warn")]
+    assert [
+        (one["what"], one["error"], one["rows"], one["since"], one["tries"]) for one in found
+    ] == [
+        ("claim", "full", ["1", "2"], "2026-01-04", 7),
+        ("claim", "locked", ["3"], "2026-01-03", 2),
+        ("result", "full", ["4"], "2026-01-03", 2),
+    ]
+    assert {(one["client_id"], one["unnamed"]) for one in found} == {("alive", 20)}
+    many = [{**rows[0], "error": str(n)} for n in range(FINDINGS_SHOWN + 2)]
+    aside = json.dumps({"count": len(many), "rows": many})
+    await schema.execute("UPDATE riverpy_client SET set_aside = $1::text::jsonb", aside)
+    found = [one["data"] for one in (await doctor()).of("set aside", "warn")]
+    assert len(found) == FINDINGS_SHOWN + 1
+    assert found[-1] == {"more": 2}
+
+
+async def test_rows_that_a_worker_sets_aside(
+    schema: Schema, doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim, a result and a row of maintenance that the server refuses are shown with what, since
+    when, tries and error, until they succeed."""
+    monkeypatch.setattr("riverpy._postgres.batch.SET_ASIDE_FIRST", 0.05)
+    monkeypatch.setattr(batches, "ASIDE_FIRST", 0.05)
+    rig = Rig(schema)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    await rig.insert_rows(5)
+    await schema.execute(
+        "UPDATE river_job SET state = 'scheduled', scheduled_at = now() - interval '1 minute'"
+        " WHERE id = 3"
+    )
+    await schema.execute(REFUSE)
+    try:
+        async with rig.working(id="one"):
+            await rig.until("SELECT (set_aside ->> 'count')::int FROM riverpy_client", 3)
+            found = {one["data"]["what"]: one for one in (await doctor()).of("set aside", "warn")}
+            assert {what: one["data"]["rows"] for what, one in found.items()} == {
+                "claim": ["1"],
+                "result": ["2"],
+                "making due jobs available": ["3"],
+            }
+            for one in found.values():
+                assert "refused for postgres://ada:***@db/x" in one["text"]
+                assert one["data"]["since"] in one["text"]
+                assert one["data"]["tries"] > 1
+                assert "remove the cause" in one["fix"]
+            looker = Looker(schema.url, schema.name)
+            look = await looker.look()
+            await looker.close()
+            assert [worker.aside for worker in look.workers] == [3]
+            await schema.execute("DROP FUNCTION refuse CASCADE")
+            await rig.until("SELECT count(*) FROM riverpy_client WHERE set_aside IS NULL", 1)
+        assert await rig.states() == {"completed": 5}
+    finally:
+        await schema.execute("DROP FUNCTION IF EXISTS refuse CASCADE")

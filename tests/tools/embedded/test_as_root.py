@@ -1,0 +1,151 @@
+"""What only root can try: the server as another user, and an ordinary user's server."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from riverpy._tools.embedded import account as _account
+from riverpy._tools.embedded.account import Account
+from riverpy._tools.embedded.binaries import runnable_by
+from riverpy.embedded import EmbeddedPostgres
+from riverpy.errors import DatabaseError
+from tests.tools.embedded._help import mode, postmaster_pid, query, wait_for_end
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+pytestmark = pytest.mark.timeout(180)  # a test may make two servers on a busy machine
+
+# An ordinary user need not reach this interpreter, so the supervisor is forked and not executed.
+AS_ANOTHER_USER = """
+import json, os, sys
+from pathlib import Path
+from riverpy._tools.embedded import processes as _processes
+from riverpy.embedded import EmbeddedPostgres
+
+user, base = int(sys.argv[1]), Path(sys.argv[2])
+os.setgroups([])
+os.setgid(user)
+os.setuid(user)
+EmbeddedPostgres._detach = lambda self, role, argument: _processes.supervise(json.loads(argument))
+"""
+STARTS = """
+server = EmbeddedPostgres("u", base_dir=base)
+server.start()
+assert server.is_running
+print((server.directory / "data").stat().st_uid)
+"""
+KNOCKS = """
+import socket
+try:
+    socket.socket(socket.AF_UNIX).connect(str(base / ".s.PGSQL.5432"))
+except PermissionError:
+    print("refused")
+"""
+
+
+def run_as(user: int, script: str, base: Path, programs: Path | None = None) -> str:
+    """Run a script as another user; what it prints."""
+    shown = subprocess.run(
+        [sys.executable, "-c", AS_ANOTHER_USER + script, str(user), str(base)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=50,
+        env={**os.environ, **({"RIVERPY_PG_BIN": str(programs)} if programs else {})},
+    )
+    return shown.stdout.strip()
+
+
+@pytest.mark.parametrize("stand_ins", [("postgres", "nobody"), ("no such user", "nobody")])
+def test_root_lets_another_user_run_it(
+    base: Path, monkeypatch: pytest.MonkeyPatch, stand_ins: Sequence[str]
+) -> None:
+    """The server of root runs as `postgres`, or else as `nobody`, who owns nothing but the data.
+
+    It stays so on data that is there: no other account could run it.
+    """
+    with monkeypatch.context() as patch:
+        patch.setattr(_account, "_STAND_INS_FOR_ROOT", stand_ins)
+        first = EmbeddedPostgres("t", base_dir=base)
+        with first:
+            assert query(first, "SELECT 1") == "1"
+            runner = Path(f"/proc/{postmaster_pid(first)}").stat().st_uid
+    assert pwd.getpwuid(runner).pw_name in stand_ins
+    assert first.directory.stat().st_uid == 0
+    assert mode(first.directory) == 0o711
+    assert (first.directory / "data").stat().st_uid == runner
+    wait_for_end(first)
+    later = EmbeddedPostgres("t", base_dir=base)
+    with later:
+        assert Path(f"/proc/{postmaster_pid(later)}").stat().st_uid == runner
+
+
+def test_ordinary_user_runs_it(base: Path, server: EmbeddedPostgres) -> None:
+    """An ordinary user runs the server as himself, in directories that he alone can enter."""
+    user = pwd.getpwnam("nobody").pw_uid
+    place = base / "user"
+    place.mkdir()
+    os.chown(place, user, user)
+    account = Account("nobody", user, user)
+    programs = runnable_by(account, server._binaries, base).directory
+    assert run_as(user, STARTS, place, programs) == str(user)
+    assert mode(next(place.glob("u-pg*"))) == 0o700
+
+
+def test_no_other_user_can_connect(base: Path, server: EmbeddedPostgres) -> None:
+    """The socket is out of reach for another user of the machine."""
+    with server:
+        assert run_as(65533, KNOCKS, server.directory / "run") == "refused"
+
+
+def test_place_out_of_reach(base: Path) -> None:
+    """A place that the server's user cannot enter is an error, and its mode stays as it is."""
+    private = base / "private"
+    private.mkdir(mode=0o700)
+    with pytest.raises(DatabaseError, match=r"cannot enter .*RIVERPY_EMBEDDED_DIR"):
+        EmbeddedPostgres("t", base_dir=private).start()
+    assert mode(private) == 0o700
+
+
+def test_private_umask(base: Path) -> None:
+    """Root's umask of 077 does not shut the server out of its own place."""
+    script = "import sys; from pathlib import Path; from riverpy.embedded import EmbeddedPostgres\n"
+    script += "EmbeddedPostgres('t', base_dir=Path(sys.argv[1])).start()"
+    place = base / "new"
+    subprocess.run([sys.executable, "-c", script, str(place)], check=True, umask=0o077)
+    EmbeddedPostgres("t", base_dir=place).remove()
+
+
+def test_programs_that_cannot_be_copied(
+    base: Path, monkeypatch: pytest.MonkeyPatch, server: EmbeddedPostgres
+) -> None:
+    """Programs out of reach that are no tree of their own are an error, not a huge copy."""
+    private = base / "private"
+    (private / "bin").mkdir(parents=True)
+    private.chmod(0o700)
+    for program in ("postgres", "initdb"):
+        (private / "bin" / program).symlink_to(server.binaries / program)
+    monkeypatch.setenv("RIVERPY_PG_BIN", str(private / "bin"))
+    with pytest.raises(DatabaseError, match="cannot reach"):
+        EmbeddedPostgres("t", base_dir=base).start()
+
+
+def test_socket_directory_of_a_stranger(base: Path) -> None:
+    """A directory in /tmp that somebody else made under our name is not used."""
+    server = EmbeddedPostgres("t", base_dir=base / ("x" * 100))
+    sockets = server._socket_directory
+    sockets.mkdir()
+    os.chown(sockets, 65533, 65533)
+    try:
+        with pytest.raises(DatabaseError, match="belongs to user id 65533"):
+            server.start()
+    finally:
+        sockets.rmdir()
