@@ -18,7 +18,7 @@ from tests.kit.proxy import proxied
 if TYPE_CHECKING:
     from riverpy._postgres.driver import Connection
     from tests._database import Schema
-    from tests.maintenance.term_context import HeldOffice
+    from tests.leading.term_context import HeldOffice
 
 
 async def test_holder_writes(held: HeldOffice, schema: Schema) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from riverpy._maintenance.base import MaintenanceService, TermContext
     from riverpy._maintenance.batches import Batches
     from tests._database import Schema
-    from tests.maintenance.term_context import HeldOffice
+    from tests.leading.term_context import HeldOffice
 
     Make: TypeAlias = Callable[[HeldOffice], Awaitable[MaintenanceService]]
 

@@ -2,21 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from tests.leading.conftest import held
 
-import pytest
-
-from tests.maintenance.term_context import held_office
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from tests._database import Schema
-    from tests.maintenance.term_context import HeldOffice
-
-
-@pytest.fixture
-async def held(schema: Schema) -> AsyncGenerator[HeldOffice]:
-    """An office with default settings, whose term is held."""
-    async with held_office(schema) as held:
-        yield held
+__all__ = ["held"]

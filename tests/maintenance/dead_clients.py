@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, TypeVar
 from riverpy._maintenance.client_cleaner import ClientCleaner
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._postgres.clients import client_heartbeats
-from tests.maintenance.term_context import QuickTimer
+from tests.leading.term_context import QuickTimer
 
 if TYPE_CHECKING:
     from tests._database import Schema
-    from tests.maintenance.term_context import HeldOffice
+    from tests.leading.term_context import HeldOffice
 
 BEAT = "UPDATE riverpy_client SET heartbeat_at = clock_timestamp() WHERE client_id = $1"
 ObserverT = TypeVar("ObserverT", JobRescuer, ClientCleaner)

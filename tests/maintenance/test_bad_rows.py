@@ -12,6 +12,7 @@ from riverpy._maintenance.job_cleaner import JobCleaner
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._postgres.driver import DATABASE_ERRORS
 from tests.kit.damaged_rows import DAMAGE, damage
+from tests.leading.term_context import held_office
 from tests.maintenance.bad_rows import (
     CASES,
     REFUSALS,
@@ -22,15 +23,14 @@ from tests.maintenance.bad_rows import (
     triggered,
 )
 from tests.maintenance.rows import ENDED, ids_of, insert_ended
-from tests.maintenance.term_context import held_office
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from riverpy._maintenance.base import MaintenanceService
     from tests._database import Schema
+    from tests.leading.term_context import HeldOffice
     from tests.maintenance.bad_rows import Case
-    from tests.maintenance.term_context import HeldOffice
 
 SET_ASIDE = "row set aside, trying it again later"
 PASSED_OVER = "job is damaged and is passed over"

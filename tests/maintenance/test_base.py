@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from riverpy._lifecycle import Service
     from tests._database import Schema
-    from tests.maintenance.term_context import HeldOffice
+    from tests.leading.term_context import HeldOffice
 
 INTERVAL = 30.0
 """From one pass of a FakeService to the next."""

@@ -11,8 +11,8 @@ from riverpy._leading.term_fence import FenceBusyError
 from riverpy._maintenance import batches
 from riverpy._maintenance.batches import PAUSE_MAX, PAUSE_MIN, Batches
 from riverpy.errors import FencedOutError
+from tests.leading.term_context import StillTimer
 from tests.maintenance.fakes import FakeService, office_without_database, term
-from tests.maintenance.term_context import StillTimer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

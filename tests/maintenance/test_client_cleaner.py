@@ -11,15 +11,15 @@ import pytest
 from riverpy._leading.queue_scope import NOTHING
 from riverpy._maintenance.client_cleaner import INTERVAL, ClientCleaner
 from riverpy.errors import FencedOutError
+from tests.leading.term_context import held_office
 from tests.maintenance.dead_clients import BEAT, in_contact, observed, register
 from tests.maintenance.rows import insert_jobs
-from tests.maintenance.term_context import held_office
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from tests._database import Schema
-    from tests.maintenance.term_context import HeldOffice
+    from tests.leading.term_context import HeldOffice
 
 
 async def observing(held: HeldOffice, contact: Callable[[], float] = in_contact) -> ClientCleaner:

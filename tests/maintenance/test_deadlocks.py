@@ -20,7 +20,7 @@ from riverpy._maintenance.job_scheduler import JobScheduler
 from riverpy._postgres.driver import use_raw_timestamps
 from riverpy._postgres.jobs import Settlement, job_claim, job_complete, job_settle
 from riverpy._work.claim_cursor import WHOLE
-from tests.maintenance.term_context import held_office
+from tests.leading.term_context import held_office
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pytest
 
     from tests._database import Schema
-    from tests.maintenance.term_context import HeldOffice
+    from tests.leading.term_context import HeldOffice
 
 LEADERS = 4
 ROUNDS = 12

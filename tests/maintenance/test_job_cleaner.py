@@ -16,6 +16,7 @@ from riverpy._maintenance import batches
 from riverpy._maintenance.job_cleaner import INTERVAL, SWEEP_INTERVAL, JobCleaner
 from riverpy.config import DURATION_MAX
 from riverpy.errors import FencedOutError
+from tests.leading.term_context import held_office
 from tests.maintenance.rows import (
     ENDED,
     accept_many,
@@ -24,11 +25,10 @@ from tests.maintenance.rows import (
     insert_jobs,
     refuse_many,
 )
-from tests.maintenance.term_context import held_office
 
 if TYPE_CHECKING:
     from tests._database import Schema
-    from tests.maintenance.term_context import HeldOffice
+    from tests.leading.term_context import HeldOffice
 
 FOREVER = JobRetention(cancelled=None, completed=None, discarded=None)
 

@@ -22,14 +22,14 @@ from riverpy._postgres import clients, rescue, upkeep
 from riverpy._postgres.driver import use_raw_timestamps
 from riverpy._postgres.jobs import ClaimKey, Settlement, job_complete, job_settle
 from riverpy.errors import FencedOutError
+from tests.leading.term_context import QuickTimer, held_office
 from tests.maintenance.dead_clients import BEAT, in_contact, observed, register
-from tests.maintenance.term_context import QuickTimer, held_office
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from tests._database import Schema
-    from tests.maintenance.term_context import HeldOffice
+    from tests.leading.term_context import HeldOffice
 
 SET_ASIDE = "row set aside, trying it again later"
 SECOND = timedelta(seconds=1)

@@ -17,15 +17,15 @@ from riverpy._leading.queue_scope import NOTHING, Only
 from riverpy._maintenance import batches
 from riverpy._maintenance.job_scheduler import INTERVAL, JobScheduler
 from riverpy.errors import FencedOutError
+from tests.leading.term_context import held_office
 from tests.maintenance.rows import accept_many, insert_jobs, refuse_many, states_of
-from tests.maintenance.term_context import held_office
 from tests.work.rig import FAR, Rig, Task
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from tests._database import Schema
-    from tests.maintenance.term_context import HeldOffice
+    from tests.leading.term_context import HeldOffice
 
 DUE = "now() - interval '1 s'"
 DEFAULT_STATES = "11110101"

@@ -11,11 +11,11 @@ from riverpy._leading.queue_scope import NOTHING, Only
 from riverpy._maintenance import batches
 from riverpy._maintenance.queue_cleaner import INTERVAL, QueueCleaner
 from riverpy.errors import FencedOutError
-from tests.maintenance.term_context import held_office
+from tests.leading.term_context import held_office
 
 if TYPE_CHECKING:
     from tests._database import Schema
-    from tests.maintenance.term_context import HeldOffice
+    from tests.leading.term_context import HeldOffice
 
 
 async def insert_queue(schema: Schema, name: str, age: str, **columns: str) -> None:

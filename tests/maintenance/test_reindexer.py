@@ -27,6 +27,7 @@ from riverpy._maintenance.reindexer import (
 from riverpy._postgres.connection import cut_on_error, limit_statements
 from riverpy._postgres.driver import close, connect
 from riverpy.errors import ConfigError, FencedOutError
+from tests.leading.term_context import held_office
 from tests.maintenance.reindexing import (
     SESSION,
     Always,
@@ -46,7 +47,6 @@ from tests.maintenance.reindexing import (
     until_no_session,
     until_waiting,
 )
-from tests.maintenance.term_context import held_office
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from riverpy._maintenance.reindexer import Reindexer
     from riverpy._postgres.driver import Connection
     from tests._database import Schema
-    from tests.maintenance.term_context import HeldOffice
+    from tests.leading.term_context import HeldOffice
 
 KIND, PKEY = "river_job_kind", "river_job_pkey"
 SNAPSHOTS = "waiting for old snapshots"

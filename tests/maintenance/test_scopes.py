@@ -18,7 +18,7 @@ from riverpy._maintenance.queue_cleaner import QueueCleaner
 from riverpy._postgres.clients import client_heartbeats
 from riverpy._postgres.sql_files import query
 from tests._statements import record_statements
-from tests.maintenance.term_context import QuickTimer, held_office
+from tests.leading.term_context import QuickTimer, held_office
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from riverpy._leading.queue_scope import Scope
     from riverpy._maintenance.base import MaintenanceService, TermContext
     from tests._database import Schema
-    from tests.maintenance.term_context import HeldOffice
+    from tests.leading.term_context import HeldOffice
 
 QUEUES = frozenset({"aa", "bb", "cc"})
 SECOND = timedelta(seconds=1)

@@ -14,7 +14,7 @@ from riverpy._insert.row import InsertRules
 from riverpy._maintenance.periodic_enqueuer import PeriodicEnqueuer
 from riverpy._plugins import Plugins
 from riverpy.periodic import PeriodicJob, PeriodicJobs, every
-from tests.maintenance.term_context import QuickTimer, held_office
+from tests.leading.term_context import QuickTimer, held_office
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from riverpy._clock import SystemTimer
     from riverpy._leases.validity import Term
     from tests._database import Schema
-    from tests.maintenance.term_context import HeldOffice
+    from tests.leading.term_context import HeldOffice
 
 MINUTELY = every(timedelta(minutes=1))
 EPOCH = datetime(2020, 1, 1, tzinfo=UTC)

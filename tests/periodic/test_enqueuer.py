@@ -19,7 +19,7 @@ from riverpy.insert_opts import InsertOpts, UniqueOpts
 from riverpy.job import JobState, RawArgs
 from riverpy.periodic import PeriodicJob, cron, every
 from tests.kit.proxy import proxied
-from tests.maintenance.term_context import StillTimer
+from tests.leading.term_context import StillTimer
 from tests.periodic.enqueuing import MINUTELY, Grid, Tick, enqueuing
 
 if TYPE_CHECKING:

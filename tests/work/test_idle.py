@@ -18,7 +18,7 @@ from riverpy._maintenance.services import domain_services
 from riverpy._postgres.connection import close_all
 from riverpy._work.producer import CLAIM_TIMEOUT, ECHOES
 from tests._statements import record_statements
-from tests.maintenance.term_context import held_office
+from tests.leading.term_context import held_office
 from tests.work.rig import PATIENCE, Task
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from riverpy import InsertManyParams, Job, JobCancel, PeriodicJob, PeriodicJobs,
 from riverpy._lifecycle import StopScope
 from riverpy._maintenance.services import domain_services
 from riverpy._postgres.driver import close, connect
-from tests.maintenance.term_context import held_office
+from tests.leading.term_context import held_office
 from tests.periodic.enqueuing import enqueuing
 from tests.work.rig import Task
 

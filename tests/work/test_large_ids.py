@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from riverpy import InsertManyParams, Job, JobCancel
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy.cli import main
-from tests.maintenance.term_context import QuickTimer, held_office
+from tests.leading.term_context import QuickTimer, held_office
 from tests.work.rig import Task
 
 if TYPE_CHECKING:

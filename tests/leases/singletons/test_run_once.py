@@ -30,7 +30,7 @@ from riverpy._postgres.executions import exec_claim, exec_forget
 from riverpy.migrate import Migrator
 from tests._time import settle
 from tests.kit.proxy import Partition, proxied
-from tests.maintenance.term_context import held_office
+from tests.leading.term_context import held_office
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable

@@ -1,0 +1,22 @@
+"""Fixtures of tests about leaders and their maintenance."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.leading.term_context import held_office
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from tests._database import Schema
+    from tests.leading.term_context import HeldOffice
+
+
+@pytest.fixture
+async def held(schema: Schema) -> AsyncGenerator[HeldOffice]:
+    """An office with default settings, whose term is held."""
+    async with held_office(schema) as held:
+        yield held
