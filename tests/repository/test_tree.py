@@ -56,12 +56,6 @@ def test_modules_say_what_they_own(trees: dict[str, ast.Module]) -> None:
     assert mute == []
 
 
-def test_modules_are_short() -> None:
-    """A module has at most 600 lines."""
-    long = [name_of(path) for path in MODULES if path.read_text("utf-8").count("\n") > 600]
-    assert long == []
-
-
 def test_no_sql_in_python(trees: dict[str, ast.Module]) -> None:
     """SQL stands in sql/."""
     found = [

@@ -1,0 +1,175 @@
+"""Check the limits of size and structure that every module of a package keeps."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_MODULE_LINES = 600
+MAX_FUNCTION_LINES = 60
+MAX_PARAMETERS = 8
+"""Of a constructor, `self` not counted."""
+MAX_NESTING = 5
+"""Blocks inside each other in one function."""
+
+KNOWN = {
+    "riverpy._maintenance.leader_functions is in an import cycle",
+    "riverpy._postgres.batch:BatchSender.__init__ has too many parameters",
+    "riverpy._postgres.driver:connect has too many lines",
+    "riverpy._tools.top.view:view has too many lines",
+    "riverpy._work.attempt is in an import cycle",
+    "riverpy._work.blocking is in an import cycle",
+    "riverpy._work.child_process is in an import cycle",
+    "riverpy._work.completer is in an import cycle",
+    "riverpy._work.counters is in an import cycle",
+    "riverpy._work.executor is in an import cycle",
+    "riverpy._work.leader_setup:LeaderSetup.__init__ has too many parameters",
+    "riverpy._work.middleware is in an import cycle",
+    "riverpy._work.prefetch is in an import cycle",
+    "riverpy._work.producer is in an import cycle",
+    "riverpy._work.producer:Producer.__init__ has too many parameters",
+    "riverpy._work.reconciler:Reconciler.__init__ has too many parameters",
+    "riverpy._work.returns is in an import cycle",
+    "riverpy._work.run:Run.__init__ has too many lines",
+    "riverpy._work.run:Run.__init__ has too many parameters",
+    "riverpy._work.run:Run.run is nested too deeply",
+    "riverpy._work.running_attempts is in an import cycle",
+    "riverpy._work.status:RunStatus.__init__ has too many parameters",
+    "riverpy._work.subscriptions is in an import cycle",
+    "riverpy.singletons is in an import cycle",
+}
+"""Violations that are left to mend. The check fails for an entry that is mended: remove it."""
+
+_BLOCKS = (
+    ast.If,
+    ast.For,
+    ast.AsyncFor,
+    ast.While,
+    ast.With,
+    ast.AsyncWith,
+    ast.Try,
+    ast.TryStar,
+    ast.Match,
+)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Module:
+    """A module of the package, parsed."""
+
+    def __init__(self, root: Path, path: Path) -> None:
+        parts = path.relative_to(root).with_suffix("").parts
+        self.is_package = parts[-1] == "__init__"
+        self.name = ".".join(parts[:-1] if self.is_package else parts)
+        text = path.read_text("utf-8")
+        self.lines = text.count("\n")
+        self.tree = ast.parse(text)
+
+    def violations(self) -> Iterator[str]:
+        """Yield a sentence for each limit that the module or one of its functions exceeds."""
+        if self.lines > MAX_MODULE_LINES:
+            yield f"{self.name} has too many lines"
+        for name, function in _functions(self.tree, f"{self.name}:"):
+            if (function.end_lineno or 0) - function.lineno + 1 > MAX_FUNCTION_LINES:
+                yield f"{name} has too many lines"
+            if function.name == "__init__" and _parameters(function) > MAX_PARAMETERS:
+                yield f"{name} has too many parameters"
+            if _nesting(function) > MAX_NESTING:
+                yield f"{name} is nested too deeply"
+
+    def imports(self, known: set[str]) -> set[str]:
+        """Return the modules of `known` that this one imports, for type checkers alone too."""
+        found: set[str] = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                found.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                base = self._base(node)
+                for alias in node.names:
+                    submodule = f"{base}.{alias.name}"
+                    found.add(submodule if submodule in known else base)
+        return found & known - {self.name}
+
+    def _base(self, node: ast.ImportFrom) -> str:
+        """Return the absolute name of the module after `from`."""
+        if not node.level:
+            return node.module or ""
+        parts = self.name.split(".")
+        parts = parts[: len(parts) - node.level + self.is_package]
+        return ".".join([*parts, node.module] if node.module else parts)
+
+
+def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, Function]]:
+    """Yield each function below a node with its qualified name."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            name = f"{prefix}{child.name}"
+            if not isinstance(child, ast.ClassDef):
+                yield name, child
+            yield from _functions(child, f"{name}.")
+        else:
+            yield from _functions(child, prefix)
+
+
+def _parameters(function: Function) -> int:
+    """Count the parameters but for `self`."""
+    arguments = function.args
+    return len(arguments.posonlyargs + arguments.args + arguments.kwonlyargs) - 1
+
+
+def _nesting(node: ast.AST) -> int:
+    """Return how many blocks stand inside each other below a node."""
+    return max(
+        (
+            _nesting(child) + isinstance(child, _BLOCKS)
+            for child in ast.iter_child_nodes(node)
+            if not isinstance(child, _SCOPES)
+        ),
+        default=0,
+    )
+
+
+def in_cycles(graph: dict[str, set[str]]) -> set[str]:
+    """Return the modules that import themselves through others."""
+    return {name for name in graph if name in _reachable(graph, name)}
+
+
+def _reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    """Return the modules that `start` imports, directly or through others."""
+    found: set[str] = set()
+    waiting = list(graph[start])
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting.extend(graph[name])
+    return found
+
+
+def violations(root: Path, package: str) -> set[str]:
+    """Return a sentence for each violation in a package below `root`."""
+    modules = [Module(root, path) for path in (root / package).rglob("*.py")]
+    names = {module.name for module in modules}
+    graph = {module.name: module.imports(names) for module in modules}
+    found = {sentence for module in modules for sentence in module.violations()}
+    return found | {f"{name} is in an import cycle" for name in in_cycles(graph)}
+
+
+def main() -> None:
+    """Print what differs from `KNOWN`, and exit with 1 if anything does."""
+    found = violations(Path(__file__).parents[1], "riverpy")
+    for sentence in sorted(found - KNOWN):
+        print(sentence)
+    for sentence in sorted(KNOWN - found):
+        print(f"mended, remove it from KNOWN in scripts/limits.py: {sentence}")
+    sys.exit(found != KNOWN)
+
+
+if __name__ == "__main__":
+    main()
