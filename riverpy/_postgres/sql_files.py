@@ -1,13 +1,16 @@
-"""SQL files: find them, parse their blocks, splice the schema, number the parameters.
+"""SQL files: find them, read their statements, put in the schema, number the parameters.
 
-A query file holds blocks that start with a line `-- name: job_insert`. In a block `@queue` is a
-parameter and `/* schema */` stands before the name of each table, type and function of the River
-schema, so that psql can read the file as it is. `/* schema of river_job */ current_schema()::text`
-is the name of the schema in which that table is, as a value. Rendered for asyncpg, a parameter
-becomes `$1`, `$2`, … in the order of its first use.
+A file in `sql/queries` holds blocks. Each starts with a line `-- name: job_insert`. In a block
 
-`/* finite */ (x)` is the timestamp `x` between the years 1 and 9999, or null. No arithmetic on it
-fails, and Python can read it: a column may hold `infinity` or a year that Python lacks.
+- `@queue` is a parameter. For asyncpg it becomes `$1`, `$2`, … in the order of first use.
+- `/* schema */` stands before the name of each table, type and function of River's schema.
+- `/* schema of river_job */ current_schema()::text` is the name of the schema of that table, as a
+  value.
+- `/* finite */ (x)` limits the timestamp `x` to the years 1 to 9999. A column may hold `infinity`
+  or a year that Python lacks, and arithmetic on those fails.
+- A line `-- include: FILE.BLOCK` is replaced by the text of another block.
+
+Without includes psql can run a block as it stands in the file.
 """
 
 from __future__ import annotations
@@ -16,12 +19,17 @@ import re
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
+    from asyncpg import Record
+
+    from riverpy._postgres.driver import Transaction
+
 _BLOCK = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_INCLUDE = re.compile(r"^\s*-- include: (\w+)\.(\w+)$", re.MULTILINE)
 _COMMENT_LINE = re.compile(r"^\s*--.*\n", re.MULTILINE)
 _PARAMETER = re.compile(r"(?<![\w@])@([a-z_]\w*)")
 _SCHEMA_MARK = re.compile(r"/\* schema \*/\s*")
@@ -30,29 +38,45 @@ _SCHEMA_OF_TABLE = (
     "coalesce((pg_identify_object_as_address('pg_catalog.pg_class'::regclass, "
     "to_regclass('{table}'), 0)).object_names[1], current_schema()::text)"
 )
-"""Where the search path finds a table. Functions of the catalog's caches cost microseconds; a query
-of `pg_class` costs six times as much, and has to be planned."""
+"""The schema in which the search path finds a table. These functions read the server's caches and
+take microseconds. A query of `pg_class` takes six times as long."""
 _FINITE_MARK = re.compile(r"/\* finite \*/ \(((?:[^()]|\([^()]*\))*)\)")
 _FIRST = "timestamptz '0001-01-02 00:00:00+00'"
 _LAST = "timestamptz '9999-12-30 00:00:00+00'"
 
 
 class Query(NamedTuple):
-    """One statement, ready for asyncpg."""
+    """One statement for asyncpg. The methods take a value for each of its parameters by name."""
 
     text: str
     parameters: tuple[str, ...]
 
     def arguments(self, values: dict[str, object]) -> list[object]:
-        """The values in the order of the statement's parameters. A missing or unknown name is a
+        """Return the values in the order of the parameters. A missing or unknown name is a
         KeyError."""
         if len(values) != len(self.parameters):
             raise KeyError(f"expected {self.parameters}, got {tuple(values)}")
         return [values[name] for name in self.parameters]
 
+    async def fetch(self, connection: Transaction, /, **values: object) -> list[Record]:
+        """Run the statement and return all rows."""
+        return await connection.fetch(self.text, *self.arguments(values))
+
+    async def fetchrow(self, connection: Transaction, /, **values: object) -> Record | None:
+        """Run the statement and return the first row."""
+        return await connection.fetchrow(self.text, *self.arguments(values))
+
+    async def fetchval(self, connection: Transaction, /, **values: object) -> Any:
+        """Run the statement and return the first column of the first row."""
+        return await connection.fetchval(self.text, *self.arguments(values))
+
+    async def execute(self, connection: Transaction, /, **values: object) -> None:
+        """Run the statement."""
+        await connection.execute(self.text, *self.arguments(values))
+
 
 def sql_directory() -> Traversable:
-    """Where the SQL files are: inside the installed package, or at the top of a source tree."""
+    """Return the directory of the SQL files: in the installed package, or in the source tree."""
     packaged = files("riverpy").joinpath("sql")
     if packaged.is_dir():
         return packaged
@@ -60,17 +84,17 @@ def sql_directory() -> Traversable:
 
 
 def quote_identifier(name: str) -> str:
-    """`name` as a double-quoted SQL identifier."""
+    """Return `name` as a double-quoted SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def quote_literal(text: str) -> str:
-    """`text` as a single-quoted SQL string. It holds no backslash."""
+    """Return `text` as a single-quoted SQL string. The text must have no backslash."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def splice_schema(text: str, schema: str | None) -> str:
-    """Put the schema at each mark. None: the search path decides."""
+    """Replace the schema marks of a text. None: names stay unqualified."""
     prefix = f"{quote_identifier(schema)}." if schema else ""
 
     def schema_of(match: re.Match[str]) -> str:
@@ -83,12 +107,18 @@ def splice_schema(text: str, schema: str | None) -> str:
 
 @cache
 def blocks(file: str) -> dict[str, str]:
-    """The named blocks of `sql/queries/<file>.sql`, without their comment lines."""
+    """Return the named blocks of `sql/queries/<file>.sql`, without their comment lines."""
     parts = _BLOCK.split(sql_directory().joinpath("queries", f"{file}.sql").read_text("utf-8"))
     return {
-        name: _FINITE_MARK.sub(_finite, _COMMENT_LINE.sub("", body)).strip().rstrip(";")
+        name: _expand(body).strip().rstrip(";")
         for name, body in zip(parts[1::2], parts[2::2], strict=True)
     }
+
+
+def _expand(body: str) -> str:
+    """Replace the marks that do not depend on the schema, and drop comment lines."""
+    body = _INCLUDE.sub(lambda match: blocks(match[1])[match[2]], body)
+    return _FINITE_MARK.sub(_finite, _COMMENT_LINE.sub("", body))
 
 
 def _finite(match: re.Match[str]) -> str:
@@ -98,7 +128,7 @@ def _finite(match: re.Match[str]) -> str:
 
 @cache
 def query(file: str, name: str, schema: str | None) -> Query:
-    """The block `name` of `sql/queries/<file>.sql`, rendered for asyncpg in this schema."""
+    """Return the block `name` of `sql/queries/<file>.sql` for this schema."""
     names: dict[str, int] = {}
 
     def number(match: re.Match[str]) -> str:

@@ -72,53 +72,11 @@ from resigned;
 -- its end: renewals pass a key share lock, takeovers wait for it. The server ends a transaction whose client is gone.
 -- The limits are the transaction's own, for a pooler passes none of a session on; they are set before the row is locked,
 -- and a shorter one of the session stays. No row: the term is over.
---
--- A timer that runs keeps its time when transaction_timeout is changed, so it is set to 0 before: then it starts anew,
--- with the least of the term's time, the session's own setting and what an earlier fence of this transaction has left.
 with limits as materialized (
-  select greatest(1, least(
-    @milliseconds::bigint,
-    nullif(extract(epoch from current_setting('transaction_timeout', true)::interval) * 1000, 0)::bigint,
-    nullif(current_setting('riverpy.fenced_until', true), '')::bigint
-      - (extract(epoch from clock_timestamp()) * 1000)::bigint
-  )) as milliseconds
+  -- include: fence.fence_limits
 )
 select
-  set_config(
-    'statement_timeout',
-    least(
-      nullif(extract(epoch from current_setting('statement_timeout')::interval) * 1000, 0), @milliseconds::bigint
-    )::bigint::text,
-    true
-  ),
-  set_config(
-    'lock_timeout',
-    least(
-      nullif(extract(epoch from current_setting('lock_timeout')::interval) * 1000, 0), @lock_milliseconds::bigint
-    )::bigint::text,
-    true
-  ),
-  set_config(
-    'idle_in_transaction_session_timeout',
-    least(
-      nullif(extract(epoch from current_setting('idle_in_transaction_session_timeout')::interval) * 1000, 0),
-      @milliseconds::bigint
-    )::bigint::text,
-    true
-  ),
-  case
-    when current_setting('server_version_num')::int >= 170000
-    then set_config(
-      'transaction_timeout',
-      case set_config('transaction_timeout', '0', true) when '0' then limits.milliseconds::text end,
-      true
-    )
-  end,
-  set_config(
-    'riverpy.fenced_until',
-    ((extract(epoch from clock_timestamp()) * 1000)::bigint + limits.milliseconds)::text,
-    true
-  )
+  -- include: fence.fence_settings
 from /* schema */ river_leader as leader
 cross join limits
 where name = 'default' and leader_id = @leader_id and elected_at = @elected_at::cstring::text::timestamptz

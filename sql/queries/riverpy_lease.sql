@@ -114,56 +114,14 @@ from released;
 -- transaction's own, for a pooler passes none of a session on; they are set before the row is locked, and a shorter one
 -- of the session stays. No row: the term is over.
 --
--- A timer that runs keeps its time when transaction_timeout is changed, so it is set to 0 before: then it starts anew,
--- with the least of the term's time, the session's own setting and what an earlier fence of this transaction has left.
---
 -- False: the lock is that of a savepoint, and would go with it. The row tells who has locked it; where others have too,
 -- or it was renewed just now, the locks of the session tell: a savepoint under which something is locked has an id.
 with limits as materialized (
-  select greatest(1, least(
-    @milliseconds::bigint,
-    nullif(extract(epoch from current_setting('transaction_timeout', true)::interval) * 1000, 0)::bigint,
-    nullif(current_setting('riverpy.fenced_until', true), '')::bigint
-      - (extract(epoch from clock_timestamp()) * 1000)::bigint
-  )) as milliseconds
+  -- include: fence.fence_limits
 ), held as materialized (
   select
     name,
-    set_config(
-      'statement_timeout',
-      least(
-        nullif(extract(epoch from current_setting('statement_timeout')::interval) * 1000, 0), @milliseconds::bigint
-      )::bigint::text,
-      true
-    ),
-    set_config(
-      'lock_timeout',
-      least(
-        nullif(extract(epoch from current_setting('lock_timeout')::interval) * 1000, 0), @lock_milliseconds::bigint
-      )::bigint::text,
-      true
-    ),
-    set_config(
-      'idle_in_transaction_session_timeout',
-      least(
-        nullif(extract(epoch from current_setting('idle_in_transaction_session_timeout')::interval) * 1000, 0),
-        @milliseconds::bigint
-      )::bigint::text,
-      true
-    ),
-    case
-      when current_setting('server_version_num')::int >= 170000
-      then set_config(
-        'transaction_timeout',
-        case set_config('transaction_timeout', '0', true) when '0' then limits.milliseconds::text end,
-        true
-      )
-    end,
-    set_config(
-      'riverpy.fenced_until',
-      ((extract(epoch from clock_timestamp()) * 1000)::bigint + limits.milliseconds)::text,
-      true
-    )
+    -- include: fence.fence_settings
   from /* schema */ riverpy_lease as lease
   cross join limits
   where name = @name::text and epoch = @epoch::bigint
