@@ -13,27 +13,29 @@ import anyio
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from riverpy._calls.executions import ExecutionCalls
+from riverpy._calls.jobs import JobCalls
+from riverpy._calls.periodic_jobs import PeriodicJobCalls
+from riverpy._calls.queues import QueueCalls
 from riverpy._clock import SystemClock
 from riverpy._dsn import validate_url
 from riverpy._insert.errors import channel_named
 from riverpy._insert.inserter import ACQUIRE_TIMEOUT, NO_CONNECTION, Inserter
 from riverpy._insert.row import InsertRules
 from riverpy._leading.subscriptions import Leadership, LeadershipSubscription
-from riverpy._leases.calls import LeaseVerbs
+from riverpy._leases.calls import LeaseCalls
 from riverpy._lifecycle import only_error
 from riverpy._log import get_logger
 from riverpy._names import process_id
 from riverpy._plugins import Plugins
 from riverpy._postgres.driver import close_pool, create_pool, is_pool
 from riverpy._postgres.transactions import expect_transaction, savepoint
-from riverpy._verbs import Verbs
 from riverpy._work.child_process import ChildProcesses
 from riverpy._work.release import put_back
 from riverpy._work.run import Run
 from riverpy._work.subscriptions import SUBSCRIPTION_SIZE_DEFAULT, Subscription, Subscriptions
 from riverpy.config import Config, check_queues
 from riverpy.errors import ClientStateError, ConfigError
-from riverpy.executions import ExecutionVerbs
 from riverpy.periodic import PeriodicJobs
 from riverpy.stats import ClientStats
 from riverpy.worker import Workers
@@ -80,7 +82,7 @@ class _Home(NamedTuple):
             )
 
 
-class Client(Verbs, ExecutionVerbs, LeaseVerbs):
+class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls):
     """River's client: `async with client:` opens its pool, `client.working()` works jobs beside
     other code.
 

@@ -1,4 +1,4 @@
-"""Lease verbs: what a client does under leases of the user's, on its own and in handlers."""
+"""LeaseCalls: the calls of a client on leases and singletons."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from riverpy.singletons import LeaderFn, Restart, SingletonFn
 
 
-class LeaseVerbs(ABC):
-    """The verbs on leases."""
+class LeaseCalls(ABC):
+    """The calls on leases and singletons."""
 
     _config: Config
     _database: str | Pool | None

@@ -22,9 +22,9 @@ from riverpy import (
     LeaderTerm,
     SchemaMissingError,
     TransactionError,
-    executions,
 )
 from riverpy import client as client_module
+from riverpy._calls import executions
 from riverpy._maintenance.execution_cleaner import INTERVAL, ExecutionCleaner
 from riverpy._postgres.executions import exec_claim, exec_forget
 from riverpy.migrate import Migrator

@@ -1,0 +1,1 @@
+"""The methods of `Client` on jobs, queues, periodic jobs and executions."""

@@ -1,0 +1,83 @@
+"""JobCalls: the calls on one job."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from riverpy._calls.base import ClientCalls
+from riverpy._postgres import jobs
+from riverpy._postgres.damaged_jobs import naming_damage
+from riverpy._postgres.driver import UniqueViolationError
+from riverpy.errors import NotFoundError, UniqueConflictError
+from riverpy.job import JobRow, encode_metadata_value
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from riverpy._postgres.driver import Transaction
+
+
+class JobCalls(ClientCalls):
+    """The calls on one job."""
+
+    async def job_get(self, job_id: int, *, tx: Transaction | None = None) -> JobRow:
+        """One job.
+
+        Raises:
+            NotFoundError: there is none with this id.
+            JobDamagedError: the server cannot read it.
+        """
+        return await self._one_job(jobs.job_get, job_id, tx)
+
+    async def job_cancel(self, job_id: int, *, tx: Transaction | None = None) -> JobRow:
+        """Cancel a job; a running one is told to stop, and is cancelled when it has.
+
+        A completed, cancelled or discarded job stays as it is.
+
+        Raises:
+            NotFoundError, JobDamagedError: as `job_get`.
+        """
+        return await self._one_job(jobs.job_cancel, job_id, tx)
+
+    async def job_retry(self, job_id: int, *, tx: Transaction | None = None) -> JobRow:
+        """Make a job available now, with one more attempt if it has none left. A running one stays
+        as it is.
+
+        Raises:
+            NotFoundError, JobDamagedError: as `job_get`.
+            UniqueConflictError: another job holds its unique key now.
+        """
+        try:
+            return await self._one_job(jobs.job_retry, job_id, tx)
+        except UniqueViolationError:
+            raise UniqueConflictError(
+                f"job {job_id} cannot be retried: another job holds its unique key"
+            ) from None
+
+    async def job_update(
+        self, job_id: int, *, output: object, tx: Transaction | None = None
+    ) -> JobRow:
+        """Set the output of a job (metadata key `output`), whatever its state.
+
+        What a running job records itself replaces it when the attempt ends.
+
+        Raises:
+            ArgsError: the output is not JSON, or larger than 32 MiB when encoded.
+            NotFoundError, JobDamagedError: as `job_get`.
+        """
+        updates = f'{{"output":{encode_metadata_value(output)}}}'
+        return await self._one_job(partial(jobs.job_update, updates=updates), job_id, tx)
+
+    async def _one_job(
+        self,
+        call: Callable[[Transaction, str | None, int], Awaitable[Any]],
+        job_id: int,
+        tx: Transaction | None,
+    ) -> JobRow:
+        with naming_damage(job_id):
+            async with self._transaction(tx) as connection:
+                row = await call(connection, self._config.schema, job_id)
+        if row is None:
+            raise NotFoundError(f"there is no job {job_id}")
+        return JobRow(row)

@@ -1,0 +1,135 @@
+"""QueueCalls: the calls on queues."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from riverpy._calls.base import ClientCalls
+from riverpy._insert.row import encode_metadata, json_size
+from riverpy._names import validate_queue
+from riverpy._postgres import queues
+from riverpy.errors import ArgsError, ConfigError, NotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from datetime import timedelta
+
+    from riverpy._postgres.driver import Transaction
+    from riverpy.queue import Queue
+
+QUEUE_LIST_LIMIT = 100
+NOTIFICATION_SIZE_MAX = 7_999
+"""Bytes of a notification's payload. PostgreSQL's limit."""
+
+
+class QueueCalls(ClientCalls):
+    """The calls on queues."""
+
+    async def queue_get(self, name: str, *, tx: Transaction | None = None) -> Queue:
+        """One queue.
+
+        Raises:
+            NotFoundError: no client ever worked a queue of this name.
+        """
+        async with self._transaction(tx) as connection:
+            found = await queues.queue_get(connection, self._config.schema, name)
+        if found is None:
+            raise _no_queue(name)
+        return found
+
+    async def queue_list(
+        self, *, limit: int = QUEUE_LIST_LIMIT, tx: Transaction | None = None
+    ) -> list[Queue]:
+        """The queues that clients work or worked not long ago, by name.
+
+        Args:
+            limit: how many at most (100).
+            tx: as for `insert`.
+
+        Raises:
+            ConfigError: `limit` is below 1.
+        """
+        if limit < 1:
+            raise ConfigError(f"limit must be 1 or more, got {limit}")
+        async with self._transaction(tx) as connection:
+            return await queues.queue_list(connection, self._config.schema, limit)
+
+    async def queue_lags(
+        self, names: Sequence[str], *, tx: Transaction | None = None
+    ) -> dict[str, timedelta]:
+        """How long the oldest due job of each of these queues has waited; zero where none waits.
+
+        Quick however long the queues are: for metrics, and for what scales a fleet.
+
+        Raises:
+            ConfigError: the name of a queue is not allowed.
+        """
+        for name in names:
+            validate_queue(name)
+        async with self._transaction(tx) as connection:
+            return await queues.queue_lag(connection, self._config.schema, list(names))
+
+    async def queue_update(
+        self, name: str, *, metadata: Mapping[str, object], tx: Transaction | None = None
+    ) -> Queue:
+        """Replace the metadata of a queue, and tell every client of it.
+
+        Raises:
+            ArgsError: the metadata is no JSON object, or too large for a notification, which holds
+                7,999 bytes.
+            NotFoundError: no client ever worked a queue of this name.
+        """
+        text = encode_metadata(metadata)
+        payload = msgspec.json.encode(
+            {"action": "metadata_changed", "metadata": msgspec.Raw(text.encode()), "queue": name}
+        ).decode()
+        if len(payload.encode()) > NOTIFICATION_SIZE_MAX:
+            raise ArgsError(
+                f"the metadata have {json_size(text):,} bytes as JSON, but every client is told of "
+                f"them in one notification, which holds {NOTIFICATION_SIZE_MAX:,}: store the data "
+                "elsewhere and give the queue its place"
+            )
+        async with self._transaction(tx) as connection:
+            found = await queues.queue_update(connection, self._config.schema, name, text)
+            if found is None:
+                raise _no_queue(name)
+            await queues.control_notify(connection, self._config.schema, payload)
+        return found
+
+    async def queue_pause(self, name: str, *, tx: Transaction | None = None) -> None:
+        """Stop claiming from a queue, or with `*` from all, in every client. Running jobs go on.
+
+        Raises:
+            NotFoundError: no client ever worked a queue of this name.
+        """
+        await self._control(queues.queue_pause, "pause", name, tx)
+
+    async def queue_resume(self, name: str, *, tx: Transaction | None = None) -> None:
+        """Undo `queue_pause`.
+
+        Raises:
+            NotFoundError: no client ever worked a queue of this name.
+        """
+        await self._control(queues.queue_resume, "resume", name, tx)
+
+    async def _control(
+        self,
+        call: Callable[[Transaction, str | None, str], Awaitable[list[str]]],
+        action: str,
+        name: str,
+        tx: Transaction | None,
+    ) -> None:
+        async with self._transaction(tx) as connection:
+            found = await call(connection, self._config.schema, name)
+            if not found and name != "*":
+                raise _no_queue(name)
+            payload = msgspec.json.encode({"action": action, "queue": name}).decode()
+            await queues.control_notify(connection, self._config.schema, payload)
+
+
+def _no_queue(name: str) -> NotFoundError:
+    return NotFoundError(
+        f"there is no queue {name!r}: a queue exists from when a client first works it"
+    )
