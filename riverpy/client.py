@@ -31,7 +31,7 @@ from riverpy._plugins import Plugins
 from riverpy._postgres.driver import close_pool, create_pool, is_pool
 from riverpy._postgres.transactions import expect_transaction, savepoint
 from riverpy._work.child_process import ChildProcesses
-from riverpy._work.release import put_back
+from riverpy._work.release import release_claims
 from riverpy._work.run import Run
 from riverpy._work.subscriptions import SUBSCRIPTION_SIZE_DEFAULT, Subscription, Subscriptions
 from riverpy.config import Config, check_queues
@@ -476,7 +476,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
                         await opened.enter_async_context(self)
                 return await run.run(drain=drain, task_status=task_status)
         finally:
-            self._abandoned |= run.work.stamps()
+            self._abandoned |= run.work.claim_keys()
             self._run = None
             self._subscriptions.close()
             self._leadership.close()
@@ -565,12 +565,12 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
     def _forget_early_stop(self) -> None:
         self._early_stop = None
 
-    def running_stamps(self) -> list[ClaimKey]:
+    def running_claims(self) -> list[ClaimKey]:
         """What tells the attempts that run now from all others; may be called from another
         thread."""
-        return sorted(self._run.work.stamps()) if self._run is not None else []
+        return sorted(self._run.work.claim_keys()) if self._run is not None else []
 
-    async def put_back(self, stamps: Sequence[ClaimKey]) -> int:
+    async def release_claims(self, claim_keys: Sequence[ClaimKey]) -> int:
         """Make attempts of this client available again without counting them, over a connection of
         its own.
 
@@ -578,9 +578,9 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         child processes are killed; an attempt whose child has not ended stays `running`. Takes at
         most 2.5 seconds. Returns how many were released.
         """
-        working = await self._children.end(stamps)
-        ended = [stamp for stamp in stamps if stamp not in working]
-        return await put_back(
+        working = await self._children.end(claim_keys)
+        ended = [claim_key for claim_key in claim_keys if claim_key not in working]
+        return await release_claims(
             self._working_url(), self._config.schema, ended, pooled=self._config.pooler
         )
 

@@ -69,7 +69,7 @@ class _StuckJob(Job[Any]):
         """Seconds since it was claimed."""
 
     @property
-    def stamp(self) -> ClaimKey:
+    def claim_key(self) -> ClaimKey:
         """The attempt."""
         at = wire_timestamp(self._row[JobColumn.ATTEMPTED_AT])
         return ClaimKey(self.id, self.attempt, at)
@@ -125,8 +125,8 @@ class JobRescuer(MaintenanceService):
             self,
             "rescuing jobs",
             self._end,
-            key=lambda ending: ending.rescue.stamp,
-            name=lambda ending: ending.rescue.stamp.id,
+            key=lambda ending: ending.rescue.claim_key,
+            name=lambda ending: ending.rescue.claim_key.id,
         )
         self.reads: Batches[int] = Batches(
             self, "reading stuck jobs", self._read, key=lambda job_id: job_id
@@ -174,12 +174,12 @@ class JobRescuer(MaintenanceService):
         after = 0
         while True:
             claims = await self._claims_of(list(heartbeats), within, after)
-            rescues = [Rescue(claim.stamp, claim.client_id) for claim in claims]
+            rescues = [Rescue(claim.claim_key, claim.client_id) for claim in claims]
             end = partial(self._end_of_dead, heartbeats)
             await self.batches.handle(Ending(rescue, end, CLIENT_DEAD) for rescue in rescues)
             if len(claims) < PAGE:
                 return
-            after = claims[-1].stamp.id
+            after = claims[-1].claim_key.id
 
     async def _claims_of(
         self, client_ids: list[str], within: QueueFilter | None, after: int
@@ -247,7 +247,7 @@ class JobRescuer(MaintenanceService):
             for job in jobs:
                 delay = self._verdict(job, unknown)
                 if delay is not None:
-                    rescues.append(Rescue(job.stamp, job.client_id, delay.total_seconds()))
+                    rescues.append(Rescue(job.claim_key, job.client_id, delay.total_seconds()))
             await self.batches.handle(
                 Ending(rescue, self._end_of_stuck, TOO_LONG) for rescue in rescues
             )
@@ -335,7 +335,7 @@ class JobRescuer(MaintenanceService):
 
     def _say_rescued(self, rescues: list[Rescue], states: dict[int, str], reason: str) -> None:
         if states:
-            clients = {rescue.client_id for rescue in rescues if rescue.stamp.id in states}
+            clients = {rescue.client_id for rescue in rescues if rescue.claim_key.id in states}
             self.log.warning(
                 "jobs rescued",
                 count=len(states),

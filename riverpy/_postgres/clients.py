@@ -91,7 +91,7 @@ class Candidate(NamedTuple):
 async def client_register(
     connection: Transaction, schema: str | None, registration: Registration
 ) -> int | None:
-    """Register a run. Returns when, raw, as the `attempted_at` of a stamp; None: another run is
+    """Register a run. Returns when, raw, as the `attempted_at` of a claim key; None: another run is
     registered under its id."""
     statement = query("riverpy_client", "client_register", schema)
     values: dict[str, object] = registration._asdict()

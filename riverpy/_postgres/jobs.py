@@ -145,12 +145,12 @@ async def job_merge(
     connection: Transaction,
     schema: str | None,
     *,
-    stamps: Sequence[ClaimKey],
+    claim_keys: Sequence[ClaimKey],
     updates: list[str | None],
 ) -> list[Record]:
     """Merge objects, given as JSON text, into the metadata of the jobs that others made final
     during these attempts; returns the rows. Those that are locked are not among them."""
-    ids, attempts, attempted_ats = (list(column) for column in zip(*stamps, strict=True))
+    ids, attempts, attempted_ats = (list(column) for column in zip(*claim_keys, strict=True))
     values = {"id": ids, "attempt": attempts, "attempted_at": attempted_ats, "updates": updates}
     return await _fetch(connection, "job_merge", schema, values)
 
@@ -170,7 +170,7 @@ async def job_lock_attempts(
 class StoredOutcome(NamedTuple):
     """Where a job stands: what tells a result that was stored from one that was refused."""
 
-    stamp: ClaimKey
+    claim_key: ClaimKey
     state: str
     errors: int
     """How many."""
@@ -181,11 +181,11 @@ class StoredOutcome(NamedTuple):
         return self.state in FINAL_STATES
 
 
-async def job_standings(
+async def job_stored_outcomes(
     connection: Transaction, schema: str | None, ids: list[int]
 ) -> dict[int, StoredOutcome]:
     """Where those of the jobs stand that exist."""
-    rows = await _fetch(connection, "job_standings", schema, {"id": ids})
+    rows = await _fetch(connection, "job_stored_outcomes", schema, {"id": ids})
     return {row[0]: StoredOutcome(ClaimKey(row[0], row[1], row[2]), row[3], row[4]) for row in rows}
 
 
@@ -209,15 +209,15 @@ async def job_claimed_by(
     return [ClaimKey(*row) for row in rows]
 
 
-async def job_put_back(
-    connection: Transaction, schema: str | None, stamps: Sequence[ClaimKey]
+async def job_release(
+    connection: Transaction, schema: str | None, claim_keys: Sequence[ClaimKey]
 ) -> set[int]:
     """Make attempts available again without counting them, and tell their queues; returns the ids
     of those that were."""
-    ids, attempts, attempted_ats = (list(column) for column in zip(*stamps, strict=True))
+    ids, attempts, attempted_ats = (list(column) for column in zip(*claim_keys, strict=True))
     rows = await _fetch(
         connection,
-        "job_put_back",
+        "job_release",
         schema,
         {"id": ids, "attempt": attempts, "attempted_at": attempted_ats},
     )

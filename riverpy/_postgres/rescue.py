@@ -26,7 +26,7 @@ RESCUE_ERROR = "Stuck job rescued by JobRescuer"
 class Claim(NamedTuple):
     """A running attempt, and whose it is."""
 
-    stamp: ClaimKey
+    claim_key: ClaimKey
     client_id: str
 
 
@@ -81,7 +81,7 @@ async def job_stuck_rows(
 class Rescue(NamedTuple):
     """An attempt to end for its client is gone."""
 
-    stamp: ClaimKey
+    claim_key: ClaimKey
     client_id: str | None
     """Whose it was."""
     delay: float = 0.0
@@ -94,9 +94,9 @@ async def job_rescue(
     """End attempts with `RESCUE_ERROR`; returns the state of each job whose attempt was ended."""
     statement = query(_FILE, "job_rescue", schema)
     values: dict[str, object] = {
-        "id": [rescue.stamp.id for rescue in rescues],
-        "attempt": [rescue.stamp.attempt for rescue in rescues],
-        "attempted_at": [rescue.stamp.attempted_at for rescue in rescues],
+        "id": [rescue.claim_key.id for rescue in rescues],
+        "attempt": [rescue.claim_key.attempt for rescue in rescues],
+        "attempted_at": [rescue.claim_key.attempted_at for rescue in rescues],
         "delay": [rescue.delay for rescue in rescues],
         "error": RESCUE_ERROR,
     }

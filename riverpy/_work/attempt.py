@@ -90,7 +90,7 @@ class Attempt(Job[Any]):
         self.is_replaced = False
 
     @property
-    def stamp(self) -> ClaimKey:
+    def claim_key(self) -> ClaimKey:
         """What the result is fenced by."""
         row = self._row
         return ClaimKey(row[JobColumn.ID], row[JobColumn.ATTEMPT], row[JobColumn.ATTEMPTED_AT])
@@ -140,18 +140,18 @@ class Attempt(Job[Any]):
             event = _FINAL_EVENTS[state]
             self.outcome = Outcome(event=event, state=state, attempt=self.attempt, final=True)
 
-    def is_stored_as(self, standing: StoredOutcome) -> bool:
-        """Whether a row that stands so carries this attempt's result, or what a cancel mark made
+    def is_stored_as(self, found: StoredOutcome) -> bool:
+        """Whether a row that stands so has this attempt's result, or what a cancel mark made
         of it."""
-        outcome, own = self.outcome, self.stamp
+        outcome, own = self.outcome, self.claim_key
         errors = len(self._row[JobColumn.ERRORS] or ())
         if outcome is None:
-            return standing == StoredOutcome(own, JobState.COMPLETED, errors)
+            return found == StoredOutcome(own, JobState.COMPLETED, errors)
         if outcome.error is not None:
             errors = min(errors + 1, ERRORS_MAX)
         stored = StoredOutcome(own._replace(attempt=outcome.attempt), outcome.state, errors)
         cancelled = StoredOutcome(own, JobState.CANCELLED, errors)
-        return standing == stored or (not outcome.final and standing == cancelled)
+        return found == stored or (not outcome.final and found == cancelled)
 
     def timeout_error(self) -> TimeoutError:
         """What its code ends with at its timeout."""
@@ -197,7 +197,7 @@ class Attempt(Job[Any]):
             attempt, final = outcome.attempt, outcome.final
             delay, error = outcome.delay, outcome.error
         return Settlement(
-            *self.stamp,
+            *self.claim_key,
             state=self.target,
             finalize=True if final else None,
             age=now - self.ended,

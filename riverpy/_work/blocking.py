@@ -65,8 +65,8 @@ class BlockingRunner:
 
         What the function returned or raised before that counts, as in a thread.
         """
-        job, stamp = pack_job(function, attempt), attempt.stamp
-        child = self._children.take(stamp)
+        job, claim_key = pack_job(function, attempt), attempt.claim_key
+        child = self._children.take(claim_key)
         future = self._run(child.work, job)
         try:
             await self._process_end(future, child)
@@ -76,7 +76,7 @@ class BlockingRunner:
                 raise
             raise asyncio.CancelledError from ended
         finally:
-            self._children.release(stamp)
+            self._children.release(claim_key)
             del future  # its exception holds this frame
         for key, text in updates.items():
             attempt.merge_metadata(key, text)

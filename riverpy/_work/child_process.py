@@ -141,18 +141,18 @@ class ChildProcesses:
         self._idle: list[ChildProcess] = []
         self._working: dict[ClaimKey, ChildProcess] = {}
 
-    def take(self, stamp: ClaimKey) -> ChildProcess:
+    def take(self, claim_key: ClaimKey) -> ChildProcess:
         """A child for an attempt: an idle one, or a new one."""
         now = time.monotonic()
         while self._idle and (self._idle[0].has_ended or now - self._idle[0].idle_since > IDLE_MAX):
             self._idle.pop(0).end(END_TIMEOUT)
         child = self._idle.pop() if self._idle else ChildProcess()
-        self._working[stamp] = child
+        self._working[claim_key] = child
         return child
 
-    def release(self, stamp: ClaimKey) -> None:
+    def release(self, claim_key: ClaimKey) -> None:
         """The attempt has ended, and its child runs no job any more."""
-        child = self._working.pop(stamp)
+        child = self._working.pop(claim_key)
         if child.is_cancelled or child.has_ended:
             child.end(END_TIMEOUT)
         else:
@@ -168,15 +168,17 @@ class ChildProcesses:
         for child in idle:
             child.end(max(give_up_at - time.monotonic(), 0.0))
 
-    async def end(self, stamps: Iterable[ClaimKey]) -> set[ClaimKey]:
+    async def end(self, claim_keys: Iterable[ClaimKey]) -> set[ClaimKey]:
         """End the children that run these attempts. Returns the attempts whose child has not ended
         after `END_TIMEOUT`. May be called from another thread and event loop."""
-        left = {stamp: child for stamp in stamps if (child := self._working.get(stamp))}
+        left = {
+            claim_key: child for claim_key in claim_keys if (child := self._working.get(claim_key))
+        }
         for child in left.values():
             child.kill()
         give_up_at = time.monotonic() + END_TIMEOUT
         while True:
-            left = {stamp: child for stamp, child in left.items() if not child.has_ended}
+            left = {claim_key: child for claim_key, child in left.items() if not child.has_ended}
             if not left or time.monotonic() >= give_up_at:
                 return set(left)
             await anyio.sleep(END_POLL)

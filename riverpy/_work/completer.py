@@ -389,7 +389,9 @@ class Completer:
         if not attempts[0].is_plain:
             settlements = [attempt.settlement(now) for attempt in attempts]
             return await jobs.job_settle(connection, self._schema, settlements)
-        ids, numbers, times = map(list, zip(*[attempt.stamp for attempt in attempts], strict=True))
+        ids, numbers, times = map(
+            list, zip(*[attempt.claim_key for attempt in attempts], strict=True)
+        )
         ages = [now - attempt.ended for attempt in attempts]
         done = await jobs.job_complete(
             connection, self._schema, ids=ids, attempts=numbers, attempted_ats=times, ages=ages
@@ -403,11 +405,11 @@ class Completer:
         are stored.
 
         A row that carries our own result was stored by a statement whose answer was lost; one that
-        still runs with our stamp is locked by another session's open transaction, and is tried
+        still runs with our claim key is locked by another session's open transaction, and is tried
         again later. One that another session made final during the attempt keeps that end.
         """
         missing = [attempt.id for attempt in attempts if attempt.id not in states]
-        found = await jobs.job_standings(connection, self._schema, missing)
+        found = await jobs.job_stored_outcomes(connection, self._schema, missing)
         stored: list[Attempt] = []
         locked: list[Attempt] = []
         late: list[Attempt] = []
@@ -415,17 +417,17 @@ class Completer:
             if attempt.id in states:
                 stored.append(attempt)
                 continue
-            standing = found.get(attempt.id, _DELETED)
-            is_ours = attempt.is_stored_as(standing)
-            if standing.stamp == attempt.stamp and standing.state == JobState.RUNNING:
+            outcome = found.get(attempt.id, _DELETED)
+            is_ours = attempt.is_stored_as(outcome)
+            if outcome.claim_key == attempt.claim_key and outcome.state == JobState.RUNNING:
                 locked.append(attempt)
-            elif is_ours and not (standing.is_final and attempt.updates):
-                states[attempt.id] = standing.state
+            elif is_ours and not (outcome.is_final and attempt.updates):
+                states[attempt.id] = outcome.state
                 stored.append(attempt)
-            elif standing.stamp == attempt.stamp and standing.is_final:
+            elif outcome.claim_key == attempt.claim_key and outcome.is_final:
                 late.append(attempt)
             else:
-                self._refuse(attempt, standing.state)
+                self._refuse(attempt, outcome.state)
         if late:
             locked += await self._end_late(connection, late)
         self._hold_locked(locked)
@@ -448,7 +450,7 @@ class Completer:
         rows = await jobs.job_merge(
             connection,
             self._schema,
-            stamps=[attempt.stamp for attempt in attempts],
+            claim_keys=[attempt.claim_key for attempt in attempts],
             updates=[attempt.updates for attempt in attempts],
         )
         found, now = {row[JobColumn.ID]: row for row in rows}, time.monotonic()

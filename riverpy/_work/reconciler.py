@@ -116,8 +116,8 @@ class Reconciler:
         self._touch_at = 0.0
         self._look_after: int | None = 0
         """The last job of an earlier run that was read; None: all of them were."""
-        self._put_backs = self._sender(self._put_back, lambda stamp: stamp)
-        self._rescues = self._sender(self._rescue, lambda rescue: rescue.stamp)
+        self._releases = self._sender(self._release, lambda claim_key: claim_key)
+        self._rescues = self._sender(self._rescue, lambda rescue: rescue.claim_key)
         self._touches = self._sender(self._touch, lambda queue: queue)
         self._marks = self._sender(self._read_marks, lambda attempt: attempt)
         self._touch_error: Exception | None = None
@@ -150,8 +150,8 @@ class Reconciler:
         """The rows that are set aside."""
         return [
             *self._damaged.set_aside,
-            *report_rows("release", self._put_backs.aside.rows, lambda stamp: stamp.id),
-            *report_rows("rescue", self._rescues.aside.rows, lambda rescue: rescue.stamp.id),
+            *report_rows("release", self._releases.aside.rows, lambda claim_key: claim_key.id),
+            *report_rows("rescue", self._rescues.aside.rows, lambda rescue: rescue.claim_key.id),
             *report_rows("queue heartbeat", self._touches.aside.rows),
             *report_rows("cancel check", self._marks.aside.rows, lambda attempt: attempt.id),
         ]
@@ -169,7 +169,7 @@ class Reconciler:
             case Rescue():
                 self._refused_lines.say(
                     "job of an earlier run cannot be rescued",
-                    job_id=row.stamp.id,
+                    job_id=row.claim_key.id,
                     error=describe(error),
                 )
             case _:
@@ -230,7 +230,7 @@ class Reconciler:
     async def _sweep(self) -> None:
         """Put lost claims back. Come again when those are old enough that are not yet."""
         began = time.monotonic()
-        sweep = partial(self._put_back_lost_claims, age=CLAIM_TIMEOUT)
+        sweep = partial(self._release_lost_claims, age=CLAIM_TIMEOUT)
         if not (
             await self._attempt("jobs of an earlier run", self._look_back)
             and await self._attempt("lost claims", sweep)
@@ -240,8 +240,8 @@ class Reconciler:
             self._sweep_at = self._settled_at
         else:
             self._sweep_at = began + self.interval
-            self.in_doubt = bool(self._put_backs.aside)
-        if retry_at := min(self._put_backs.next_due, self._rescues.next_due):
+            self.in_doubt = bool(self._releases.aside)
+        if retry_at := min(self._releases.next_due, self._rescues.next_due):
             self._sweep_at = min(self._sweep_at, max(retry_at, began + RETRY))
 
     async def _attempt(self, what: str, step: Callable[[], Awaitable[None]]) -> bool:
@@ -315,17 +315,17 @@ class Reconciler:
         # Not by their jobs: one may have been cancelled, retried and claimed anew meanwhile.
         self._work.cancel_attempts(attempt for attempt in asked if attempt.id in marked)
 
-    async def put_back_last_claims(self, bound: float) -> None:
+    async def release_last_claims(self, bound: float) -> None:
         """Put back what a claim took whose answer was lost shortly before the end of the run: for
         after the producers, when no claim can be in flight. For `bound` seconds, or
         `LAST_SWEEP_TIMEOUT` if that is longer."""
         if not self.in_doubt:
             return
         with anyio.move_on_after(max(bound, LAST_SWEEP_TIMEOUT), shield=True):
-            sweep = partial(self._put_back_lost_claims, age=0.0)
+            sweep = partial(self._release_lost_claims, age=0.0)
             self.in_doubt = not await self._attempt("last claims", sweep)
 
-    async def _put_back_lost_claims(self, *, age: float) -> None:
+    async def _release_lost_claims(self, *, age: float) -> None:
         """Put back what is claimed in our name and neither works nor waits to be stored here.
 
         What is lost is found on the connection of the claims: while this holds it no claim is in
@@ -344,25 +344,25 @@ class Reconciler:
                 )
 
             claimed = await self._damaged.read(connection, self._schema, RUNNING, read)
-            ours = self._active() | {rescue.stamp for rescue in self._rescues.rows}
-            lost = [stamp for stamp in claimed if stamp not in ours]
+            ours = self._active() | {rescue.claim_key for rescue in self._rescues.rows}
+            lost = [claim_key for claim_key in claimed if claim_key not in ours]
             if lost and not await self._heartbeat.is_current(connection):
                 return
-        self._put_backs.discard()
-        for stamp in lost:
-            self._put_backs.add(stamp)
+        self._releases.discard()
+        for claim_key in lost:
+            self._releases.add(claim_key)
         self._done = 0
         try:
-            if not await self._put_backs.send_all(SEND_TIMEOUT):
+            if not await self._releases.send_all(SEND_TIMEOUT):
                 raise TimeoutError("putting back lost claims goes on in the next look")
         finally:
             if self._done:
                 self._log.warning("put back jobs whose claims were lost", count=self._done)
                 self._wake_producers()
 
-    async def _put_back(self, lost: list[ClaimKey]) -> None:
+    async def _release(self, lost: list[ClaimKey]) -> None:
         async with self._claims.use("putting back lost claims", STATEMENT_TIMEOUT) as connection:
-            self._done += len(await jobs.job_put_back(connection, self._schema, lost))
+            self._done += len(await jobs.job_release(connection, self._schema, lost))
 
     async def _look_back(self) -> None:
         """Rescue what an earlier run under our id claimed and did not end: a client that is
@@ -407,10 +407,10 @@ class Reconciler:
             active = self._active()
             if claims and not await self._heartbeat.is_current(connection):
                 return
-        for stamp, client_id in claims:
-            if stamp.attempted_at < registered_at and stamp not in active:
-                self._rescues.add(Rescue(stamp, client_id))
-        self._look_after = claims[-1].stamp.id if len(claims) == PAGE else None
+        for claim_key, client_id in claims:
+            if claim_key.attempted_at < registered_at and claim_key not in active:
+                self._rescues.add(Rescue(claim_key, client_id))
+        self._look_after = claims[-1].claim_key.id if len(claims) == PAGE else None
 
     async def _rescue(self, rescues: list[Rescue]) -> None:
         async with self._claims.use("rescuing jobs", STATEMENT_TIMEOUT) as connection:
@@ -419,8 +419,8 @@ class Reconciler:
 
     def _active(self) -> set[ClaimKey]:
         """What is claimed in our name and ours to end."""
-        unstored = {attempt.stamp for attempt in self._completer.unstored}
-        return self._work.stamps() | self._abandoned | unstored
+        unstored = {attempt.claim_key for attempt in self._completer.unstored}
+        return self._work.claim_keys() | self._abandoned | unstored
 
     def _wake_producers(self) -> None:
         for producer in self._producers.values():

@@ -9,21 +9,21 @@ import anyio
 
 from riverpy._postgres.batch import BatchSender, BatchSize, SetAside
 from riverpy._postgres.driver import DATABASE_ERRORS, connect, use_raw_timestamps
-from riverpy._postgres.jobs import ClaimKey, job_put_back
+from riverpy._postgres.jobs import ClaimKey, job_release
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from riverpy._postgres.driver import Connection
 
-PUT_BACK_TIMEOUT = 2.0
+RELEASE_TIMEOUT = 2.0
 """Seconds for all of it."""
 STATEMENT_LIMIT = "500ms"
 """After which the server ends one statement of it, so that a slow row leaves time to the others."""
 
 
-async def put_back(
-    url: str | None, schema: str | None, stamps: Sequence[ClaimKey], *, pooled: bool
+async def release_claims(
+    url: str | None, schema: str | None, claim_keys: Sequence[ClaimKey], *, pooled: bool
 ) -> int:
     """Make the attempts available again without counting them; returns how many were. A row that is
     slow or refused stops no other.
@@ -31,37 +31,37 @@ async def put_back(
     Raises:
         Exception: one of DATABASE_ERRORS, if none was.
     """
-    if not stamps:
+    if not claim_keys:
         return 0
     released = 0
 
     async def release(connection: Connection) -> None:
         async def send(part: list[ClaimKey]) -> None:
             nonlocal released
-            released += len(await job_put_back(connection, schema, part))
+            released += len(await job_release(connection, schema, part))
 
         sender = BatchSender(
             send,
-            size=BatchSize(len(stamps), PUT_BACK_TIMEOUT),
+            size=BatchSize(len(claim_keys), RELEASE_TIMEOUT),
             aside=SetAside[ClaimKey](),
-            row_id=lambda stamp: stamp,
+            row_id=lambda claim_key: claim_key,
             set_aside=lambda _stamp, _error: None,
         )
-        for stamp in stamps:
-            sender.add(stamp)
+        for claim_key in claim_keys:
+            sender.add(claim_key)
         try:
             await sender.send_all()
         except DATABASE_ERRORS:  # when it comes again, a row may be its cause
             await sender.send_all()
 
     try:
-        with anyio.fail_after(PUT_BACK_TIMEOUT, reason="putting jobs back"):
+        with anyio.fail_after(RELEASE_TIMEOUT, reason="putting jobs back"):
             connection = await connect(
                 url,
                 application_name="riverpy put back",
                 settings={"lock_timeout": "500ms", "statement_timeout": STATEMENT_LIMIT},
                 pooled=pooled,
-                timeout=PUT_BACK_TIMEOUT,
+                timeout=RELEASE_TIMEOUT,
             )
             try:
                 await use_raw_timestamps(connection)

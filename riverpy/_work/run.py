@@ -493,7 +493,7 @@ class Run:
             with anyio.CancelScope(shield=left == 0.0):
                 await self.work.drain(left, self._hard_asked, self._budget.left_for_jobs)
         finally:  # a cancellation from outside ends the wait, too
-            await self._reconciler.put_back_last_claims(self._budget.left_for_jobs())
+            await self._reconciler.release_last_claims(self._budget.left_for_jobs())
 
     @asynccontextmanager
     async def _ending_maintenance(self) -> AsyncGenerator[None]:
@@ -516,7 +516,7 @@ class Run:
 
     def _report(self) -> StopReport:
         report = StopReport(
-            tuple(sorted(self.work.stamps())),
+            tuple(sorted(self.work.claim_keys())),
             len(self._completer.unstored),
             self._reconciler.in_doubt,
             maintenance_left=self._maintenance_left,

@@ -83,9 +83,9 @@ class RunningAttempts:
         slot."""
         return self._stuck
 
-    def stamps(self) -> set[ClaimKey]:
-        """The stamps of the attempts that run now."""
-        return {attempt.stamp for attempt in list(self._attempts)}
+    def claim_keys(self) -> set[ClaimKey]:
+        """The claim keys of the attempts that run now."""
+        return {attempt.claim_key for attempt in list(self._attempts)}
 
     def launch(self, rows: Sequence[Any], producer: Producer, slots: int) -> list[Attempt]:
         """Start an attempt for each claimed row, in the order of their turn, as far as there are

@@ -44,7 +44,7 @@ def tell_of_left(report: StopReport) -> None:
         log.error(
             "jobs did not end and were abandoned",
             count=len(report.abandoned),
-            job_ids=[stamp.id for stamp in report.abandoned[:20]],
+            job_ids=[claim_key.id for claim_key in report.abandoned[:20]],
         )
     if report.unstored:
         log.error("job results were not stored in time", count=report.unstored)

@@ -344,26 +344,26 @@ class _WorkerProcess:
         self._log.warning(
             "worker stopped; putting abandoned jobs back", count=len(report.abandoned)
         )
-        await _put_back_and_leave(client, report.abandoned)
+        await _release_and_leave(client, report.abandoned)
 
     def _leave_stuck_loop(self, client: Client) -> None:
         """In a thread of its own: the event loop has not come back in time."""
-        stamps = self._abandoned or client.running_stamps()
-        anyio.run(_put_back_and_leave, client, stamps, "the stop took too long; ")
+        claim_keys = self._abandoned or client.running_claims()
+        anyio.run(_release_and_leave, client, claim_keys, "the stop took too long; ")
 
     def _leave_stuck_start(self) -> None:
         """In a thread of its own: the user's own code keeps the process from ending."""
         leave(EXIT_ABANDONED, "riverpy: the start could not be stopped in time")
 
 
-async def _put_back_and_leave(
-    client: Client, stamps: Sequence[ClaimKey], why: str = ""
+async def _release_and_leave(
+    client: Client, claim_keys: Sequence[ClaimKey], why: str = ""
 ) -> NoReturn:
     """It leaves from within the loop: the end of that could wait for a thread. What is printed or
     flushed comes last and does not wait, since what reads it may not."""
     try:
-        count = await client.put_back(stamps)
-        note = f"{why}put {count} of {len(stamps)} running jobs back"
+        count = await client.release_claims(claim_keys)
+        note = f"{why}put {count} of {len(claim_keys)} running jobs back"
     except DATABASE_ERRORS as error:
         note = f"{why}abandoned jobs stay running: {describe(error)}"
     leave(EXIT_ABANDONED, f"riverpy: {note}")

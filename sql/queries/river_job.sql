@@ -1,7 +1,7 @@
 -- Statements on River's table of jobs, but for inserting (river_job_insert.sql).
 --
 -- Every statement that returns whole jobs lists the columns in the order of riverpy.job.JobColumn.
--- An attempt is fenced by its stamp (id, attempt, attempted_at): an attempt number alone comes again after a job was
+-- An attempt is fenced by its claim key (id, attempt, attempted_at): an attempt number alone comes again after a job was
 -- put back, or when a crash of the server loses the commit of a claim.
 -- A cancel mark is a key of the metadata. `->` finds it in an object only: `?` also finds the text in an array or string.
 
@@ -178,7 +178,7 @@ order by job.id
 for no key update skip locked;
 
 
--- name: job_standings
+-- name: job_stored_outcomes
 -- Where the given jobs stand: tells a result that was refused from one that was stored before.
 select job.id, job.attempt, job.attempted_at, job.state::text, coalesce(cardinality(job.errors), 0)
 from /* schema */ river_job as job
@@ -196,7 +196,7 @@ where job.state = 'running' and job.queue = any(@queue::text[])
   and job.attempted_at < now() - @age::float8 * interval '1 second';
 
 
--- name: job_put_back
+-- name: job_release
 -- Release claimed attempts: they did not run to an end, so they do not count. Their queues are notified. A job with a
 -- cancel mark is cancelled, and keeps its attempt and its time as in job_settle.
 with given_back as (

@@ -1,6 +1,6 @@
 -- Statements on River's table of jobs that take running jobs from clients that work them no more.
 --
--- An attempt is fenced by its stamp (id, attempt, attempted_at). Its time crosses as microseconds since 2000, since
+-- An attempt is fenced by its claim key (id, attempt, attempted_at). Its time crosses as microseconds since 2000, since
 -- some of the connections have a codec of their own for timestamps. Running jobs are collected before they are sorted:
 -- a limited walk along the ids would read all jobs that ended.
 

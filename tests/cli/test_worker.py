@@ -33,7 +33,7 @@ PATIENT_END = f"""{JOBS}
 import riverpy._work.release
 import riverpy.cli._signals
 
-riverpy._work.release.PUT_BACK_TIMEOUT = 20.0
+riverpy._work.release.RELEASE_TIMEOUT = 20.0
 riverpy.cli._signals.LAST_RESORT = 30.0
 """
 """A busy machine may need longer to put a row back than a process at its end has."""

@@ -166,7 +166,7 @@ def detached(job: riverpy.Job[Detached]) -> None:
 
 
 class StuckClient(riverpy.Client):
-    async def put_back(self, stamps):
+    async def release_claims(self, claim_keys):
         time.sleep(3600)
 
 

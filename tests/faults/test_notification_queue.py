@@ -21,7 +21,7 @@ from riverpy._postgres.driver import (
     is_refusal,
     use_raw_timestamps,
 )
-from riverpy._postgres.jobs import ClaimKey, job_put_back
+from riverpy._postgres.jobs import ClaimKey, job_release
 from riverpy.embedded import EmbeddedPostgres
 from riverpy.migrate import migrate_all
 from tests._database import Schema, connected, run_apart
@@ -137,7 +137,7 @@ async def test_everything_but_the_notifications_is_stored(
                 " RETURNING id, attempt, attempted_at"
             )
             assert row is not None
-            assert await job_put_back(tx, None, [ClaimKey(*row)]) == {row["id"]}
+            assert await job_release(tx, None, [ClaimKey(*row)]) == {row["id"]}
 
             with anyio.fail_after(PATIENCE, reason="the listener does not find the queue full"):
                 while run._is_notified():

@@ -219,7 +219,7 @@ async def test_ignored_cancellation_in_a_library(
         worker.stop_hard()
         await worker.stopped()
         assert worker.report is not None
-        assert [stamp.id for stamp in worker.report.abandoned] == [job["id"]]
+        assert [claim_key.id for claim_key in worker.report.abandoned] == [job["id"]]
         await rig.until(IS_STUCK, True, LIMIT)
         assert (await rig.row(job["id"]))["state"] == "running"
         async with fleet.worker("python", dead_after=1, **RESCUE) as rescuer:

@@ -556,7 +556,7 @@ async def test_maintenance_and_completer_do_not_deadlock(schema: Schema) -> None
     ids = [await insert(schema, by="go", age=OLD) for _ in range(60)]
     errors: list[Exception] = []
 
-    async def stamps(connection: asyncpg.Connection[Any]) -> list[ClaimKey]:
+    async def claim_keys(connection: asyncpg.Connection[Any]) -> list[ClaimKey]:
         rows = await connection.fetch(
             "SELECT id, attempt, attempted_at FROM river_job WHERE id = any($1) ORDER BY random()",
             ids,
@@ -564,25 +564,30 @@ async def test_maintenance_and_completer_do_not_deadlock(schema: Schema) -> None
         return [ClaimKey(*row) for row in rows]
 
     async def rescue_all(connection: asyncpg.Connection[Any]) -> None:
-        rescues = [rescue.Rescue(stamp, "go", 6.0) for stamp in await stamps(connection)]
+        rescues = [
+            rescue.Rescue(claim_key, "go", 6.0) for claim_key in await claim_keys(connection)
+        ]
         await rescue.job_rescue(connection, schema.name, rescues)
 
     async def store(connection: asyncpg.Connection[Any]) -> None:
         """As a completer does: the plain results, then the others, each in order of their ids."""
-        found = await stamps(connection)
+        found = await claim_keys(connection)
         plain, others = sorted(found[:30]), sorted(found[30:])
         await job_complete(
             connection,
             schema.name,
-            ids=[stamp.id for stamp in plain],
-            attempts=[stamp.attempt for stamp in plain],
-            attempted_ats=[stamp.attempted_at for stamp in plain],
+            ids=[claim_key.id for claim_key in plain],
+            attempts=[claim_key.attempt for claim_key in plain],
+            attempted_ats=[claim_key.attempted_at for claim_key in plain],
             ages=[0.0] * len(plain),
         )
         await job_settle(
             connection,
             schema.name,
-            [Settlement(*stamp, "retryable", None, 0.0, 1, 0.0, None, None) for stamp in others],
+            [
+                Settlement(*claim_key, "retryable", None, 0.0, 1, 0.0, None, None)
+                for claim_key in others
+            ],
         )
 
     async def schedule(connection: asyncpg.Connection[Any]) -> None:

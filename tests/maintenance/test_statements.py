@@ -94,7 +94,7 @@ async def test_running_jobs(
                 limit=limit,
                 skipped=skipped,
             )
-            return [row.stamp.id for row in rows]
+            return [row.claim_key.id for row in rows]
 
         async def stuck(after: int, limit: int) -> list[int]:
             return await job_stuck(

@@ -13,7 +13,7 @@ from riverpy._postgres.jobs import (
     Settlement,
     job_complete,
     job_merge,
-    job_put_back,
+    job_release,
     job_settle,
 )
 from riverpy._postgres.rescue import Rescue, job_rescue
@@ -49,8 +49,8 @@ async def _settle(connection: Any, schema: str, key: ClaimKey) -> object:
     return await job_settle(connection, schema, [settlement])
 
 
-async def _put_back(connection: Any, schema: str, key: ClaimKey) -> object:
-    return await job_put_back(connection, schema, [key])
+async def _release(connection: Any, schema: str, key: ClaimKey) -> object:
+    return await job_release(connection, schema, [key])
 
 
 async def _rescue(connection: Any, schema: str, key: ClaimKey) -> object:
@@ -58,7 +58,7 @@ async def _rescue(connection: Any, schema: str, key: ClaimKey) -> object:
 
 
 async def _merge(connection: Any, schema: str, key: ClaimKey) -> object:
-    return await job_merge(connection, schema, stamps=[key], updates=['{"a": 1}'])
+    return await job_merge(connection, schema, claim_keys=[key], updates=['{"a": 1}'])
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ async def _merge(connection: Any, schema: str, key: ClaimKey) -> object:
     [
         (_complete, "running", "retryable"),
         (_settle, "running", "cancelled"),
-        (_put_back, "running", "completed"),
+        (_release, "running", "completed"),
         (_rescue, "running", "scheduled"),
         (_merge, "completed", "running"),
     ],

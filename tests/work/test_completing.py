@@ -172,7 +172,7 @@ async def test_locked_row_rides_along_under_load(rig: Rig, monkeypatch: pytest.M
     is stored already comes again with each statement."""
     held = asyncio.Event()
     seen: list[Any] = []
-    standings = jobs.job_standings
+    outcomes = jobs.job_stored_outcomes
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -190,9 +190,9 @@ async def test_locked_row_rides_along_under_load(rig: Rig, monkeypatch: pytest.M
         async def never_ceasing(*args: Any) -> Any:
             if under_load:
                 completer.add(decoy)
-            return await standings(*args)
+            return await outcomes(*args)
 
-        monkeypatch.setattr(jobs, "job_standings", never_ceasing)
+        monkeypatch.setattr(jobs, "job_stored_outcomes", never_ceasing)
         async with rig.schema.connected() as other:
             transaction = other.transaction()
             await transaction.start()

@@ -122,9 +122,9 @@ async def test_who_is_told(rig: Rig) -> None:
             " WHERE queue <> 'default'"
         )
         at = -946_684_800_000_000  # of to_timestamp(0), from 2000 on
-        stamps = [riverpy._postgres.jobs.ClaimKey(job_id, 1, at) for job_id in (3, 4, 5)]
+        claim_keys = [riverpy._postgres.jobs.ClaimKey(job_id, 1, at) for job_id in (3, 4, 5)]
         async with client:
-            assert await client.put_back(stamps) == 3
+            assert await client.release_claims(claim_keys) == 3
         await rig.schema.execute(
             "SELECT pg_notify($1, 'the end')", f"{rig.schema.name}.river_insert"
         )

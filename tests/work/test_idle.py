@@ -50,7 +50,7 @@ async def rate_beside_polls(rig: Rig, sent: list[Sent], **settings: Any) -> floa
     run._reconciler._touch_at = float("inf")
     listening = run._make_notifier()
     dead_after = config.dead_after.total_seconds()
-    lost_claims = run._reconciler._put_back_lost_claims
+    lost_claims = run._reconciler._release_lost_claims
     steps: list[tuple[Callable[[], Awaitable[Any]], float]] = [
         (run._heartbeat._beat_somewhere, dead_after / BEATS),
         (run._leader_watch._look, dead_after / leader_watch.LOOKS),

@@ -142,9 +142,12 @@ async def test_merge_waits_for_no_lock(schema: Schema) -> None:
         other.transaction(),
     ):
         await use_raw_timestamps(connection)
-        stamps = await connection.fetch("SELECT id, attempt, attempted_at FROM river_job")
+        claim_keys = await connection.fetch("SELECT id, attempt, attempted_at FROM river_job")
         await other.execute("SELECT FROM river_job WHERE id = 1 FOR NO KEY UPDATE")
         rows = await job_merge(
-            connection, schema.name, stamps=[ClaimKey(*one) for one in stamps], updates=["{}", None]
+            connection,
+            schema.name,
+            claim_keys=[ClaimKey(*one) for one in claim_keys],
+            updates=["{}", None],
         )
     assert [row[JobColumn.ID] for row in rows] == [2]

@@ -264,4 +264,4 @@ async def test_claims_that_are_looked_at(schema: Schema) -> None:
             )
             for skipped in ([], [1])
         ]
-    assert [[stamp.id for stamp in stamps] for stamps in found] == [[1], []]
+    assert [[claim_key.id for claim_key in claim_keys] for claim_keys in found] == [[1], []]

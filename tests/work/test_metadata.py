@@ -17,7 +17,7 @@ from riverpy._postgres.jobs import (
     ClaimKey,
     Settlement,
     job_cancel_marks,
-    job_put_back,
+    job_release,
     job_settle,
 )
 from riverpy._postgres.rescue import Rescue, job_rescue
@@ -78,7 +78,7 @@ async def add(schema: Schema, state: str, texts: list[str] = ALL) -> dict[int, s
     return dict(zip([row["id"] for row in rows], texts, strict=True))
 
 
-async def stamps(schema: Schema) -> list[ClaimKey]:
+async def claim_keys(schema: Schema) -> list[ClaimKey]:
     async with schema.connected() as connection:
         await use_raw_timestamps(connection)
         rows = await connection.fetch(
@@ -115,7 +115,7 @@ async def test_text_is_no_mark(schema: Schema) -> None:
     """The text `cancel_attempted_at` in metadata that is no object cancels no job: in none of the
     statements that read the mark."""
     jobs = await add(schema, "running")
-    running = await stamps(schema)
+    running = await claim_keys(schema)
     async with schema.connected() as connection:
         await use_raw_timestamps(connection)
         assert await job_cancel_marks(connection, schema.name, list(jobs)) == []
@@ -126,7 +126,7 @@ async def test_text_is_no_mark(schema: Schema) -> None:
         )
         assert settled == dict.fromkeys(jobs, "retryable")
         await schema.execute("UPDATE river_job SET state = 'running'")
-        assert await job_put_back(connection, schema.name, running) == set(jobs)
+        assert await job_release(connection, schema.name, running) == set(jobs)
         assert await states(schema) == {"available"}
         await schema.execute("UPDATE river_job SET state = 'running', attempt = 1")
         await check_kept(schema, jobs)
@@ -139,7 +139,7 @@ async def test_updates_of_any_metadata(schema: Schema) -> None:
     """Each result that records something is stored, whatever the metadata: what is no object is
     kept, and the updates follow it in a list."""
     jobs = await add(schema, "running")
-    running = await stamps(schema)
+    running = await claim_keys(schema)
     async with schema.connected() as connection:
         await use_raw_timestamps(connection)
         updates = '{"output": 5}'

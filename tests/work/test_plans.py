@@ -181,15 +181,15 @@ async def test_job_settle(large: asyncpg.Connection[Any]) -> None:
     assert scans_of(nodes) <= NARROW
 
 
-@pytest.mark.parametrize("name", ["job_lock_attempts", "job_standings", "job_cancel_marks"])
+@pytest.mark.parametrize("name", ["job_lock_attempts", "job_stored_outcomes", "job_cancel_marks"])
 async def test_by_ids(large: asyncpg.Connection[Any], name: str) -> None:
     """Statements on given rows read those rows, or the running ones."""
     assert scans_of(await plan_of(large, name, IDS_LITERAL)) <= NARROW
 
 
-async def test_job_put_back(large: asyncpg.Connection[Any]) -> None:
+async def test_job_release(large: asyncpg.Connection[Any]) -> None:
     """Putting back reads those rows, or the running ones."""
-    nodes = await plan_of(large, "job_put_back", IDS_LITERAL, ONES, TIMES)
+    nodes = await plan_of(large, "job_release", IDS_LITERAL, ONES, TIMES)
     assert scans_of(nodes) <= NARROW
 
 

@@ -250,6 +250,6 @@ async def test_last_release_beside_rows_that_fail(rig: Rig) -> None:
         " IF OLD.id = 80 THEN PERFORM pg_sleep(15); END IF;"
     )
     async with trigger(rig, RESULT, fail):
-        stamps = [ClaimKey(job_id, 1, at) for job_id in range(1, 101)]
-        assert await rig.client().put_back(stamps) == 98
+        claim_keys = [ClaimKey(job_id, 1, at) for job_id in range(1, 101)]
+        assert await rig.client().release_claims(claim_keys) == 98
     assert await rig.states() == {"available": 98, "running": 2}

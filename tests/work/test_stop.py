@@ -235,7 +235,7 @@ async def test_stop_without_a_run(rig: Rig, jobs: Jobs) -> None:
     async with rig.running(client):
         pass
     client.stop()
-    assert client.running_stamps() == []
+    assert client.running_claims() == []
 
 
 async def test_client_runs_again(rig: Rig, jobs: Jobs) -> None:
@@ -275,7 +275,7 @@ async def test_job_that_ignores_cancellation(rig: Rig, log: list[dict[str, Any]]
     async with rig.running(client):
         stubborn = await client.insert(Task(n=0))
         await started.wait()
-        (stamp,) = client.running_stamps()
+        (claim_key,) = client.running_claims()
         await client.insert(Task(n=1))
         await rig.event()
         with anyio.fail_after(PATIENCE):
@@ -284,15 +284,15 @@ async def test_job_that_ignores_cancellation(rig: Rig, log: list[dict[str, Any]]
                 await asyncio.sleep(0.01)
     assert rig.report is not None
     assert not rig.report.is_clean
-    assert rig.report.abandoned == (stamp,)
-    assert stamp.id == stubborn.job.id
+    assert rig.report.abandoned == (claim_key,)
+    assert claim_key.id == stubborn.job.id
     assert rig.report.unstored == 0
     assert (await rig.row(stubborn.job.id))["state"] == "running"
     assert "jobs did not end and were abandoned" in [entry["event"] for entry in log]
-    assert await client.put_back([stamp]) == 1
+    assert await client.release_claims([claim_key]) == 1
     row = await rig.row(stubborn.job.id)
     assert (row["state"], row["attempt"]) == ("available", 0)
-    assert await client.put_back([stamp]) == 0
+    assert await client.release_claims([claim_key]) == 0
     let_go.set()
     await ended.wait()
     await asyncio.sleep(0)
