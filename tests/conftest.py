@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ import uvloop
 from hypothesis import HealthCheck, settings
 from structlog.testing import capture_logs
 
+from riverpy._work import executor
 from riverpy.embedded import EmbeddedPostgres
 from tests._database import (
     SchemaPool,
@@ -30,6 +32,7 @@ from tests._database import (
     run_apart,
 )
 from tests.kit.pgbouncer import through_pooler
+from tests.work.rig import Rig
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
@@ -156,6 +159,14 @@ async def schema(schema_pool: SchemaPool, request: pytest.FixtureRequest) -> Asy
     async with schema_pool.schema() as schema:
         yield schema
         schema.is_spoilt = request.node.stash.get(_HAS_FAILED, False)
+
+
+@pytest.fixture
+def rig(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    """Workers, clients and jobs on a schema of the test's own. Jobs that are due within 40 seconds
+    are available at once, so that a slow machine does not reach their time during a test."""
+    monkeypatch.setattr(executor, "SOON", timedelta(seconds=40))
+    return Rig(schema)
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ from tests._database import (
     run_apart,
 )
 from tests.cli.worker_process import running_worker
-from tests.tools.health.test_worker import PATIENCE, Served
+from tests.tools.health.test_worker_health import PATIENCE, Served
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator

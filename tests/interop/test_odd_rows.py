@@ -13,7 +13,7 @@ from tests.interop.conform import conform, error_text
 from tests.interop.seen import seen_by_go
 from tests.interop.test_jobs import ended, same_row
 from tests.interop.working import LANGUAGES, OTHER
-from tests.work.test_odd_errors import ODD
+from tests.test_attempt_errors import ODD
 
 if TYPE_CHECKING:
     from tests._database import Schema

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     ClientStarter = Callable[[], subprocess.Popen[str]]
 
 # Only root can be another user.
-collect_ignore = [] if os.geteuid() == 0 else ["test_as_root.py"]
+collect_ignore = [] if os.geteuid() == 0 else ["test_account.py"]
 
 CLIENT = """
 import sys

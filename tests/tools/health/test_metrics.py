@@ -23,14 +23,11 @@ from riverpy._tools.health.metrics import render
 from riverpy._tools.health.worker_health import WorkerHealth
 from riverpy._work.counters import BATCH_BOUNDS, RUN_BOUNDS, Tally
 from riverpy.stats import UNKNOWN_KINDS
-from tests.work.conftest import rig
 from tests.work.rig import Task
 
 if TYPE_CHECKING:
     from riverpy import Job
     from tests.work.rig import Rig
-
-__all__ = ["rig"]
 
 PAGE = Path(__file__).parents[3] / "docs" / "health.md"
 SERIES_MAX = 20

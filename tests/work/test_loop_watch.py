@@ -79,7 +79,7 @@ async def test_who_blocks_the_loop(rig: Rig, log: list[dict[str, Any]], where: s
     if where == "job" or sys.version_info >= (3, 12):
         assert (entry["kind"], entry["job_id"]) == ("task", first.job.id)
         assert (after["kind"], after["job_id"]) == ("task", first.job.id)
-    assert re.search(r"test_blocked_loop\.py:\d+ block_until_told < .*\.py:\d+ .*", entry["at"])
+    assert re.search(r"test_loop_watch\.py:\d+ block_until_told < .*\.py:\d+ .*", entry["at"])
     assert "executor.py" not in entry["at"]
     assert entry["seconds"] > LATE
     assert after["seconds"] > LATE

@@ -12,9 +12,9 @@ import pytest
 from riverpy import JobInsertMiddlewareFunc, JobInsertParams, UniqueConflictError
 from riverpy.otel import OpenTelemetryPlugin
 from riverpy.sentry import SentryPlugin
-from tests.middleware.test_work import Recorder
 from tests.work.rig import Task
 from tests.work.test_memory import Heavy, no_collector  # noqa: F401 (a fixture)
+from tests.work.test_middleware import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,3 +1,0 @@
-"""Tests of `riverpy dev`."""
-
-from __future__ import annotations
