@@ -48,7 +48,7 @@ SIT_OUT_MOST = 60.0
 
 
 class LeaderStore(Protocol):
-    """The row of one lead: what an elector and a mandate ask the database.
+    """The row of one lead: what an elector and a fence ask the database.
 
     A call of an elector's takes `bound` seconds at most. Each raises one of DATABASE_ERRORS when
     the answer is not known.

@@ -66,17 +66,17 @@ class TermFence:
         return self._limit
 
     @property
-    def is_trusted(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether the term may be acted under now."""
-        return self._trust.is_trusted(self.term)
+        return self._trust.is_valid(self.term)
 
-    def expect_trusted(self) -> None:
+    def expect_valid(self) -> None:
         """Before a step that is not fenced.
 
         Raises:
             FencedOutError: the term is over, or in doubt.
         """
-        if not self.is_trusted:
+        if not self.is_valid:
             raise FencedOutError("this process does not lead any more")
 
     @asynccontextmanager
@@ -91,7 +91,7 @@ class TermFence:
             TimeoutError: it took longer than `TRANSACTION_LIMIT`; the text has the purpose.
             Exception: one of DATABASE_ERRORS, of the block or of the commit.
         """
-        self.expect_trusted()
+        self.expect_valid()
         is_entered = False
         try:
             async with (

@@ -98,7 +98,7 @@ class Lease:
         """Whether this process may act under it now. By a clock that counts the time of a suspended
         machine, and never for longer than no other can have it. Never in a process that was forked
         from the holder's."""
-        return self._pid == os.getpid() and self._trust.is_trusted(self._term)
+        return self._pid == os.getpid() and self._trust.is_valid(self._term)
 
     @property
     def trust_left(self) -> float:

@@ -93,7 +93,7 @@ class LeaseTiming(msgspec.Struct, frozen=True):
 
 
 class LeaseValidity:
-    """The belief of one process. Whoever acts as a leader asks `is_trusted` before each step."""
+    """The belief of one process. Whoever acts as a leader asks `is_valid` before each step."""
 
     def __init__(self, timing: LeaseTiming, timer: Timer) -> None:
         self.timing = timing
@@ -113,7 +113,7 @@ class LeaseValidity:
             return 0.0
         return max(self._trusted_until - self._timer.boottime(), 0.0)
 
-    def is_trusted(self, term: Term) -> bool:
+    def is_valid(self, term: Term) -> bool:
         """Whether `term` is the one that this process holds, and may act under now."""
         return self.term == term
 

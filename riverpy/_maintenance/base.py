@@ -43,7 +43,7 @@ RETRY_MOST = timedelta(seconds=8)
 class TermContext:
     """What the services of one term share."""
 
-    mandate: TermFence
+    fence: TermFence
     config: Config
     workers: Workers
     connection: DedicatedConnection
@@ -73,8 +73,8 @@ class MaintenanceService(ABC):
 
     name: str
 
-    def __init__(self, office: TermContext) -> None:
-        self.office = office
+    def __init__(self, context: TermContext) -> None:
+        self.context = context
         self.log = get_logger(service=self.name)
         self._stirred = asyncio.Event()
         self._backoff = Backoff(RETRY_FIRST, RETRY_MOST)
@@ -105,16 +105,16 @@ class MaintenanceService(ABC):
         """Start, wait until the other services have, and pass until stopped."""
         await self.prepare()
         task_status.started()
-        await self.office.up.wait()
-        await self.office.timer.sleep(random.uniform(0, STAGGER))  # noqa: S311 (no secret)
+        await self.context.up.wait()
+        await self.context.timer.sleep(random.uniform(0, STAGGER))  # noqa: S311 (no secret)
         while True:
             self._stirred.clear()
             delay = await self._pass(scope)
-            await self.office.timer.wait(self._stirred, delay)
+            await self.context.timer.wait(self._stirred, delay)
 
     async def _pass(self, scope: StopScope) -> float:
         try:
-            self.office.mandate.expect_trusted()  # a process that was frozen begins nothing
+            self.context.fence.expect_valid()  # a process that was frozen begins nothing
             delay = await self.run_once(scope)
         except FencedOutError:  # the elector knows too, and ends the term
             return RETRY_FIRST.total_seconds()
@@ -133,7 +133,7 @@ class MaintenanceService(ABC):
         fault of the same kind, with its traceback."""
         is_outage = isinstance(error, DATABASE_ERRORS)
         kind = "outage" if is_outage else type(error).__name__
-        if kind == self._failing or (is_outage and self.office.connection.is_outage_told):
+        if kind == self._failing or (is_outage and self.context.connection.is_outage_told):
             self.log.debug("maintenance pass failed again", error=describe(error))
             return
         self._failing = kind

@@ -66,17 +66,17 @@ class Batches(Generic[Row]):
             send: handles rows, in `transaction`. An error means that none of them was handled.
             key: what a row is known by.
             name: what the log calls it. Default: the key.
-            connection: that of the transactions. Default: the office's for short statements.
+            connection: that of the transactions. Default: the context's for short statements.
         """
-        self._office, self._log = service.office, service.log
+        self._context, self._log = service.context, service.log
         self._purpose, self._name = purpose, name or key
-        self._connection = connection or self._office.connection
+        self._connection = connection or self._context.connection
         self._send_rows = send
         self.aside: SetAside[Row] = SetAside(ASIDE_MAX, first=ASIDE_FIRST, last=ASIDE_LAST)
         self._sender = BatchSender(
             self._send,
             row_id=key,
-            size=BatchSize(BATCH_SIZE, self._office.mandate.limit.total_seconds()),
+            size=BatchSize(BATCH_SIZE, self._context.fence.limit.total_seconds()),
             aside=self.aside,
             set_aside=self._set_aside,
             recovered=self._recovered,
@@ -119,7 +119,7 @@ class Batches(Generic[Row]):
         for row in rows:
             self._sender.add(row)
         while self._sender.is_ready:
-            began = self._office.timer.boottime()
+            began = self._context.timer.boottime()
             await self._sender.step()
             if self._failures >= FAILURES_MAX:
                 self._failures = 0
@@ -129,7 +129,7 @@ class Batches(Generic[Row]):
                     purpose=self._purpose,
                 )
                 return False
-            await self.pause(self._office.timer.boottime() - began)
+            await self.pause(self._context.timer.boottime() - began)
         return True
 
     async def handle_pages(self, read: Callable[[Row | None, int], Awaitable[list[Row]]]) -> bool:
@@ -149,11 +149,11 @@ class Batches(Generic[Row]):
     async def pause(self, took: float) -> None:
         """Leave the database to the workers, after a statement that took so many seconds."""
         first, last = min(took, PAUSE_MIN), min(took, PAUSE_MAX)
-        await self._office.timer.sleep(random.uniform(first, last))  # noqa: S311 (no secret)
+        await self._context.timer.sleep(random.uniform(first, last))  # noqa: S311 (no secret)
 
     def transaction(self) -> AbstractAsyncContextManager[Connection]:
         """A fenced transaction. Raises as `TermFence.transaction`."""
-        return self._office.mandate.transaction(self._connection, self._purpose)
+        return self._context.fence.transaction(self._connection, self._purpose)
 
     async def _send(self, rows: list[Row]) -> None:
         self._failures += 1

@@ -30,16 +30,16 @@ class ClientCleaner(MaintenanceService):
 
     name = "client reaper"
 
-    def __init__(self, office: TermContext, contact: Callable[[], float]) -> None:
+    def __init__(self, context: TermContext, contact: Callable[[], float]) -> None:
         """Make it.
 
         Args:
-            office: of the term.
+            context: of the term.
             contact: seconds for which this process has been in unbroken contact with the server.
                 Without contact it cannot judge other clients.
         """
-        super().__init__(office)
-        self._observer = HeartbeatObserver(office.timer, contact)
+        super().__init__(context)
+        self._observer = HeartbeatObserver(context.timer, contact)
         self.batches: Batches[tuple[str, bytes]] = Batches(
             self, "forgetting dead clients", self._reap, key=itemgetter(0), name=itemgetter(0)
         )
@@ -51,10 +51,10 @@ class ClientCleaner(MaintenanceService):
             FencedOutError: the term is over.
             Exception: one of DATABASE_ERRORS.
         """
-        office = self.office
-        async with office.connection.use("looking for dead clients", _LOOK_TIMEOUT) as connection:
-            self._observer.saw(*await client_heartbeats(connection, office.schema))
-        dead_after = office.config.dead_after.total_seconds()
+        context = self.context
+        async with context.connection.use("looking for dead clients", _LOOK_TIMEOUT) as connection:
+            self._observer.saw(*await client_heartbeats(connection, context.schema))
+        dead_after = context.config.dead_after.total_seconds()
         silence = self._observer.silence(dead_after, kept=KEPT)
         if silence.heartbeats:
             await self.batches.handle(silence.heartbeats.items())
@@ -63,6 +63,6 @@ class ClientCleaner(MaintenanceService):
     async def _reap(self, heartbeats: list[tuple[str, bytes]]) -> None:
         """Delete the rows of clients, each with the heartbeat that was observed."""
         async with self.batches.transaction() as connection:
-            reaped = await client_reap(connection, self.office.schema, dict(heartbeats))
+            reaped = await client_reap(connection, self.context.schema, dict(heartbeats))
         if reaped:
             self.log.info("forgot dead clients", client_ids=reaped)

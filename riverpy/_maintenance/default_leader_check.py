@@ -22,24 +22,24 @@ class DefaultLeaderCheck(MaintenanceService):
     name = "default watch"
 
     def __init__(
-        self, office: TermContext, give_way: Callable[[str], None], *, is_foreign_led: bool
+        self, context: TermContext, give_way: Callable[[str], None], *, is_foreign_led: bool
     ) -> None:
         """Make it.
 
         Args:
-            office: of the term.
+            context: of the term.
             give_way: ends the term; called with the reason.
             is_foreign_led: whether a client that is not riverpy's led `default` when the term
                 began, else nobody did.
         """
-        super().__init__(office)
+        super().__init__(context)
         self._give_way, self._is_foreign_led = give_way, is_foreign_led
 
     async def run_once(self, scope: StopScope) -> float:
         """Look once."""
         purpose = "looking who leads `default`"
-        async with self.office.connection.use(purpose, STATEMENT_TIMEOUT) as connection:
-            lead = await default_led(connection, self.office.schema)
+        async with self.context.connection.use(purpose, STATEMENT_TIMEOUT) as connection:
+            lead = await default_led(connection, self.context.schema)
         if lead.is_registered or lead.is_led is not self._is_foreign_led:
             self._give_way("who leads `default` has changed")
-        return self.office.config.elect_interval.total_seconds()
+        return self.context.config.elect_interval.total_seconds()

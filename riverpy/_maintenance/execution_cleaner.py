@@ -23,13 +23,13 @@ class ExecutionCleaner(MaintenanceService):
 
     name = "execution cleaner"
 
-    def __init__(self, office: TermContext) -> None:
+    def __init__(self, context: TermContext) -> None:
         """Make it.
 
         Args:
-            office: what the services of the term share.
+            context: what the services of the term share.
         """
-        super().__init__(office)
+        super().__init__(context)
         self.batches: Batches[ExpiredMark] = Batches(
             self, "forgetting what was done once", self._forget, key=lambda row: row.key
         )
@@ -41,18 +41,18 @@ class ExecutionCleaner(MaintenanceService):
             FencedOutError: the term is over.
             Exception: one of DATABASE_ERRORS.
         """
-        office = self.office
-        async with office.connection.use("looking for a table", STATEMENT_TIMEOUT) as connection:
-            is_there = await exec_is_there(connection, office.schema)
+        context = self.context
+        async with context.connection.use("looking for a table", STATEMENT_TIMEOUT) as connection:
+            is_there = await exec_is_there(connection, context.schema)
         if is_there:
             await self.batches.handle_pages(self._read)
         return self.batches.delay(INTERVAL)
 
     async def _read(self, after: ExpiredMark | None, limit: int) -> list[ExpiredMark]:
-        office = self.office
-        async with office.connection.use("reading expired keys", STATEMENT_TIMEOUT) as connection:
-            return await exec_expired(connection, office.schema, after=after, limit=limit)
+        context = self.context
+        async with context.connection.use("reading expired keys", STATEMENT_TIMEOUT) as connection:
+            return await exec_expired(connection, context.schema, after=after, limit=limit)
 
     async def _forget(self, rows: list[ExpiredMark]) -> None:
         async with self.batches.transaction() as connection:
-            await exec_forget(connection, self.office.schema, keys=[row.key for row in rows])
+            await exec_forget(connection, self.context.schema, keys=[row.key for row in rows])

@@ -100,21 +100,21 @@ class JobCleaner(MaintenanceService):
 
     name = "job cleaner"
 
-    def __init__(self, office: TermContext) -> None:
-        super().__init__(office)
+    def __init__(self, context: TermContext) -> None:
+        super().__init__(context)
         self.batches: Batches[Ended] = Batches(
             self,
             "deleting ended jobs",
             self._delete,
             key=lambda job: job.id,
-            connection=office.cleaning,
+            connection=context.cleaning,
         )
         self._marks: dict[Rule, EndedMark | None] = {}
         """Up to where each rule has read. A rule that another scope makes starts from the
         beginning: it may mean jobs that were passed over."""
         self._unfinished: set[Rule] = set()
         """Rules that have not read to the end since their beginning."""
-        self._swept_at = office.timer.boottime()
+        self._swept_at = context.timer.boottime()
         self._deleted = 0
 
     async def run_once(self, scope: StopScope) -> float:
@@ -124,7 +124,7 @@ class JobCleaner(MaintenanceService):
             FencedOutError: the term is over.
             Exception: one of DATABASE_ERRORS.
         """
-        rules = rules_of(self.office.config, await self.office.scope())
+        rules = rules_of(self.context.config, await self.context.scope())
         self.batches.begin(rules)
         self._renew_marks(rules)
         states = await self._states(rules)
@@ -136,7 +136,7 @@ class JobCleaner(MaintenanceService):
 
     def _renew_marks(self, rules: Sequence[Rule]) -> None:
         """Let each rule begin where it ended, and now and then at its beginning."""
-        now = self.office.timer.boottime()
+        now = self.context.timer.boottime()
         marks = self._marks
         if now - self._swept_at >= SWEEP_INTERVAL:
             marks = {rule: mark for rule, mark in marks.items() if rule in self._unfinished}
@@ -153,10 +153,10 @@ class JobCleaner(MaintenanceService):
             shortest[rule.state.value] = min(known, rule.retention)
         if not shortest:
             return set()
-        async with self.office.connection.use(
+        async with self.context.connection.use(
             "looking for jobs to delete", _READ_TIMEOUT
         ) as connection:
-            return await job_states_to_clean(connection, self.office.schema, shortest)
+            return await job_states_to_clean(connection, self.context.schema, shortest)
 
     async def _apply(self, rule: Rule) -> None:
         self._deleted = 0
@@ -186,12 +186,12 @@ class JobCleaner(MaintenanceService):
                 return
 
     async def _read(self, rule: Rule, limit: int) -> list[EndedJob]:
-        office = self.office
-        office.mandate.expect_trusted()
-        async with office.cleaning.use("reading ended jobs", _READ_TIMEOUT) as connection:
+        context = self.context
+        context.fence.expect_valid()
+        async with context.cleaning.use("reading ended jobs", _READ_TIMEOUT) as connection:
             return await job_ended(
                 connection,
-                office.schema,
+                context.schema,
                 state=rule.state,
                 retention=rule.retention,
                 scope=rule.scope or JobScope(),
@@ -205,7 +205,7 @@ class JobCleaner(MaintenanceService):
         async with self.batches.transaction() as connection:
             deleted = await job_delete_ended(
                 connection,
-                self.office.schema,
+                self.context.schema,
                 ids=[job.id for job in jobs],
                 state=rule.state,
                 retention=rule.retention,

@@ -105,17 +105,17 @@ class JobRescuer(MaintenanceService):
 
     name = "job rescuer"
 
-    def __init__(self, office: TermContext, contact: Callable[[], float] | None) -> None:
+    def __init__(self, context: TermContext, contact: Callable[[], float] | None) -> None:
         """Make it.
 
         Args:
-            office: of the term.
+            context: of the term.
             contact: seconds for which this process has been in unbroken contact with the server.
                 Without contact it cannot judge other clients. None: there is no table of clients.
         """
-        super().__init__(office)
-        self._observer = None if contact is None else HeartbeatObserver(office.timer, contact)
-        self._config = office.config
+        super().__init__(context)
+        self._observer = None if contact is None else HeartbeatObserver(context.timer, contact)
+        self._config = context.config
         self._dead_after = self._config.dead_after.total_seconds()
         self._interval = min(INTERVAL_MOST, self._dead_after * INTERVAL_SHARE)
         rescue_age = self._config.rescue_age.total_seconds()
@@ -142,8 +142,8 @@ class JobRescuer(MaintenanceService):
 
     async def run_once(self, scope: StopScope) -> float:
         """One pass; returns the seconds until the next."""
-        now = self.office.timer.boottime()
-        filters = (await self.office.scope()).filters()
+        now = self.context.timer.boottime()
+        filters = (await self.context.scope()).filters()
         self.batches.begin(filters)
         self.reads.begin(filters)
         quiet = await self._rescue_dead(filters)
@@ -161,7 +161,7 @@ class JobRescuer(MaintenanceService):
         if self._observer is None or not filters:
             return self._interval
         async with self._reading() as connection:
-            self._observer.saw(*await client_heartbeats(connection, self.office.schema))
+            self._observer.saw(*await client_heartbeats(connection, self.context.schema))
         silence = self._observer.silence(self._dead_after)
         if silence.heartbeats:
             for within in filters:
@@ -185,7 +185,7 @@ class JobRescuer(MaintenanceService):
         self, client_ids: list[str], within: QueueFilter | None, after: int
     ) -> list[Claim]:
         """Read a page of what these clients were working."""
-        schema = self.office.schema
+        schema = self.context.schema
         async with self._reading() as connection:
 
             async def read(skipped: list[int]) -> list[Claim]:
@@ -209,13 +209,13 @@ class JobRescuer(MaintenanceService):
         clients = {rescue.client_id for rescue in rescues if rescue.client_id}
         dead = await client_lock_dead(
             connection,
-            self.office.schema,
+            self.context.schema,
             {client_id: heartbeats[client_id] for client_id in sorted(clients)},
             server_start=self._observer.server_start,
         )
         return await job_rescue(
             connection,
-            self.office.schema,
+            self.context.schema,
             [rescue for rescue in rescues if rescue.client_id in dead],
         )
 
@@ -234,7 +234,7 @@ class JobRescuer(MaintenanceService):
             async with self._reading() as connection:
                 ids = await job_stuck(
                     connection,
-                    self.office.schema,
+                    self.context.schema,
                     age=self._config.rescue_age,
                     within=within,
                     after=after,
@@ -259,7 +259,7 @@ class JobRescuer(MaintenanceService):
         """Read stuck jobs whole: one whose columns are damaged fails alone."""
         async with self._reading() as connection:
             self._found += await job_stuck_rows(
-                connection, self.office.schema, ids=ids, age=self._config.rescue_age
+                connection, self.context.schema, ids=ids, age=self._config.rescue_age
             )
 
     async def _unregistered(self, jobs: list[_StuckJob]) -> list[_StuckJob]:
@@ -271,7 +271,7 @@ class JobRescuer(MaintenanceService):
         try:
             async with self._reading() as connection:
                 registered = await client_registered(
-                    connection, self.office.schema, client_ids=[one for one in ids if one]
+                    connection, self.context.schema, client_ids=[one for one in ids if one]
                 )
         except UndefinedTableError:  # it was dropped: nobody is registered
             return jobs
@@ -281,7 +281,7 @@ class JobRescuer(MaintenanceService):
         """The delay until it runs again, if it may; None: leave it alone."""
         if job.is_cancelled:
             return timedelta(0)
-        unit = self.office.workers.get(job.kind)
+        unit = self.context.workers.get(job.kind)
         if unit is None:
             unknown[job.kind] += 1
             return None
@@ -312,7 +312,7 @@ class JobRescuer(MaintenanceService):
             return DefaultRetryPolicy().next_retry(job)
 
     async def _end_of_stuck(self, connection: Connection, rescues: list[Rescue]) -> dict[int, str]:
-        return await job_rescue(connection, self.office.schema, rescues)
+        return await job_rescue(connection, self.context.schema, rescues)
 
     def _say_unknown(self, unknown: Counter[str]) -> None:
         self.unknown = unknown
@@ -345,4 +345,4 @@ class JobRescuer(MaintenanceService):
             )
 
     def _reading(self) -> AbstractAsyncContextManager[Connection]:
-        return self.office.connection.use("looking for jobs to rescue", STATEMENT_TIMEOUT)
+        return self.context.connection.use("looking for jobs to rescue", STATEMENT_TIMEOUT)

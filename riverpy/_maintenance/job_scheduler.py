@@ -29,8 +29,8 @@ class JobScheduler(MaintenanceService):
 
     name = "job scheduler"
 
-    def __init__(self, office: TermContext) -> None:
-        super().__init__(office)
+    def __init__(self, context: TermContext) -> None:
+        super().__init__(context)
         self.batches: Batches[int] = Batches(
             self, "making due jobs available", self._move, key=lambda job_id: job_id
         )
@@ -45,7 +45,7 @@ class JobScheduler(MaintenanceService):
             Exception: one of DATABASE_ERRORS.
         """
         self._left = []
-        queues = await self.office.scope()
+        queues = await self.context.scope()
         self.batches.begin(queues)
         for within in queues.filters():
             if not await self._move_due(within):
@@ -63,12 +63,12 @@ class JobScheduler(MaintenanceService):
                 return True
 
     async def _find(self, within: QueueFilter | None, limit: int) -> list[int]:
-        connection, bound = self.office.connection, TRANSACTION_LIMIT.total_seconds()
-        self.office.mandate.expect_trusted()
+        connection, bound = self.context.connection, TRANSACTION_LIMIT.total_seconds()
+        self.context.fence.expect_valid()
         async with connection.use("finding due jobs", bound) as open_connection:
             return await job_due(
                 open_connection,
-                self.office.schema,
+                self.context.schema,
                 within=within,
                 ahead=AHEAD,
                 skipped=[*self._left, *(aside.row for aside in self.batches.aside.rows)],
@@ -78,7 +78,7 @@ class JobScheduler(MaintenanceService):
     async def _move(self, ids: list[int]) -> None:
         async with self.batches.transaction() as connection:
             await job_lock_limit(connection, LOCK_LIMIT)
-            moved = await job_schedule(connection, self.office.schema, ids=ids, ahead=AHEAD)
+            moved = await job_schedule(connection, self.context.schema, ids=ids, ahead=AHEAD)
         self._left += moved.left
         if moved.discarded:
             self.log.info(

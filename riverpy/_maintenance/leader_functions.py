@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 class LeaderTerm:
     """One term in which this client leads its domain, for code of the user's."""
 
-    def __init__(self, mandate: TermFence) -> None:
+    def __init__(self, fence: TermFence) -> None:
         """Made by the client."""
-        self._mandate = mandate
+        self._fence = fence
 
     @property
     def is_held(self) -> bool:
         """Whether the term may be acted under now."""
-        return self._mandate.is_trusted
+        return self._fence.is_valid
 
     def expect_held(self) -> None:
         """Before a step that is not fenced.
@@ -43,7 +43,7 @@ class LeaderTerm:
         Raises:
             FencedOutError: the term is over, or in doubt.
         """
-        self._mandate.expect_trusted()
+        self._fence.expect_valid()
 
     async def fence(self, connection: Transaction) -> None:
         """Tie the transaction that is open on `connection` to this term: it commits under it or not
@@ -62,17 +62,17 @@ class LeaderTerm:
             Exception: one of DATABASE_ERRORS.
         """
         expect_fenceable(connection)
-        mandate = self._mandate
-        mandate.expect_trusted()
-        is_rivers = mandate.term.epoch == 0  # the row
+        fence = self._fence
+        fence.expect_valid()
+        is_rivers = fence.term.epoch == 0  # the row
         if is_rivers:
             await expect_read_committed(connection)
         with anyio.fail_after(ASK_MOST, reason="passing the fence of a lead took long"):
-            is_held = await mandate.passes(connection)
+            is_held = await fence.passes(connection)
         if not is_held:
-            if await mandate.is_held_by_the_server():
+            if await fence.is_held_by_the_server():
                 raise await elsewhere_error(connection, "this lead")
-            raise mandate.fenced_out_error()
+            raise fence.fenced_out_error()
         if is_rivers:
             await expect_outermost(connection)
 
@@ -80,10 +80,10 @@ class LeaderTerm:
 class LeaderFunctionService(MaintenanceService):
     """Runs it in each term, once if it returns and again after a delay if it raises."""
 
-    def __init__(self, office: TermContext, function: LeaderFunction) -> None:
+    def __init__(self, context: TermContext, function: LeaderFunction) -> None:
         """Make it, for one term."""
         self.name = f"leader function {function.name}"
-        super().__init__(office)
+        super().__init__(context)
         self._function = function
 
     async def run_once(self, scope: StopScope) -> float:
@@ -92,7 +92,7 @@ class LeaderFunctionService(MaintenanceService):
         Raises:
             Exception: what it raised.
         """
-        term = LeaderTerm(self.office.mandate)
+        term = LeaderTerm(self.context.fence)
         await cancelled_once(self.name, lambda: self._function.fn(term))
         self.log.info("leader function has ended and does not run again in this term")
         return math.inf

@@ -128,17 +128,17 @@ class PeriodicEnqueuer(MaintenanceService):
 
     name = "periodic enqueuer"
 
-    def __init__(self, office: TermContext, jobs: PeriodicJobs, inserter: Inserter) -> None:
+    def __init__(self, context: TermContext, jobs: PeriodicJobs, inserter: Inserter) -> None:
         """Make it, for one term.
 
         Args:
-            office: what it shares with the term's other services.
+            context: what it shares with the term's other services.
             jobs: the client's.
             inserter: the client's.
         """
-        super().__init__(office)
+        super().__init__(context)
         self._jobs, self._inserter = jobs, inserter
-        config = office.config
+        config = context.config
         self._suffix = "" if config.domain == DEFAULT_DOMAIN else f"@{config.domain}"
         self._hooks = Plugins(config.plugins, config.hooks).periodic_jobs_start
         jobs.stir = self.stir
@@ -148,7 +148,7 @@ class PeriodicEnqueuer(MaintenanceService):
         self._failures: dict[str, _Failure] = {}
         self._skipped: set[str] = set()
         """Ids of rows of which a lost slot was reported."""
-        self._size = BatchSize(BATCH, office.mandate.limit.total_seconds())
+        self._size = BatchSize(BATCH, context.fence.limit.total_seconds())
         self._errors = StatementErrors()
         self._registering: Batches[NewJob] = Batches(
             self, "registering periodic jobs", self._register_rows, key=lambda new: new.row.id
@@ -206,10 +206,10 @@ class PeriodicEnqueuer(MaintenanceService):
 
     async def _find_table(self) -> bool:
         if not self._is_there:
-            async with self.office.connection.use(
+            async with self.context.connection.use(
                 "looking for the table of periodic jobs", STATEMENT_TIMEOUT
             ) as connection:
-                self._is_there = await periodic_is_there(connection, self.office.schema)
+                self._is_there = await periodic_is_there(connection, self.context.schema)
         if not self._is_there and self._jobs and not self._is_missing_said:
             self._is_missing_said = True
             self.log.error(
@@ -218,14 +218,14 @@ class PeriodicEnqueuer(MaintenanceService):
         return self._is_there
 
     async def _states(self) -> dict[str, PeriodicJobState]:
-        async with self.office.connection.use(
+        async with self.context.connection.use(
             "reading the periodic jobs", STATEMENT_TIMEOUT
         ) as connection:
-            states = await periodic_list(connection, self.office.schema)
+            states = await periodic_list(connection, self.context.schema)
         own: dict[str, PeriodicJobState] = {}
         for state in states:
             job_id, _, domain = state.id.partition("@")
-            if (domain or DEFAULT_DOMAIN) == self.office.config.domain:
+            if (domain or DEFAULT_DOMAIN) == self.context.config.domain:
                 own[job_id] = msgspec.structs.replace(state, id=job_id)
         return own
 
@@ -246,7 +246,7 @@ class PeriodicEnqueuer(MaintenanceService):
         if not new:
             return
         purpose = "registering periodic jobs"
-        async with self.office.connection.use(purpose, STATEMENT_TIMEOUT) as connection:
+        async with self.context.connection.use(purpose, STATEMENT_TIMEOUT) as connection:
             now = await periodic_now(connection)
         await self._registering.handle(
             NewJob(registration, job)
@@ -260,7 +260,7 @@ class PeriodicEnqueuer(MaintenanceService):
         async with self._registering.transaction() as connection:
             done = await periodic_register(
                 connection,
-                self.office.schema,
+                self.context.schema,
                 [row for row, _ in new],
                 first=[
                     one for one, job in jobs.items() if job.run_on_start == "first_registration"
@@ -278,7 +278,7 @@ class PeriodicEnqueuer(MaintenanceService):
             return None
 
     async def _keep(self) -> None:
-        now = self.office.timer.boottime()
+        now = self.context.timer.boottime()
         if self._kept_at is not None and now - self._kept_at < KEEP_INTERVAL:
             return
         await self._keeping.handle(list(self._registered))
@@ -287,14 +287,14 @@ class PeriodicEnqueuer(MaintenanceService):
 
     async def _keep_rows(self, ids: list[str]) -> None:
         async with self._keeping.transaction() as connection:
-            await periodic_keep(connection, self.office.schema, ids)
+            await periodic_keep(connection, self.context.schema, ids)
 
     async def _read_unused(self, after: str | None, limit: int) -> list[str]:
         purpose = "looking for unused periodic jobs"
-        async with self.office.connection.use(purpose, STATEMENT_TIMEOUT) as connection:
+        async with self.context.connection.use(purpose, STATEMENT_TIMEOUT) as connection:
             return await periodic_unused(
                 connection,
-                self.office.schema,
+                self.context.schema,
                 used=list(self._registered),
                 age=FORGET_AFTER,
                 after=after or "",
@@ -304,19 +304,19 @@ class PeriodicEnqueuer(MaintenanceService):
     async def _forget_rows(self, ids: list[str]) -> None:
         async with self._forgetting.transaction() as connection:
             forgotten = await periodic_forget(
-                connection, self.office.schema, ids=ids, age=FORGET_AFTER
+                connection, self.context.schema, ids=ids, age=FORGET_AFTER
             )
         if forgotten:
             self.log.info("unused periodic jobs forgotten", periodic_job_ids=sorted(forgotten))
 
     async def _look(self) -> list[Look]:
-        async with self.office.connection.use(
+        async with self.context.connection.use(
             "looking for due periodic jobs", STATEMENT_TIMEOUT
         ) as connection:
-            return await periodic_look(connection, self.office.schema, list(self._registered))
+            return await periodic_look(connection, self.context.schema, list(self._registered))
 
     def _seconds_until_next(self, looks: Sequence[Look]) -> float:
-        now = self.office.timer.boottime()
+        now = self.context.timer.boottime()
         seconds = [LOOK_INTERVAL]
         for look in looks:
             if self._is_held(look.id):
@@ -333,16 +333,16 @@ class PeriodicEnqueuer(MaintenanceService):
         """What is to be done, in parts that keep neither the event loop nor a transaction long.
         What has failed before comes last."""
         firings: list[Firing] = []
-        began = self.office.timer.boottime()
+        began = self.context.timer.boottime()
         for look in sorted(looks, key=lambda look: look.id in self._failures):
             firing = self._plan(look)
             if firing is not None:
                 firings.append(firing)
             rows = sum(len(firing.runs) for firing in firings)
-            is_long = self.office.timer.boottime() - began >= PLAN_TIME
+            is_long = self.context.timer.boottime() - began >= PLAN_TIME
             if is_long or rows >= ROWS_MOST or len(firings) >= BATCH:
                 yield firings
-                firings, began = [], self.office.timer.boottime()
+                firings, began = [], self.context.timer.boottime()
         if firings:
             yield firings
 
@@ -404,14 +404,14 @@ class PeriodicEnqueuer(MaintenanceService):
 
     def _is_held(self, job_id: str) -> bool:
         failure = self._failures.get(job_id)
-        return failure is not None and failure.until > self.office.timer.boottime()
+        return failure is not None and failure.until > self.context.timer.boottime()
 
     def _hold(self, job_id: str, error: Exception) -> None:
         """It failed: leave it alone for a while. That is said at error once, until it works again,
         with the traceback of code of the user's."""
         is_first = job_id not in self._failures
         failure = self._failures.setdefault(job_id, _Failure())
-        delay = failure.hold(self.office.timer.boottime())
+        delay = failure.hold(self.context.timer.boottime())
         say = self.log.error if is_first else self.log.debug
         say(
             "periodic job could not be inserted, trying again",
@@ -441,7 +441,7 @@ class PeriodicEnqueuer(MaintenanceService):
             if not batch:
                 continue
             parts.append(rest)
-            began = self.office.timer.boottime()
+            began = self.context.timer.boottime()
             try:
                 done = await self._transact(batch)
             except (*DATABASE_ERRORS, InsertError) as error:
@@ -453,7 +453,7 @@ class PeriodicEnqueuer(MaintenanceService):
                     self._size.failed(len(batch))
                     parts += split(batch)
             else:
-                self._size.succeeded(len(batch), self.office.timer.boottime() - began)
+                self._size.succeeded(len(batch), self.context.timer.boottime() - began)
                 moved += len(done)
                 for firing in batch:
                     if firing.advance.id in done:
@@ -461,11 +461,11 @@ class PeriodicEnqueuer(MaintenanceService):
         return moved
 
     async def _transact(self, firings: Sequence[Firing]) -> set[str]:
-        async with self.office.mandate.transaction(
-            self.office.connection, "inserting periodic jobs"
+        async with self.context.fence.transaction(
+            self.context.connection, "inserting periodic jobs"
         ) as connection:
             done = await periodic_advance(
-                connection, self.office.schema, [firing.advance for firing in firings]
+                connection, self.context.schema, [firing.advance for firing in firings]
             )
             runs = [
                 (firing.advance.id, run)
@@ -480,7 +480,7 @@ class PeriodicEnqueuer(MaintenanceService):
                 if not result.unique_skipped_as_duplicate
             }
             if inserted:
-                await periodic_ran(connection, self.office.schema, inserted)
+                await periodic_ran(connection, self.context.schema, inserted)
         for (row_id, run), result in zip(runs, results, strict=True):
             if result.unique_skipped_as_duplicate:
                 self._say_skipped(row_id, run.slot, result.job)

@@ -29,8 +29,8 @@ class QueueCleaner(MaintenanceService):
 
     name = "queue cleaner"
 
-    def __init__(self, office: TermContext) -> None:
-        super().__init__(office)
+    def __init__(self, context: TermContext) -> None:
+        super().__init__(context)
         self.batches: Batches[str] = Batches(
             self, "forgetting queues", self._forget, key=lambda name: name
         )
@@ -42,18 +42,18 @@ class QueueCleaner(MaintenanceService):
             FencedOutError: the term is over.
             Exception: one of DATABASE_ERRORS.
         """
-        queues = await self.office.scope()
+        queues = await self.context.scope()
         self.batches.begin(queues)
         for within in queues.filters():
             await self.batches.handle_pages(partial(self._read, within))
         return self.batches.delay(INTERVAL)
 
     async def _read(self, within: QueueFilter | None, after: str | None, limit: int) -> list[str]:
-        office = self.office
-        async with office.connection.use("looking for unused queues", _READ_TIMEOUT) as connection:
+        context = self.context
+        async with context.connection.use("looking for unused queues", _READ_TIMEOUT) as connection:
             return await queue_unused(
                 connection,
-                office.schema,
+                context.schema,
                 within=within,
                 age=RETENTION,
                 after=after or "",
@@ -63,7 +63,7 @@ class QueueCleaner(MaintenanceService):
     async def _forget(self, names: list[str]) -> None:
         async with self.batches.transaction() as connection:
             forgotten = await queue_forget(
-                connection, self.office.schema, names=names, age=RETENTION
+                connection, self.context.schema, names=names, age=RETENTION
             )
         if forgotten:
             self.log.info("queues forgotten", count=len(forgotten), queues=sorted(forgotten)[:10])

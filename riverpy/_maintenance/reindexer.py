@@ -133,19 +133,19 @@ class Reindexer(MaintenanceService):
 
     def __init__(
         self,
-        office: TermContext,
+        context: TermContext,
         names: Sequence[str],
         connect: Callable[[], Awaitable[Connection]],
     ) -> None:
         """Make it.
 
         Args:
-            office: what the term's services share.
+            context: what the term's services share.
             names: the indexes.
             connect: makes a session that leads past any pooler in transaction mode.
         """
-        super().__init__(office)
-        config = office.config
+        super().__init__(context)
+        config = context.config
         self._names = tuple(dict.fromkeys(names))
         self._connect = connect
         self._schedule: PeriodicSchedule = config.reindexer_schedule or Midnight()
@@ -190,7 +190,7 @@ class Reindexer(MaintenanceService):
 
     async def _now(self) -> datetime:
         limit = STATEMENT_LIMIT.total_seconds()
-        async with self.office.connection.use("reading the clock", limit) as connection:
+        async with self.context.connection.use("reading the clock", limit) as connection:
             return await index_now(connection)
 
     # -- the session
@@ -215,7 +215,7 @@ class Reindexer(MaintenanceService):
     async def _lock(self, connection: Connection) -> bool:
         """Whether this is the only reindexer, until the end of the session."""
         with _answered(STATEMENT_LIMIT):
-            is_locked = await index_lock(connection, self.office.schema)
+            is_locked = await index_lock(connection, self.context.schema)
         if not is_locked and not self._is_locked_out:
             self.log.info("another session reindexes, or has not ended yet; trying again")
         self._is_locked_out = not is_locked
@@ -226,13 +226,11 @@ class Reindexer(MaintenanceService):
     async def _clean(self, connection: Connection) -> list[Index]:
         """Drop what interrupted rebuilds left, of this process or another. Returns the indexes."""
         with _answered(STATEMENT_LIMIT):
-            indexes = await index_list(connection, self.office.schema, self._names)
+            indexes = await index_list(connection, self.context.schema, self._names)
         self._warn_of_missing({index.name for index in indexes})
         for index in indexes:
             if not index.is_held:
-                await self._drop_artifacts(
-                    connection, index.name, self.office.mandate.expect_trusted
-                )
+                await self._drop_artifacts(connection, index.name, self.context.fence.expect_valid)
         return indexes
 
     def _warn_of_missing(self, found: set[str]) -> None:
@@ -258,7 +256,7 @@ class Reindexer(MaintenanceService):
     ) -> bool:
         """Drop those that nobody builds. Returns whether all of those are gone."""
         with _answered(STATEMENT_LIMIT):
-            artifacts = await index_artifacts(connection, self.office.schema, name)
+            artifacts = await index_artifacts(connection, self.context.schema, name)
         is_done = True
         for artifact in artifacts:
             if not artifact.is_ownerless:
@@ -296,7 +294,7 @@ class Reindexer(MaintenanceService):
 
     async def _visit(self, connection: Connection, name: str, scope: StopScope) -> None:
         with _answered(STATEMENT_LIMIT):
-            found = await index_list(connection, self.office.schema, [name])
+            found = await index_list(connection, self.context.schema, [name])
         if not found:
             return
         reason = await self._reason_to_skip(connection, found[0])
@@ -313,7 +311,7 @@ class Reindexer(MaintenanceService):
             times = "once" if postponed.timeouts == 1 else f"{postponed.timeouts} times"
             return f"its rebuild timed out {times}; next after {postponed.until}"
         with _answered(STATEMENT_LIMIT):
-            artifacts = await index_artifacts(connection, self.office.schema, index.name)
+            artifacts = await index_artifacts(connection, self.context.schema, index.name)
         if artifacts:
             names = ", ".join(artifact.name for artifact in artifacts)
             return f"what may be left of other rebuilds could not be dropped: {names}"
@@ -322,8 +320,8 @@ class Reindexer(MaintenanceService):
     async def _rebuild(self, connection: Connection, index: Index, scope: StopScope) -> None:
         with _answered(STATEMENT_LIMIT):
             await index_limits(connection, statement=self._timeout, lock=None, idle=IDLE_LIMIT)
-        self.office.mandate.expect_trusted()
-        began = self.office.timer.boottime()
+        self.context.fence.expect_valid()
+        began = self.context.timer.boottime()
         try:
             with _answered(self._timeout):
                 await index_rebuild(connection, index)
@@ -335,10 +333,10 @@ class Reindexer(MaintenanceService):
             if connection.is_closed():
                 raise
             await self._limit(connection)
-            await self._failed(connection, index, error, self.office.timer.boottime() - began)
+            await self._failed(connection, index, error, self.context.timer.boottime() - began)
         else:
             await self._limit(connection)
-            await self._rebuilt(connection, index, self.office.timer.boottime() - began)
+            await self._rebuilt(connection, index, self.context.timer.boottime() - began)
 
     async def _failed(
         self, connection: Connection, index: Index, error: PostgresError, seconds: float
@@ -360,7 +358,7 @@ class Reindexer(MaintenanceService):
 
     async def _rebuilt(self, connection: Connection, index: Index, seconds: float) -> None:
         with _answered(STATEMENT_LIMIT):
-            found = await index_list(connection, self.office.schema, [index.name])
+            found = await index_list(connection, self.context.schema, [index.name])
         self.log.info(
             "index rebuilt",
             index=index.name,
@@ -373,22 +371,22 @@ class Reindexer(MaintenanceService):
 
     async def _describe(self, connection: Connection, index: Index, comment: str) -> None:
         with _answered(STATEMENT_LIMIT):
-            await index_describe(connection, self.office.schema, name=index.name, comment=comment)
+            await index_describe(connection, self.context.schema, name=index.name, comment=comment)
 
 
-def reindexers(office: TermContext) -> list[Reindexer]:
+def reindexers(context: TermContext) -> list[Reindexer]:
     """The reindexer of a term. There is none without indexes to rebuild, or if only a pooler leads
     to the database."""
-    names = office.config.reindexer_index_names
+    names = context.config.reindexer_index_names
     names = INDEX_NAMES_DEFAULT if names is None else names
     if not names:
         return []
-    if office.connect_direct is None:
+    if context.connect_direct is None:
         get_logger().info(
             "no indexes are rebuilt: that needs a connection past the pooler, set listen_url"
         )
         return []
-    return [Reindexer(office, names, office.connect_direct)]
+    return [Reindexer(context, names, context.connect_direct)]
 
 
 def _answered(limit: timedelta | None) -> AbstractContextManager[object]:

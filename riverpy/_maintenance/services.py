@@ -24,40 +24,40 @@ if TYPE_CHECKING:
 
 
 def domain_services(
-    office: TermContext, heartbeat: Heartbeat, periodic_jobs: PeriodicJobs, inserter: Inserter
+    context: TermContext, heartbeat: Heartbeat, periodic_jobs: PeriodicJobs, inserter: Inserter
 ) -> list[MaintenanceService]:
     """The services of a term of the client's domain, in the order in which they start."""
-    own = [*_queue_services(office, heartbeat), PeriodicEnqueuer(office, periodic_jobs, inserter)]
-    if office.config.domain != DEFAULT_DOMAIN:
+    own = [*_queue_services(context, heartbeat), PeriodicEnqueuer(context, periodic_jobs, inserter)]
+    if context.config.domain != DEFAULT_DOMAIN:
         return own
-    return [*own, *_upkeep(office, heartbeat), *reindexers(office)]
+    return [*own, *_upkeep(context, heartbeat), *reindexers(context)]
 
 
 def schema_services(
-    office: TermContext, heartbeat: Heartbeat, *, may_reindex: bool
+    context: TermContext, heartbeat: Heartbeat, *, may_reindex: bool
 ) -> list[MaintenanceService]:
     """The services of a term of the schema's lead."""
     return [
-        *_queue_services(office, heartbeat),
-        *_upkeep(office, heartbeat),
-        *(reindexers(office) if may_reindex else []),
+        *_queue_services(context, heartbeat),
+        *_upkeep(context, heartbeat),
+        *(reindexers(context) if may_reindex else []),
     ]
 
 
-def _queue_services(office: TermContext, heartbeat: Heartbeat) -> list[MaintenanceService]:
+def _queue_services(context: TermContext, heartbeat: Heartbeat) -> list[MaintenanceService]:
     return [
-        JobScheduler(office),
-        JobRescuer(office, _contact(heartbeat)),
-        JobCleaner(office),
-        QueueCleaner(office),
+        JobScheduler(context),
+        JobRescuer(context, _contact(heartbeat)),
+        JobCleaner(context),
+        QueueCleaner(context),
     ]
 
 
-def _upkeep(office: TermContext, heartbeat: Heartbeat) -> list[MaintenanceService]:
+def _upkeep(context: TermContext, heartbeat: Heartbeat) -> list[MaintenanceService]:
     """What keeps our own tables."""
     contact = _contact(heartbeat)
-    reapers = [] if contact is None else [ClientCleaner(office, contact)]
-    return [ExecutionCleaner(office), *reapers]
+    reapers = [] if contact is None else [ClientCleaner(context, contact)]
+    return [ExecutionCleaner(context), *reapers]
 
 
 def _contact(heartbeat: Heartbeat) -> Callable[[], float] | None:

@@ -24,8 +24,8 @@ class Maintainer:
 
     name = "maintainer"
 
-    def __init__(self, office: TermContext, services: Sequence[MaintenanceService]) -> None:
-        self._office = office
+    def __init__(self, context: TermContext, services: Sequence[MaintenanceService]) -> None:
+        self._context = context
         self.services = services
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
@@ -35,8 +35,8 @@ class Maintainer:
             async with ServiceGroup(scope) as group:
                 for service in self.services:
                     await group.start(service)
-                self._office.up.set()
+                self._context.up.set()
                 task_status.started()
                 await anyio.sleep_forever()
         finally:
-            await close_all([self._office.connection, self._office.cleaning])
+            await close_all([self._context.connection, self._context.cleaning])

@@ -103,9 +103,9 @@ class LeaderSetup:
             if is_default
             else LeadLease(reserved, config.schema, domain_lease(config.domain)),
             of_default if is_default else of_domain(config.domain),
-            lambda office: [
-                *domain_services(office, heartbeat, periodic_jobs, inserter),
-                *(LeaderFunctionService(office, function) for function in functions),
+            lambda context: [
+                *domain_services(context, heartbeat, periodic_jobs, inserter),
+                *(LeaderFunctionService(context, function) for function in functions),
             ],
             changed,
         )
@@ -166,11 +166,11 @@ class LeaderSetup:
     def _schema_seat(self) -> _LeaderSlot:
         store = SchemaLease(self._reserved, self.config.schema)
 
-        def make_services(office: TermContext) -> list[MaintenanceService]:
+        def make_services(context: TermContext) -> list[MaintenanceService]:
             is_foreign = store.is_foreign_led
-            give_way = partial(seat.elector.give_way, epoch=office.mandate.term.epoch)
-            watch = DefaultLeaderCheck(office, give_way, is_foreign_led=is_foreign)
-            return [watch, *schema_services(office, self.heartbeat, may_reindex=not is_foreign)]
+            give_way = partial(seat.elector.give_way, epoch=context.fence.term.epoch)
+            watch = DefaultLeaderCheck(context, give_way, is_foreign_led=is_foreign)
+            return [watch, *schema_services(context, self.heartbeat, may_reindex=not is_foreign)]
 
         seat = _LeaderSlot(self, SCHEMA_LEASE, store, orphans, make_services, None)
         return seat
@@ -238,7 +238,7 @@ class _LeaderSlot:
 
     def _make(self, term: Term) -> Maintainer:
         run, connection = self._run, self._connection("maintenance")
-        mandate = TermFence(term, self.trust, store=self._store, fenced_out=self.elector.fenced_out)
+        fence = TermFence(term, self.trust, store=self._store, fenced_out=self.elector.fenced_out)
         self._territory = DomainQueues(
             connection,
             run.config.schema,
@@ -249,8 +249,8 @@ class _LeaderSlot:
             dead_after=run.config.dead_after,
             contact=run.heartbeat.contact,
         )
-        office = TermContext(
-            mandate=mandate,
+        context = TermContext(
+            fence=fence,
             config=run.config,
             workers=run.workers,
             connection=connection,
@@ -259,8 +259,8 @@ class _LeaderSlot:
             connect_direct=run.connect_direct,
             scope=self._territory.scope,
         )
-        self._services = self._make_services(office)
-        return Maintainer(office, self._services)
+        self._services = self._make_services(context)
+        return Maintainer(context, self._services)
 
     def _connection(self, name: str) -> DedicatedConnection:
         """One that services share: each gets its turn, however slow the others are."""

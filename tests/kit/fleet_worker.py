@@ -128,11 +128,11 @@ class TermWriter(base.MaintenanceService):
 
     async def run_once(self, scope: StopScope) -> float:
         """Say that a pass begins, and write one row."""
-        mandate = self.office.mandate
-        term = Term(mandate.term.elected_at, mandate.term.leader_id)
+        fence = self.context.fence
+        term = Term(fence.term.elected_at, fence.term.leader_id)
         recorder.record("pass", term=term, at=self._began_at)
         self.number += 1
-        async with mandate.transaction(self.office.connection, "a fleet's write") as connection:
+        async with fence.transaction(self.context.connection, "a fleet's write") as connection:
             await connection.execute(
                 STATEMENTS["term_write"],
                 *(term.leader_id, term.elected_at, self.number, datetime.now(UTC)),
@@ -154,8 +154,8 @@ class Tick(msgspec.Struct, frozen=True):
     kind: ClassVar[str] = "tick"
 
 
-def _with_term_writer(office: TermContext, *arguments: Any) -> list[base.MaintenanceService]:
-    return [*usual_services(office, *arguments), TermWriter(office)]
+def _with_term_writer(context: TermContext, *arguments: Any) -> list[base.MaintenanceService]:
+    return [*usual_services(context, *arguments), TermWriter(context)]
 
 
 async def _watch_leadership(client: riverpy.Client) -> None:

@@ -172,20 +172,20 @@ class LeadWriter(base.MaintenanceService):
 
     async def run_once(self, scope: StopScope) -> float:
         """Say that the term is believed in, and write one row."""
-        mandate = self.office.mandate
-        term = f"d:{settings.domain}", mandate.term.epoch
+        fence = self.context.fence
+        term = f"d:{settings.domain}", fence.term.epoch
         note("held", *term, at=self._began_at)
         number = next(numbers)
-        async with mandate.transaction(self.office.connection, "a write of the lead") as connection:
+        async with fence.transaction(self.context.connection, "a write of the lead") as connection:
             await anyio.sleep(random.random() ** 3 * HOLD_MOST)
             await write(connection, *term, number)
         note("wrote", *term, number=number)
         return WRITE_INTERVAL
 
 
-def with_lead_writer(office: TermContext, *arguments: Any) -> list[base.MaintenanceService]:
+def with_lead_writer(context: TermContext, *arguments: Any) -> list[base.MaintenanceService]:
     """The services of a term, and one more."""
-    return [*usual_services(office, *arguments), LeadWriter(office)]
+    return [*usual_services(context, *arguments), LeadWriter(context)]
 
 
 async def hold_again(manager: riverpy.LeaseManager, name: str, late: TaskGroup) -> None:

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.leading.term_context import held_office
+from tests.leading.term_context import held_term
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from tests._database import Schema
-    from tests.leading.term_context import HeldOffice
+    from tests.leading.term_context import HeldTerm
 
 
 @pytest.fixture
-async def held(schema: Schema) -> AsyncGenerator[HeldOffice]:
-    """An office with default settings, whose term is held."""
-    async with held_office(schema) as held:
+async def held(schema: Schema) -> AsyncGenerator[HeldTerm]:
+    """A context with default settings, whose term is held."""
+    async with held_term(schema) as held:
         yield held

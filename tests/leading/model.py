@@ -80,7 +80,7 @@ class Connection:
         """Extend a term."""
         trust = self._process.trust
         self._expect(
-            trust.is_trusted(term) and bound <= trust.left,
+            trust.is_valid(term) and bound <= trust.left,
             "renews a term that it does not trust, or for longer than it does",
         )
         act = partial(self._world.server.renew, term, ttl)
@@ -171,7 +171,7 @@ class Services:
         world.expect(self._task is None, f"{process.name} began a term beside another")
         world.expect(not self._left, f"{process.name} began a term before an old one had ended")
         world.expect(
-            process.trust.is_trusted(term), f"{process.name} began a term that it does not hold"
+            process.trust.is_valid(term), f"{process.name} began a term that it does not hold"
         )
         self._term = self.serving = term
         self.told_to_end = False
@@ -220,7 +220,7 @@ class Services:
         connection, elector = self._process.connection, self._process.elector
         while True:
             await self._process.timer.sleep(self.pace)
-            if not self.lateness and not self._process.trust.is_trusted(term):
+            if not self.lateness and not self._process.trust.is_valid(term):
                 continue
             try:
                 transaction = await connection.fence(term)

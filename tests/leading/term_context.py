@@ -1,4 +1,4 @@
-"""An office: what the services of a term need, with a term that is held on a real schema."""
+"""A context: what the services of a term need, with a term that is held on a real schema."""
 
 from __future__ import annotations
 
@@ -65,20 +65,20 @@ class StillTimer(QuickTimer):
         return self.skipped
 
 
-class HeldOffice:
-    """An office, and what a test does to it. `timer`, `lease` and `term` are those of `office`."""
+class HeldTerm:
+    """A context, and what a test does to it. `timer`, `lease` and `term` are those of `context`."""
 
     def __init__(self, schema: Schema, leader_id: str, timer: SystemTimer) -> None:
         self.schema = schema
         self.leader_id = leader_id
         self.timer = timer
         self.fenced_out: list[Term] = []
-        self.office: TermContext
+        self.context: TermContext
         self.trust: LeaseValidity
         self.term: Term
         self.store: LeaderTable
         self.scope: Scope = All()
-        """What the office says when it is asked."""
+        """What the context says when it is asked."""
 
     async def run(self, service: MaintenanceService, scope: StopScope | None = None) -> float:
         """One pass of a service."""
@@ -99,11 +99,11 @@ class HeldOffice:
         return self.scope
 
     async def _connect(self) -> Connection:
-        return await connect_maintenance(self.schema.url, f"office {self.leader_id}", pooled=False)
+        return await connect_maintenance(self.schema.url, f"context {self.leader_id}", pooled=False)
 
 
 @asynccontextmanager
-async def held_office(
+async def held_term(
     schema: Schema,
     *,
     leader_id: str = "leader",
@@ -111,13 +111,13 @@ async def held_office(
     timer: SystemTimer | None = None,
     term: Term | None = None,
     **settings: Any,
-) -> AsyncGenerator[HeldOffice]:
-    """An office whose term is held for a month, with these settings of Config.
+) -> AsyncGenerator[HeldTerm]:
+    """A context whose term is held for a month, with these settings of Config.
 
     `TermContext.up` is set. The default timer is a QuickTimer. With the `term` of another one both
     believe, and the server too, that they lead.
     """
-    held = HeldOffice(schema, leader_id, timer or QuickTimer())
+    held = HeldTerm(schema, leader_id, timer or QuickTimer())
     async with AsyncExitStack() as stack:
         outage = ConnectionOutage()
         connections = [
@@ -128,8 +128,8 @@ async def held_office(
         held.term = term or await _elected(schema, leader_id)
         held.trust = LeaseValidity(LeaseTiming(ttl=TTL.total_seconds(), interval=5.0), held.timer)
         held.trust.granted(held.term, asked_at=held.timer.boottime())
-        held.office = TermContext(
-            mandate=TermFence(
+        held.context = TermContext(
+            fence=TermFence(
                 held.term, held.trust, store=held.store, fenced_out=held.fenced_out.append
             ),
             config=Config(schema=schema.name, **settings),
@@ -139,7 +139,7 @@ async def held_office(
             timer=held.timer,
             scope=held._ask_scope,
         )
-        held.office.up.set()
+        held.context.up.set()
         yield held
 
 

@@ -262,8 +262,8 @@ class Stuck(MaintenanceService):
 
     name = "stuck"
 
-    def __init__(self, office: TermContext, may_end: asyncio.Event, causes: list[Any]) -> None:
-        super().__init__(office)
+    def __init__(self, context: TermContext, may_end: asyncio.Event, causes: list[Any]) -> None:
+        super().__init__(context)
         self._may_end, self._causes = may_end, causes
 
     async def run_once(self, scope: StopScope) -> float:
@@ -289,8 +289,8 @@ class Stage:
         self.may_end = asyncio.Event()
         self.may_end.set()
 
-    def services(self, office: TermContext, *_: object) -> list[MaintenanceService]:
-        return [Stuck(office, self.may_end, self.causes)]
+    def services(self, context: TermContext, *_: object) -> list[MaintenanceService]:
+        return [Stuck(context, self.may_end, self.causes)]
 
     async def until(self, count: int) -> None:
         """Until so much was recorded."""

@@ -1,4 +1,4 @@
-"""The mandate: what a term may write, and what it may not after its end."""
+"""The fence: what a term may write, and what it may not after its end."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.kit.proxy import proxied
 if TYPE_CHECKING:
     from riverpy._postgres.driver import Connection
     from tests._database import Schema
-    from tests.leading.term_context import HeldOffice
+    from tests.leading.term_context import HeldTerm
 
 
-async def test_holder_writes(held: HeldOffice, schema: Schema) -> None:
+async def test_holder_writes(held: HeldTerm, schema: Schema) -> None:
     """What the holder writes is committed."""
-    office = held.office
-    async with office.mandate.transaction(office.connection, "a test") as connection:
+    context = held.context
+    async with context.fence.transaction(context.connection, "a test") as connection:
         await connection.execute(
             f"INSERT INTO {schema.name}.river_queue (name, updated_at) VALUES ('q', now())"
         )
@@ -32,38 +32,38 @@ async def test_holder_writes(held: HeldOffice, schema: Schema) -> None:
     assert held.fenced_out == []
 
 
-async def test_deposed_writes_nothing(held: HeldOffice, schema: Schema) -> None:
+async def test_deposed_writes_nothing(held: HeldTerm, schema: Schema) -> None:
     """A transaction of a term that another has followed is refused before its first write, and the
     elector is told."""
-    office = held.office
+    context = held.context
     await held.depose()
     with pytest.raises(FencedOutError):
-        async with office.mandate.transaction(office.connection, "a test"):
+        async with context.fence.transaction(context.connection, "a test"):
             pytest.fail("the transaction began")
     assert held.fenced_out == [held.term]
 
 
-async def test_doubt_sends_nothing(held: HeldOffice) -> None:
+async def test_doubt_sends_nothing(held: HeldTerm) -> None:
     """Without trust in its term a process does not even ask."""
-    office = held.office
+    context = held.context
     held.distrust()
     with pytest.raises(FencedOutError):
-        async with office.mandate.transaction(office.connection, "a test"):
+        async with context.fence.transaction(context.connection, "a test"):
             pytest.fail("the transaction began")
     assert held.fenced_out == []
 
 
-async def test_expired_writes_nothing(held: HeldOffice, schema: Schema) -> None:
+async def test_expired_writes_nothing(held: HeldTerm, schema: Schema) -> None:
     """A transaction of a term whose lease has expired is refused although nobody else leads yet."""
-    office = held.office
+    context = held.context
     await schema.execute("UPDATE river_leader SET expires_at = now() - interval '1 second'")
     with pytest.raises(FencedOutError):
-        async with office.mandate.transaction(office.connection, "a test"):
+        async with context.fence.transaction(context.connection, "a test"):
             pytest.fail("the transaction began")
     assert held.fenced_out == [held.term]
 
 
-def mandate_of(held: HeldOffice, ttl: float) -> TermFence:
+def fence_of(held: HeldTerm, ttl: float) -> TermFence:
     """One of the same term, with a lease that lasts so many seconds."""
     trust = LeaseValidity(LeaseTiming(ttl=ttl, interval=ttl / 3), SystemTimer())
     trust.granted(held.term, asked_at=SystemTimer().boottime())
@@ -80,7 +80,7 @@ def mandate_of(held: HeldOffice, ttl: float) -> TermFence:
     ],
 )
 async def test_limits(
-    held: HeldOffice, ttl: float, options: dict[str, str], limits: tuple[str, ...]
+    held: HeldTerm, ttl: float, options: dict[str, str], limits: tuple[str, ...]
 ) -> None:
     """The server itself ends a transaction that hangs, over a connection that has no limits of its
     own, too, as behind a pooler: after 5 s or the lease's time, whichever is less. A shorter limit
@@ -94,7 +94,7 @@ async def test_limits(
     try:
         async with plain.use("a test", 10.0) as connection:
             before = await read(connection)
-        async with mandate_of(held, ttl).transaction(plain, "a test") as connection:
+        async with fence_of(held, ttl).transaction(plain, "a test") as connection:
             assert await read(connection) == limits
             if int(await connection.fetchval("SHOW server_version_num")) >= 170000:
                 assert await connection.fetchval("SHOW transaction_timeout") == limits[2]
@@ -104,7 +104,7 @@ async def test_limits(
         await plain.close()
 
 
-async def test_end_of_a_busy_transaction(held: HeldOffice) -> None:
+async def test_end_of_a_busy_transaction(held: HeldTerm) -> None:
     """The server ends a fenced transaction of many short statements at its bound, also where the
     session has a longer transaction_timeout, and with the session's own where that is shorter."""
     for own, ttl in (("40s", 1.5), ("500ms", 30.0)):
@@ -115,7 +115,7 @@ async def test_end_of_a_busy_transaction(held: HeldOffice) -> None:
                     return  # there only single statements and pauses are limited
                 await connection.execute(f"SET transaction_timeout = '{own}'")
                 await connection.execute("BEGIN")
-                assert await mandate_of(held, ttl).passes(connection)
+                assert await fence_of(held, ttl).passes(connection)
                 timeout = await connection.fetchval("SHOW transaction_timeout")
                 assert timeout == ("500ms" if own == "500ms" else "1500ms")
                 with pytest.raises(DATABASE_ERRORS) as raised:
@@ -125,14 +125,14 @@ async def test_end_of_a_busy_transaction(held: HeldOffice) -> None:
             await plain.close()
 
 
-async def test_two_fences_in_one_transaction(held: HeldOffice) -> None:
+async def test_two_fences_in_one_transaction(held: HeldTerm) -> None:
     """The second one does not make the transaction longer than the first did."""
     plain = await plain_connection(held, {})
     try:
         async with plain.use("a test", 20.0) as connection, connection.transaction():
             until: list[int] = []
             for ttl in (1.5, 30.0):
-                assert await mandate_of(held, ttl).passes(connection)
+                assert await fence_of(held, ttl).passes(connection)
                 until.append(int(await connection.fetchval("SHOW riverpy.fenced_until")))
             assert until[1] <= until[0] + 1
     finally:
@@ -145,7 +145,7 @@ async def busy(connection: Connection) -> None:
         await connection.execute("SELECT pg_sleep(0.02)")
 
 
-async def plain_connection(held: HeldOffice, settings: dict[str, str]) -> DedicatedConnection:
+async def plain_connection(held: HeldTerm, settings: dict[str, str]) -> DedicatedConnection:
     """One with these settings alone."""
 
     async def make() -> Connection:
@@ -154,18 +154,18 @@ async def plain_connection(held: HeldOffice, settings: dict[str, str]) -> Dedica
     return DedicatedConnection("plain", make, ConnectionOutage())
 
 
-async def test_isolation(held: HeldOffice) -> None:
+async def test_isolation(held: HeldTerm) -> None:
     """A stricter default of the session is not taken over: under a snapshot the fence would fail on
     a lease that is renewed meanwhile."""
     strict = await plain_connection(held, {"default_transaction_isolation": "serializable"})
     try:
-        async with held.office.mandate.transaction(strict, "a test") as connection:
+        async with held.context.fence.transaction(strict, "a test") as connection:
             assert await connection.fetchval("SHOW transaction_isolation") == "read committed"
     finally:
         await strict.close()
 
 
-async def test_rollback_that_is_not_answered(held: HeldOffice) -> None:
+async def test_rollback_that_is_not_answered(held: HeldTerm) -> None:
     """A transaction whose statement was refused, and whose rollback gets no answer in time, is cut
     with its connection: nothing later runs inside of it."""
     async with proxied(held.schema.url) as proxy:
@@ -174,7 +174,7 @@ async def test_rollback_that_is_not_answered(held: HeldOffice) -> None:
             return await connect(proxy.url, application_name="held")
 
         async def fail() -> None:
-            async with held.office.mandate.transaction(connection, "a test") as inner:
+            async with held.context.fence.transaction(connection, "a test") as inner:
                 try:
                     await inner.execute(f"INSERT INTO {held.schema.name}.river_queue VALUES (1/0)")
                 finally:
@@ -189,27 +189,27 @@ async def test_rollback_that_is_not_answered(held: HeldOffice) -> None:
             await connection.close()
 
 
-async def time_out(mandate: TermFence, connection: DedicatedConnection) -> None:
+async def time_out(fence: TermFence, connection: DedicatedConnection) -> None:
     """Fail in the block."""
-    async with mandate.transaction(connection, "a test"):
+    async with fence.transaction(connection, "a test"):
         raise TimeoutError("of the block")
 
 
-async def test_locked_row_of_the_leader(held: HeldOffice, schema: Schema) -> None:
+async def test_locked_row_of_the_leader(held: HeldTerm, schema: Schema) -> None:
     """A wait for the leader's row is told from one for what is to be written; without a limit of
     the session's own it ends, too. Then the connection goes on to serve."""
     plain = await plain_connection(held, {})
-    mandate = mandate_of(held, 30.0)
+    fence = fence_of(held, 30.0)
     try:
         async with schema.connected() as blocker, blocker.transaction():
             await blocker.execute(f"SELECT FROM {schema.name}.river_leader FOR UPDATE")
             with anyio.fail_after(10.0), pytest.raises(FenceBusyError, match=r"a test: .*lock"):
-                async with mandate.transaction(plain, "a test"):
+                async with fence.transaction(plain, "a test"):
                     pytest.fail("the transaction began")
         with pytest.raises(TimeoutError, match="of the block") as raised:
-            await time_out(mandate, plain)
+            await time_out(fence, plain)
         assert not isinstance(raised.value, FenceBusyError)
-        async with mandate.transaction(plain, "a test") as connection:
+        async with fence.transaction(plain, "a test") as connection:
             assert await connection.fetchval("SELECT 1") == 1
     finally:
         await plain.close()

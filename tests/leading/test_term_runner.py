@@ -24,7 +24,7 @@ from tests.maintenance.fakes import (
     HookError,
     House,
     Plan,
-    office_without_database,
+    context_without_database,
     term,
 )
 
@@ -200,14 +200,14 @@ class Terms:
         self.leader = TermRunner(self._make, grace=GRACE, timer=self.timer)
 
     def _make(self, term: Term) -> Maintainer:
-        office, _ = office_without_database(self.timer, term)
-        self.attempts.append(self._make_services(office, len(self.attempts)))
-        return Maintainer(office, self.attempts[-1])
+        context, _ = context_without_database(self.timer, term)
+        self.attempts.append(self._make_services(context, len(self.attempts)))
+        return Maintainer(context, self.attempts[-1])
 
 
-def two_good(office: TermContext, _attempt: int) -> list[FakeService]:
+def two_good(context: TermContext, _attempt: int) -> list[FakeService]:
     """Two services that start."""
-    return [FakeService(office, "first"), FakeService(office, "second")]
+    return [FakeService(context, "first"), FakeService(context, "second")]
 
 
 async def test_p06_cause_of_demotion() -> None:
@@ -372,7 +372,7 @@ async def test_p19_deaf_hook(house: House, log: list[dict[str, object]]) -> None
     nothing."""
     gate = asyncio.Event()
     house.plans = [Plan(gate=gate, is_deaf=True)]
-    office, trust = office_without_database(house.timer, term(1))
+    context, trust = context_without_database(house.timer, term(1))
     await house.gain(1)
     outcomes: list[bool] = []
 
@@ -390,7 +390,7 @@ async def test_p19_deaf_hook(house: House, log: list[dict[str, object]]) -> None
     await house.gain(2)
     assert house.made[1].is_up
     with pytest.raises(FencedOutError):
-        async with office.mandate.transaction(office.connection, "a late write"):
+        async with context.fence.transaction(context.connection, "a late write"):
             pytest.fail("it began")
     assert len(the_log(log, "maintenance of an ended term goes on")) == 1
     await house.timer.advance(30)
@@ -410,9 +410,9 @@ async def test_p11_partial_start_is_rolled_back() -> None:
     """P11: when one service cannot start, those that could are ended before the next attempt, which
     starts all anew."""
 
-    def third_fails_once(office: TermContext, attempt: int) -> list[FakeService]:
+    def third_fails_once(context: TermContext, attempt: int) -> list[FakeService]:
         error = HookError("third") if attempt == 0 else None
-        return [*two_good(office, attempt), FakeService(office, "third", start_error=error)]
+        return [*two_good(context, attempt), FakeService(context, "third", start_error=error)]
 
     terms = Terms(third_fails_once)
     terms.leader.begin(term(1))
@@ -432,10 +432,10 @@ async def test_p22_no_pass_before_all_are_up() -> None:
     pass."""
     gate = asyncio.Event()
 
-    def second_fails_once(office: TermContext, attempt: int) -> list[FakeService]:
+    def second_fails_once(context: TermContext, attempt: int) -> list[FakeService]:
         error = HookError("second") if attempt == 0 else None
-        second = FakeService(office, "second", start_gate=gate, start_error=error)
-        return [FakeService(office, "first"), second]
+        second = FakeService(context, "second", start_gate=gate, start_error=error)
+        return [FakeService(context, "first"), second]
 
     terms = Terms(second_fails_once)
     terms.leader.begin(term(1))

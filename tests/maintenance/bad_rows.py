@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from riverpy._maintenance.base import MaintenanceService, TermContext
     from riverpy._maintenance.batches import Batches
     from tests._database import Schema
-    from tests.leading.term_context import HeldOffice
+    from tests.leading.term_context import HeldTerm
 
-    Make: TypeAlias = Callable[[HeldOffice], Awaitable[MaintenanceService]]
+    Make: TypeAlias = Callable[[HeldTerm], Awaitable[MaintenanceService]]
 
 REFUSALS = ("08006", "23503", "40001", "53100", "55000", "57P01", "58030", "P0001", "XX001")
 """An error of each class that says nothing about the statement, and two that do."""
@@ -112,19 +112,19 @@ class Case:
 
 
 def _new(service: Callable[[TermContext], MaintenanceService]) -> Make:
-    async def make(held: HeldOffice) -> MaintenanceService:
-        return service(held.office)
+    async def make(held: HeldTerm) -> MaintenanceService:
+        return service(held.context)
 
     return make
 
 
-async def _rescuer_of_dead(held: HeldOffice) -> MaintenanceService:
+async def _rescuer_of_dead(held: HeldTerm) -> MaintenanceService:
     await register(held.schema, "gone")
-    return await observed(held, JobRescuer(held.office, in_contact), 5.0)
+    return await observed(held, JobRescuer(held.context, in_contact), 5.0)
 
 
-async def _client_reaper(held: HeldOffice) -> MaintenanceService:
-    return await observed(held, ClientCleaner(held.office, in_contact), 660.0)
+async def _client_reaper(held: HeldTerm) -> MaintenanceService:
+    return await observed(held, ClientCleaner(held.context, in_contact), 660.0)
 
 
 def _jobs(**columns: str) -> Callable[[Schema, int], Awaitable[list[str]]]:
@@ -154,7 +154,7 @@ CASES = {
         f"{JOBS} WHERE state = 'scheduled'",
     ),
     "rescuer": Case(
-        _new(lambda office: JobRescuer(office, None)),
+        _new(lambda context: JobRescuer(context, None)),
         "river_job",
         "UPDATE",
         _jobs(

@@ -11,7 +11,7 @@ from tests.leading.term_context import QuickTimer
 
 if TYPE_CHECKING:
     from tests._database import Schema
-    from tests.leading.term_context import HeldOffice
+    from tests.leading.term_context import HeldTerm
 
 BEAT = "UPDATE riverpy_client SET heartbeat_at = clock_timestamp() WHERE client_id = $1"
 ObserverT = TypeVar("ObserverT", JobRescuer, ClientCleaner)
@@ -32,7 +32,7 @@ async def register(schema: Schema, client_id: str, *, dead_after: str = "1s") ->
     )
 
 
-async def observed(held: HeldOffice, service: ObserverT, seconds: float) -> ObserverT:
+async def observed(held: HeldTerm, service: ObserverT, seconds: float) -> ObserverT:
     """Let the service read the heartbeats, so many seconds ago by its own clock."""
     observer = service._observer
     assert observer is not None

@@ -177,14 +177,14 @@ class FakeService(MaintenanceService):
 
     def __init__(
         self,
-        office: TermContext,
+        context: TermContext,
         name: str = "fake",
         *,
         start_gate: asyncio.Event | None = None,
         start_error: Exception | None = None,
     ) -> None:
         self.name = name
-        super().__init__(office)
+        super().__init__(context)
         self.start_gate, self.start_error = start_gate, start_error
         self.pass_error: Exception | None = None
         self.during_pass: Callable[[], object] | None = None
@@ -216,8 +216,8 @@ class FakeService(MaintenanceService):
             self.cause, self.is_over = scope.cause, True
 
 
-def office_without_database(timer: Timer, term: Term) -> tuple[TermContext, LeaseValidity]:
-    """An office whose term is trusted for as long as a real one, and whose connections cannot be
+def context_without_database(timer: Timer, term: Term) -> tuple[TermContext, LeaseValidity]:
+    """A context whose term is trusted for as long as a real one, and whose connections cannot be
     made."""
 
     async def connect() -> Connection:
@@ -227,8 +227,8 @@ def office_without_database(timer: Timer, term: Term) -> tuple[TermContext, Leas
     trust.granted(term, asked_at=timer.boottime())
     outage = ConnectionOutage()
     connection = DedicatedConnection("maintenance", connect, outage)
-    office = TermContext(
-        mandate=TermFence(
+    context = TermContext(
+        fence=TermFence(
             term, trust, store=LeaderTable(connection, None), fenced_out=lambda _term: None
         ),
         config=Config(),
@@ -237,4 +237,4 @@ def office_without_database(timer: Timer, term: Term) -> tuple[TermContext, Leas
         cleaning=DedicatedConnection("cleaning", connect, outage),
         timer=timer,
     )
-    return office, trust
+    return context, trust

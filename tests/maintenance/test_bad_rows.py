@@ -12,7 +12,7 @@ from riverpy._maintenance.job_cleaner import JobCleaner
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._postgres.driver import DATABASE_ERRORS
 from tests.kit.damaged_rows import DAMAGE, damage
-from tests.leading.term_context import held_office
+from tests.leading.term_context import held_term
 from tests.maintenance.bad_rows import (
     CASES,
     REFUSALS,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from riverpy._maintenance.base import MaintenanceService
     from tests._database import Schema
-    from tests.leading.term_context import HeldOffice
+    from tests.leading.term_context import HeldTerm
     from tests.maintenance.bad_rows import Case
 
 SET_ASIDE = "row set aside, trying it again later"
@@ -37,13 +37,13 @@ PASSED_OVER = "job is damaged and is passed over"
 
 
 @pytest.fixture
-async def held(schema: Schema) -> AsyncGenerator[HeldOffice]:
-    """An office with workers, and with jobs that are kept for long."""
-    async with held_office(schema, workers=registry(), **SETTINGS) as held:
+async def held(schema: Schema) -> AsyncGenerator[HeldTerm]:
+    """A context with workers, and with jobs that are kept for long."""
+    async with held_term(schema, workers=registry(), **SETTINGS) as held:
         yield held
 
 
-async def passes(held: HeldOffice, service: MaintenanceService, count: int) -> None:
+async def passes(held: HeldTerm, service: MaintenanceService, count: int) -> None:
     """So many passes, as the service makes them: one that fails is tried again."""
     for _ in range(count):
         try:
@@ -52,7 +52,7 @@ async def passes(held: HeldOffice, service: MaintenanceService, count: int) -> N
             continue
 
 
-async def until_done(held: HeldOffice, case: Case, service: MaintenanceService) -> None:
+async def until_done(held: HeldTerm, case: Case, service: MaintenanceService) -> None:
     """Passes until all rows are handled."""
     with anyio.fail_after(30):
         while await case.remaining(held.schema):
@@ -72,7 +72,7 @@ def named(log: list[dict[str, Any]]) -> list[str]:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 async def test_refused_rows(
-    held: HeldOffice, schema: Schema, log: list[dict[str, Any]], case: Case
+    held: HeldTerm, schema: Schema, log: list[dict[str, Any]], case: Case
 ) -> None:
     """A row that the server refuses, with whatever class of error, stops no other one. It is named
     once, and handled when it is refused no more."""
@@ -94,11 +94,11 @@ async def test_refused_rows(
     [("scheduler", 600, 0.001), ("scheduler", 12, 0.1), *((name, 80, 0.01) for name in CASES)],
 )
 async def test_slow_rows(
-    held: HeldOffice, schema: Schema, name: str, count: int, seconds: float
+    held: HeldTerm, schema: Schema, name: str, count: int, seconds: float
 ) -> None:
     """Rows that are too slow for one statement together are handled in smaller batches, whether
     each takes 1, 10 or 100 ms."""
-    held.office.mandate._limit = timedelta(seconds=0.5)
+    held.context.fence._limit = timedelta(seconds=0.5)
     case = CASES[name]
     await case.insert(schema, count)
     service = await case.make(held)
@@ -108,11 +108,11 @@ async def test_slow_rows(
 
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 async def test_row_slower_than_the_limit(
-    held: HeldOffice, schema: Schema, log: list[dict[str, Any]], case: Case
+    held: HeldTerm, schema: Schema, log: list[dict[str, Any]], case: Case
 ) -> None:
     """A row that alone takes longer than the limit is set aside, named when it does so again, and
     stops no other one."""
-    held.office.mandate._limit = timedelta(seconds=0.5)
+    held.context.fence._limit = timedelta(seconds=0.5)
     keys = await case.insert(schema, 40)
     service = await case.make(held)
     async with triggered(schema, case.table, case.operation, sleeping(case, 15, keys[7:8])):
@@ -125,7 +125,7 @@ async def test_row_slower_than_the_limit(
 
 @pytest.mark.parametrize("state", ENDED)
 async def test_row_that_a_foreign_key_holds(
-    held: HeldOffice, schema: Schema, log: list[dict[str, Any]], state: str
+    held: HeldTerm, schema: Schema, log: list[dict[str, Any]], state: str
 ) -> None:
     """FR-03: a job that a table of the application refers to stays, whatever its state; all other
     jobs are deleted, and the log names the constraint once."""
@@ -135,7 +135,7 @@ async def test_row_that_a_foreign_key_holds(
     )
     try:
         await schema.execute("INSERT INTO invoice VALUES ($1)", ids[state])
-        service = JobCleaner(held.office)
+        service = JobCleaner(held.context)
         for _ in range(2):
             service.batches.aside.wake()
             await held.run(service)
@@ -149,7 +149,7 @@ async def test_row_that_a_foreign_key_holds(
 @pytest.mark.parametrize("column", ["args", "metadata", "errors", "attempted_by"])
 @pytest.mark.parametrize("name", ["scheduler", "rescuer", "rescuer of dead clients", "job cleaner"])
 async def test_damaged_rows(
-    held: HeldOffice, schema: Schema, log: list[dict[str, Any]], name: str, column: str
+    held: HeldTerm, schema: Schema, log: list[dict[str, Any]], name: str, column: str
 ) -> None:
     """A job with a column that the server cannot read keeps no other one from being handled. It is
     named, unless it can be handled all the same."""

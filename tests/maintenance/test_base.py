@@ -15,14 +15,14 @@ from riverpy._maintenance.term_services import Maintainer
 from riverpy._postgres.leaders import leader_resign
 from riverpy.errors import FencedOutError
 from tests._time import VirtualTimer, settle
-from tests.maintenance.fakes import TIMING, FakeService, HookError, office_without_database, term
+from tests.maintenance.fakes import TIMING, FakeService, HookError, context_without_database, term
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from riverpy._lifecycle import Service
     from tests._database import Schema
-    from tests.leading.term_context import HeldOffice
+    from tests.leading.term_context import HeldTerm
 
 INTERVAL = 30.0
 """From one pass of a FakeService to the next."""
@@ -46,18 +46,18 @@ async def hosted(service: Service, scope: StopScope | None = None) -> AsyncGener
 
 
 class Shop:
-    """One service on virtual time, in an office without a database."""
+    """One service on virtual time, in a context without a database."""
 
     def __init__(self, **settings: Any) -> None:
         self.timer = VirtualTimer()
-        self.office, self.lease = office_without_database(self.timer, term(1))
-        self.service = FakeService(self.office, **settings)
+        self.context, self.lease = context_without_database(self.timer, term(1))
+        self.service = FakeService(self.context, **settings)
         self._host: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Start the service; the office is up at once."""
+        """Start the service; the context is up at once."""
         self._host = asyncio.create_task(self._run())
-        self.office.up.set()
+        self.context.up.set()
         await settle()
 
     async def close(self) -> None:
@@ -108,11 +108,11 @@ async def test_passes_at_its_interval(shop: Shop) -> None:
 async def test_stagger() -> None:
     """The services of one term begin at moments of their own, all within a second."""
     timer = VirtualTimer()
-    office, _ = office_without_database(timer, term(1))
-    services = [FakeService(office, str(number)) for number in range(50)]
+    context, _ = context_without_database(timer, term(1))
+    services = [FakeService(context, str(number)) for number in range(50)]
     begun: list[int] = []
-    async with hosted(Maintainer(office, services)):
-        await office.up.wait()
+    async with hosted(Maintainer(context, services)):
+        await context.up.wait()
         await settle()
         assert [service.passes for service in services] == [0] * 50
         for _ in range(10):
@@ -162,7 +162,7 @@ async def test_failing_passes(shop: Shop, log: list[dict[str, object]]) -> None:
 async def test_failing_passes_of_a_known_outage(shop: Shop, log: list[dict[str, object]]) -> None:
     """While it is told that connections are lost, passes that fail for it say nothing; one that
     fails for longer than that does."""
-    outage = shop.service.office.connection._outage
+    outage = shop.service.context.connection._outage
     outage.lost("claims", ConnectionRefusedError("no database"))
     shop.service.pass_error = ConnectionRefusedError("no database")
     await shop.open()
@@ -226,8 +226,8 @@ class Sleeper(MaintenanceService):
     name = "sleeper"
 
     async def run_once(self, scope: StopScope) -> float:
-        office = self.office
-        async with office.mandate.transaction(office.cleaning, "sleeping") as connection:
+        context = self.context
+        async with context.fence.transaction(context.cleaning, "sleeping") as connection:
             await connection.execute("SELECT pg_sleep(60)")
         return 60.0
 
@@ -235,20 +235,20 @@ class Sleeper(MaintenanceService):
 ASLEEP = (
     "SELECT count(*) FROM pg_stat_activity"
     " WHERE datname = current_database() AND query = 'SELECT pg_sleep(60)' AND state = 'active'"
-    " AND application_name = 'office ' || $1"
+    " AND application_name = 'context ' || $1"
 )
 
 
 async def test_end_of_a_pass_in_flight(
-    held: HeldOffice, schema: Schema, monkeypatch: pytest.MonkeyPatch
+    held: HeldTerm, schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LM-16: when maintenance has ended no statement of it goes on, however long the pass would
     have taken, and nothing holds up the release of the lease."""
     monkeypatch.setattr("riverpy._leading.term_fence.ROLLBACK_LIMIT", 10.0)  # on a busy machine
-    office = held.office
+    context = held.context
     scope = StopScope()
     async with schema.connected() as other:
-        async with hosted(Maintainer(office, [Sleeper(office)]), scope):
+        async with hosted(Maintainer(context, [Sleeper(context)]), scope):
             while not await other.fetchval(ASLEEP, held.leader_id):
                 await asyncio.sleep(0.01)
             scope.stop(StopCause.LEADERSHIP_LOST)
@@ -259,7 +259,7 @@ async def test_end_of_a_pass_in_flight(
         )
     busy = (
         "SELECT count(*) FROM pg_stat_activity"
-        " WHERE application_name = 'office ' || $1 AND state <> 'idle'"
+        " WHERE application_name = 'context ' || $1 AND state <> 'idle'"
         " AND datname = current_database()"
     )
     while await schema.fetchval(busy, held.leader_id):  # a closed session takes a moment to go

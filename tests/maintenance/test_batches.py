@@ -12,7 +12,7 @@ from riverpy._maintenance import batches
 from riverpy._maintenance.batches import PAUSE_MAX, PAUSE_MIN, Batches
 from riverpy.errors import FencedOutError
 from tests.leading.term_context import StillTimer
-from tests.maintenance.fakes import FakeService, office_without_database, term
+from tests.maintenance.fakes import FakeService, context_without_database, term
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,9 +26,9 @@ class Numbers:
 
     def __init__(self, failing: Callable[[int], Exception | None] = lambda _number: None) -> None:
         self.timer = StillTimer()
-        office, _ = office_without_database(self.timer, term(1))
+        context, _ = context_without_database(self.timer, term(1))
         self.batches: Batches[int] = Batches(
-            FakeService(office), "counting", self._send, key=lambda number: number
+            FakeService(context), "counting", self._send, key=lambda number: number
         )
         self.failing, self.each = failing, 0.0
         self.handled: list[int] = []

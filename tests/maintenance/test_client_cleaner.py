@@ -11,7 +11,7 @@ import pytest
 from riverpy._leading.queue_scope import NOTHING
 from riverpy._maintenance.client_cleaner import INTERVAL, ClientCleaner
 from riverpy.errors import FencedOutError
-from tests.leading.term_context import held_office
+from tests.leading.term_context import held_term
 from tests.maintenance.dead_clients import BEAT, in_contact, observed, register
 from tests.maintenance.rows import insert_jobs
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from tests._database import Schema
-    from tests.leading.term_context import HeldOffice
+    from tests.leading.term_context import HeldTerm
 
 
-async def observing(held: HeldOffice, contact: Callable[[], float] = in_contact) -> ClientCleaner:
+async def observing(held: HeldTerm, contact: Callable[[], float] = in_contact) -> ClientCleaner:
     """A reaper that has read the heartbeats, and that eleven minutes ago by its own clock."""
-    return await observed(held, ClientCleaner(held.office, contact), 660.0)
+    return await observed(held, ClientCleaner(held.context, contact), 660.0)
 
 
 @pytest.fixture
-async def quick(schema: Schema) -> AsyncGenerator[HeldOffice]:
-    """An office to which a client is dead after a second."""
-    async with held_office(schema, dead_after=timedelta(seconds=1)) as held:
+async def quick(schema: Schema) -> AsyncGenerator[HeldTerm]:
+    """A context to which a client is dead after a second."""
+    async with held_term(schema, dead_after=timedelta(seconds=1)) as held:
         yield held
 
 
@@ -40,7 +40,7 @@ async def known(schema: Schema) -> list[str]:
     return [row[0] for row in rows]
 
 
-async def test_dead_for_long(quick: HeldOffice, log: list[dict[str, Any]]) -> None:
+async def test_dead_for_long(quick: HeldTerm, log: list[dict[str, Any]]) -> None:
     """Clients that are dead for ten minutes are forgotten, but for those whose jobs still run;
     whatever queues the term maintains."""
     schema = quick.schema
@@ -62,7 +62,7 @@ async def test_dead_for_long(quick: HeldOffice, log: list[dict[str, Any]]) -> No
     assert [entry["client_ids"] for entry in log] == [["gone"]]
 
 
-async def test_nobody_is_silent(quick: HeldOffice) -> None:
+async def test_nobody_is_silent(quick: HeldTerm) -> None:
     """While all give signs of life nothing is written, not even by a leader that was deposed."""
     await register(quick.schema, "alive")
     await quick.depose()
@@ -72,14 +72,14 @@ async def test_nobody_is_silent(quick: HeldOffice) -> None:
     assert await known(quick.schema) == ["alive"]
 
 
-async def test_out_of_contact(quick: HeldOffice) -> None:
+async def test_out_of_contact(quick: HeldTerm) -> None:
     """Who was out of contact forgets nobody: it may be the server that was away."""
     await register(quick.schema, "gone")
     await quick.run(await observing(quick, lambda: 0.9))
     assert await known(quick.schema) == ["gone"]
 
 
-async def test_deposed(quick: HeldOffice) -> None:
+async def test_deposed(quick: HeldTerm) -> None:
     """A leader that was deposed and does not know it yet forgets nobody."""
     await register(quick.schema, "gone")
     await quick.depose()
@@ -88,7 +88,7 @@ async def test_deposed(quick: HeldOffice) -> None:
     assert await known(quick.schema) == ["gone"]
 
 
-async def test_client_that_is_back(quick: HeldOffice) -> None:
+async def test_client_that_is_back(quick: HeldTerm) -> None:
     """A client that gives a sign of life at this moment is neither waited for nor forgotten."""
     schema = quick.schema
     await register(schema, "back")
@@ -99,9 +99,7 @@ async def test_client_that_is_back(quick: HeldOffice) -> None:
     assert await known(schema) == ["back"]
 
 
-async def test_client_that_a_foreign_key_holds(
-    quick: HeldOffice, log: list[dict[str, Any]]
-) -> None:
+async def test_client_that_a_foreign_key_holds(quick: HeldTerm, log: list[dict[str, Any]]) -> None:
     """FR-03: a client that a table of the application refers to stays; all others are forgotten,
     and the log names it."""
     schema = quick.schema

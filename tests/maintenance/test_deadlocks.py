@@ -20,7 +20,7 @@ from riverpy._maintenance.job_scheduler import JobScheduler
 from riverpy._postgres.driver import use_raw_timestamps
 from riverpy._postgres.jobs import Settlement, job_claim, job_complete, job_settle
 from riverpy._work.claim_cursor import WHOLE
-from tests.leading.term_context import held_office
+from tests.leading.term_context import held_term
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pytest
 
     from tests._database import Schema
-    from tests.leading.term_context import HeldOffice
+    from tests.leading.term_context import HeldTerm
 
 LEADERS = 4
 ROUNDS = 12
@@ -118,9 +118,13 @@ async def work(connection: asyncpg.Connection[Any], schema: str, chance: random.
         await job_settle(connection, schema, settlements)
 
 
-async def lead(held: HeldOffice, chance: random.Random) -> None:
+async def lead(held: HeldTerm, chance: random.Random) -> None:
     """Lead and work at once, each round in another order."""
-    services = [JobCleaner(held.office), JobScheduler(held.office), JobRescuer(held.office, None)]
+    services = [
+        JobCleaner(held.context),
+        JobScheduler(held.context),
+        JobRescuer(held.context, None),
+    ]
     async with held.schema.connected() as connection:
         await use_raw_timestamps(connection)
         for _ in range(ROUNDS):
@@ -151,13 +155,13 @@ async def test_leaders_at_once(schema: Schema, monkeypatch: pytest.MonkeyPatch) 
     async with schema.connected() as connection:
         await insert(connection, 6_000)
     async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(held_office(schema, **settings))
-        offices = [first] + [
-            await stack.enter_async_context(held_office(schema, term=first.term, **settings))
+        first = await stack.enter_async_context(held_term(schema, **settings))
+        contexts = [first] + [
+            await stack.enter_async_context(held_term(schema, term=first.term, **settings))
             for _ in range(LEADERS - 1)
         ]
         async with anyio.create_task_group() as tasks:
-            for number, held in enumerate(offices):
+            for number, held in enumerate(contexts):
                 tasks.start_soon(lead, held, random.Random(seed + number))
     deleted = await schema.fetchval(
         "SELECT last_value - (SELECT count(*) FROM river_job) FROM river_job_id_seq"

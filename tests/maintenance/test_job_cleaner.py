@@ -16,7 +16,7 @@ from riverpy._maintenance import batches
 from riverpy._maintenance.job_cleaner import INTERVAL, SWEEP_INTERVAL, JobCleaner
 from riverpy.config import DURATION_MAX
 from riverpy.errors import FencedOutError
-from tests.leading.term_context import held_office
+from tests.leading.term_context import held_term
 from tests.maintenance.rows import (
     ENDED,
     accept_many,
@@ -28,7 +28,7 @@ from tests.maintenance.rows import (
 
 if TYPE_CHECKING:
     from tests._database import Schema
-    from tests.leading.term_context import HeldOffice
+    from tests.leading.term_context import HeldTerm
 
 FOREVER = JobRetention(cancelled=None, completed=None, discarded=None)
 
@@ -39,7 +39,7 @@ def hours(count: float) -> JobRetention:
     return JobRetention(cancelled=age, completed=age, discarded=age)
 
 
-async def test_old_jobs(held: HeldOffice, schema: Schema, log: list[dict[str, Any]]) -> None:
+async def test_old_jobs(held: HeldTerm, schema: Schema, log: list[dict[str, Any]]) -> None:
     """JC1: jobs past their state's retention are deleted, which is logged; newer ones and those in
     other states stay."""
     kept = {
@@ -59,36 +59,36 @@ async def test_old_jobs(held: HeldOffice, schema: Schema, log: list[dict[str, An
         )
     for state, age in (("cancelled", "25 h"), ("completed", "25 h"), ("discarded", "8 days")):
         await insert_ended(schema, state, age, 2)
-    assert await held.run(JobCleaner(held.office)) == INTERVAL
+    assert await held.run(JobCleaner(held.context)) == INTERVAL
     assert await ids_of(schema) == kept
     assert [(entry["state"], entry["count"]) for entry in log] == [(one, 2) for one in ENDED]
     assert {entry["log_level"] for entry in log} == {"info"}
 
 
-async def test_nothing_to_delete(held: HeldOffice, log: list[dict[str, Any]]) -> None:
+async def test_nothing_to_delete(held: HeldTerm, log: list[dict[str, Any]]) -> None:
     """A pass that deletes nothing says nothing."""
-    await held.run(JobCleaner(held.office))
+    await held.run(JobCleaner(held.context))
     assert log == []
 
 
 async def test_all_kept(schema: Schema) -> None:
     """JC2: if all is kept for ever, no statement is sent, not even the one that a deposed leader
     would be refused by."""
-    async with held_office(
+    async with held_term(
         schema, retention=FOREVER, retention_by_queue={"q": FOREVER}, retention_by_kind={}
     ) as held:
         kept = {await insert_ended(schema, state, "10 years") for state in ENDED}
         await held.depose()
-        await held.run(JobCleaner(held.office))
+        await held.run(JobCleaner(held.context))
     assert await ids_of(schema) == kept
 
 
-async def test_no_queue_is_meant(held: HeldOffice, schema: Schema) -> None:
+async def test_no_queue_is_meant(held: HeldTerm, schema: Schema) -> None:
     """JC6: a cleaner of no queue sends no statement."""
     kept = {await insert_ended(schema, "completed", "10 years")}
     await held.depose()
     held.scope = NOTHING
-    await held.run(JobCleaner(held.office))
+    await held.run(JobCleaner(held.context))
     assert await ids_of(schema) == kept
 
 
@@ -96,8 +96,8 @@ async def test_no_queue_is_meant(held: HeldOffice, schema: Schema) -> None:
 async def test_one_state_kept(schema: Schema, state: str) -> None:
     """JC3: each state can be kept for ever by itself."""
     ids = {one: await insert_ended(schema, one, "10 years") for one in ENDED}
-    async with held_office(schema, retention=JobRetention(**{state: None})) as held:
-        await held.run(JobCleaner(held.office))
+    async with held_term(schema, retention=JobRetention(**{state: None})) as held:
+        await held.run(JobCleaner(held.context))
     assert await ids_of(schema) == {ids[state]}
 
 
@@ -105,14 +105,14 @@ async def test_one_state_kept(schema: Schema, state: str) -> None:
 async def test_extremes(schema: Schema, retention: timedelta) -> None:
     """No retention at all deletes what has ended; the longest that there is, nothing."""
     old = await insert_ended(schema, "completed", "1 s")
-    async with held_office(schema, retention=JobRetention(completed=retention)) as held:
-        await held.run(JobCleaner(held.office))
+    async with held_term(schema, retention=JobRetention(completed=retention)) as held:
+        await held.run(JobCleaner(held.context))
     assert await ids_of(schema) == ({old} if retention else set())
 
 
 async def test_retention_by_queue(schema: Schema) -> None:
     """JC4: queues with a retention of their own keep it, longer, shorter or for ever."""
-    async with held_office(
+    async with held_term(
         schema,
         retention_by_queue={"short": hours(1), "long": hours(1000), "ever": FOREVER},
     ) as held:
@@ -126,14 +126,14 @@ async def test_retention_by_queue(schema: Schema) -> None:
             await insert_ended(schema, state, "2 hours", queue="'short'")
             await insert_ended(schema, state, "1001 hours", queue="'long'")
             await insert_ended(schema, state, "10 days", queue="'default'")
-            await held.run(JobCleaner(held.office))
+            await held.run(JobCleaner(held.context))
             assert await ids_of(schema) == kept
             await schema.execute("TRUNCATE river_job")
 
 
 async def test_retention_by_kind(schema: Schema) -> None:
     """A retention of a kind counts whatever its queue says."""
-    async with held_office(
+    async with held_term(
         schema,
         retention_by_queue={"q": hours(10)},
         retention_by_kind={"ever": FOREVER, "short": hours(1), "long": hours(100)},
@@ -154,13 +154,13 @@ async def test_retention_by_kind(schema: Schema) -> None:
             ("other", "default", "25 hours"),
         ):
             await insert_ended(schema, "completed", age, kind=f"'{kind}'", queue=f"'{queue}'")
-        await held.run(JobCleaner(held.office))
+        await held.run(JobCleaner(held.context))
     assert await ids_of(schema) == kept
 
 
 async def test_some_queues(schema: Schema) -> None:
     """A cleaner of some queues leaves those of others alone, whatever rule they fall under."""
-    async with held_office(
+    async with held_term(
         schema,
         retention_by_queue={"a": hours(1), "b": hours(1)},
         retention_by_kind={"kk": hours(2)},
@@ -177,17 +177,17 @@ async def test_some_queues(schema: Schema) -> None:
         await insert_ended(schema, "completed", "3 hours", queue="'c'", kind="'kk'")
         await insert_ended(schema, "completed", "25 hours", queue="'c'")
         held.scope = Only(frozenset({"a", "c"}))
-        await held.run(JobCleaner(held.office))
+        await held.run(JobCleaner(held.context))
     assert await ids_of(schema) == kept
 
 
-async def test_batches(held: HeldOffice, schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_batches(held: HeldTerm, schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """MC7: more jobs than a batch has are all deleted, each batch in a transaction of its own."""
     monkeypatch.setattr(batches, "BATCH_SIZE", 10)
     await insert_ended(schema, "completed", "25 hours", 35)
     await refuse_many(schema, 10)
     try:
-        await held.run(JobCleaner(held.office))
+        await held.run(JobCleaner(held.context))
     finally:
         await accept_many(schema)
     assert await ids_of(schema) == set()
@@ -199,8 +199,8 @@ async def test_batches_of_a_sweep(schema: Schema, monkeypatch: pytest.MonkeyPatc
     await insert_ended(
         schema, "completed", "25 hours", 50, kind="case when i % 5 = 0 then 'kk' else 'kept' end"
     )
-    async with held_office(schema, retention_by_kind={"kept": FOREVER}) as held:
-        await held.run(JobCleaner(held.office))
+    async with held_term(schema, retention_by_kind={"kept": FOREVER}) as held:
+        await held.run(JobCleaner(held.context))
     assert await schema.fetchval("SELECT count(*) FROM river_job WHERE kind = 'kept'") == 40
     assert await schema.fetchval("SELECT count(*) FROM river_job") == 40
 
@@ -208,9 +208,9 @@ async def test_batches_of_a_sweep(schema: Schema, monkeypatch: pytest.MonkeyPatc
 async def test_sweeps(schema: Schema) -> None:
     """Jobs that are kept longer are looked at once an hour, not in each pass: a job that is hidden
     among them meanwhile is found then."""
-    async with held_office(schema, retention_by_kind={"kept": FOREVER}) as held:
+    async with held_term(schema, retention_by_kind={"kept": FOREVER}) as held:
         await insert_ended(schema, "completed", "25 hours", 3, kind="'kept'")
-        cleaner = JobCleaner(held.office)
+        cleaner = JobCleaner(held.context)
         await held.run(cleaner)
         hidden = await insert_ended(schema, "completed", "26 hours")
         newer = await insert_ended(schema, "completed", "24 hours 1 min")
@@ -223,11 +223,11 @@ async def test_sweeps(schema: Schema) -> None:
         assert hidden not in await ids_of(schema)
 
 
-async def test_locked_rows(held: HeldOffice, schema: Schema) -> None:
+async def test_locked_rows(held: HeldTerm, schema: Schema) -> None:
     """A job that somebody's transaction has locked holds up no other, and goes in a later pass."""
     locked = await insert_ended(schema, "completed", "30 hours")
     await insert_ended(schema, "completed", "25 hours", 5)
-    cleaner = JobCleaner(held.office)
+    cleaner = JobCleaner(held.context)
     async with schema.connected() as other, other.transaction():
         await other.execute("SELECT FROM river_job WHERE id = $1 FOR UPDATE", locked)
         await held.run(cleaner)
@@ -238,14 +238,14 @@ async def test_locked_rows(held: HeldOffice, schema: Schema) -> None:
 
 @pytest.mark.parametrize("skew", [timedelta(minutes=10), timedelta(minutes=-10)])
 async def test_skewed_clock(
-    held: HeldOffice, schema: Schema, skew: timedelta, monkeypatch: pytest.MonkeyPatch
+    held: HeldTerm, schema: Schema, skew: timedelta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SK-19: the server's clock decides what is old, not the one of the leader (MC10)."""
     now = SystemClock.now
     monkeypatch.setattr(SystemClock, "now", lambda self: now(self) + skew)
     kept = await insert_ended(schema, "completed", "23 hours 59 min")
     await insert_ended(schema, "completed", "24 hours 1 min")
-    await held.run(JobCleaner(held.office))
+    await held.run(JobCleaner(held.context))
     assert await ids_of(schema) == {kept}
 
 
@@ -254,26 +254,26 @@ async def test_two_leaders(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(batches, "BATCH_SIZE", 20)
     await insert_ended(schema, "completed", "25 hours", 400)
     async with (
-        held_office(schema) as held,
-        held_office(schema, term=held.term) as second,
+        held_term(schema) as held,
+        held_term(schema, term=held.term) as second,
         anyio.create_task_group() as tasks,
     ):
-        tasks.start_soon(held.run, JobCleaner(held.office))
-        tasks.start_soon(second.run, JobCleaner(second.office))
+        tasks.start_soon(held.run, JobCleaner(held.context))
+        tasks.start_soon(second.run, JobCleaner(second.context))
     assert await ids_of(schema) == set()
 
 
-async def test_deposed(held: HeldOffice, schema: Schema) -> None:
+async def test_deposed(held: HeldTerm, schema: Schema) -> None:
     """A deposed leader deletes nothing."""
     kept = await insert_ended(schema, "completed", "25 hours")
     await held.depose()
     with pytest.raises(FencedOutError):
-        await held.run(JobCleaner(held.office))
+        await held.run(JobCleaner(held.context))
     assert await ids_of(schema) == {kept}
 
 
 async def test_lost_between_batches(
-    held: HeldOffice, schema: Schema, monkeypatch: pytest.MonkeyPatch
+    held: HeldTerm, schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LeaseValidity is looked at before each batch: the batch after its end is not sent."""
     monkeypatch.setattr(batches, "BATCH_SIZE", 10)
@@ -284,12 +284,12 @@ async def test_lost_between_batches(
 
     monkeypatch.setattr(held.timer, "sleep", sleep)
     with pytest.raises(FencedOutError):
-        await held.run(JobCleaner(held.office))
+        await held.run(JobCleaner(held.context))
     assert len(await ids_of(schema)) == 25
 
 
 async def test_slow_deletes(
-    held: HeldOffice,
+    held: HeldTerm,
     schema: Schema,
     monkeypatch: pytest.MonkeyPatch,
     log: list[dict[str, Any]],
@@ -300,14 +300,14 @@ async def test_slow_deletes(
     await insert_ended(schema, "completed", "25 hours", 95)
     await refuse_many(schema, 10)
     try:
-        await held.run(JobCleaner(held.office))
+        await held.run(JobCleaner(held.context))
     finally:
         await accept_many(schema)
     assert await ids_of(schema) == set()
     assert [entry["event"] for entry in log if entry["log_level"] == "warning"] == []
 
 
-async def test_stop_within_a_batch(held: HeldOffice, schema: Schema) -> None:
+async def test_stop_within_a_batch(held: HeldTerm, schema: Schema) -> None:
     """LM-16: a stop in the middle of a batch waits for no statement, and the server ends what was
     sent: nothing of it is deleted afterwards."""
     await insert_ended(schema, "completed", "25 hours", 10)
@@ -317,13 +317,13 @@ async def test_stop_within_a_batch(held: HeldOffice, schema: Schema) -> None:
         " CREATE TRIGGER dawdle BEFORE DELETE ON river_job FOR EACH ROW EXECUTE FUNCTION dawdle()"
     )
     active = (
-        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'office leader'"
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'context leader'"
         " AND datname = current_database() AND state <> 'idle' AND query ~ 'delete from'"
     )
     try:
         with anyio.fail_after(20):
             async with ServiceGroup() as group:
-                await group.start(JobCleaner(held.office))
+                await group.start(JobCleaner(held.context))
                 while not await schema.fetchval(active):
                     await anyio.sleep(0.01)
             while await schema.fetchval(active):
@@ -334,7 +334,7 @@ async def test_stop_within_a_batch(held: HeldOffice, schema: Schema) -> None:
 
 
 async def test_stop_between_batches(
-    held: HeldOffice, schema: Schema, monkeypatch: pytest.MonkeyPatch
+    held: HeldTerm, schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LM-16: a stop between two batches begins no other."""
     monkeypatch.setattr(batches, "BATCH_SIZE", 10)
@@ -349,6 +349,6 @@ async def test_stop_between_batches(
     monkeypatch.setattr(held.timer, "sleep", sleep)
     with anyio.fail_after(20):
         async with ServiceGroup() as group:
-            await group.start(JobCleaner(held.office))
+            await group.start(JobCleaner(held.context))
             await paused.wait()
     assert len(await ids_of(schema)) == 25

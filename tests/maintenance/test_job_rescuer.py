@@ -22,14 +22,14 @@ from riverpy._postgres import clients, rescue, upkeep
 from riverpy._postgres.driver import use_raw_timestamps
 from riverpy._postgres.jobs import ClaimKey, Settlement, job_complete, job_settle
 from riverpy.errors import FencedOutError
-from tests.leading.term_context import QuickTimer, held_office
+from tests.leading.term_context import QuickTimer, held_term
 from tests.maintenance.dead_clients import BEAT, in_contact, observed, register
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from tests._database import Schema
-    from tests.leading.term_context import HeldOffice
+    from tests.leading.term_context import HeldTerm
 
 SET_ASIDE = "row set aside, trying it again later"
 SECOND = timedelta(seconds=1)
@@ -53,10 +53,10 @@ def registry(timeout: Any = UNSET, next_retry: Any = None) -> Workers:
 
 
 async def observing(
-    held: HeldOffice, contact: Callable[[], float] = in_contact, *, seconds: float = 5.0
+    held: HeldTerm, contact: Callable[[], float] = in_contact, *, seconds: float = 5.0
 ) -> JobRescuer:
     """A rescuer that has read the heartbeats, and so many seconds ago by its own clock."""
-    return await observed(held, JobRescuer(held.office, contact), seconds)
+    return await observed(held, JobRescuer(held.context, contact), seconds)
 
 
 async def insert(
@@ -83,16 +83,16 @@ async def states(schema: Schema) -> list[str]:
 
 
 @pytest.fixture
-async def quick(schema: Schema) -> AsyncGenerator[HeldOffice]:
-    """An office to which a client is dead after a second."""
-    async with held_office(schema, workers=registry(), dead_after=SECOND) as held:
+async def quick(schema: Schema) -> AsyncGenerator[HeldTerm]:
+    """A context to which a client is dead after a second."""
+    async with held_term(schema, workers=registry(), dead_after=SECOND) as held:
         yield held
 
 
 # --- by liveness
 
 
-async def test_outcomes(quick: HeldOffice, log: list[dict[str, Any]]) -> None:
+async def test_outcomes(quick: HeldTerm, log: list[dict[str, Any]]) -> None:
     """LD-07: the running jobs of a client that gives no sign of life run again, whatever kinds the
     leader knows; without an attempt left they are discarded, with a cancel mark cancelled. The
     attempt counts: it stays, and has an error."""
@@ -149,7 +149,7 @@ async def test_outcomes(quick: HeldOffice, log: list[dict[str, Any]]) -> None:
     ],
 )
 async def test_who_is_dead(
-    quick: HeldOffice, seconds: float, dead_after: str, contact: float, rescued: bool
+    quick: HeldTerm, seconds: float, dead_after: str, contact: float, rescued: bool
 ) -> None:
     """LD-15: a client is dead when its heartbeat has not changed for the longer of its own limit
     and the leader's, by the leader's own clock, and only to a leader that has been in contact for
@@ -161,7 +161,7 @@ async def test_who_is_dead(
 
 
 @pytest.mark.parametrize("step", ["11 minutes", "-11 minutes"])
-async def test_clock_of_the_server(quick: HeldOffice, step: str) -> None:
+async def test_clock_of_the_server(quick: HeldTerm, step: str) -> None:
     """However old or new a heartbeat is by the server's clock, only the time for which it has not
     changed counts."""
     await register(quick.schema, "living")
@@ -177,7 +177,7 @@ async def test_clock_of_the_server(quick: HeldOffice, step: str) -> None:
     assert await states(quick.schema) == ["available"]
 
 
-async def test_server_restarted(quick: HeldOffice) -> None:
+async def test_server_restarted(quick: HeldTerm) -> None:
     """A client could write no heartbeat while the server was down: after a restart it is observed
     for `dead_after` again."""
     await register(quick.schema, "silent")
@@ -189,7 +189,7 @@ async def test_server_restarted(quick: HeldOffice) -> None:
     assert await states(quick.schema) == ["running"]
 
 
-async def test_sign_of_life_in_between(quick: HeldOffice, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sign_of_life_in_between(quick: HeldTerm, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sign of life that comes while the jobs of a client are being rescued saves them, whether
     it is stored already or still on its way."""
     schema = quick.schema
@@ -209,7 +209,7 @@ async def test_sign_of_life_in_between(quick: HeldOffice, monkeypatch: pytest.Mo
     assert await states(schema) == ["running", "available", "running"]
 
 
-async def test_other_attempts_are_left(quick: HeldOffice) -> None:
+async def test_other_attempts_are_left(quick: HeldTerm) -> None:
     """Jobs that a living or unknown client claimed last, and those that do not run, stay as they
     are, however often a dead one had them."""
     schema = quick.schema
@@ -228,7 +228,7 @@ async def test_other_attempts_are_left(quick: HeldOffice) -> None:
 
 @pytest.mark.parametrize("alive", [False, True])
 async def test_ended_between_read_and_write(
-    quick: HeldOffice, monkeypatch: pytest.MonkeyPatch, alive: bool
+    quick: HeldTerm, monkeypatch: pytest.MonkeyPatch, alive: bool
 ) -> None:
     """A job that ends, or is claimed again, between the read and the write stays so (JR6,
     CF-058)."""
@@ -251,7 +251,7 @@ async def test_ended_between_read_and_write(
     assert await states(schema) == ["completed", "running", "available"]
 
 
-async def test_only_its_queues(quick: HeldOffice) -> None:
+async def test_only_its_queues(quick: HeldTerm) -> None:
     """A rescuer of some queues leaves the jobs of others alone, the dead clients' and the stuck
     ones."""
     schema = quick.schema
@@ -264,7 +264,7 @@ async def test_only_its_queues(quick: HeldOffice) -> None:
     assert await states(schema) == ["available"] * 2 + ["running"] * 2
 
 
-async def test_deposed(quick: HeldOffice) -> None:
+async def test_deposed(quick: HeldTerm) -> None:
     """A leader that was deposed and does not know it yet rescues nothing."""
     schema = quick.schema
     await register(schema, "dead")
@@ -278,7 +278,7 @@ async def test_deposed(quick: HeldOffice) -> None:
 # --- rows that cannot be changed
 
 
-async def test_locked_row(quick: HeldOffice) -> None:
+async def test_locked_row(quick: HeldTerm) -> None:
     """A job that somebody has locked is passed over, and rescued by a later pass."""
     schema = quick.schema
     await register(schema, "dead")
@@ -294,7 +294,7 @@ async def test_locked_row(quick: HeldOffice) -> None:
 
 
 @pytest.mark.parametrize("metadata", ["[]", "7", '"text"', "null", '{"river:rescue_count": "no"}'])
-async def test_malformed_metadata(quick: HeldOffice, metadata: str) -> None:
+async def test_malformed_metadata(quick: HeldTerm, metadata: str) -> None:
     """Metadata that is no object, or whose count is no number, keeps no job from being rescued
     (JR7)."""
     schema = quick.schema
@@ -308,7 +308,7 @@ async def test_malformed_metadata(quick: HeldOffice, metadata: str) -> None:
     assert json.loads(rows[0]["metadata"]) in (json.loads(metadata), {"river:rescue_count": 1})
 
 
-async def test_odd_rows(quick: HeldOffice) -> None:
+async def test_odd_rows(quick: HeldTerm) -> None:
     """A row that says nothing of its claim, or whose metadata is nested too deeply to be read,
     keeps no other from being rescued."""
     schema = quick.schema
@@ -328,14 +328,14 @@ async def test_busy_fence_is_no_fault_of_a_job(schema: Schema, log: list[dict[st
     await register(schema, "dead")
     for _ in range(8):
         await insert(schema)
-    async with held_office(schema, dead_after=SECOND) as held, schema.connected() as other:
-        rescuer, mandate = await observing(held), held.office.mandate
-        limit, mandate._limit = mandate._limit, SECOND / 4
+    async with held_term(schema, dead_after=SECOND) as held, schema.connected() as other:
+        rescuer, fence = await observing(held), held.context.fence
+        limit, fence._limit = fence._limit, SECOND / 4
         async with other.transaction():
             await other.execute("SELECT FROM river_leader FOR UPDATE")
             with pytest.raises(FenceBusyError):
                 await held.run(rescuer)
-        mandate._limit = limit
+        fence._limit = limit
         await held.run(rescuer)
     assert {row["state"] for row in await schema.jobs()} == {"available"}
     assert SET_ASIDE not in [entry["event"] for entry in log]
@@ -362,8 +362,8 @@ async def test_refused_row(
         " WHEN (old.queue = 'bad') EXECUTE FUNCTION refuse()"
     )
     try:
-        async with held_office(schema, dead_after=SECOND) as held:
-            held.office.mandate._limit = 1.5 * SECOND  # a busy machine takes less for any other
+        async with held_term(schema, dead_after=SECOND) as held:
+            held.context.fence._limit = 1.5 * SECOND  # a busy machine takes less for any other
             rescuer = await observing(held)
             for _ in range(2):
                 await held.run(rescuer)
@@ -416,7 +416,7 @@ async def test_timeouts(
     (JR2)."""
     workers = Workers().add(Timed(worker)) if by_method else registry(timeout=worker)
     rescue_after = max(client or SECOND, timedelta(minutes=18))
-    async with held_office(
+    async with held_term(
         schema, workers=workers, job_timeout=client, rescue_after=rescue_after
     ) as held:
         await insert(schema, by="unknown", age="3 hours")
@@ -437,7 +437,7 @@ async def test_stuck_outcomes(schema: Schema) -> None:
             raise ValueError("no idea")
         return timedelta(hours=1) if job.attempt == 2 else None
 
-    async with held_office(schema, workers=registry(next_retry=next_retry)) as held:
+    async with held_term(schema, workers=registry(next_retry=next_retry)) as held:
         old = partial(insert, schema, by="unknown", age=OLD)
         await old()
         await old(attempt=2)
@@ -473,7 +473,7 @@ async def test_stuck_outcomes(schema: Schema) -> None:
 async def test_unknown_kind(schema: Schema, log: list[dict[str, Any]]) -> None:
     """A stuck job of a kind that the leader has no worker for is left, counted, and told once
     (JR8)."""
-    async with held_office(schema, workers=registry()) as held:
+    async with held_term(schema, workers=registry()) as held:
         for kind in ("go_job", "sleep", "go_job"):
             await insert(schema, by="unknown", age=OLD, kind=kind)
         rescuer = await observing(held)
@@ -490,7 +490,7 @@ async def test_unknown_kind(schema: Schema, log: list[dict[str, Any]]) -> None:
     assert [(entry["kind"], entry["count"]) for entry in told] == [("go_job", 2)]
 
 
-async def test_old_jobs_of_registered_clients(quick: HeldOffice) -> None:
+async def test_old_jobs_of_registered_clients(quick: HeldTerm) -> None:
     """A client that gives signs of life knows best how long its jobs may run: they are never
     rescued by their age."""
     await register(quick.schema, "alive")
@@ -521,12 +521,12 @@ async def test_ignored_jobs_hide_nothing(schema: Schema, monkeypatch: pytest.Mon
         await insert(schema, by="alive", age=OLD)
     for _ in range(15):
         await insert(schema, by="go", age=OLD)
-    async with held_office(schema, workers=workers) as held:
+    async with held_term(schema, workers=workers) as held:
         await held.run(await observing(held))
     assert await states(schema) == ["running"] * 30 + ["available"] * 15
 
 
-async def test_pages_of_the_dead(quick: HeldOffice, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pages_of_the_dead(quick: HeldTerm, monkeypatch: pytest.MonkeyPatch) -> None:
     """All jobs of a dead client are rescued in one pass, however many pages they fill."""
     monkeypatch.setattr(job_rescuer, "PAGE", 10)
     await register(quick.schema, "dead")
@@ -541,10 +541,10 @@ async def test_without_our_tables(schema: Schema) -> None:
     them."""
     await schema.execute("ALTER TABLE riverpy_client RENAME TO hidden")
     try:
-        async with held_office(schema, workers=registry()) as held:
+        async with held_term(schema, workers=registry()) as held:
             await insert(schema, age=OLD)
             await insert(schema)
-            await held.run(JobRescuer(held.office, None))
+            await held.run(JobRescuer(held.context, None))
     finally:
         await schema.execute("ALTER TABLE hidden RENAME TO riverpy_client")
     assert await states(schema) == ["available", "running"]

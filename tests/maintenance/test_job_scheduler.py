@@ -17,7 +17,7 @@ from riverpy._leading.queue_scope import NOTHING, Only
 from riverpy._maintenance import batches
 from riverpy._maintenance.job_scheduler import INTERVAL, JobScheduler
 from riverpy.errors import FencedOutError
-from tests.leading.term_context import held_office
+from tests.leading.term_context import held_term
 from tests.maintenance.rows import accept_many, insert_jobs, refuse_many, states_of
 from tests.work.rig import FAR, Rig, Task
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from tests._database import Schema
-    from tests.leading.term_context import HeldOffice
+    from tests.leading.term_context import HeldTerm
 
 DUE = "now() - interval '1 s'"
 DEFAULT_STATES = "11110101"
@@ -88,7 +88,7 @@ async def heard(schema: Schema, topic: str = "river_insert") -> AsyncGenerator[l
         await asyncio.wait_for(ended.wait(), 30)
 
 
-async def test_due_jobs(held: HeldOffice, schema: Schema) -> None:
+async def test_due_jobs(held: HeldTerm, schema: Schema) -> None:
     """JS1: scheduled and retryable jobs that are due, or will be before the next pass, become
     available with nothing else changed; others stay."""
     due = {
@@ -102,7 +102,7 @@ async def test_due_jobs(held: HeldOffice, schema: Schema) -> None:
     }
     pending = await waiting(schema, "pending", DUE)
     before = {row["id"]: dict(row) for row in await schema.jobs()}
-    assert await held.run(JobScheduler(held.office)) == INTERVAL
+    assert await held.run(JobScheduler(held.context)) == INTERVAL
     after = {row["id"]: dict(row) for row in await schema.jobs()}
     assert {job_id for job_id, row in after.items() if row["state"] == "available"} == due
     assert after == {
@@ -112,7 +112,7 @@ async def test_due_jobs(held: HeldOffice, schema: Schema) -> None:
     assert future | {pending} == set(after) - due
 
 
-async def test_notifies_each_queue(held: HeldOffice, schema: Schema) -> None:
+async def test_notifies_each_queue(held: HeldTerm, schema: Schema) -> None:
     """JS3: each queue with jobs that can be worked at once is notified once, as inserts do; none is
     for jobs that are due later or discarded."""
     async with heard(schema) as payloads:
@@ -122,20 +122,20 @@ async def test_notifies_each_queue(held: HeldOffice, schema: Schema) -> None:
         await waiting(schema, at="now() + interval '1 min'", queue="'future'")
         await keyed(schema, "running", at="now()")
         await keyed(schema, "retryable", queue="'beaten'")
-        await held.run(JobScheduler(held.office))
-        await held.run(JobScheduler(held.office))
+        await held.run(JobScheduler(held.context))
+        await held.run(JobScheduler(held.context))
     assert sorted(payloads) == ['{"queue": "aa"}', '{"queue": "bb"}']
 
 
-async def test_foretells_jobs_that_it_moves_early(held: HeldOffice, schema: Schema) -> None:
+async def test_foretells_jobs_that_it_moves_early(held: HeldTerm, schema: Schema) -> None:
     """NR-16: riverpy's clients are told, once a queue, when jobs become due that are available
     before, in steps of half a second."""
     async with heard(schema, "riverpy_event") as payloads:
         for at in (DUE, *(f"now() + interval '{seconds} s'" for seconds in (4.0, 4.1, 4.9, 60))):
             await waiting(schema, at=at, queue="'early'")
         await waiting(schema, queue="'due'")
-        await held.run(JobScheduler(held.office))
-        await held.run(JobScheduler(held.office))
+        await held.run(JobScheduler(held.context))
+        await held.run(JobScheduler(held.context))
     (message,) = map(json.loads, payloads)
     seconds = message.pop("seconds")
     assert message == {"action": "due", "queue": "early"}
@@ -144,7 +144,7 @@ async def test_foretells_jobs_that_it_moves_early(held: HeldOffice, schema: Sche
     assert all(0 < one <= 5 and one % 0.5 == 0 for one in seconds)
 
 
-async def test_wakes_workers(held: HeldOffice, schema: Schema) -> None:
+async def test_wakes_workers(held: HeldTerm, schema: Schema) -> None:
     """A worker that polls hardly ever begins a due job as soon as the scheduler has moved it."""
     rig = Rig(schema)
 
@@ -153,19 +153,19 @@ async def test_wakes_workers(held: HeldOffice, schema: Schema) -> None:
 
     async with rig.working(fetch_poll_interval=FAR):
         job_id = await waiting(schema)
-        await held.run(JobScheduler(held.office))
+        await held.run(JobScheduler(held.context))
         await rig.event()
     assert (await states_of(schema))[job_id] == "completed"
 
 
 @pytest.mark.parametrize("state", ["available", "running", "scheduled", "pending", "completed"])
-async def test_key_held_by_another(held: HeldOffice, schema: Schema, state: str) -> None:
+async def test_key_held_by_another(held: HeldTerm, schema: Schema, state: str) -> None:
     """JS2: a due job whose key another job holds is discarded, with River's mark in its metadata
     and no error."""
     states = mask("scheduled", "running", "pending", "available", state)
     holder = await keyed(schema, state, states, at="now() + interval '1 hour'")
     beaten = await keyed(schema, metadata="""'{"a": 1}'""")
-    await held.run(JobScheduler(held.office))
+    await held.run(JobScheduler(held.context))
     row = await schema.fetchrow(
         "SELECT *, metadata::text AS m FROM river_job WHERE id = $1", beaten
     )
@@ -179,15 +179,15 @@ async def test_key_held_by_another(held: HeldOffice, schema: Schema, state: str)
 
 
 @pytest.mark.parametrize("state", ["cancelled", "discarded", "completed"])
-async def test_key_released_by_another(held: HeldOffice, schema: Schema, state: str) -> None:
+async def test_key_released_by_another(held: HeldTerm, schema: Schema, state: str) -> None:
     """A job in a state outside of its unique ones holds no key."""
     await keyed(schema, state)
     job_id = await keyed(schema)
-    await held.run(JobScheduler(held.office))
+    await held.run(JobScheduler(held.context))
     assert (await states_of(schema))[job_id] == "available"
 
 
-async def test_first_of_a_batch(held: HeldOffice, schema: Schema) -> None:
+async def test_first_of_a_batch(held: HeldTerm, schema: Schema) -> None:
     """JS2: of due jobs with one key the first by priority, due time and id is kept."""
     orders = [
         {"priority": "1", "at": "now() - interval '1 min'"},
@@ -197,7 +197,7 @@ async def test_first_of_a_batch(held: HeldOffice, schema: Schema) -> None:
         {"priority": "1", "at": "now() - interval '2 min'"},
     ]
     ids = [await keyed(schema, **order) for order in orders]
-    await held.run(JobScheduler(held.office))
+    await held.run(JobScheduler(held.context))
     states = await states_of(schema)
     assert [states[job_id] for job_id in ids] == [
         "available" if index == 3 else "discarded" for index in range(5)
@@ -205,7 +205,7 @@ async def test_first_of_a_batch(held: HeldOffice, schema: Schema) -> None:
 
 
 @pytest.mark.parametrize("first", ["retryable", "scheduled"])
-async def test_holder_among_the_due(held: HeldOffice, schema: Schema, first: str) -> None:
+async def test_holder_among_the_due(held: HeldTerm, schema: Schema, first: str) -> None:
     """Two due jobs with one key, of which one holds it: the first is kept, whichever that is, and
     never are both discarded."""
     earlier, later = "now() - interval '2 min'", "now() - interval '1 min'"
@@ -213,7 +213,7 @@ async def test_holder_among_the_due(held: HeldOffice, schema: Schema, first: str
         state: await keyed(schema, state, at=earlier if state == first else later)
         for state in ("retryable", "scheduled")
     }
-    await held.run(JobScheduler(held.office))
+    await held.run(JobScheduler(held.context))
     states = await states_of(schema)
     assert {state: states[job_id] for state, job_id in ids.items()} == {
         state: "available" if state == first else "discarded" for state in ids
@@ -221,18 +221,18 @@ async def test_holder_among_the_due(held: HeldOffice, schema: Schema, first: str
 
 
 async def test_keys_across_batches(
-    held: HeldOffice, schema: Schema, monkeypatch: pytest.MonkeyPatch
+    held: HeldTerm, schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So is it where they are in different batches."""
     monkeypatch.setattr(batches, "BATCH_SIZE", 2)
     ids = [await keyed(schema, at=f"now() - interval '{9 - n} min'") for n in range(5)]
-    await held.run(JobScheduler(held.office))
+    await held.run(JobScheduler(held.context))
     states = await states_of(schema)
     assert [states[job_id] for job_id in ids] == ["available"] + ["discarded"] * 4
 
 
 async def test_key_kept_when_discarded(
-    held: HeldOffice, schema: Schema, log: list[dict[str, Any]]
+    held: HeldTerm, schema: Schema, log: list[dict[str, Any]]
 ) -> None:
     """A job that would hold its key as a discarded one too waits until the key is free, and holds
     up no other."""
@@ -240,7 +240,7 @@ async def test_key_kept_when_discarded(
     holder = await keyed(schema, "running", states, at="now()")
     waits = await keyed(schema, "retryable", states)
     other = await waiting(schema)
-    scheduler = JobScheduler(held.office)
+    scheduler = JobScheduler(held.context)
     await held.run(scheduler)
     assert await states_of(schema) == {holder: "running", waits: "retryable", other: "available"}
     assert log == []
@@ -251,22 +251,22 @@ async def test_key_kept_when_discarded(
     assert (await states_of(schema))[waits] == "available"
 
 
-async def test_odd_metadata(held: HeldOffice, schema: Schema) -> None:
+async def test_odd_metadata(held: HeldTerm, schema: Schema) -> None:
     """Metadata that is no object is kept, and gets the mark as the last element of an array."""
     await keyed(schema, "running", at="now()")
     beaten = await keyed(schema, metadata="'[1]'")
-    await held.run(JobScheduler(held.office))
+    await held.run(JobScheduler(held.context))
     text = await schema.fetchval("SELECT metadata::text FROM river_job WHERE id = $1", beaten)
     assert json.loads(text) == [1, {"unique_key_conflict": "scheduler_discarded"}]
 
 
 @pytest.mark.parametrize("commits", [True, False])
 async def test_uncommitted_rival(
-    held: HeldOffice, schema: Schema, commits: bool, log: list[dict[str, Any]]
+    held: HeldTerm, schema: Schema, commits: bool, log: list[dict[str, Any]]
 ) -> None:
     """A due job whose key an open transaction inserts is left, all others are moved; it is decided
     when the transaction has ended."""
-    scheduler = JobScheduler(held.office)
+    scheduler = JobScheduler(held.context)
     others = {await waiting(schema) for _ in range(20)}
     contended = await keyed(schema)
     others |= {await waiting(schema) for _ in range(20)}
@@ -293,11 +293,11 @@ async def test_uncommitted_rival(
     assert [entry["row"] for entry in warnings] == [contended]
 
 
-async def test_locked_row(held: HeldOffice, schema: Schema, log: list[dict[str, Any]]) -> None:
+async def test_locked_row(held: HeldTerm, schema: Schema, log: list[dict[str, Any]]) -> None:
     """A due job that somebody's transaction has locked is passed over, and moved in a later
     pass."""
     locked, other = await waiting(schema), await waiting(schema)
-    scheduler = JobScheduler(held.office)
+    scheduler = JobScheduler(held.context)
     async with schema.connected() as user, user.transaction():
         await user.execute("SELECT FROM river_job WHERE id = $1 FOR UPDATE", locked)
         await held.run(scheduler)
@@ -308,7 +308,7 @@ async def test_locked_row(held: HeldOffice, schema: Schema, log: list[dict[str, 
 
 
 async def test_locked_batch(
-    held: HeldOffice, schema: Schema, monkeypatch: pytest.MonkeyPatch
+    held: HeldTerm, schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A whole batch of locked rows does not hide those behind it."""
     monkeypatch.setattr(batches, "BATCH_SIZE", 3)
@@ -316,31 +316,29 @@ async def test_locked_batch(
     other = await waiting(schema)
     async with schema.connected() as user, user.transaction():
         await user.execute("SELECT FROM river_job WHERE id = any($1) FOR UPDATE", locked)
-        await held.run(JobScheduler(held.office))
+        await held.run(JobScheduler(held.context))
     states = await states_of(schema)
     assert states == dict.fromkeys(locked, "scheduled") | {other: "available"}
 
 
-async def test_slow_moves(
-    held: HeldOffice, schema: Schema, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_slow_moves(held: HeldTerm, schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a batch does not fit into the statement's limit, the pass goes on in smaller ones."""
     monkeypatch.setattr(batches, "BATCH_SIZE", 100)
     await insert_jobs(schema, 35, state="'scheduled'", scheduled_at=DUE)
     await refuse_many(schema, 10)
     try:
-        await held.run(JobScheduler(held.office))
+        await held.run(JobScheduler(held.context))
     finally:
         await accept_many(schema)
     assert set((await states_of(schema)).values()) == {"available"}
 
 
-async def test_idle_queue(held: HeldOffice, schema: Schema) -> None:
+async def test_idle_queue(held: HeldTerm, schema: Schema) -> None:
     """LM-17: tens of thousands of due jobs of a queue without workers do not keep 10 of another
     from becoming available in the same pass, and are not touched again in the next."""
     await insert_jobs(schema, 25_000, state="'scheduled'", scheduled_at=DUE, queue="'idle'")
     ids = await insert_jobs(schema, 10, state="'retryable'", scheduled_at="now()", priority="4")
-    scheduler = JobScheduler(held.office)
+    scheduler = JobScheduler(held.context)
     await held.run(scheduler)
     assert await schema.fetchval(
         "SELECT count(*) FROM river_job WHERE state = 'available' AND id = any($1)", ids
@@ -352,11 +350,11 @@ async def test_idle_queue(held: HeldOffice, schema: Schema) -> None:
     assert await schema.fetchval(moved) == before
 
 
-async def test_some_queues(held: HeldOffice, schema: Schema) -> None:
+async def test_some_queues(held: HeldTerm, schema: Schema) -> None:
     """A scheduler of some queues moves only their jobs; one of none asks nothing."""
     ids = {queue: await waiting(schema, queue=f"'{queue}'") for queue in ("aa", "bb", "cc")}
     held.scope = Only(frozenset({"aa", "cc", "dd"}))
-    await held.run(JobScheduler(held.office))
+    await held.run(JobScheduler(held.context))
     states = await states_of(schema)
     assert {queue: states[job_id] for queue, job_id in ids.items()} == {
         "aa": "available",
@@ -365,11 +363,11 @@ async def test_some_queues(held: HeldOffice, schema: Schema) -> None:
     }
     await held.depose()
     held.scope = NOTHING
-    await held.run(JobScheduler(held.office))
+    await held.run(JobScheduler(held.context))
 
 
 async def test_batches_in_order(
-    held: HeldOffice, schema: Schema, monkeypatch: pytest.MonkeyPatch
+    held: HeldTerm, schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MC7: more jobs than a batch has all become available, the first ones first: in the order of
     priority, due time and id, over states and queues."""
@@ -382,7 +380,7 @@ async def test_batches_in_order(
         priority="1 + i % 4",
         scheduled_at="now() - make_interval(secs => (i * 7) % 11)",
     )
-    await held.run(JobScheduler(held.office))
+    await held.run(JobScheduler(held.context))
     rows = await schema.fetch(
         "SELECT state::text, xmin::text::bigint AS moved_by FROM river_job"
         " ORDER BY priority, scheduled_at, id"
@@ -406,14 +404,14 @@ async def test_two_leaders(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> N
         unique_states=f"B'{REQUIRED}'",
     )
     async with (
-        held_office(schema) as held,
-        held_office(schema, term=held.term) as second,
+        held_term(schema) as held,
+        held_term(schema, term=held.term) as second,
         anyio.create_task_group() as tasks,
     ):
-        for office in (held, second):
-            tasks.start_soon(office.run, JobScheduler(office.office))
-    async with held_office(schema, term=held.term) as third:  # what lost a race is moved then
-        await third.run(JobScheduler(third.office))
+        for context in (held, second):
+            tasks.start_soon(context.run, JobScheduler(context.context))
+    async with held_term(schema, term=held.term) as third:  # what lost a race is moved then
+        await third.run(JobScheduler(third.context))
     rows = await schema.fetch(
         "SELECT state::text, unique_key IS NULL AS free, count(*) FROM river_job GROUP BY 1, 2"
     )
@@ -426,22 +424,22 @@ async def test_two_leaders(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("skew", [timedelta(minutes=10), timedelta(minutes=-10)])
 async def test_skewed_clock(
-    held: HeldOffice, schema: Schema, skew: timedelta, monkeypatch: pytest.MonkeyPatch
+    held: HeldTerm, schema: Schema, skew: timedelta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SK-19: the server's clock decides what is due, not the one of the leader (MC10)."""
     now = SystemClock.now
     monkeypatch.setattr(SystemClock, "now", lambda self: now(self) + skew)
     due, future = await waiting(schema), await waiting(schema, at="now() + interval '1 min'")
-    await held.run(JobScheduler(held.office))
+    await held.run(JobScheduler(held.context))
     assert await states_of(schema) == {due: "available", future: "scheduled"}
 
 
-async def test_deposed(held: HeldOffice, schema: Schema) -> None:
+async def test_deposed(held: HeldTerm, schema: Schema) -> None:
     """A deposed leader moves nothing."""
     job_id = await waiting(schema)
     await held.depose()
     with pytest.raises(FencedOutError):
-        await held.run(JobScheduler(held.office))
+        await held.run(JobScheduler(held.context))
     assert await states_of(schema) == {job_id: "scheduled"}
 
 

@@ -238,7 +238,7 @@ async def test_failing(schema: Schema) -> None:
     client.leader_only("census", function)
     async with running(client):
         first, second = await soon(function.began), await soon(function.began)
-        assert first._mandate.term == second._mandate.term
+        assert first._fence.term == second._fence.term
         assert client.is_leader
 
 

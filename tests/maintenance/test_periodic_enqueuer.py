@@ -510,17 +510,17 @@ async def test_frozen_backend(schema: Schema, monkeypatch: pytest.MonkeyPatch, s
 
         def construct() -> Tick:
             if stage == "begin":
-                proxy.hold("office leader")
+                proxy.hold("context leader")
             return Tick()
 
         async with enqueuing(schema, PeriodicJob(MINUTELY, construct, id="ticks")) as one:
-            mandate = one.held.office.mandate
-            limit, mandate._limit = mandate._limit, SECOND
+            fence = one.held.context.fence
+            limit, fence._limit = fence._limit, SECOND
             insert_rows = one.enqueuer._inserter.insert_rows
 
             async def insert(rows: list[InsertRow], *, tx: Transaction | None) -> object:
                 if stage == "insert":
-                    proxy.hold("office leader")
+                    proxy.hold("context leader")
                 return await insert_rows(rows, tx=tx)
 
             monkeypatch.setattr(one.enqueuer._inserter, "insert_rows", insert)
@@ -528,7 +528,7 @@ async def test_frozen_backend(schema: Schema, monkeypatch: pytest.MonkeyPatch, s
             with suppress(TimeoutError):  # it may be the fault of the periodic job, which is held
                 await one.run()
             assert proxy.held.is_set()
-            stage, mandate._limit = "over", limit
+            stage, fence._limit = "over", limit
             await proxy.release()
             with anyio.fail_after(20):
                 while not await one.slots("ticks"):

@@ -11,11 +11,11 @@ from riverpy._leading.queue_scope import NOTHING, Only
 from riverpy._maintenance import batches
 from riverpy._maintenance.queue_cleaner import INTERVAL, QueueCleaner
 from riverpy.errors import FencedOutError
-from tests.leading.term_context import held_office
+from tests.leading.term_context import held_term
 
 if TYPE_CHECKING:
     from tests._database import Schema
-    from tests.leading.term_context import HeldOffice
+    from tests.leading.term_context import HeldTerm
 
 
 async def insert_queue(schema: Schema, name: str, age: str, **columns: str) -> None:
@@ -34,57 +34,57 @@ async def names_of(schema: Schema) -> list[str]:
     return [row[0] for row in await schema.fetch("SELECT name FROM river_queue ORDER BY name")]
 
 
-async def test_stale_queues(held: HeldOffice, schema: Schema, log: list[dict[str, Any]]) -> None:
+async def test_stale_queues(held: HeldTerm, schema: Schema, log: list[dict[str, Any]]) -> None:
     """QC1: queues that nobody touched for a day are forgotten, and logged; others stay."""
     await insert_queue(schema, "fresh", "23 hours 59 min")
     await insert_queue(schema, "stale", "24 hours 1 min")
     await insert_queue(schema, "older", "1 year")
-    assert await held.run(QueueCleaner(held.office)) == INTERVAL
+    assert await held.run(QueueCleaner(held.context)) == INTERVAL
     assert await names_of(schema) == ["fresh"]
     assert [(entry["count"], sorted(entry["queues"])) for entry in log] == [(2, ["older", "stale"])]
 
 
-async def test_batches(held: HeldOffice, schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_batches(held: HeldTerm, schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """QC2: more queues than a batch has are all forgotten."""
     monkeypatch.setattr(batches, "BATCH_SIZE", 4)
     for number in range(11):
         await insert_queue(schema, f"q{number}", "25 hours")
-    await held.run(QueueCleaner(held.office))
+    await held.run(QueueCleaner(held.context))
     assert await names_of(schema) == []
 
 
-async def test_paused_or_described(held: HeldOffice, schema: Schema) -> None:
+async def test_paused_or_described(held: HeldTerm, schema: Schema) -> None:
     """QC3: a queue that is paused, or has metadata, is never forgotten."""
     await insert_queue(schema, "paused", "1 year", paused_at="now() - interval '1 year'")
     await insert_queue(schema, "described", "1 year", metadata="""'{"team": "a"}'""")
     await insert_queue(schema, "odd", "1 year", metadata="'null'")
     await insert_queue(schema, "stale", "1 year")
-    await held.run(QueueCleaner(held.office))
+    await held.run(QueueCleaner(held.context))
     assert await names_of(schema) == ["described", "odd", "paused"]
 
 
-async def test_some_queues(held: HeldOffice, schema: Schema) -> None:
+async def test_some_queues(held: HeldTerm, schema: Schema) -> None:
     """A cleaner of some queues forgets only those; one of none asks nothing."""
     for name in ("aa", "bb", "cc"):
         await insert_queue(schema, name, "25 hours")
     held.scope = Only(frozenset({"aa", "cc", "dd"}))
-    await held.run(QueueCleaner(held.office))
+    await held.run(QueueCleaner(held.context))
     assert await names_of(schema) == ["bb"]
     await held.depose()
     held.scope = NOTHING
-    await held.run(QueueCleaner(held.office))
+    await held.run(QueueCleaner(held.context))
     assert await names_of(schema) == ["bb"]
 
 
-async def test_touched_meanwhile(held: HeldOffice, schema: Schema) -> None:
+async def test_touched_meanwhile(held: HeldTerm, schema: Schema) -> None:
     """A queue that a client touches at this moment is neither waited for nor forgotten."""
     for name in ("back", "stale"):
         await insert_queue(schema, name, "25 hours")
     async with schema.connected() as client, client.transaction():
         await client.execute("UPDATE river_queue SET updated_at = now() WHERE name = 'back'")
-        await held.run(QueueCleaner(held.office))
+        await held.run(QueueCleaner(held.context))
         assert await names_of(schema) == ["back"]
-    await held.run(QueueCleaner(held.office))
+    await held.run(QueueCleaner(held.context))
     assert await names_of(schema) == ["back"]
 
 
@@ -94,19 +94,19 @@ async def test_two_leaders(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> N
     for number in range(40):
         await insert_queue(schema, f"q{number}", "25 hours")
     async with (
-        held_office(schema) as held,
-        held_office(schema, term=held.term) as second,
+        held_term(schema) as held,
+        held_term(schema, term=held.term) as second,
         anyio.create_task_group() as tasks,
     ):
-        tasks.start_soon(held.run, QueueCleaner(held.office))
-        tasks.start_soon(second.run, QueueCleaner(second.office))
+        tasks.start_soon(held.run, QueueCleaner(held.context))
+        tasks.start_soon(second.run, QueueCleaner(second.context))
     assert await names_of(schema) == []
 
 
-async def test_deposed(held: HeldOffice, schema: Schema) -> None:
+async def test_deposed(held: HeldTerm, schema: Schema) -> None:
     """A deposed leader forgets nothing."""
     await insert_queue(schema, "stale", "25 hours")
     await held.depose()
     with pytest.raises(FencedOutError):
-        await held.run(QueueCleaner(held.office))
+        await held.run(QueueCleaner(held.context))
     assert await names_of(schema) == ["stale"]

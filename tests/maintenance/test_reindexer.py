@@ -27,7 +27,7 @@ from riverpy._maintenance.reindexer import (
 from riverpy._postgres.connection import cut_on_error, limit_statements
 from riverpy._postgres.driver import close, connect
 from riverpy.errors import ConfigError, FencedOutError
-from tests.leading.term_context import held_office
+from tests.leading.term_context import held_term
 from tests.maintenance.reindexing import (
     SESSION,
     Always,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from riverpy._maintenance.reindexer import Reindexer
     from riverpy._postgres.driver import Connection
     from tests._database import Schema
-    from tests.leading.term_context import HeldOffice
+    from tests.leading.term_context import HeldTerm
 
 KIND, PKEY = "river_job_kind", "river_job_pkey"
 SNAPSHOTS = "waiting for old snapshots"
@@ -77,7 +77,7 @@ async def schema(schema: Schema) -> AsyncGenerator[Schema]:
 
 
 def reindexer_of(
-    held: HeldOffice,
+    held: HeldTerm,
     role: str | None = None,
     when_connected: Callable[[], None] = lambda: None,
     settings: Mapping[str, str] | None = None,
@@ -93,26 +93,26 @@ def reindexer_of(
         when_connected()
         return connection
 
-    (reindexer,) = reindexers(replace(held.office, connect_direct=direct))
+    (reindexer,) = reindexers(replace(held.context, connect_direct=direct))
     return reindexer
 
 
 @asynccontextmanager
-async def offices(schema: Schema, *names: str, **settings: Any) -> AsyncGenerator[HeldOffice]:
-    """An office that rebuilds these indexes at each pass but a term's first."""
+async def contexts(schema: Schema, *names: str, **settings: Any) -> AsyncGenerator[HeldTerm]:
+    """A context that rebuilds these indexes at each pass but a term's first."""
     settings.setdefault("reindexer_schedule", Always())
-    async with held_office(schema, reindexer_index_names=names, **settings) as held:
+    async with held_term(schema, reindexer_index_names=names, **settings) as held:
         yield held
 
 
-async def run(held: HeldOffice, role: str | None = None, **settings: str) -> None:
+async def run(held: HeldTerm, role: str | None = None, **settings: str) -> None:
     """The first pass of a term, and one that rebuilds."""
     reindexer = reindexer_of(held, role, settings=settings)
     await held.run(reindexer)
     await held.run(reindexer)
 
 
-async def in_scope(held: HeldOffice, scope: StopScope) -> None:
+async def in_scope(held: HeldTerm, scope: StopScope) -> None:
     """The same until the scope is stopped."""
     with scope:
         reindexer = reindexer_of(held)
@@ -122,7 +122,7 @@ async def in_scope(held: HeldOffice, scope: StopScope) -> None:
 
 @asynccontextmanager
 async def running(
-    held: HeldOffice, phase: str, index: str | None = None
+    held: HeldTerm, phase: str, index: str | None = None
 ) -> AsyncGenerator[tuple[StopScope, asyncio.Task[None]]]:
     """A run that is seen in this phase of a rebuild; the body ends it."""
     scope = StopScope()
@@ -163,7 +163,7 @@ async def test_rebuilds(schema: Schema, log: Log) -> None:
     before = {name: await oid(schema, name) for name in INDEX_NAMES_DEFAULT}
     size = "SELECT pg_relation_size($1::regclass)"
     bytes_before = await schema.fetchval(size, PKEY)
-    async with offices(schema, PKEY, KIND, PKEY) as held:
+    async with contexts(schema, PKEY, KIND, PKEY) as held:
         await run(held)
     changed = [name for name in INDEX_NAMES_DEFAULT if await oid(schema, name) != before[name]]
     assert changed == [KIND, PKEY]
@@ -182,7 +182,7 @@ async def test_default_indexes(schema: Schema, log: Log) -> None:
         schema.name,
     )
     assert sorted(INDEX_NAMES_DEFAULT) == sorted(name for (name,) in rows)
-    async with held_office(schema, reindexer_schedule=Always()) as held:
+    async with held_term(schema, reindexer_schedule=Always()) as held:
         await run(held)
     assert said(log, "index rebuilt") == list(INDEX_NAMES_DEFAULT)
 
@@ -190,10 +190,10 @@ async def test_default_indexes(schema: Schema, log: Log) -> None:
 async def test_off(schema: Schema, log: Log) -> None:
     """Without names, or if only a pooler in transaction mode leads to the database, there is no
     reindexer; the latter is said, with what to set."""
-    async with offices(schema) as held:
-        assert reindexers(held.office) == []
+    async with contexts(schema) as held:
+        assert reindexers(held.context) == []
         assert log == []
-        assert reindexers(replace(held.office, config=Config(pooler=True))) == []
+        assert reindexers(replace(held.context, config=Config(pooler=True))) == []
     (entry,) = log
     assert "listen_url" in str(entry["event"])
 
@@ -202,7 +202,7 @@ async def test_first_pass_rebuilds_nothing(schema: Schema, log: Log) -> None:
     """A term begins without a run, and waits until the next time of its schedule, for an hour at
     most: the server's clock may be set."""
     before = await oid(schema, KIND)
-    async with offices(schema, KIND, reindexer_schedule=Never()) as held:
+    async with contexts(schema, KIND, reindexer_schedule=Never()) as held:
         reindexer = reindexer_of(held)
         assert [await held.run(reindexer) for _ in range(3)] == [LOOK_AGAIN] * 3
     assert await oid(schema, KIND) == before
@@ -219,7 +219,7 @@ async def test_next_time_is_by_the_servers_clock(
         return clock[0]
 
     monkeypatch.setattr(module, "index_now", now)
-    async with held_office(schema, reindexer_index_names=[KIND]) as held:
+    async with held_term(schema, reindexer_index_names=[KIND]) as held:
         reindexer = reindexer_of(held)
         assert await held.run(reindexer) == 60
         clock[0] += timedelta(seconds=59.99)
@@ -276,7 +276,7 @@ def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
 
 async def test_missing_index(schema: Schema, log: Log) -> None:
     """A name that does not exist is warned about once a term and skipped."""
-    async with offices(schema, "river_job_nothing", KIND) as held:
+    async with contexts(schema, "river_job_nothing", KIND) as held:
         await run(held)
     (warning,) = (entry for entry in log if entry["log_level"] == "warning")
     assert warning["indexes"] == ["river_job_nothing"]
@@ -288,7 +288,7 @@ async def test_names_are_quoted(schema: Schema, log: Log) -> None:
     """SE-03: the name of an index is quoted, whatever it holds."""
     evil = '"; DROP TABLE river_job; --'
     await schema.execute('CREATE INDEX """; DROP TABLE river_job; --" ON river_job (kind)')
-    async with offices(schema, evil, "x'y", 'z"') as held:
+    async with contexts(schema, evil, "x'y", 'z"') as held:
         async with snapshot(schema), running(held, SNAPSHOTS) as (_, task):
             await cancel(task)
         assert await artifacts(schema) == [f"{evil}_ccnew"]
@@ -305,7 +305,7 @@ async def test_not_the_owner(schema: Schema, log: Log) -> None:
     await schema.execute(f"CREATE ROLE {role}")
     try:
         await schema.execute(f"GRANT USAGE ON SCHEMA {schema.name} TO {role}")
-        async with offices(schema, KIND, PKEY) as held:
+        async with contexts(schema, KIND, PKEY) as held:
             await run(held, role)
         (warning,) = log
         assert warning["indexes"] == [KIND, PKEY]
@@ -318,7 +318,7 @@ async def test_not_the_owner(schema: Schema, log: Log) -> None:
 async def test_failure_stops_no_other(schema: Schema, log: Log) -> None:
     """LM-11: one index that cannot be rebuilt keeps no other from it, at each run anew and without
     a second set of artifacts."""
-    async with slow_index(schema) as slow, offices(schema, slow, KIND) as held:
+    async with slow_index(schema) as slow, contexts(schema, slow, KIND) as held:
         await fail(schema)
         for _ in range(3):
             await run(held)
@@ -334,7 +334,7 @@ async def test_failure_stops_no_other(schema: Schema, log: Log) -> None:
 async def test_lost_connection(schema: Schema, log: Log) -> None:
     """After the loss of its session a run goes on with the next index, when what the loss left is
     dropped."""
-    async with offices(schema, KIND, PKEY, reindexer_schedule=Once()) as held:
+    async with contexts(schema, KIND, PKEY, reindexer_schedule=Once()) as held:
         reindexer = reindexer_of(held)
         await held.run(reindexer)
         async with snapshot(schema):
@@ -357,7 +357,7 @@ async def test_doubt_begins_nothing(schema: Schema, log: Log) -> None:
     """A process that doubts its term by the time that it has a session neither drops nor
     rebuilds."""
     before = await oid(schema, KIND)
-    async with offices(schema, KIND) as held:
+    async with contexts(schema, KIND) as held:
         await invalid_index(schema, "river_job_kind_ccnew")
         with pytest.raises(FencedOutError):
             await held.run(reindexer_of(held, when_connected=held.distrust))
@@ -381,7 +381,7 @@ async def test_stop_cleans_up(schema: Schema, log: Log, cause: StopCause) -> Non
     the service ends."""
     before = await oid(schema, KIND)
     async with (
-        offices(schema, KIND, PKEY) as held,
+        contexts(schema, KIND, PKEY) as held,
         snapshot(schema),
         running(held, SNAPSHOTS) as (scope, task),
     ):
@@ -397,7 +397,7 @@ async def test_stop_cleans_up(schema: Schema, log: Log, cause: StopCause) -> Non
 
 async def test_stop_at_any_moment(schema: Schema, log: Log) -> None:
     """Whenever a stop comes, nothing is left behind, on the server neither."""
-    async with offices(schema, KIND, PKEY) as held:
+    async with contexts(schema, KIND, PKEY) as held:
         for milliseconds in range(0, 60, 3):
             scope = StopScope()
             task = asyncio.create_task(in_scope(held, scope))
@@ -413,7 +413,7 @@ async def test_stop_after_the_swap(schema: Schema) -> None:
     """A stop after the new index has taken the place of the old one drops the old one, as soon as
     nobody may read by it any more; until then the table can be read and written."""
     before = await oid(schema, KIND)
-    async with offices(schema, KIND) as held, AsyncExitStack() as reading:
+    async with contexts(schema, KIND) as held, AsyncExitStack() as reading:
         await reading.enter_async_context(reader(schema))
         async with running(held, READERS) as (scope, task):
             scope.stop(StopCause.CLIENT_STOP)
@@ -433,7 +433,7 @@ async def test_clean_up_is_bounded(
     """What cannot be dropped within the limit of a stop is left, said, and dropped by the next
     term."""
     monkeypatch.setattr(module, "CLEAN_UP_LIMIT", 0.2)
-    async with offices(schema, KIND) as held:
+    async with contexts(schema, KIND) as held:
         async with reader(schema), running(held, READERS) as (scope, task):
             scope.stop(StopCause.CLIENT_STOP)
             await task
@@ -459,7 +459,7 @@ async def test_leftovers_do_not_pile_up(
             timeouts.append(await connection.fetchval("SHOW statement_timeout"))
         await close(connection)
 
-    async with slow_index(schema) as slow, offices(schema, KIND, slow) as held:
+    async with slow_index(schema) as slow, contexts(schema, KIND, slow) as held:
         for _ in range(3):
             async with running(held, "building index%", slow) as (_scope, task):
                 await cancel(task)
@@ -529,7 +529,7 @@ async def test_timeout(schema: Schema, log: Log, monkeypatch: pytest.MonkeyPatch
     limit = timedelta(seconds=1)
     async with slow_index(schema) as slow:
         await schema.execute(f"""COMMENT ON INDEX "{slow}" IS 'ours'""")
-        async with offices(schema, KIND, slow, reindexer_timeout=limit) as held:
+        async with contexts(schema, KIND, slow, reindexer_timeout=limit) as held:
             for rests in [(1, 1), (2, 2), (3, 4), (4, 4)]:
                 log.clear()
                 await run(held)
@@ -558,7 +558,7 @@ async def test_limits_of_the_role(schema: Schema, log: Log) -> None:
         "SELECT array_agg(name) FROM pg_settings"
         " WHERE name IN ('statement_timeout', 'lock_timeout', 'transaction_timeout')"
     )
-    async with slow_index(schema) as slow, offices(schema, slow) as held:
+    async with slow_index(schema) as slow, contexts(schema, slow) as held:
         await take_a_moment(schema)
         await run(held, **dict.fromkeys(names, "200ms"))
     assert said(log, "index rebuilt") == [slow]
@@ -578,7 +578,7 @@ async def test_rest_is_counted_from_when_the_run_was_due(
     limit = timedelta(milliseconds=200)
     async with (
         slow_index(schema) as slow,
-        held_office(schema, reindexer_index_names=[slow], reindexer_timeout=limit) as held,
+        held_term(schema, reindexer_index_names=[slow], reindexer_timeout=limit) as held,
     ):
         reindexer = reindexer_of(held)
         await held.run(reindexer)
@@ -606,7 +606,7 @@ def test_postponement(comment: str) -> None:
 async def test_cancelled_by_an_operator(schema: Schema, log: Log) -> None:
     """A rebuild that an operator cancels is a failure, no timeout: the index does not rest."""
     async with (
-        offices(schema, KIND) as held,
+        contexts(schema, KIND) as held,
         snapshot(schema),
         running(held, SNAPSHOTS) as (_, task),
     ):
@@ -634,7 +634,7 @@ async def invalid_index(schema: Schema, name: str, table: str = "river_job (kind
 async def test_two_at_once(schema: Schema, log: Log) -> None:
     """While one reindexer of a schema works, a second neither rebuilds nor drops, and tries again
     soon."""
-    async with offices(schema, KIND) as held:
+    async with contexts(schema, KIND) as held:
         second = reindexer_of(held)
         async with snapshot(schema), running(held, SNAPSHOTS) as (_, task):
             assert [await held.run(second) for _ in range(3)] == [HELD_AGAIN] * 3
@@ -656,7 +656,7 @@ async def test_build_of_another(schema: Schema, log: Log, sees_progress: bool) -
         await schema.execute(f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA {schema.name} TO {role}")
         owner = await schema.fetchval("SELECT current_user")
         await schema.execute(f"ALTER TABLE river_job OWNER TO {role}")
-    async with offices(schema, KIND) as held, schema.connected() as other:
+    async with contexts(schema, KIND) as held, schema.connected() as other:
         async with snapshot(schema):
             build = asyncio.create_task(other.execute(f"REINDEX INDEX CONCURRENTLY {KIND}"))
             await until_building(schema, SNAPSHOTS)
@@ -675,7 +675,7 @@ async def test_build_of_another(schema: Schema, log: Log, sees_progress: bool) -
 async def test_other_index_of_the_table(schema: Schema, log: Log) -> None:
     """While another session builds any index of a table, none of that table is rebuilt: the two
     would wait for each other's locks."""
-    async with offices(schema, KIND) as held, schema.connected() as other:
+    async with contexts(schema, KIND) as held, schema.connected() as other:
         async with snapshot(schema):
             build = asyncio.create_task(
                 other.execute("CREATE INDEX CONCURRENTLY another ON river_job (kind)")
@@ -697,7 +697,7 @@ async def test_stop_before_the_build_of_another(schema: Schema, log: Log) -> Non
     """A stop that lets the waiting rebuild of another session begin leaves that alone, and drops
     what is its own when the other has ended."""
     async with (
-        offices(schema, KIND) as held,
+        contexts(schema, KIND) as held,
         schema.connected() as other,
         AsyncExitStack() as waiting,
     ):
@@ -741,7 +741,7 @@ async def test_artifacts_of_every_form(schema: Schema, log: Log) -> None:
     await invalid_index(schema, "river_job_kind_ccnew2", "river_queue (name)")
     await schema.execute("CREATE INDEX river_job_kind_ccold2 ON river_job (kind)")
     kept += ["river_job_kind_ccnew2", "river_job_kind_ccold2"]
-    async with offices(schema, KIND, long) as held:
+    async with contexts(schema, KIND, long) as held:
         await run(held)
     assert await artifacts(schema) == sorted(kept)
     assert sorted(map(str, said(log, "artifact of an interrupted rebuild dropped"))) == sorted(
@@ -757,7 +757,7 @@ async def test_name_of_a_long_artifact(schema: Schema) -> None:
     """An artifact of an index whose name has 63 bytes is found."""
     long = "ü" * 31 + "x"
     await schema.execute(f'CREATE INDEX "{long}" ON river_job (kind)')
-    async with offices(schema, long) as held:
+    async with contexts(schema, long) as held:
         async with snapshot(schema), running(held, SNAPSHOTS) as (_, task):
             await cancel(task)
         assert len(await artifacts(schema)) == 1

@@ -18,7 +18,7 @@ from riverpy._maintenance.queue_cleaner import QueueCleaner
 from riverpy._postgres.clients import client_heartbeats
 from riverpy._postgres.sql_files import query
 from tests._statements import record_statements
-from tests.leading.term_context import QuickTimer, held_office
+from tests.leading.term_context import QuickTimer, held_term
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from riverpy._leading.queue_scope import Scope
     from riverpy._maintenance.base import MaintenanceService, TermContext
     from tests._database import Schema
-    from tests.leading.term_context import HeldOffice
+    from tests.leading.term_context import HeldTerm
 
 QUEUES = frozenset({"aa", "bb", "cc"})
 SECOND = timedelta(seconds=1)
@@ -77,12 +77,12 @@ _SWEEP = [("river_job_upkeep", "job_ended"), ("river_job_upkeep", "job_delete_en
 _CLEAN = [("river_job_upkeep", "job_states_to_clean"), *_SWEEP]
 
 
-def _by_age(office: TermContext) -> JobRescuer:
-    return JobRescuer(office, None)
+def _by_age(context: TermContext) -> JobRescuer:
+    return JobRescuer(context, None)
 
 
-def _by_liveness(office: TermContext) -> JobRescuer:
-    return JobRescuer(office, lambda: 1e6)
+def _by_liveness(context: TermContext) -> JobRescuer:
+    return JobRescuer(context, lambda: 1e6)
 
 
 CASES = {
@@ -171,7 +171,7 @@ async def done_in(schema: Schema, case: Case, queues: frozenset[str] = QUEUES) -
     return queues - {row[0] for row in await schema.fetch(case.untouched)}
 
 
-async def run(held: HeldOffice, service: MaintenanceService) -> None:
+async def run(held: HeldTerm, service: MaintenanceService) -> None:
     """A pass, a minute after the last one, which has read the heartbeats."""
     assert isinstance(held.timer, QuickTimer)
     if isinstance(service, JobRescuer) and service._observer is not None:
@@ -203,9 +203,9 @@ async def test_rows_of_the_scope(schema: Schema, case: Case, scope: Scope, meant
     """A pass changes exactly the rows of the queues in its scope, whatever rules there are for
     queues and kinds."""
     await put(schema, case)
-    async with held_office(schema, workers=registry(), **case.settings) as held:
+    async with held_term(schema, workers=registry(), **case.settings) as held:
         held.scope = scope
-        await run(held, case.make(held.office))
+        await run(held, case.make(held.context))
     assert await done_in(schema, case) == meant
 
 
@@ -224,8 +224,8 @@ async def test_scope_that_changes(
     """A scope that changes between two passes counts from the next one on, also for what an
     earlier pass has gone by."""
     await put(schema, case)
-    async with held_office(schema, workers=registry(), **case.settings) as held:
-        service = case.make(held.office)
+    async with held_term(schema, workers=registry(), **case.settings) as held:
+        service = case.make(held.context)
         for scope in (first, second):
             held.scope = scope
             await run(held, service)
@@ -234,8 +234,8 @@ async def test_scope_that_changes(
 
 async def test_scope_that_shrinks(schema: Schema, case: Case) -> None:
     """What has left the scope is left alone from the next pass on."""
-    async with held_office(schema, workers=registry(), **case.settings) as held:
-        service = case.make(held.office)
+    async with held_term(schema, workers=registry(), **case.settings) as held:
+        service = case.make(held.context)
         await run(held, service)
         await put(schema, case)
         held.scope = all_but("bb")
@@ -249,10 +249,10 @@ async def test_scope_that_shrinks(schema: Schema, case: Case) -> None:
 async def test_no_queue(schema: Schema, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scope without a queue asks the server nothing: it never stands for all."""
     await put(schema, case)
-    sent = record_statements(monkeypatch, "office")
-    async with held_office(schema, workers=registry(), **case.settings) as held:
+    sent = record_statements(monkeypatch, "context")
+    async with held_term(schema, workers=registry(), **case.settings) as held:
         held.scope = NOTHING
-        await run(held, case.make(held.office))
+        await run(held, case.make(held.context))
     assert sent == []
     assert await done_in(schema, case) == frozenset()
 
@@ -264,10 +264,10 @@ async def test_all_queues(
     """A leader of all queues changes the rows of all, by the statements that know of no queues, and
     no others."""
     await put(schema, case)
-    sent = record_statements(monkeypatch, "office")
-    async with held_office(schema, workers=registry(), **case.settings) as held:
+    sent = record_statements(monkeypatch, "context")
+    async with held_term(schema, workers=registry(), **case.settings) as held:
         held.scope = scope
-        await run(held, case.make(held.office))
+        await run(held, case.make(held.context))
     fence = query("river_leader", "leader_fence", schema.name).text
     texts = [one.text for one in sent if f'"{schema.name}"' in one.text]
     expected = [query(file, name, schema.name).text for file, name in case.blocks]
@@ -278,10 +278,10 @@ async def test_all_queues(
 async def test_rules_that_meet_nothing(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cleaner sends no statement for a retention that no queue of its scope is under."""
     await put(schema, CASES["cleaner"])
-    sent = record_statements(monkeypatch, "office")
-    async with held_office(schema, retention_by_queue={"aa": HOUR, "other": FOREVER}) as held:
+    sent = record_statements(monkeypatch, "context")
+    async with held_term(schema, retention_by_queue={"aa": HOUR, "other": FOREVER}) as held:
         held.scope = only("aa")
-        await run(held, JobCleaner(held.office))
+        await run(held, JobCleaner(held.context))
     sweep = query("river_job_upkeep", "job_ended", schema.name).text
     assert [one.text for one in sent].count(sweep) == 1
     assert await done_in(schema, CASES["cleaner"]) == {"aa"}
@@ -291,9 +291,9 @@ async def test_many_queues(schema: Schema, case: Case) -> None:
     """More queues than one statement takes are all maintained, and none beside them."""
     many = frozenset(f"q{number:03}" for number in range(2 * FILTER_MOST + 1))
     await put(schema, case, many | QUEUES)
-    async with held_office(schema, workers=registry(), **case.settings) as held:
+    async with held_term(schema, workers=registry(), **case.settings) as held:
         held.scope = Only(many)
-        await run(held, case.make(held.office))
+        await run(held, case.make(held.context))
     assert await done_in(schema, case, many | QUEUES) == many
 
 

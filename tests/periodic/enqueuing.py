@@ -14,7 +14,7 @@ from riverpy._insert.row import InsertRules
 from riverpy._maintenance.periodic_enqueuer import PeriodicEnqueuer
 from riverpy._plugins import Plugins
 from riverpy.periodic import PeriodicJob, PeriodicJobs, every
-from tests.leading.term_context import QuickTimer, held_office
+from tests.leading.term_context import QuickTimer, held_term
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from riverpy._clock import SystemTimer
     from riverpy._leases.validity import Term
     from tests._database import Schema
-    from tests.leading.term_context import HeldOffice
+    from tests.leading.term_context import HeldTerm
 
 MINUTELY = every(timedelta(minutes=1))
 EPOCH = datetime(2020, 1, 1, tzinfo=UTC)
@@ -57,10 +57,10 @@ class WrongClock(SystemClock):
 class Enqueuing:
     """One enqueuer of one term."""
 
-    def __init__(self, held: HeldOffice, *jobs: PeriodicJob) -> None:
+    def __init__(self, held: HeldTerm, *jobs: PeriodicJob) -> None:
         self.held, self.schema = held, held.schema
         self.jobs = PeriodicJobs(jobs)
-        self.enqueuer = PeriodicEnqueuer(held.office, self.jobs, inserter(held))
+        self.enqueuer = PeriodicEnqueuer(held.context, self.jobs, inserter(held))
 
     async def run(self) -> float:
         """Passes until nothing is due; returns the seconds until something may be."""
@@ -97,14 +97,14 @@ class Enqueuing:
         self.held.timer.skipped += 60
 
 
-def inserter(held: HeldOffice) -> Inserter:
+def inserter(held: HeldTerm) -> Inserter:
     """An inserter without a pool, on a machine with a wrong clock."""
 
     def no_pool() -> Any:
         raise AssertionError("an insert left the transaction")
 
     rules = InsertRules(max_attempts=25)
-    config = held.office.config
+    config = held.context.config
     plugins = Plugins(config.plugins, config.hooks, config.middleware)
     return Inserter(
         no_pool, schema=held.schema.name, rules=rules, plugins=plugins, clock=WrongClock()
@@ -120,7 +120,7 @@ async def enqueuing(
     **settings: Any,
 ) -> AsyncGenerator[Enqueuing]:
     """An enqueuer that has begun its term, with these jobs registered."""
-    async with held_office(schema, timer=timer, term=term, **settings) as held:
+    async with held_term(schema, timer=timer, term=term, **settings) as held:
         one = Enqueuing(held, *jobs)
         await one.enqueuer.prepare()
         yield one

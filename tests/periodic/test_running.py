@@ -126,13 +126,13 @@ async def test_outage(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(schema, "url", proxy.url)
         job = PeriodicJob(Grid(timedelta(milliseconds=100)), Tick(), id="ticks")
         async with enqueuing(schema, job, timer=WrongTimer(0, 0)) as one:
-            one.held.office.mandate._limit = timedelta(seconds=0.3)
+            one.held.context.fence._limit = timedelta(seconds=0.3)
             async with running(one):
                 await until(one, "ticks", 2)
                 proxy.refusing = True
                 proxy.cut()
                 with anyio.fail_after(20):
-                    while not one.held.office.connection.is_outage_told:
+                    while not one.held.context.connection.is_outage_told:
                         await anyio.sleep(0.01)
                 before = len(await one.slots("ticks"))
                 proxy.refusing = False

@@ -12,7 +12,7 @@ from riverpy import InsertManyParams, Job, JobCancel, PeriodicJob, PeriodicJobs,
 from riverpy._lifecycle import StopScope
 from riverpy._maintenance.services import domain_services
 from riverpy._postgres.driver import close, connect
-from tests.leading.term_context import held_office
+from tests.leading.term_context import held_term
 from tests.periodic.enqueuing import enqueuing
 from tests.work.rig import Task
 
@@ -76,8 +76,8 @@ async def test_maintenance(rig: Rig, asked: list[set[int]]) -> None:
         " now() - interval '1 year'"
         " FROM unnest(array['completed', 'running', 'retryable']) AS given (state)"
     )
-    async with held_office(rig.schema, reindexer_index_names=[]) as held:
-        for service in domain_services(held.office, heartbeat, PeriodicJobs(), no_inserter):
+    async with held_term(rig.schema, reindexer_index_names=[]) as held:
+        for service in domain_services(held.context, heartbeat, PeriodicJobs(), no_inserter):
             await service.prepare()
             await service.run_once(StopScope())
     await rig.schema.execute("DELETE FROM river_leader")

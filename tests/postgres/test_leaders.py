@@ -394,11 +394,11 @@ class Fenced:
         trust = LeaseValidity(LeaseTiming(ttl=30.0, interval=10.0), SystemTimer())
         trust.granted(term, asked_at=SystemTimer().boottime())
         self.refused: list[Term] = []
-        self.mandate = TermFence(term, trust, store=session.store, fenced_out=self.refused.append)
+        self.fence = TermFence(term, trust, store=session.store, fenced_out=self.refused.append)
         self.connection = DedicatedConnection("maintenance", session.connect, session.outage)
 
     def transaction(self) -> Any:
-        return self.mandate.transaction(self.connection, "writing")
+        return self.fence.transaction(self.connection, "writing")
 
 
 async def test_fence_lets_renewals_pass(schema: Schema) -> None:
@@ -439,7 +439,7 @@ async def test_fence_holds_up_a_takeover(schema: Schema) -> None:
 
 async def expire_from(fenced: Fenced, session: Session) -> None:
     """Let the lease run out although a fence is on it: no other way than a short renewal."""
-    await session.store.renew(fenced.mandate.term, timedelta(milliseconds=1), BOUND)
+    await session.store.renew(fenced.fence.term, timedelta(milliseconds=1), BOUND)
     await session.schema.fetchval("SELECT pg_sleep(0.01)")
 
 

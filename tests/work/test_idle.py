@@ -18,7 +18,7 @@ from riverpy._maintenance.services import domain_services
 from riverpy._postgres.connection import close_all
 from riverpy._work.producer import CLAIM_TIMEOUT, ECHOES
 from tests._statements import record_statements
-from tests.leading.term_context import held_office
+from tests.leading.term_context import held_term
 from tests.work.rig import PATIENCE, Task
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ async def rate_of_maintenance(schema: Schema, sent: list[Sent], inserter: Insert
 
     rate = 0.0
     heartbeat: Any = InContact()
-    async with held_office(schema, reindexer_index_names=[]) as held:
-        for service in domain_services(held.office, heartbeat, PeriodicJobs(), inserter):
+    async with held_term(schema, reindexer_index_names=[]) as held:
+        for service in domain_services(held.context, heartbeat, PeriodicJobs(), inserter):
             await service.prepare()
             interval = await service.run_once(StopScope())
             before, seconds = len(sent), 0.0

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from riverpy import InsertManyParams, Job, JobCancel
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy.cli import main
-from tests.leading.term_context import QuickTimer, held_office
+from tests.leading.term_context import QuickTimer, held_term
 from tests.work.rig import Task
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ async def test_rescue(rig: Rig, first: int) -> None:
         " dead_after, started_at, heartbeat_at) VALUES ('gone', '{}', '{}', true, false, '1',"
         " '10 milliseconds', now() - interval '1 hour', now() - interval '1 hour')"
     )
-    async with held_office(rig.schema, dead_after=timedelta(milliseconds=100)) as held:
-        rescuer = JobRescuer(held.office, lambda: 3600.0)
+    async with held_term(rig.schema, dead_after=timedelta(milliseconds=100)) as held:
+        rescuer = JobRescuer(held.context, lambda: 3600.0)
         await held.run(rescuer)
         assert isinstance(held.timer, QuickTimer)
         held.timer.skipped += 1

@@ -30,7 +30,7 @@ from riverpy._postgres.executions import exec_claim, exec_forget
 from riverpy.migrate import Migrator
 from tests._time import settle
 from tests.kit.proxy import Partition, proxied
-from tests.leading.term_context import held_office
+from tests.leading.term_context import held_term
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable
@@ -691,8 +691,8 @@ async def test_retention(client: Client, schema: Schema) -> None:
     )
     await client.run_once("default", writing(schema))
     await client.run_once("for ever", writing(schema), kept=None)
-    async with held_office(schema) as held, schema.connected() as connection:
-        assert await held.run(ExecutionCleaner(held.office)) == INTERVAL
+    async with held_term(schema) as held, schema.connected() as connection:
+        assert await held.run(ExecutionCleaner(held.context)) == INTERVAL
         assert await exec_forget(connection, schema.name, keys=["default"]) == set()
     rows = await schema.fetch("select key, kept_until - completed_at from riverpy_exec order by 1")
     assert [tuple(row) for row in rows] == [("default", timedelta(days=30)), ("for ever", None)]
@@ -709,8 +709,8 @@ async def test_fence_in_a_savepoint(schema: Schema, client: Client, kind: str) -
         if kind == "lease":
             term = await stack.enter_async_context(client.lease("x"))
         else:
-            held = await stack.enter_async_context(held_office(schema))
-            term = LeaderTerm(held.office.mandate)
+            held = await stack.enter_async_context(held_term(schema))
+            term = LeaderTerm(held.context.fence)
         connection = await stack.enter_async_context(schema.connected())
         async with connection.transaction():
             with pytest.raises(TransactionError, match="before run_once"):
