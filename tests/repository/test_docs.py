@@ -113,6 +113,22 @@ def test_configuration_names_every_setting() -> None:
     assert [name for name in fields if f"| `{name}` |" not in rows] == []
 
 
+def test_api_page_has_every_public_name() -> None:
+    """The API page documents each name of `riverpy.__all__`, and no other."""
+    page = (ROOT / "docs" / "api.md").read_text("utf-8")
+    named = re.findall(r"^\.\. auto\w+:: riverpy\.(\w+)$", page, re.MULTILINE)
+    assert sorted(named) == sorted(riverpy.__all__)
+
+
+def test_index_links_every_page() -> None:
+    """The first page of the site links each page once, and lists it once in the navigation."""
+    index = (ROOT / "docs" / "index.md").read_text("utf-8")
+    pages = sorted(page.stem for page in (ROOT / "docs").glob("*.md") if page.stem != "index")
+    assert sorted(re.findall(r"^- \[.+\]\((\w[\w-]*)\.md\): .+$", index, re.MULTILINE)) == pages
+    navigation = "".join(re.findall(r"^:hidden:\n(.*?)^```$", index, re.MULTILINE | re.DOTALL))
+    assert sorted(navigation.split()) == pages
+
+
 WEB = """
 import asyncio, os, sys
 
@@ -161,10 +177,9 @@ asyncio.run(main())
 """
 
 
-async def test_readme(fresh_database_url: str, tmp_path: Path) -> None:
-    """The README's web handler inserts a job with its user, or none, and works it."""
-    page = (ROOT / "README.md").read_text("utf-8")
-    assert any(block.use == "run" for block in blocks(page))
+async def test_web_handler(fresh_database_url: str, tmp_path: Path) -> None:
+    """The web handler of the docs inserts a job with its user, or none, and works it."""
+    page = (ROOT / "docs" / "web-handler.md").read_text("utf-8")
     environ = environment(fresh_database_url)
     for block in blocks(page):
         if block.use.startswith("file="):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from riverpy import Job
     from tests.work.rig import Rig
 
-PAGE = Path(__file__).parents[3] / "docs" / "health.md"
+PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 SERIES_MAX = 20
 """Of each kind."""
 Sample = tuple[str, frozenset[tuple[str, str]]]
@@ -140,7 +140,7 @@ def test_singletons_and_domain() -> None:
 
 
 def test_each_metric_is_on_the_page() -> None:
-    """docs/health.md names each metric, and no other."""
+    """docs/metrics.md names each metric, and no other."""
     named: set[str] = set()
     for cell in re.findall(r"^\| (`riverpy_.*?) \|", PAGE.read_text("utf-8"), re.MULTILINE):
         first, *more = re.findall(r"`(\w+)`", cell)
