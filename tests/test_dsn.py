@@ -88,7 +88,7 @@ def test_port_of_thousands_of_digits() -> None:
 
 @pytest.mark.parametrize("url", [url for url in WRONG if "\0" not in url])
 def test_command_does_not_repeat_a_wrong_url(url: str) -> None:
-    """Nor is it in what a command says, with and without --debug: OP-04."""
+    """Nor is it in what a command says, with and without --debug (OP-04)."""
     for arguments in (["--database-url", url], ["--database-url", url, "--debug"]):
         done = invoke("migrate", "list", *arguments)
         assert done.exit_code == 2
@@ -96,7 +96,7 @@ def test_command_does_not_repeat_a_wrong_url(url: str) -> None:
 
 
 def test_process_does_not_repeat_a_wrong_url() -> None:
-    """Nor is it in all that a process of its own prints, to its last line: OP-04."""
+    """Nor is it in all that a process of its own prints, to its last line (OP-04)."""
     arguments = ("migrate", "list", "--debug", "--database-url", WRONG[0])
     done = subprocess.run([RIVERPY, *arguments], capture_output=True, text=True)
     assert done.returncode == 2
@@ -248,8 +248,8 @@ async def address(database_url: str) -> Address:
 
 
 async def test_silent_host_does_not_keep_us_from_the_next(address: Address) -> None:
-    """NR-12: the first host of a URL is a machine that is gone and says nothing: the next one is
-    asked meanwhile, by connections and by pools, in less time than the most impatient has."""
+    """The first host of a URL is a machine that is gone and says nothing: the next one is asked
+    meanwhile, by connections and by pools, in less time than the most impatient has (NR-12)."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = address.url(silent.getsockname()[1], "&target_session_attrs=primary")
         with anyio.fail_after(CONNECT_TIMEOUT / 2):
@@ -262,8 +262,8 @@ async def test_silent_host_does_not_keep_us_from_the_next(address: Address) -> N
 
 
 async def test_host_that_hangs_up_leads_to_the_next(address: Address) -> None:
-    """NR-12: the first host of a URL is a proxy whose server is away: the next one is asked. What
-    it is refused for is raised as it is."""
+    """The first host of a URL is a proxy whose server is away: the next one is asked. What it is
+    refused for is raised as it is (NR-12)."""
 
     async def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()

@@ -132,7 +132,7 @@ class Record:
     ],
 )
 def test_writes_what_go_writes(value: object, text: str) -> None:
-    """UQ-08, BI-09: each type has its documented text."""
+    """Each type has its documented text (UQ-08, BI-09)."""
     assert _json.encode(value) == text
 
 
@@ -159,7 +159,7 @@ def test_writes_what_go_writes(value: object, text: str) -> None:
     ],
 )
 def test_refuses_what_cannot_be_stored(value: object, path: str, words: str) -> None:
-    """BI-01, BI-03, BI-04, BI-09: the error names the place and the matter."""
+    """The error names the place and the matter (BI-01, BI-03, BI-04, BI-09)."""
     with pytest.raises(ArgsError, match="^" + "\\" + path[:1]) as caught:
         _json.encode(value)
     assert caught.value.path == path
@@ -211,7 +211,7 @@ def test_decodes_to_the_same_value(value: object) -> None:
 
 @given(VALUES)
 def test_equal_values_give_equal_text(value: object) -> None:
-    """UQ-08: the order in which a dict was filled does not count."""
+    """The order in which a dict was filled does not count (UQ-08)."""
 
     def rebuilt(part: Any) -> Any:
         if isinstance(part, dict):
@@ -294,7 +294,7 @@ def test_raw_text_is_kept(text: str, compact: str) -> None:
     ],
 )
 def test_raw_text_is_refused(text: str) -> None:
-    """BI-01, BI-03, BI-04: only strict JSON that PostgreSQL takes is accepted."""
+    """Only strict JSON that PostgreSQL takes is accepted (BI-01, BI-03, BI-04)."""
     with pytest.raises(ArgsError):
         _json.normalize(text)
 
@@ -348,7 +348,7 @@ def everything() -> Everything:
 
 
 def test_args_come_back_as_they_were() -> None:
-    """BI-09: everyday types make the way to a typed worker and back exactly."""
+    """Everyday types make the way to a typed worker and back exactly (BI-09)."""
     args = everything()
     args.again = everything()
     decode = decoder(Everything)
@@ -362,7 +362,7 @@ def test_args_come_back_as_they_were() -> None:
 
 
 def test_text_does_not_depend_on_the_hash_seed() -> None:
-    """UQ-08: another PYTHONHASHSEED gives the same text."""
+    """Another PYTHONHASHSEED gives the same text (UQ-08)."""
     code = (
         "from riverpy import _json;"
         "print(_json.encode({k: {k + x: 1 for x in 'zyx'} for k in 'qwertyuiop'}))"

@@ -81,7 +81,7 @@ def failing_workers() -> riverpy.Workers:
 @pytest.mark.parametrize("choice", ["plain", "silent", "structlog"])
 def test_lines_go_where_the_program_wants_them(schema: Schema, tmp_path: Path, choice: str) -> None:
     """stdout holds the program's data alone; the log goes to its `logging`, whose levels count, or
-    to the structlog that it has configured. FR-18"""
+    to the structlog that it has configured (FR-18)."""
     (tmp_path / "program.py").write_text(PROGRAM)
     done = subprocess.run(
         [sys.executable, "program.py", schema.url, schema.name, choice],
@@ -109,7 +109,7 @@ async def test_records_are_records_of_logging(
     schema: Schema, caplog: pytest.LogCaptureFixture, level: str
 ) -> None:
     """caplog sees the lines as records of the logger "riverpy", with the keys as attributes and the
-    place that logged them; lines of single jobs are made if its level is DEBUG. FR-18"""
+    place that logged them; lines of single jobs are made if its level is DEBUG (FR-18)."""
     caplog.set_level(level, logger="riverpy")
     client = riverpy.Client(
         schema.url,
@@ -137,7 +137,7 @@ class Unprintable:
 @pytest.mark.usefixtures("_unconfigured")
 def test_record_is_formatted_by_handlers_alone(caplog: pytest.LogCaptureFixture) -> None:
     """A line that no handler writes is never formatted; one whose keys are attributes of every
-    record, or whose text has a percent sign, is written like others. FR-18"""
+    record, or whose text has a percent sign, is written like others (FR-18)."""
     caplog.set_level(logging.INFO, logger="riverpy")
     log = get_logger(client_id="me")
     log.debug("filtered", value=Unprintable())
@@ -167,7 +167,8 @@ def test_record_is_formatted_by_handlers_alone(caplog: pytest.LogCaptureFixture)
 
 
 def test_structlog_may_be_configured_late() -> None:
-    """A logger that was made before the program configured structlog writes as configured. FR-18"""
+    """A logger that was made before the program configured structlog writes as configured
+    (FR-18)."""
     structlog.reset_defaults()
     log = get_logger(client_id="me")
     with structlog.testing.capture_logs() as entries:
@@ -176,7 +177,7 @@ def test_structlog_may_be_configured_late() -> None:
 
 
 def test_one_place_gives_the_logger() -> None:
-    """Only `_log` and the command line's setup of the log know structlog. FR-18"""
+    """Only `_log` and the command line's setup of the log know structlog (FR-18)."""
     root = Path(riverpy.__file__).parent
     users = {
         str(path.relative_to(root))

@@ -279,9 +279,9 @@ async def test_batch(rig: Rig, telemetry: Telemetry) -> None:
 
 
 async def test_metrics_are_bounded(rig: Rig, telemetry: Telemetry) -> None:
-    """OP-06: jobs with distinct ids, tags, args, error texts and error types make at most 20
-    series of a kind; runs, waits, claims and their sizes are measured. A job that was due before it
-    was inserted waits from then on."""
+    """Jobs with distinct ids, tags, args, error texts and error types make at most 20 series of a
+    kind; runs, waits, claims and their sizes are measured. A job that was due before it was
+    inserted waits from then on (OP-06)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -312,7 +312,7 @@ async def test_metrics_are_bounded(rig: Rig, telemetry: Telemetry) -> None:
 async def test_kinds_are_bounded(
     rig: Rig, telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OP-06: names that somebody else chooses make no series without end."""
+    """Names that somebody else chooses make no series without end (OP-06)."""
     monkeypatch.setattr(riverpy.otel, "NAMES_MAX", 2)
 
     @rig.job

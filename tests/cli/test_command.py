@@ -42,7 +42,7 @@ UNREACHABLE = "postgres://u:s3cret@127.0.0.1:1/d"
     ],
 )
 def test_failure_is_one_line(args: list[str], code: int, message: str) -> None:
-    """OP-04: a failure is one line on stderr, without a password, and a code other than 0."""
+    """A failure is one line on stderr, without a password, and a code other than 0 (OP-04)."""
     result = invoke(*args)
     assert result.exit_code == code
     assert result.stdout == ""
@@ -111,7 +111,7 @@ def test_version() -> None:
 
 
 def test_help_of_the_worker_tells_exit_codes() -> None:
-    """OP-04: `riverpy worker --help` has everything that exit code 4 stands for."""
+    """`riverpy worker --help` has everything that exit code 4 stands for (OP-04)."""
     text = " ".join(invoke("worker", "--help").output.split())
     assert (
         "4 stopped, but jobs, maintenance or singletons had to be abandoned, or results could not "
@@ -199,7 +199,7 @@ def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_closed_stdout_is_no_traceback() -> None:
-    """OP-05: `riverpy migrate sql | head -1` ends without a traceback."""
+    """`riverpy migrate sql | head -1` ends without a traceback (OP-05)."""
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(

@@ -245,7 +245,7 @@ async def test_next_commands(files: Path, database_url: str, command: list[str |
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_interrupt(database_url: str, number: signal.Signals) -> None:
-    """LD-10: Ctrl-C, or SIGTERM, ends it soon with code 130, and nothing stays running."""
+    """Ctrl-C, or SIGTERM, ends it soon with code 130, and nothing stays running (LD-10)."""
     process = await asyncio.create_subprocess_exec(
         *(RIVERPY, "demo", "--database-url", database_url),
         env=environment(),

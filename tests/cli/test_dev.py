@@ -134,7 +134,7 @@ async def states(url: str) -> list[tuple[str, int]]:
 
 async def test_reload(fresh_database_url: str, tmp_path: Path) -> None:
     """It migrates, works, starts a new worker when code changes, waits where the code cannot be
-    loaded, and stops at once when nothing runs. SE-02: no command line has the URL."""
+    loaded, and stops at once when nothing runs. No command line has the URL (SE-02)."""
     async with developing(tmp_path, "--reload", DATABASE_URL=fresh_database_url) as dev:
         first = await dev.until_workers(1)
         if sys.platform == "linux":

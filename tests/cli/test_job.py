@@ -187,8 +187,8 @@ async def test_json(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     ("verb", "said"), [("cancel", "is cancelled"), ("retry", "was scheduled: it is available now")]
 )
 async def test_missing_jobs(schema: Schema, verb: str, said: str) -> None:
-    """OP-04: a job that is not there is a line of its own and exit code 1; the others are
-    changed."""
+    """A job that is not there is a line of its own and exit code 1; the others are changed
+    (OP-04)."""
     await schema.execute(ROWS)
     result = await command(schema, verb, "98", "2", "99")
     assert (result.exit_code, result.stdout) == (1, f"job 2 {said}\n")

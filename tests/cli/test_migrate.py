@@ -65,7 +65,7 @@ def output(result: Result) -> Any:
 
 
 def test_up_and_down(command: Command) -> None:
-    """One line per migration; an up without work says so and ends well. MG-02: exit 0."""
+    """One line per migration; an up without work says so and ends well. Exit 0 (MG-02)."""
     result = command("up")
     assert result.exit_code == 0
     assert [line.partition(" (")[0] for line in result.stdout.splitlines()] == [
@@ -174,7 +174,7 @@ def test_validate(command: Command) -> None:
 
 
 def test_notices(command: Command, fresh_database_url: str) -> None:
-    """MG-06: a newer version and a foreign line are told on stderr, and are no failure."""
+    """A newer version and a foreign line are told on stderr, and are no failure (MG-06)."""
     command("up")
     execute(
         fresh_database_url,
@@ -226,7 +226,7 @@ def test_unreachable_database() -> None:
 
 
 def test_sql() -> None:
-    """MG-01: `sql` prints the migrations without a database, all or the named ones, up or down."""
+    """`sql` prints the migrations without a database, all or the named ones, up or down (MG-01)."""
     result = CliRunner().invoke(main, ["migrate", "sql"])
     assert result.stdout == f"{Migrator.sql()}\n{Migrator.sql(line='riverpy')}"
     result = CliRunner().invoke(main, ["migrate", "sql", "--down"])
@@ -247,7 +247,7 @@ def test_sql() -> None:
 
 
 async def test_sql_in_one_transaction_fails(fresh_database_url: str) -> None:
-    """MG-01: wrapped in one transaction, the printed SQL fails as its comment says."""
+    """Wrapped in one transaction, the printed SQL fails as its comment says (MG-01)."""
     async with connected(fresh_database_url) as connection:
         for version in (1, 2, 3):
             await connection.execute(Migrator.sql(versions=[version]))

@@ -32,8 +32,8 @@ asyncio.new_event_loop = PlainLoop
 
 
 def test_help_without_posix() -> None:
-    """OP-10: where modules, functions and signals of POSIX are missing, as on Windows, and uvloop
-    too, riverpy is imported and each command has its help."""
+    """Where modules, functions and signals of POSIX are missing, as on Windows, and uvloop too,
+    riverpy is imported and each command has its help (OP-10)."""
     script = Path(__file__).with_name("without_posix.py")
     done = subprocess.run(
         [sys.executable, script], env=environment(), capture_output=True, text=True, check=False
@@ -44,8 +44,8 @@ def test_help_without_posix() -> None:
 
 
 async def test_loop_that_takes_no_signals(schema: Schema, tmp_path: Path) -> None:
-    """OP-10: without uvloop, on an event loop to which no signal handler can be added, a worker
-    works, and a signal stops it."""
+    """Without uvloop, on an event loop to which no signal handler can be added, a worker works, and
+    a signal stops it (OP-10)."""
     await schema.execute(
         "INSERT INTO river_job (args, kind, max_attempts) VALUES ('{\"what\": \"x\"}', 'do', 1)"
     )

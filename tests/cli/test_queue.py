@@ -101,8 +101,8 @@ async def test_all(schema: Schema) -> None:
 
 @pytest.mark.parametrize("verb", ["pause", "resume"])
 async def test_missing_queue(schema: Schema, verb: str) -> None:
-    """OP-04: a queue that is not there is a line of its own and exit code 1; the others are
-    changed."""
+    """A queue that is not there is a line of its own and exit code 1; the others are changed
+    (OP-04)."""
     await schema.execute(ROWS)
     result = await command(schema, verb, "nope", "mail")
     assert result.exit_code == 1
@@ -127,8 +127,8 @@ async def test_all_or_nothing(schema: Schema, monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_worker_obeys(schema: Schema) -> None:
-    """OP-09: a worker claims nothing from a queue that the command paused, lets its job end, and
-    goes on when it is resumed."""
+    """A worker claims nothing from a queue that the command paused, lets its job end, and goes on
+    when it is resumed (OP-09)."""
     rig = Rig(schema)
     begun, go_on = asyncio.Queue[int](), asyncio.Event()
 

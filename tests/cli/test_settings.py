@@ -71,7 +71,7 @@ def sources(directory: Path, **environ: str) -> Sources:
 def test_order_of_sources(
     tmp_path: Path, setting: Setting[Any], flag: Any, env: str, toml: str
 ) -> None:
-    """LD-15, of every setting: the flag wins over the variable, over the file, over the default."""
+    """The flag wins over the variable, over the file, over the default (LD-15)."""
     key = setting.name
     assert sources(tmp_path).value(setting, None) == Value(msgspec.UNSET, "default")
 

@@ -89,8 +89,8 @@ def test_no_tables(database_url: str) -> None:
 
 
 async def test_standby(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NR-12: on a standby it says so, with the parameter that leads past it; `riverpy health`
-    too."""
+    """On a standby it says so, with the parameter that leads past it; `riverpy health` too
+    (NR-12)."""
 
     async def look(_connection: object) -> ServerRow:
         return ServerRow("18.1", is_standby=True, is_read_only=True, role="ada", pid=1)
@@ -155,7 +155,7 @@ async def test_outage(schema: Schema) -> None:
 
 
 async def test_closed_pipe(schema: Schema) -> None:
-    """OP-05: when the reader has gone, it ends with 0 and without a word."""
+    """When the reader has gone, it ends with 0 and without a word (OP-05)."""
     reader, writer = os.pipe()
     args = ("--database-url", schema.url, "--schema", schema.name)
     pipes = {"stdout": writer, "stderr": asyncio.subprocess.PIPE}

@@ -73,7 +73,7 @@ def worker_of(
 
 @pytest.mark.parametrize("number", [TERM, INT, signal.SIGQUIT, signal.SIGHUP])
 async def test_first_signal_stops(schema: Schema, tmp_path: Path, number: signal.Signals) -> None:
-    """SC-07, FR-13: each signal that means an end stops an idle worker with 0."""
+    """Each signal that means an end stops an idle worker with 0 (SC-07, FR-13)."""
     async with worker_of(schema, tmp_path, "jobs") as worker:
         await worker.until_logged("worker started")
         worker.send(number)
@@ -82,7 +82,7 @@ async def test_first_signal_stops(schema: Schema, tmp_path: Path, number: signal
 
 
 async def test_first_signal_lets_jobs_end(schema: Schema, tmp_path: Path) -> None:
-    """SC-07: after the first signal a running job goes on to its end, and no other is claimed."""
+    """After the first signal a running job goes on to its end, and no other is claimed (SC-07)."""
     await insert(schema, "wait")
     async with worker_of(schema, tmp_path, "jobs", "-q", "default:1") as worker:
         await worker.until_printed("job wait")
@@ -108,8 +108,8 @@ async def test_first_signal_lets_jobs_end(schema: Schema, tmp_path: Path) -> Non
 async def test_hard_stop_cancels(
     schema: Schema, tmp_path: Path, signals: list[signal.Signals], args: list[str]
 ) -> None:
-    """SC-07, FR-13: a second signal, or the end of --soft-stop, cancels jobs; their rows are
-    available again and no attempt is lost."""
+    """A second signal, or the end of --soft-stop, cancels jobs; their rows are available again and
+    no attempt is lost (SC-07, FR-13)."""
     await insert(schema, "sleep")
     async with worker_of(schema, tmp_path, "jobs:patient", *args) as worker:
         await worker.until_printed("job sleep")
@@ -134,7 +134,7 @@ async def test_signal_handler_of_user_code(schema: Schema, tmp_path: Path) -> No
 
 
 async def test_closed_terminal(schema: Schema, tmp_path: Path) -> None:
-    """FR-13: a worker whose terminal is closed stops, though nothing can be printed any more."""
+    """A worker whose terminal is closed stops, though nothing can be printed any more (FR-13)."""
     await insert(schema, "sleep")
     (tmp_path / "jobs.py").write_text(JOBS)
     terminal, side = os.openpty()
@@ -166,7 +166,7 @@ async def test_closed_terminal(schema: Schema, tmp_path: Path) -> None:
 
 
 async def test_signal_that_is_ignored(schema: Schema, tmp_path: Path) -> None:
-    """FR-13: a worker under `nohup` goes on when SIGHUP comes, and SIGTERM still stops it."""
+    """A worker under `nohup` goes on when SIGHUP comes, and SIGTERM still stops it (FR-13)."""
     nohup = f"{JOBS}\nimport signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
     async with worker_of(schema, tmp_path, "jobs", code=nohup) as worker:
         await worker.until_logged("worker started")
@@ -192,7 +192,7 @@ async def test_wake_ups_taken_by_user_code(schema: Schema, tmp_path: Path) -> No
 async def test_third_signal_leaves_at_once(
     schema: Schema, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """SC-07: a third signal ends the process with 128 + its number, whatever runs."""
+    """A third signal ends the process with 128 + its number, whatever runs (SC-07)."""
     await insert(schema, "ignore")
     async with worker_of(schema, tmp_path, "jobs:patient", "--soft-stop=1h") as worker:
         await worker.until_printed("job ignore")
@@ -206,7 +206,7 @@ async def test_third_signal_leaves_at_once(
 
 @pytest.mark.parametrize("what", ["block python", "block sleep", "block C", "block regex"])
 async def test_third_signal_with_a_blocked_loop(schema: Schema, tmp_path: Path, what: str) -> None:
-    """SC-07: also while a job blocks the event loop, in Python or in C."""
+    """Also while a job blocks the event loop, in Python or in C (SC-07)."""
     await insert(schema, what)
     async with worker_of(schema, tmp_path, "jobs:patient", "--soft-stop=1h") as worker:
         await worker.until_printed(f"job {what}")
@@ -474,8 +474,8 @@ async def test_waits_for_a_database_that_takes_no_connections(
 async def test_waits_for_a_database_that_can_be_written(
     server_url: str, fresh_database_url: str, tmp_path: Path
 ) -> None:
-    """NR-12: a worker that is started while its server can only be read, as a standby, says so in
-    one line, waits, and works when the server can be written."""
+    """A worker that is started while its server can only be read, as a standby, says so in one
+    line, waits, and works when the server can be written (NR-12)."""
     await migrate_all(fresh_database_url)
     name = urlsplit(fresh_database_url).path[1:]
     async with connected(server_url) as administrator:
@@ -506,7 +506,7 @@ async def test_drain(schema: Schema, tmp_path: Path) -> None:
 
 
 async def test_reader_of_the_log_goes_away(schema: Schema, tmp_path: Path) -> None:
-    """OP-05: `riverpy worker 2>&1 | head -1` stops in peace at the next line of its log."""
+    """`riverpy worker 2>&1 | head -1` stops in peace at the next line of its log (OP-05)."""
     (tmp_path / "jobs.py").write_text(JOBS)
     reader, writer = os.pipe()
     process = await asyncio.create_subprocess_exec(
@@ -570,7 +570,8 @@ def failing_worker(directory: Path, *args: str, code: str = JOBS) -> tuple[int, 
     ],
 )
 def test_failing_start(tmp_path: Path, args: list[str], code: int, message: str) -> None:
-    """OP-04: one line, no password, and a code that says what to do: 2 mend the command, 3 wait."""
+    """One line, no password, and a code that says what to do: 2 mend the command, 3 wait
+    (OP-04)."""
     exit_code, err = failing_worker(tmp_path, *args)
     assert exit_code == code
     assert message in err
@@ -580,7 +581,7 @@ def test_failing_start(tmp_path: Path, args: list[str], code: int, message: str)
 
 
 async def test_missing_schema(fresh_database_url: str, tmp_path: Path) -> None:
-    """OP-04: a database without River's tables is code 3 and the command that makes them."""
+    """A database without River's tables is code 3 and the command that makes them (OP-04)."""
     url = fresh_database_url.replace("://postgres@", "://postgres:s3cret@")
     exit_code, err = await asyncio.to_thread(
         failing_worker, tmp_path, "jobs", f"--database-url={url}"
@@ -601,7 +602,7 @@ async def test_missing_schema(fresh_database_url: str, tmp_path: Path) -> None:
 async def test_nothing_to_work(
     database_url: str, tmp_path: Path, client: str, message: str
 ) -> None:
-    """OP-04: a client without queues or without workers is an error in one line."""
+    """A client without queues or without workers is an error in one line (OP-04)."""
     code = f"{JOBS}\nempty = {client}\n"
     exit_code, err = await asyncio.to_thread(
         lambda: failing_worker(tmp_path, "jobs:empty", f"--database-url={database_url}", code=code)
@@ -612,7 +613,7 @@ async def test_nothing_to_work(
 
 
 async def test_start_line(schema: Schema, tmp_path: Path) -> None:
-    """TY-03: the first line has version, masked URL, schema, queues, each kind's limits."""
+    """The first line has version, masked URL, schema, queues, each kind's limits (TY-03)."""
     url = re.sub(r"^(\w+)://([^@:/]*)(:[^@/]*)?@", r"\1://\2:s3cret@", schema.url)
     async with running_worker(
         tmp_path,
@@ -670,8 +671,8 @@ async def test_log_of_user_code(schema: Schema, tmp_path: Path) -> None:
 
 
 async def test_failing_job_is_no_error_of_the_worker(schema: Schema, tmp_path: Path) -> None:
-    """OP-07: a job that fails has a line of its own for debugging, with its id, kind, queue and
-    attempt; without that a warning says which kinds fail, and nothing is logged as an error."""
+    """A job that fails has a line of its own for debugging, with its id, kind, queue and attempt;
+    without that a warning says which kinds fail, and nothing is logged as an error (OP-07)."""
     await insert(schema, "fail", max_attempts=1)
     async with worker_of(schema, tmp_path, "jobs", "--drain", "--log-level=debug") as worker:
         assert await worker.exit_code() == 0

@@ -70,8 +70,8 @@ async def backend(client: Client) -> int:
 
 
 async def test_after_a_fork(schema: Schema) -> None:
-    """PB-11: a child that uses or leaves the client of its parent is told so, however it does, and
-    the parent goes on over the connection that it had; a client of the child's own works."""
+    """A child that uses or leaves the client of its parent is told so, however it does, and the
+    parent goes on over the connection that it had; a client of the child's own works (PB-11)."""
     config = Config(schema=schema.name, pool_size=1)
 
     async def use() -> str:
@@ -98,8 +98,8 @@ async def test_after_a_fork(schema: Schema) -> None:
 
 @pytest.mark.parametrize("is_given", [False, True], ids=["pool of its own", "pool of the caller"])
 async def test_in_another_loop(schema: Schema, *, is_given: bool) -> None:
-    """PB-11: in a thread with an event loop of its own the client is refused, with the way that
-    works; its connections go on."""
+    """In a thread with an event loop of its own the client is refused, with the way that works; its
+    connections go on (PB-11)."""
     config = Config(schema=schema.name, pool_size=1)
 
     async def use() -> str:
@@ -124,7 +124,7 @@ async def test_in_another_loop(schema: Schema, *, is_given: bool) -> None:
 
 
 def test_after_the_end_of_its_loop(database_url: str) -> None:
-    """PB-11: a client that is left open when its loop ends is refused in the next one."""
+    """A client that is left open when its loop ends is refused in the next one (PB-11)."""
     client = Client(database_url)
     asyncio.run(client.__aenter__())
     with pytest.raises(ClientStateError, match="opened in another event loop"):

@@ -25,8 +25,8 @@ QUOTED = "'; DROP TABLE river_job; --"
 
 @pytest.mark.parametrize("name", [EVIL, QUOTED])
 async def test_names_given_to_riverpy(schema: Schema, name: str) -> None:
-    """SE-03: names of schemas, queues, kinds and tags that hold SQL are refused, or asked for as
-    they are and not found; the table is there."""
+    """Names of schemas, queues, kinds and tags that hold SQL are refused, or asked for as they are
+    and not found; the table is there (SE-03)."""
     async with Client(schema.url, config=Config(schema=schema.name)) as client:
         for refused in (
             lambda: Config(schema=name),
@@ -50,8 +50,8 @@ async def test_names_given_to_riverpy(schema: Schema, name: str) -> None:
 
 
 async def test_names_in_the_table(schema: Schema) -> None:
-    """SE-03, BI-05: rows that somebody inserted by SQL under names that riverpy refuses are listed,
-    found by their names and worked; the others are not harmed."""
+    """Rows that somebody inserted by SQL under names that riverpy refuses are listed, found by
+    their names and worked; the others are not harmed (SE-03, BI-05)."""
     rig = Rig(schema)
 
     @rig.job

@@ -190,7 +190,7 @@ async def test_closes_though_the_server_goes_away() -> None:
 
 
 async def test_leaves_a_given_pool_open(schema: Schema) -> None:
-    """SC-13: a pool of the caller's serves inserts, and stays the caller's."""
+    """A pool of the caller's serves inserts, and stays the caller's (SC-13)."""
     async with asyncpg.create_pool(schema.url, min_size=1, max_size=2) as pool:
         async with Client(pool, config=Config(schema=schema.name)) as client:
             result = await client.insert(Task(n=1))
@@ -199,7 +199,7 @@ async def test_leaves_a_given_pool_open(schema: Schema) -> None:
 
 
 async def test_closes_in_time_though_a_connection_is_held(schema: Schema) -> None:
-    """SC-13: a connection that somebody keeps is cut after a moment, and closing returns."""
+    """A connection that somebody keeps is cut after a moment, and closing returns (SC-13)."""
     client = Client(schema.url, config=Config(schema=schema.name))
     async with client:
         await client.insert(Task())
@@ -219,7 +219,7 @@ async def test_says_how_to_make_the_schema(fresh_database_url: str) -> None:
 
 
 async def test_start_fails_while_the_database_is_away_and_works_later(schema: Schema) -> None:
-    """LM-06: a start that failed leaves a client that can be started."""
+    """A start that failed leaves a client that can be started (LM-06)."""
     client = Client(URL, workers=make_workers(), queues=QUEUES, config=Config(schema=schema.name))
     with pytest.raises(OSError):
         await client.run()
@@ -388,7 +388,7 @@ def test_id_is_renewed_after_a_fork() -> None:
     ids=map(str, range(29)),
 )
 def test_refuses_a_wrong_worker(register: Any, words: str) -> None:
-    """TY-04: a worker without a kind, with a taken one, or of the wrong shape is refused."""
+    """A worker without a kind, with a taken one, or of the wrong shape is refused (TY-04)."""
     workers = make_workers()
     with pytest.raises(ConfigError, match=words):
         register(workers)

@@ -117,7 +117,7 @@ def rig(schema: Schema) -> Rig:
 
 @pytest.mark.parametrize("dead_after", [timedelta(minutes=1), timedelta(seconds=6)])
 async def test_interval(server: FakeServer, dead_after: timedelta) -> None:
-    """LD-15: the interval follows from `dead_after` alone: six signs of life within it."""
+    """The interval follows from `dead_after` alone: six signs of life within it (LD-15)."""
     async with server.beating(dead_after=dead_after):
         await server.timer.advance(dead_after.total_seconds())
     times = [at for at, _ in server.beats]
@@ -127,8 +127,8 @@ async def test_interval(server: FakeServer, dead_after: timedelta) -> None:
 
 
 async def test_any_healthy_connection(server: FakeServer, log: list[dict[str, Any]]) -> None:
-    """LD-14: when the connection of the results does not answer, the next one is beaten on within a
-    short while, and the client goes on as if nothing had happened."""
+    """When the connection of the results does not answer, the next one is beaten on within a short
+    while, and the client goes on as if nothing had happened (LD-14)."""
     async with server.beating() as heartbeat:
         for connection in server.connections[:2]:
             await server.timer.advance(60)
@@ -195,8 +195,8 @@ async def test_contact(server: FakeServer) -> None:
 
 @pytest.mark.parametrize("how", ["suspend", "stall"])
 async def test_time_that_was_missed(server: FakeServer, how: str) -> None:
-    """LM-14: a machine that was suspended, or an event loop that was blocked, for longer than half
-    of `dead_after` has lost contact and claims nothing until its next sign of life."""
+    """A machine that was suspended, or an event loop that was blocked, for longer than half of
+    `dead_after` has lost contact and claims nothing until its next sign of life (LM-14)."""
     async with server.beating() as heartbeat:
         await server.timer.advance(100)
         if how == "suspend":

@@ -41,9 +41,9 @@ async def kill_all(stage: Stage, count: int, name: str, *, user: str | None = No
 
 @pytest.mark.parametrize("name", BACKENDS)
 async def test_killed_backends(stage: Stage, name: str) -> None:
-    """NR-02, NR-11, PB-07: connections of each kind are killed 20 times. Each is made anew, told of
-    in one line when it is lost and in one when it is back, and no job comes to harm. A result that
-    was alone in its statement at two of the kills may be held back for a while."""
+    """Connections of each kind are killed 20 times. Each is made anew, told of in one line when it
+    is lost and in one when it is back, and no job comes to harm. A result that was alone in its
+    statement at two of the kills may be held back for a while (NR-02, NR-11, PB-07)."""
     expected = {HELD} if name == "results" else set[str]()
     places = [stage.leader] if name == "maintenance" else stage.places
     rounds = KILLS // len(places)
@@ -60,9 +60,9 @@ async def test_killed_backends(stage: Stage, name: str) -> None:
 
 
 async def test_topics_after_losses(stage: Stage) -> None:
-    """NR-02, NR-11: after a loss each topic is heard again, and what is heard is done once: a
-    pause, a cancel, a leader's resigning. (That inserts are heard shows wherever load flows: nobody
-    polls here.)"""
+    """After a loss each topic is heard again, and what is heard is done once: a pause, a cancel, a
+    leader's resigning. Inserts are covered wherever load flows, since no client polls here
+    (NR-02, NR-11)."""
     for place in stage.places:
         place.forget()
     await kill_all(stage, len(stage.places), "riverpy listener")
@@ -86,8 +86,8 @@ async def test_topics_after_losses(stage: Stage) -> None:
 
 
 async def test_killed_pool(stage: Stage) -> None:
-    """PB-07: the connections of a web side's pool are killed 20 times: an insert fails at most
-    once for each."""
+    """The connections of a web side's pool are killed 20 times: an insert fails at most once for
+    each (PB-07)."""
     async with stage.load() as load:
         for _ in range(KILLS):
             await kill_backends(stage.url, POOL_NAME)
@@ -98,9 +98,9 @@ async def test_killed_pool(stage: Stage) -> None:
 
 
 async def test_frozen_claims_and_results(stage: Stage) -> None:
-    """NR-17, LD-14: one worker's claims and another's results freeze: no error comes. Each is given
-    up in time and made anew, with one line, while the other worker goes on; what the frozen
-    backends do when they thaw makes nothing happen twice."""
+    """One worker's claims and another's results freeze: no error comes. Each is given up in time
+    and made anew, with one line, while the other worker goes on; what the frozen backends do when
+    they thaw makes nothing happen twice (NR-17, LD-14)."""
     claiming, storing = stage.places
     async with stage.load() as load:
         pids = [

@@ -208,8 +208,8 @@ COMPLETED = ("completed", 1, None)
 
 
 async def test_plain_main_that_ends(schema: Schema, tmp_path: Path) -> None:
-    """FR-21: `asyncio.run` whose main ends while a task runs the client. Jobs that ended are
-    completed, the others are released without an attempt, and their child processes end."""
+    """`asyncio.run` whose main ends while a task runs the client. Jobs that ended are completed,
+    the others are released without an attempt, and their child processes end (FR-21)."""
     await insert(schema, "do", "sleep")
     await insert(schema, "do", "end when cancelled")
     await insert(schema, "child")
@@ -225,8 +225,8 @@ async def test_plain_main_that_ends(schema: Schema, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("when", ["launched", "answer lost"])
 async def test_loop_that_ends_at_a_claim(schema: Schema, tmp_path: Path, when: str) -> None:
-    """FR-21: jobs that were claimed and have not begun are released, too, also those of a claim
-    whose answer did not arrive."""
+    """Jobs that were claimed and have not begun are released, too, also those of a claim whose
+    answer did not arrive (FR-21)."""
     await insert(schema, "do", "sleep")
     await insert(schema, "do", "sleep")
     async with running(schema, tmp_path, "-c", AT_CLAIM, when) as process:
@@ -237,8 +237,8 @@ async def test_loop_that_ends_at_a_claim(schema: Schema, tmp_path: Path, when: s
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 async def test_second_interrupt_of_uvicorn(schema: Schema, tmp_path: Path, loop: str) -> None:
-    """FR-21: with an open stream the first Ctrl-C waits and the second ends the loop: the job is
-    released without an attempt, and uvicorn ends within 5 s."""
+    """With an open stream the first Ctrl-C waits and the second ends the loop: the job is released
+    without an attempt, and uvicorn ends within 5 s (FR-21)."""
     await insert(schema, "do", "sleep")
     await insert(schema, "child")
     command = ("-m", "uvicorn", "web:app", "--port=0", f"--loop={loop}")

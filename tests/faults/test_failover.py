@@ -50,9 +50,9 @@ async def restored(place: Place) -> None:
 
 
 async def test_switch_over(stage: FailingOver) -> None:
-    """NR-12: the standby takes over while jobs run: what ends meanwhile is stored on the new
-    primary, nothing is lost, somebody leads there, and nothing of ours is started again; inserts go
-    on with a client that knows both."""
+    """The standby takes over while jobs run: what ends meanwhile is stored on the new primary,
+    nothing is lost, somebody leads there, and nothing of ours is started again; inserts go on with
+    a client that knows both (NR-12)."""
     async with stage.load(outages=1, expected=[ENDS]) as load:
         await load.begin_held(5)
         await stage.pair.switch_over()
@@ -64,8 +64,8 @@ async def test_switch_over(stage: FailingOver) -> None:
 
 
 async def test_machine_is_gone(stage: FailingOver) -> None:
-    """NR-12: the machine of the primary is gone, so that nothing ever ends a connection to it or
-    refuses a new one: workers give up what is silent and work on the standby that takes over."""
+    """The machine of the primary is gone, so that nothing ever ends a connection to it or refuses a
+    new one: workers give up what is silent and work on the standby that takes over (NR-12)."""
     async with stage.load(expected=[ENDS]) as load:
         ways = [way_to_primary(stage, place) for place in stage.places]
         for way in ways:
@@ -86,8 +86,8 @@ def way_to_primary(stage: FailingOver, place: Place) -> Proxy:
 
 
 async def test_worker_before_a_standby(stage: FailingOver) -> None:
-    """NR-12: a worker knows but the server that comes back as a standby: it says so in one line,
-    asks now and then, and works when that server is the primary again."""
+    """A worker knows but the server that comes back as a standby: it says so in one line, asks now
+    and then, and works when that server is the primary again (NR-12)."""
     place = await add_single(stage)
     async with stage.load(expected=[ENDS]) as load:
         await until(lambda: bool(place.begun))

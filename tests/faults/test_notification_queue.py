@@ -89,9 +89,9 @@ async def ended(client: Client, job_id: int, state: JobState) -> None:
 async def test_everything_but_the_notifications_is_stored(
     rig: Rig, log: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FR-05: while the queue is full, inserts, cancels, retries, pauses, releases, moves of the
-    scheduler and results are stored without notifications, which is logged once; doctor names the
-    session that holds the queue back. Once that has ended, all is as before."""
+    """While the queue is full, inserts, cancels, retries, pauses, releases, moves of the scheduler
+    and results are stored without notifications, which is logged once; doctor names the session
+    that holds the queue back. Once that has ended, all is as before (FR-05)."""
     monkeypatch.setattr(notifier, "PROBE_INTERVAL", 0.1)
     attempts: dict[int, int] = {}
 
@@ -201,8 +201,8 @@ async def test_queue_that_fills_during_an_insert(
 
 
 async def test_queue_that_fills_during_a_result(rig: Rig, flood: None) -> None:
-    """FR-05: a result whose commit is refused for notifications is stored at the next try, and not
-    replaced by a failure."""
+    """A result whose commit is refused for notifications is stored at the next try, and not
+    replaced by a failure (FR-05)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:

@@ -24,8 +24,8 @@ EXPECTED = (
 
 
 async def test_killed_worker(stage: Stage) -> None:
-    """LD-07: the worker that leads is killed, and another process takes its place: the jobs
-    that it ran are run again elsewhere, each with one attempt more, and all others once."""
+    """The worker that leads is killed, and another process takes its place: the jobs that it ran
+    are run again elsewhere, each with one attempt more, and all others once (LD-07)."""
     killed = stage.leader
     async with stage.load(expected=EXPECTED) as load:
         held: set[int] = set()

@@ -43,8 +43,8 @@ async def lost(stage: Stage) -> None:
 
 
 async def test_restart(stage: Stage) -> None:
-    """NR-02, NR-03, LD-18: the server restarts while jobs run: those end where they began, their
-    results are kept and stored, and the rest is worked."""
+    """The server restarts while jobs run: those end where they began, their results are kept and
+    stored, and the rest is worked (NR-02, NR-03, LD-18)."""
     async with stage.load(outages=1) as load:
         await load.begin_held(5)
         await stage.fleet.server.shut_down(Shutdown.FAST)
@@ -55,8 +55,8 @@ async def test_restart(stage: Stage) -> None:
 
 
 async def test_crash(stage: Stage) -> None:
-    """NR-02, LD-18: the server crashes. It forgets who leads, and claims of the last moment: those
-    jobs are worked again. All others end where they began."""
+    """The server crashes. It forgets who leads, and claims of the last moment: those jobs are
+    worked again. All others end where they began (NR-02, LD-18)."""
     async with stage.load(outages=1, expected=[REFUSED, ENDS]) as load:
         leader = stage.leader
         held = await load.begin_held(5)
@@ -134,9 +134,8 @@ async def test_idle_in_transaction_timeout(stage: Stage) -> None:
 
 
 async def test_read_only(stage: Stage) -> None:
-    """NR-12: the server comes to be read-only, as after a failover, and can be written again:
-    results that end meanwhile are kept and stored, and a connection that was told so is made
-    anew."""
+    """The server comes to be read-only, as after a failover, and can be written again: results that
+    end meanwhile are kept and stored, and a connection that was told so is made anew (NR-12)."""
     users = [place.worker.name for place in stage.places]
     async with stage.load(outages=1) as load:
         await load.begin_held(5)
@@ -157,8 +156,8 @@ async def find_dedicated(stage: Stage, user: str) -> set[int]:
 
 
 async def test_down_for_a_while(stage: Stage) -> None:
-    """NR-03: while the server is away workers try again and again to connect, and say no more than
-    that a lease has lapsed; when it is back they work."""
+    """While the server is away workers try again and again to connect, and say no more than that a
+    lease has lapsed; when it is back they work (NR-03)."""
     async with stage.load(outages=1, expected=[ENDS]) as load:
         await stage.fleet.server.shut_down(Shutdown.FAST)
         await lost(stage)

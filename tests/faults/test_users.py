@@ -50,8 +50,8 @@ async def test_locked_available_rows(stage: Stage) -> None:
 
 
 async def test_pool_is_held(stage: Stage) -> None:
-    """PB-10: jobs hold every connection of each worker's pool, and others wait for one: claims,
-    results, the lease and signs of life have connections of their own, and go on."""
+    """Jobs hold every connection of each worker's pool, and others wait for one: claims, results,
+    the lease and signs of life have connections of their own, and go on (PB-10)."""
     async with stage.load(outages=0) as load:
         held: set[int] = set()
         while not all(place.begun & held for place in stage.places):

@@ -215,7 +215,7 @@ async def test_scheduled_at_in_any_zone(inserter: Inserter) -> None:
 
 
 async def test_results_are_in_the_order_of_the_input(inserter: Inserter) -> None:
-    """BI-08: also when the rows are sent in another order, and whatever varies between them."""
+    """Also when the rows are sent in another order, and whatever varies between them (BI-08)."""
     params = [
         InsertManyParams(
             Welcome(number),
@@ -235,7 +235,7 @@ async def test_results_are_in_the_order_of_the_input(inserter: Inserter) -> None
 async def test_more_jobs_than_a_statement_has_parameters(
     inserter: Inserter, schema: Schema
 ) -> None:
-    """BI-08: 50,000 jobs go in one call, in order, all or none."""
+    """50,000 jobs go in one call, in order, all or none (BI-08)."""
     jobs = [Welcome(number) for number in range(50_000)]
     bad = [*many(*jobs[:-1]), InsertManyParams(Data(x=float("nan")))]
     with pytest.raises(ValueError, match="nan"):
@@ -249,7 +249,7 @@ async def test_more_jobs_than_a_statement_has_parameters(
 
 
 async def test_five_megabytes_of_args(inserter: Inserter, schema: Schema) -> None:
-    """BI-07: big args are stored whole, one by one and by COPY."""
+    """Big args are stored whole, one by one and by COPY (BI-07)."""
     big = Data(text="é" * 2_600_000 + "<")
     await inserter.insert(big, None, tx=None)
     await inserter.insert_many_fast(many(big), tx=None)
@@ -258,7 +258,7 @@ async def test_five_megabytes_of_args(inserter: Inserter, schema: Schema) -> Non
 
 
 async def test_shared_options_stay_as_they_are(inserter: Inserter) -> None:
-    """TY-09: options and what they hold can be used again, and changed between inserts."""
+    """Options and what they hold can be used again, and changed between inserts (TY-09)."""
     metadata: dict[str, Any] = {"n": 1}
     tags = ["one"]
     opts = InsertOpts(metadata=metadata, tags=tags)

@@ -103,7 +103,7 @@ WAYS = [insert, insert_many, insert_many_fast]
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_every_way(schema: Schema, way: Callable[..., Any]) -> None:
-    """TY-07: hooks and middleware see each way of inserting; COPY tells them nothing of rows."""
+    """Hooks and middleware see each way of inserting; COPY tells them nothing of rows (TY-07)."""
     async with client_on(schema, plugins=[Recorder("p")]) as client:
         await way(client, Plain())
     rows = 0 if way is insert_many_fast else 1
@@ -112,8 +112,8 @@ async def test_every_way(schema: Schema, way: Callable[..., Any]) -> None:
 
 
 async def test_transaction(schema: Schema) -> None:
-    """TY-07: they see inserts on a transaction of the caller's, which an error of theirs leaves
-    alive."""
+    """They see inserts on a transaction of the caller's, which an error of theirs leaves alive
+    (TY-07)."""
 
     async def refuse(params: JobInsertParams) -> None:
         raise ZeroDivisionError
@@ -129,7 +129,7 @@ async def test_transaction(schema: Schema) -> None:
 
 
 async def test_periodic(schema: Schema) -> None:
-    """TY-07: they see what the clock inserts, and may change it."""
+    """They see what the clock inserts, and may change it (TY-07)."""
 
     async def tag(params: JobInsertParams) -> None:
         params.tags.append("by-hook")

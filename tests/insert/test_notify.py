@@ -110,7 +110,7 @@ async def test_the_same_notifications_as_river(schema: Schema, heard: Heard) -> 
 
 
 async def test_one_notification_per_queue(schema: Schema, heard: Heard) -> None:
-    """NR-08: 1,000 jobs in two queues are two notifications, whatever way they go."""
+    """1,000 jobs in two queues are two notifications, whatever way they go (NR-08)."""
     params = [InsertManyParams(Data(n=n), in_queue(f"q{n % 2}")) for n in range(1000)]
     params.append(InsertManyParams(Data(n=0), in_queue("later", scheduled_at=FUTURE)))
     async with inserter_on(schema.url, schema.name) as inserter:
@@ -121,7 +121,7 @@ async def test_one_notification_per_queue(schema: Schema, heard: Heard) -> None:
 
 
 async def test_inserts_in_one_interval_share_a_notification(schema: Schema, heard: Heard) -> None:
-    """NR-08: without a transaction a queue is told once in the interval, others are too."""
+    """Without a transaction a queue is told once in the interval, others are too (NR-08)."""
     clock = FixedClock()
     async with inserter_on(schema.url, schema.name) as inserter:
         inserter._limiter = NotifyLimiter(clock)
@@ -153,7 +153,7 @@ async def test_transactions_always_notify(schema: Schema, heard: Heard) -> None:
 
 
 async def test_a_client_that_does_not_notify(schema: Schema, heard: Heard) -> None:
-    """NR-08: notifications can be switched off per client, for its own inserts and those by tx."""
+    """Notifications can be switched off per client, for its own inserts and those by tx (NR-08)."""
     config = Config(schema=schema.name, insert_notify=False)
     async with Client(schema.url, config=config) as client, schema.connected() as connection:
         async with connection.transaction():

@@ -239,7 +239,7 @@ OPTS: list[tuple[Any, type[Exception], str]] = [
 async def test_bad_args_are_refused(
     inserter: Inserter, schema: Schema, args: Any, error: type[Exception], words: str
 ) -> None:
-    """BI-01, BI-03, BI-04, BI-09: a named ValueError with the place; the transaction lives."""
+    """A named ValueError with the place; the transaction lives (BI-01, BI-03, BI-04, BI-09)."""
     await is_refused(inserter, schema, InsertManyParams(args), error, words)
 
 
@@ -254,7 +254,7 @@ def test_values_of_the_right_type_are_accepted() -> None:
 async def test_bad_options_are_refused(
     inserter: Inserter, schema: Schema, opts: Any, error: type[Exception], words: str
 ) -> None:
-    """BI-01, BI-05, BI-10: a named ValueError that says what is allowed; the transaction lives."""
+    """A named ValueError that says what is allowed; the transaction lives (BI-01, BI-05, BI-10)."""
     await is_refused(inserter, schema, InsertManyParams(Welcome(1), opts), error, words)
 
 
@@ -291,14 +291,14 @@ async def is_refused(
     ],
 )
 async def test_good_names_are_accepted(inserter: Inserter, queue: str, tag: str) -> None:
-    """BI-05: whatever River's rules allow is stored as given."""
+    """Whatever River's rules allow is stored as given (BI-05)."""
     opts = InsertOpts(queue=queue, tags=[tag] * 300)
     job = (await inserter.insert(RawArgs("K·[a]<b>/.:+-", "{}"), opts, tx=None)).job
     assert (job.queue, job.tags, job.kind) == (queue, [tag] * 300, "K·[a]<b>/.:+-")
 
 
 def test_long_bad_names_are_refused_in_no_time() -> None:
-    """BI-05: names are matched in linear time: River's pattern would take for ever on these."""
+    """Names are matched in linear time: River's pattern would take for ever on these (BI-05)."""
     for queue in ("a" * 63 + "!", "a-" * 31 + "!"):
         with pytest.raises(ConfigError):
             prepare(Welcome(1), InsertOpts(queue=queue), rules=RULES, now=NOW)
@@ -341,7 +341,7 @@ def test_kinds_can_go_unchecked() -> None:
 async def test_batches_of_something_else_are_refused(
     inserter: Inserter, schema: Schema, params: Any, words: str
 ) -> None:
-    """BI-01: what a batch consists of is said to whoever gives the args themselves."""
+    """What a batch consists of is said to whoever gives the args themselves (BI-01)."""
     for send in (inserter.insert_many, inserter.insert_many_fast):
         with pytest.raises(InsertError, match=words):
             await send(params, tx=None)
@@ -356,7 +356,7 @@ async def test_an_empty_batch_is_refused(inserter: Inserter) -> None:
 
 
 def test_args_that_jsonb_cannot_hold_are_refused() -> None:
-    """BI-07: 300 MB are refused with their size, before anything is sent."""
+    """300 MB are refused with their size, before anything is sent (BI-07)."""
     text = "x" * 300_000_000
     assert _json.SIZE_MAX == 267_386_880
     with pytest.raises(ArgsError, match=r"\$\.x: the text has 300,000,000 char.* 267,386,880"):
@@ -366,7 +366,7 @@ def test_args_that_jsonb_cannot_hold_are_refused() -> None:
 
 
 def test_the_limit_is_one_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """BI-07: metadata have it too, and letters of two bytes count twice."""
+    """Metadata have it too, and letters of two bytes count twice (BI-07)."""
     monkeypatch.setattr(_json, "SIZE_MAX", 1000)
     for letter, fitting in (("x", 992), ("é", 496)):
         prepare(Data(x=letter * fitting), None, rules=RULES, now=NOW)
@@ -381,7 +381,8 @@ def test_the_limit_is_one_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_texts_that_escaping_makes_too_large_are_not_escaped(
     monkeypatch: pytest.MonkeyPatch, letter: str
 ) -> None:
-    """BI-07: the size with escapes is known before they are made, so nothing blocks for seconds."""
+    """The size with escapes is known before they are made, so nothing blocks for seconds
+    (BI-07)."""
     monkeypatch.setattr(_json, "SIZE_MAX", 1000)
     for args in (Data(x=letter * 165), RawArgs("raw", f'{{"x": "{letter * 165}"}}')):
         prepare(args, None, rules=RULES, now=NOW)
@@ -397,7 +398,7 @@ def test_texts_that_escaping_makes_too_large_are_not_escaped(
 async def test_batches_larger_than_a_message_are_refused(
     inserter: Inserter, schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BI-07: a statement that the protocol cannot carry is refused; COPY sends it in pieces."""
+    """A statement that the protocol cannot carry is refused; COPY sends it in pieces (BI-07)."""
     monkeypatch.setattr(_insert, "STATEMENT_SIZE_MAX", 999)
     params = many(*[Data(x="x" * 90)] * 10)
     await inserter.insert_many(params[:9], tx=None)
@@ -415,7 +416,7 @@ async def test_batches_larger_than_a_message_are_refused(
     ],
 )
 def test_args_that_grow_in_the_database(error: Exception) -> None:
-    """BI-07: what only PostgreSQL finds too large is named as that."""
+    """What only PostgreSQL finds too large is named as that (BI-07)."""
     with (
         pytest.raises(ArgsError, match="PostgreSQL cannot store args or metadata of this size"),
         translated(None),

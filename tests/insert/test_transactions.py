@@ -50,7 +50,7 @@ async def users(schema: Schema) -> list[int]:
 async def test_jobs_share_the_fate_of_the_transaction(
     inserter: Inserter, schema: Schema, send: Send
 ) -> None:
-    """TX-01: invisible before the commit, there after it, gone after a rollback."""
+    """Invisible before the commit, there after it, gone after a rollback (TX-01)."""
     async with schema.connected() as tx:
         async with tx.transaction():
             await send(inserter, Welcome(1), tx)
@@ -65,7 +65,7 @@ async def test_jobs_share_the_fate_of_the_transaction(
 
 
 async def test_savepoints(inserter: Inserter, schema: Schema, send: Send) -> None:
-    """TX-01: a savepoint that is rolled back takes its jobs along and no others."""
+    """A savepoint that is rolled back takes its jobs along and no others (TX-01)."""
     async with schema.connected() as tx:
         async with tx.transaction():
             await send(inserter, Welcome(1), tx)
@@ -137,7 +137,7 @@ async def test_a_closed_connection(inserter: Inserter, schema: Schema, send: Sen
 
 
 async def test_other_objects_are_no_transactions(inserter: Inserter, send: Send) -> None:
-    """TX-02: the error names what is accepted and what was given."""
+    """The error names what is accepted and what was given (TX-02)."""
     for tx in ("postgres://", object(), 0):
         with pytest.raises(TypeError, match=f"asyncpg connection.*got {type(tx).__name__}"):
             await send(inserter, Welcome(1), tx)
@@ -226,7 +226,7 @@ async def test_statements_that_are_not_cached(schema: Schema) -> None:
 
 
 async def test_serializable_by_default(schema: Schema) -> None:
-    """TX-06: what the server rolls back in favour of another is sent again, and is not seen."""
+    """What the server rolls back in favour of another is sent again, and is not seen (TX-06)."""
     async with inserter_on(
         schema.url, schema.name, size=8, default_transaction_isolation="serializable"
     ) as inserter:
@@ -244,7 +244,7 @@ async def test_serializable_by_default(schema: Schema) -> None:
 
 
 async def test_cancelled_inserts(schema: Schema) -> None:
-    """TX-07, SC-12: calls cancelled anywhere leave no connection lent and no transaction open."""
+    """Calls cancelled anywhere leave no connection lent and no transaction open (TX-07, SC-12)."""
     returned = unknown = 0
     rng = random.Random(7)
     async with inserter_on(

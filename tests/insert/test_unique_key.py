@@ -57,7 +57,7 @@ def hashed(text: str) -> str:
 async def test_uniqueness_holds_on_every_path(
     inserter: Inserter, schema: Schema, path: str
 ) -> None:
-    """UQ-03: the second insert returns the first one's job."""
+    """The second insert returns the first one's job (UQ-03)."""
     async with schema.connected() as tx, tx.transaction():
         for expected in (False, True):
             on = tx if path.endswith("tx") else None
@@ -76,7 +76,8 @@ async def test_uniqueness_holds_on_every_path(
 
 
 async def test_fast_inserts_meet_a_conflict(inserter: Inserter, schema: Schema) -> None:
-    """UQ-03: insert_many_fast stores unique keys; a conflict is an error, and nothing is stored."""
+    """insert_many_fast stores unique keys; a conflict is an error, and nothing is stored
+    (UQ-03)."""
     assert await inserter.insert_many_fast(many(Welcome(1), opts=BY_ARGS), tx=None) == 1
     for params in (
         many(Welcome(2), Welcome(1), opts=BY_ARGS),
@@ -90,7 +91,7 @@ async def test_fast_inserts_meet_a_conflict(inserter: Inserter, schema: Schema) 
 
 
 async def test_a_running_job_is_not_started_again(inserter: Inserter, schema: Schema) -> None:
-    """UQ-05: 20 inserts at once while the job runs are 20 duplicates of it, with its id."""
+    """20 inserts at once while the job runs are 20 duplicates of it, with its id (UQ-05)."""
     first = (await inserter.insert(Welcome(1), BY_ARGS, tx=None)).job
     await schema.execute(SET_STATE, "running")
     results = await asyncio.gather(
@@ -114,7 +115,7 @@ async def test_many_inserts_of_a_new_key_at_once(inserter: Inserter, schema: Sch
 
 
 async def test_keys_with_every_byte(inserter: Inserter, schema: Schema) -> None:
-    """UQ-07: 1,000 keys, and NULLs beside them, are stored as computed and found again."""
+    """1,000 keys, and NULLs beside them, are stored as computed and found again (UQ-07)."""
     params = [
         InsertManyParams(Welcome(number), BY_ARGS if number % 4 else None) for number in range(1000)
     ]
@@ -147,7 +148,8 @@ async def test_keys_with_every_byte(inserter: Inserter, schema: Schema) -> None:
 async def test_a_key_is_held_in_its_states(
     inserter: Inserter, schema: Schema, state: JobState, held: frozenset[JobState]
 ) -> None:
-    """UQ-09: a second job may be inserted exactly when the first one's state is not in its list."""
+    """A second job may be inserted exactly when the first one's state is not in its list
+    (UQ-09)."""
     opts = by_states(*held)
     first = (await inserter.insert(Welcome(1), opts, tx=None)).job
     assert first.unique_states == [one for one in ALL_STATES if one in held]
@@ -158,7 +160,7 @@ async def test_a_key_is_held_in_its_states(
 
 
 async def test_a_job_does_not_conflict_with_itself(inserter: Inserter, schema: Schema) -> None:
-    """UQ-01: a scheduled unique job goes through every state of a failed attempt to the end."""
+    """A scheduled unique job goes through every state of a failed attempt to the end (UQ-01)."""
     opts = InsertOpts(
         scheduled_at=NOW, unique_opts=UniqueOpts(by_args=True, by_state=UNIQUE_STATES_REQUIRED)
     )
@@ -171,7 +173,7 @@ async def test_a_job_does_not_conflict_with_itself(inserter: Inserter, schema: S
 
 @pytest.mark.parametrize("missing", UNIQUE_STATES_REQUIRED)
 def test_lists_of_states_with_gaps_are_refused(missing: JobState) -> None:
-    """UQ-10: the error names what is missing; naming a state twice is harmless."""
+    """The error names what is missing; naming a state twice is harmless (UQ-10)."""
     states = [state for state in ALL_STATES if state is not missing]
     with pytest.raises(InsertError, match=f"missing: {missing}$"):
         prepare(Welcome(1), by_states(*states), rules=RULES, now=NOW)
@@ -184,7 +186,7 @@ def test_lists_of_states_with_gaps_are_refused(missing: JobState) -> None:
 
 
 async def test_crossed_batches_do_not_deadlock(schema: Schema) -> None:
-    """UQ-12: two connections insert the same 200 keys in opposite order, 50 times."""
+    """Two connections insert the same 200 keys in opposite order, 50 times (UQ-12)."""
     async with inserter_on(schema.url, schema.name) as inserter:
         for round_number in range(50):
             jobs = [Welcome(round_number * 1000 + number) for number in range(200)]
@@ -199,7 +201,8 @@ async def test_crossed_batches_do_not_deadlock(schema: Schema) -> None:
 
 
 async def test_crossed_copies_do_not_deadlock(inserter: Inserter, schema: Schema) -> None:
-    """UQ-12: of two COPYs of the same keys in opposite order one wins, the other has a conflict."""
+    """Of two COPYs of the same keys in opposite order one wins, the other has a conflict
+    (UQ-12)."""
     for round_number in range(20):
         jobs = [Welcome(round_number * 1000 + number) for number in range(200)]
         ways = (many(*jobs, opts=BY_ARGS), many(*reversed(jobs), opts=BY_ARGS))
@@ -237,7 +240,7 @@ async def test_a_conflict_changes_nothing(inserter: Inserter, schema: Schema) ->
 
 
 async def test_a_dropped_index_can_come_back(inserter: Inserter, schema: Schema) -> None:
-    """UQ-06: a warm connection inserts after the unique index was made anew."""
+    """A warm connection inserts after the unique index was made anew (UQ-06)."""
     await inserter.insert(Welcome(1), BY_ARGS, tx=None)
     (definition,) = await schema.fetch(
         "SELECT indexdef FROM pg_indexes WHERE schemaname = $1"
@@ -253,7 +256,7 @@ async def test_a_dropped_index_can_come_back(inserter: Inserter, schema: Schema)
 
 
 def test_dict_order_and_spaces_do_not_count() -> None:
-    """UQ-08: equal args have one key; 1 and 1.0 are equal, as in Go's maps; "1" is another."""
+    """Equal args have one key; 1 and 1.0 are equal, as in Go's maps; "1" is another (UQ-08)."""
     opts = UniqueOpts(by_args=True)
     items = list({"é": 1, "b": {"y": [1, {"q": 1, "p": 2}], "x": None}, "a": "<"}.items())
     keys: set[str] = set()

@@ -75,8 +75,8 @@ BY_NAME = {vector["name"]: vector for vector in VECTORS}
 
 @pytest.mark.parametrize("name", names(refused=False))
 def test_key_and_states_equal_the_vectors(name: str) -> None:
-    """UQ-08: the encoded args, the unique key and the states are Go's
-    (CF-014, unique_hash_goldens)."""
+    """The encoded args, the unique key and the states are Go's (UQ-08, CF-014,
+    unique_hash_goldens)."""
     vector = BY_NAME[name]
     row = prepared(vector)
     if "mode" in vector:
@@ -99,7 +99,7 @@ def test_every_vector_is_shown() -> None:
 
 
 async def test_vectors_are_stored_like_gos(inserter: Inserter, schema: Schema) -> None:
-    """UQ-07: keys, states and args of all vectors come back from the database as Go's did."""
+    """Keys, states and args of all vectors come back from the database as Go's did (UQ-07)."""
     good = [v for v in VECTORS if v["name"] in names(refused=False) and "now" not in v]
     rules = InsertRules(max_attempts=25, skip_job_kind_validation=True)
     inserter._rules = rules

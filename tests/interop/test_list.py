@@ -158,7 +158,7 @@ def waiting_jobs() -> list[InsertManyParams]:
 
 @pytest.mark.usefixtures("mark_unheard")
 async def test_go_reads_what_python_writes(go: RiverGo, rig: Rig) -> None:
-    """MG-07: whatever Python stores, in every state, River's own list decodes."""
+    """Whatever Python stores, in every state, River's own list decodes (MG-07)."""
     register(rig)
     queues = {name: QueueConfig(max_workers=50) for name in ("default", "held")}
     # Without a leader nothing moves while the two are compared.
@@ -198,7 +198,7 @@ async def test_go_reads_any_args_and_metadata(
 
 
 async def test_python_reads_what_go_writes(go: RiverGo, rig: Rig) -> None:
-    """MG-07: whatever Go stores, in every state, Python decodes."""
+    """Whatever Go stores, in every state, Python decodes (MG-07)."""
     requests = [
         request('{"a":[1,2.50,1e21,null],"b":"<é😀>"}', kind="echo", tags=["abc"]),
         request('{"msg":"no <b> \\"quoted\\" \\u2028"}', kind="fail"),

@@ -110,10 +110,10 @@ async def python_works(url: str, schema: str) -> None:
 async def test_go_accepts_what_python_migrated(
     go_there: RiverGo, connection: Connection, fresh_database_url: str
 ) -> None:
-    """MG-07: Python migrates down to nothing and up; Go finds nothing to do, works there, goes down
-    and up again, and Python finds nothing to do. Below version 5 there are no lines: Go refuses to
-    go there while ours is recorded. (CF-009, candidate_migrator_reference_runtime) (CF-013,
-    migration_mixed_case_schema)"""
+    """Python migrates down to nothing and up; Go finds nothing to do, works there, goes down and up
+    again, and Python finds nothing to do. Below version 5 there are no lines: Go refuses to go
+    there while ours is recorded. (MG-07; CF-009,
+    candidate_migrator_reference_runtime; CF-013, migration_mixed_case_schema)."""
     schema = go_there.schema
     migrator = Migrator(connection, schema=schema)
     await migrator.up()
@@ -139,9 +139,9 @@ async def test_go_accepts_what_python_migrated(
 async def test_python_accepts_what_go_migrated(
     go_there: RiverGo, connection: Connection, fresh_database_url: str
 ) -> None:
-    """MG-07: Go migrates down to nothing and up; Python adds its own tables alone, works there,
-    goes down and up again, and Go finds nothing to do. (CF-010,
-    reference_migrator_candidate_runtime) (CF-013, migration_mixed_case_schema)"""
+    """Go migrates down to nothing and up; Python adds its own tables alone, works there, goes down
+    and up again, and Go finds nothing to do
+    (MG-07; CF-010, reference_migrator_candidate_runtime; CF-013, migration_mixed_case_schema)."""
     schema = go_there.schema
     migrator = Migrator(connection, schema=schema)
     assert await versions(go_there, "up") == VERSIONS
@@ -228,8 +228,8 @@ async def test_schema_names(go_on: Go, connection: Connection) -> None:
 
 
 async def test_each_takes_over_half_way(go_on: Go, connection: Connection) -> None:
-    """MG-07: half-way up by one language, on to the top and down again by the other: the catalog
-    is the recorded one."""
+    """Half-way up by one language, on to the top and down again by the other: the catalog is the
+    recorded one (MG-07)."""
     schema = SCHEMAS[1]
     go = go_on(schema)
     migrator = Migrator(connection, schema=schema)

@@ -282,8 +282,8 @@ def test_every_scenario_is_played() -> None:
 
 @pytest.mark.usefixtures("mark_unheard")
 async def test_go_works_what_python_inserts(go: RiverGo, rig: Rig) -> None:
-    """MG-07: Python inserts, cancels and retries, Go works: the rows are those that
-    Go left alone."""
+    """Python inserts, cancels and retries, Go works: the rows are those that Go left alone
+    (MG-07)."""
     expected = {name: SCENARIOS[name] for name in PLAYS if name not in AGAIN_IN_A_SECOND}
     flags = ("--fetch-cooldown", "1ms", "--fetch-poll-interval", "20ms", "--no-stagger")
     async with rig.client() as client:
@@ -338,9 +338,9 @@ async def python_workers(rig: Rig) -> AsyncGenerator[None]:
 
 @pytest.mark.usefixtures("mark_unheard")
 async def test_python_works_what_go_inserts(go: RiverGo, rig: Rig) -> None:
-    """MG-07: Go inserts, cancels and retries, Python works: the rows are those that Go
-    left alone, but that a job that somebody asked to cancel is not retried, and an
-    interrupted one has no error."""
+    """Go inserts, cancels and retries, Python works: the rows are those that Go left alone, but
+    that a job that somebody asked to cancel is not retried, and an interrupted one has no error
+    (MG-07)."""
     expected = {name: SCENARIOS[name] | OURS.get(name, {}) for name in PLAYS}
     async with go.process("insert") as inserter:
         stage = Stage(rig, GoSide(go, inserter))

@@ -168,8 +168,8 @@ def test_every_struct_is_generated() -> None:
 async def test_keys_agree(
     inserter: GoProcess, rig: Rig, batch: list[Request], go_first: bool
 ) -> None:
-    """UQ-08: whatever the args and the unique options, both encode the same bytes, compute the same
-    key, and take the other's job for a duplicate."""
+    """Whatever the args and the unique options, both encode the same bytes, compute the same key,
+    and take the other's job for a duplicate (UQ-08)."""
     async with rig.client(skip_job_kind_validation=True) as client:
         now = datetime.now(UTC)
         good = [one for one in batch if prepared(one, now) is not None]

@@ -385,7 +385,7 @@ async def test_spurious_messages(leader: Candidate, row: Row, timer: VirtualTime
 
 
 async def test_slow_renewals(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
-    """LM-02: with 200 ms on each question for a minute the leader stays the leader."""
+    """With 200 ms on each question for a minute the leader stays the leader (LM-02)."""
     for _ in range(60):
         row.faults.extend([0.2] * (5 - len(row.faults)))
         await timer.advance(1)
@@ -521,8 +521,8 @@ async def test_fenced_out(leader: Candidate, row: Row) -> None:
 async def test_stall_longer_than_the_trust(
     leader: Candidate, row: Row, timer: VirtualTimer, log: list[Any]
 ) -> None:
-    """LM-14: a process that did not run for twice the lease finds on waking that its trust is over,
-    says so with the length, and asks for no renewal; it leads again only by a new term."""
+    """A process that did not run for twice the lease finds on waking that its trust is over, says
+    so with the length, and asks for no renewal; it leads again only by a new term (LM-14)."""
     old = leader.term
     row.seat("b", 100.0)
     began_before = leader.services.times("begin")

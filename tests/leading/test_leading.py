@@ -138,9 +138,9 @@ async def test_not_a_candidate(rig: Rig) -> None:
 
 @pytest.mark.timeout(180)
 async def test_stop_hands_over(rig: Rig) -> None:
-    """LM-03: a leader that stops hands over by its announcement, long before the follower's next
-    bid; in 20 repetitions the leader's id changes once each, and the stopping one never leads
-    again."""
+    """A leader that stops hands over by its announcement, long before the follower's next bid; in
+    20 repetitions the leader's id changes once each, and the stopping one never leads again
+    (LM-03)."""
     async with AsyncExitStack() as stack:
 
         async def start(client_id: str) -> Watched:
@@ -234,8 +234,8 @@ async def test_partition(rig: Rig, partition: Partition) -> None:
 
 
 async def test_row_is_gone(rig: Rig) -> None:
-    """LM-08: a crash of the server empties the table: the old term ends, and one client leads by a
-    new one, which the table names."""
+    """A crash of the server empties the table: the old term ends, and one client leads by a new
+    one, which the table names (LM-08)."""
     async with candidate(rig, "a") as a, candidate(rig, "b") as b:
         await rig.until("SELECT count(*) FROM river_leader", 1)
         old = await rig.schema.fetchrow("SELECT * FROM river_leader")

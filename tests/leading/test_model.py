@@ -309,9 +309,9 @@ def test_slow_answer_lengthens_no_trust(exchange: int) -> None:
 
 
 def test_services_end_before_the_lease_passes_on() -> None:
-    """P20: The services of a leader that the database does not hear are told to end so early that
-    they have ended, even if that takes most of the grace and the leader's clock is slow, when
-    another leads."""
+    """The services of a leader that the database does not hear are told to end so early that they
+    have ended, even if that takes most of the grace and the leader's clock is slow, when another
+    leads (P20)."""
     with closing(World([0.95, 1.0])) as world:
         first, _ = world.processes
         first.services.lateness = TIMING.grace * 0.9

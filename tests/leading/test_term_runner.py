@@ -66,7 +66,7 @@ def the_log(log: list[dict[str, object]], event: str) -> list[dict[str, object]]
 
 
 async def test_p01_three_attempts(house: House) -> None:
-    """P1: a start that fails is repeated after 1 s, and once more after 2 s (10 % either way)."""
+    """A start that fails is repeated after 1 s, and once more after 2 s (10 % either way) (P1)."""
     house.plans = failing(2)
     began = house.timer.boottime()
     await house.gain(1)
@@ -81,8 +81,8 @@ async def test_p01_three_attempts(house: House) -> None:
 
 
 async def test_p02_exhausted_resigns_once(house: House, log: list[dict[str, object]]) -> None:
-    """P2: when all attempts fail, exactly this term is resigned, once, and nothing is started any
-    more; each error is logged with its attempt's number and the delay before the next."""
+    """When all attempts fail, exactly this term is resigned, once, and nothing is started any more;
+    each error is logged with its attempt's number and the delay before the next (P2)."""
     house.plans = failing(3)
     await house.gain(1)
     await house.timer.advance(FOR_EVER)
@@ -116,8 +116,8 @@ async def test_outage_is_no_fault(house: House, log: list[dict[str, object]]) ->
 
 
 async def test_p03_failed_start_can_be_repeated(house: House) -> None:
-    """P3: a start that failed has ended wholly before the next, which truly runs, and which can be
-    ended."""
+    """A start that failed has ended wholly before the next, which truly runs, and which can be
+    ended (P3)."""
     house.plans = failing(1)
     await house.gain(1)
     assert house.made[0].is_stopped
@@ -129,7 +129,8 @@ async def test_p03_failed_start_can_be_repeated(house: House) -> None:
 
 
 async def test_p04_no_resign_after_the_end(house: House) -> None:
-    """P4: an attempt that fails for the last time after the leadership was lost resigns nothing."""
+    """An attempt that fails for the last time after the leadership was lost resigns nothing
+    (P4)."""
     gate = asyncio.Event()
     house.plans = [*failing(2), Plan(error=HookError("start 3"), gate=gate, is_deaf=True)]
     await house.gain(1)
@@ -156,8 +157,8 @@ async def test_term_that_ended_during_retries(house: House, log: list[dict[str, 
 
 
 async def test_p04_no_resign_at_any_turn(house: House) -> None:
-    """P4: at whichever turn of the loop the leadership is lost while the last attempt fails, what
-    is not resigned by then never is."""
+    """At whichever turn of the loop the leadership is lost while the last attempt fails, what is
+    not resigned by then never is (P4)."""
     seen: set[bool] = set()
     for number in range(1, 21):
         gate = asyncio.Event()
@@ -176,8 +177,8 @@ async def test_p04_no_resign_at_any_turn(house: House) -> None:
 
 
 async def test_p05_responsive_between_attempts(house: House) -> None:
-    """P5: the leadership that is lost in the pause after a failed start is lost at once: time does
-    not have to pass, and nothing is started when it does."""
+    """The leadership that is lost in the pause after a failed start is lost at once: time does not
+    have to pass, and nothing is started when it does (P5)."""
     house.plans = failing(1)
     await house.gain(1)
     assert await house.lose()
@@ -211,7 +212,7 @@ def two_good(context: TermContext, _attempt: int) -> list[FakeService]:
 
 
 async def test_p06_cause_of_demotion() -> None:
-    """P6: a lost leadership reaches every service as its stop cause."""
+    """A lost leadership reaches every service as its stop cause (P6)."""
     terms = Terms(two_good)
     terms.leader.begin(term(1))
     await terms.timer.advance(5)
@@ -220,8 +221,8 @@ async def test_p06_cause_of_demotion() -> None:
 
 
 async def test_p06_cause_of_client_stop() -> None:
-    """P6: a stop of the client reaches every service as its stop cause, also without an elector
-    that ends the term."""
+    """A stop of the client reaches every service as its stop cause, also without an elector that
+    ends the term (P6)."""
     terms = Terms(two_good)
     terms.leader.begin(term(1))
     await terms.timer.advance(5)
@@ -230,7 +231,7 @@ async def test_p06_cause_of_client_stop() -> None:
 
 
 async def test_p06_cause_of_cancellation() -> None:
-    """P6: when the client is cancelled from outside every service sees a stop cause, too."""
+    """When the client is cancelled from outside every service sees a stop cause, too (P6)."""
     terms = Terms(two_good)
     store = FakeStore(terms.timer)
     elector = store.elector("a", terms.leader)
@@ -250,7 +251,7 @@ async def test_p06_cause_of_cancellation() -> None:
 
 @pytest.mark.parametrize("fails", ["start", "end"])
 async def test_p07_stale_attempt_stops_nothing(house: House, fails: str) -> None:
-    """P7: an attempt of an old term whose start or end fails late stops nothing of the newer."""
+    """An attempt of an old term whose start or end fails late stops nothing of the newer (P7)."""
     gate, late = asyncio.Event(), HookError("late")
     if fails == "start":
         house.plans = [Plan(error=late, gate=gate, is_deaf=True)]
@@ -271,8 +272,8 @@ async def test_p07_stale_attempt_stops_nothing(house: House, fails: str) -> None
 
 
 async def test_p08_end_and_begin_at_once(house: House) -> None:
-    """P8: an end that is still waited for when the next term begins stops and forgets only its own:
-    the next term goes on, and can be ended."""
+    """An end that is still waited for when the next term begins stops and forgets only its own: the
+    next term goes on, and can be ended (P8)."""
     gate = asyncio.Event()
     house.plans = [Plan(end_gate=gate)]
     await house.gain(1)
@@ -289,7 +290,7 @@ async def test_p08_end_and_begin_at_once(house: House) -> None:
 
 
 async def test_p12_failing_resigner(house: House, log: list[dict[str, object]]) -> None:
-    """P12: a resignation that fails is logged and ends nothing: later terms begin as ever."""
+    """A resignation that fails is logged and ends nothing: later terms begin as ever (P12)."""
     house.plans = failing(3)
     house.resign_error = HookError("the resigner failed")
     await house.gain(1)
@@ -301,7 +302,7 @@ async def test_p12_failing_resigner(house: House, log: list[dict[str, object]]) 
 
 
 async def test_p13_stop_in_backoff(house: House) -> None:
-    """P13: a client that stops between two attempts ends at once and leaves no task."""
+    """A client that stops between two attempts ends at once and leaves no task (P13)."""
     before = asyncio.all_tasks()
     house.plans = failing(2)
     await house.gain(1)
@@ -316,8 +317,8 @@ async def test_p13_stop_in_backoff(house: House) -> None:
 
 
 async def test_p14_stale_start_masks_nothing(house: House) -> None:
-    """P14: a start that was on its way when its term ended never happens, and each later attempt
-    has a maintainer of its own."""
+    """A start that was on its way when its term ended never happens, and each later attempt has a
+    maintainer of its own (P14)."""
     house.plans = failing(1)
     house.leader.begin(term(1))  # its task has not begun
     assert await house.lose()
@@ -330,7 +331,7 @@ async def test_p14_stale_start_masks_nothing(house: House) -> None:
 
 
 async def test_p14_stop_at_any_turn(house: House) -> None:
-    """P14: at whichever turn of the loop a term ends, what has not begun by then never does."""
+    """At whichever turn of the loop a term ends, what has not begun by then never does (P14)."""
     seen: set[int] = set()
     for number in range(1, 21):
         house.leader.begin(term(number))
@@ -344,8 +345,8 @@ async def test_p14_stop_at_any_turn(house: House) -> None:
 
 
 async def test_p15_same_term_begins_once(house: House) -> None:
-    """P15: a term that is announced again begins nothing: neither while it runs nor after its
-    end."""
+    """A term that is announced again begins nothing: neither while it runs nor after its end
+    (P15)."""
     house.leader.begin(term(1))
     house.leader.begin(term(1))
     assert await house.starts(1) == 1
@@ -358,7 +359,7 @@ async def test_p15_same_term_begins_once(house: House) -> None:
 
 
 async def test_p16_end_without_begin(house: House) -> None:
-    """P16: the end of a term that never began is none: nothing is made, stopped or waited for."""
+    """The end of a term that never began is none: nothing is made, stopped or waited for (P16)."""
     assert await house.lose()
     assert house.leader.is_clear
     await house.leader.wait_clear()
@@ -367,9 +368,9 @@ async def test_p16_end_without_begin(house: House) -> None:
 
 
 async def test_p19_deaf_hook(house: House, log: list[dict[str, object]]) -> None:
-    """P19: a hook that ignores its cancellation is waited for no longer than the grace. It is
-    reported every 10 s until it ends, the next term begins meanwhile, and the old one can write
-    nothing."""
+    """A hook that ignores its cancellation is waited for no longer than the grace. It is reported
+    every 10 s until it ends, the next term begins meanwhile, and the old one can write nothing
+    (P19)."""
     gate = asyncio.Event()
     house.plans = [Plan(gate=gate, is_deaf=True)]
     context, trust = context_without_database(house.timer, term(1))
@@ -407,8 +408,8 @@ async def test_p19_deaf_hook(house: House, log: list[dict[str, object]]) -> None
 
 
 async def test_p11_partial_start_is_rolled_back() -> None:
-    """P11: when one service cannot start, those that could are ended before the next attempt, which
-    starts all anew."""
+    """When one service cannot start, those that could are ended before the next attempt, which
+    starts all anew (P11)."""
 
     def third_fails_once(context: TermContext, attempt: int) -> list[FakeService]:
         error = HookError("third") if attempt == 0 else None
@@ -428,8 +429,8 @@ async def test_p11_partial_start_is_rolled_back() -> None:
 
 
 async def test_p22_no_pass_before_all_are_up() -> None:
-    """P22: no service makes a pass before all have started, so a start that fails repeats no first
-    pass."""
+    """No service makes a pass before all have started, so a start that fails repeats no first pass
+    (P22)."""
     gate = asyncio.Event()
 
     def second_fails_once(context: TermContext, attempt: int) -> list[FakeService]:
@@ -451,8 +452,8 @@ async def test_p22_no_pass_before_all_are_up() -> None:
 
 
 async def test_fault_after_the_start(house: House, log: list[dict[str, object]]) -> None:
-    """LM-04: a service that fails after the start is logged with its traceback and started anew
-    with all others; failing so three times in a row gives the term up."""
+    """A service that fails after the start is logged with its traceback and started anew with all
+    others; failing so three times in a row gives the term up (LM-04)."""
     await house.gain(1)
     for attempt in (1, 2):
         house.made[-1].fail()
@@ -467,7 +468,7 @@ async def test_fault_after_the_start(house: House, log: list[dict[str, object]])
 
 
 async def test_steady_maintenance_is_forgiven(house: House) -> None:
-    """LM-04: maintenance that was up for a minute has all its attempts again."""
+    """Maintenance that was up for a minute has all its attempts again (LM-04)."""
     await house.gain(1)
     for attempt in range(1, 6):
         await house.timer.advance(65)
@@ -666,8 +667,8 @@ async def town() -> AsyncGenerator[Town]:
 
 
 async def test_p10_permanent_failure_does_not_spin(town: Town) -> None:
-    """P10: a client alone whose maintenance always fails tries ever more rarely, at most once a
-    minute in the end."""
+    """A client alone whose maintenance always fails tries ever more rarely, at most once a minute
+    in the end (P10)."""
     house = await town.add("a", failing(1000))
     await town.timer.advance(600)
     starts = [maintainer.started_at for maintainer in house.made]
@@ -681,8 +682,8 @@ async def test_p10_permanent_failure_does_not_spin(town: Town) -> None:
 
 
 async def test_p12_renewals_end_with_the_maintenance(town: Town) -> None:
-    """P12: when the resignation does not reach the database the lease lapses: it is not renewed any
-    more, and passes on at its expiry."""
+    """When the resignation does not reach the database the lease lapses: it is not renewed any
+    more, and passes on at its expiry (P12)."""
     await town.add("a", failing(1000))
     town.store.fails_to_resign = True
     await town.add("b")
@@ -697,8 +698,8 @@ async def test_p12_renewals_end_with_the_maintenance(town: Town) -> None:
 
 
 async def test_p17_resignation_is_addressed(town: Town) -> None:
-    """P17: an exhausted term is resigned by its name: neither a later term of the same client nor
-    that of another hears it."""
+    """An exhausted term is resigned by its name: neither a later term of the same client nor that
+    of another hears it (P17)."""
     await town.add("a")
     first = town.store.holder
     assert first is not None
@@ -723,7 +724,7 @@ async def test_p17_resignation_is_addressed(town: Town) -> None:
 
 
 async def test_p18_poll_only(town: Town) -> None:
-    """P18: an exhausted term is given up without a notification."""
+    """An exhausted term is given up without a notification (P18)."""
     await town.add("a", failing(3))
     await town.timer.advance(3.4)
     assert town.store.asked("resign", "a")
@@ -731,8 +732,8 @@ async def test_p18_poll_only(town: Town) -> None:
 
 
 async def test_p20_services_end_in_trust(town: Town) -> None:
-    """P20: when renewals fail the services are stopped a grace before the trust ends, and the lease
-    is resigned only after they are gone."""
+    """When renewals fail the services are stopped a grace before the trust ends, and the lease is
+    resigned only after they are gone (P20)."""
     gate = asyncio.Event()
     town.store.fails_to_renew = True
     began = town.timer.boottime()
@@ -753,8 +754,8 @@ async def test_p20_services_end_in_trust(town: Town) -> None:
 
 
 async def test_p20_what_goes_on_keeps_the_lease(town: Town) -> None:
-    """P20: a lease whose services do not end is not released but lapses, and this client does not
-    bid before they have ended."""
+    """A lease whose services do not end is not released but lapses, and this client does not bid
+    before they have ended (P20)."""
     gate = asyncio.Event()
     house = await town.add("a", [Plan(end_gate=gate)])
     held = town.store.holder
@@ -770,8 +771,8 @@ async def test_p20_what_goes_on_keeps_the_lease(town: Town) -> None:
 
 
 async def test_p21_exhausted_client_sits_out(town: Town) -> None:
-    """P21: a client whose maintenance is exhausted does not bid for an interval, so that another
-    leads."""
+    """A client whose maintenance is exhausted does not bid for an interval, so that another leads
+    (P21)."""
     await town.add("a", failing(1000))
     await town.add("b")
     await town.timer.advance(3.4)

@@ -32,9 +32,9 @@ class Database(Server):
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_row(name: str, fresh_database_url: str) -> None:
-    """LM-14: the lease passes on under a higher epoch, from a holder whose event loop is blocked
-    too; nobody believes in a term when the next has begun, and no fenced write of a term follows
-    one of a later."""
+    """The lease passes on under a higher epoch, from a holder whose event loop is blocked too;
+    nobody believes in a term when the next has begun, and no fenced write of a term follows one of
+    a later (LM-14)."""
 
     class Row(ROWS[name]):
         """With processes of this test's on a shared server."""

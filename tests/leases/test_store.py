@@ -896,8 +896,8 @@ async def test_closed_database(schema: Schema, kind: str) -> None:
     ],
 )
 def test_bad_settings(options: dict[str, Any], text: str) -> None:
-    """LM-02: a ttl that leaves no time for a second renewal is refused, with both values; so is
-    what else cannot be."""
+    """A ttl that leaves no time for a second renewal is refused, with both values; so is what else
+    cannot be (LM-02)."""
     with pytest.raises(ConfigError, match=text):
         LeaseManager(MemoryLeases(), **options)
     with pytest.raises(ConfigError, match="got int"):

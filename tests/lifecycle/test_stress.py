@@ -79,8 +79,8 @@ async def nothing_left(rig: Rig) -> AsyncGenerator[None]:
 
 @pytest.mark.parametrize("name", ["notifier", "producer", "elector", "reconciler", "completer"])
 async def test_each_service(rig: Rig, seeded: random.Random, name: str) -> None:
-    """SC-01, SC-19: each service alone, stopped or cancelled at a random moment of its start or
-    work, with its connections kept."""
+    """Each service alone, stopped or cancelled at a random moment of its start or work, with its
+    connections kept (SC-01, SC-19)."""
     async with nothing_left(rig):
         run = new_run(rig)
         await run._open_connections()
@@ -126,8 +126,8 @@ async def one_cycle(parts: Run, name: str, rng: random.Random) -> None:
 
 
 async def test_whole_clients(rig: Rig, seeded: random.Random) -> None:
-    """SC-01, SC-19: whole clients at work, stopped, stopped hard or cancelled at random moments of
-    their start and work: each ends in time, and no row stays running."""
+    """Whole clients at work, stopped, stopped hard or cancelled at random moments of their start
+    and work: each ends in time, and no row stays running (SC-01, SC-19)."""
     workers: Workers = rig.workers
     async with nothing_left(rig):
         for cycle in range(CYCLES):

@@ -127,8 +127,8 @@ async def test_row_slower_than_the_limit(
 async def test_row_that_a_foreign_key_holds(
     held: HeldTerm, schema: Schema, log: list[dict[str, Any]], state: str
 ) -> None:
-    """FR-03: a job that a table of the application refers to stays, whatever its state; all other
-    jobs are deleted, and the log names the constraint once."""
+    """A job that a table of the application refers to stays, whatever its state; all other jobs are
+    deleted, and the log names the constraint once (FR-03)."""
     ids = {one: await insert_ended(schema, one, "30 days", 50) for one in ENDED}
     await schema.execute(
         "CREATE TABLE invoice (job_id bigint NOT NULL CONSTRAINT invoice_job REFERENCES river_job)"

@@ -138,8 +138,8 @@ async def test_stir(shop: Shop) -> None:
 
 
 async def test_failing_passes(shop: Shop, log: list[dict[str, object]]) -> None:
-    """LM-09: passes that fail for hours are tried again every few seconds and for ever, with one
-    warning; the first that succeeds ends the outage."""
+    """Passes that fail for hours are tried again every few seconds and for ever, with one warning;
+    the first that succeeds ends the outage (LM-09)."""
     shop.service.pass_error = ConnectionRefusedError("no database")
     await shop.open()
     await shop.advance(3600)
@@ -203,7 +203,7 @@ async def test_fenced_out(shop: Shop, log: list[dict[str, object]]) -> None:
 
 
 async def test_frozen_process_begins_nothing(shop: Shop) -> None:
-    """P20: a process that was frozen for longer than its trust begins no pass when it goes on."""
+    """A process that was frozen for longer than its trust begins no pass when it goes on (P20)."""
     await shop.open()
     await shop.advance(STAGGER)
     assert shop.service.passes == 1
@@ -242,8 +242,8 @@ ASLEEP = (
 async def test_end_of_a_pass_in_flight(
     held: HeldTerm, schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LM-16: when maintenance has ended no statement of it goes on, however long the pass would
-    have taken, and nothing holds up the release of the lease."""
+    """When maintenance has ended no statement of it goes on, however long the pass would have
+    taken, and nothing holds up the release of the lease (LM-16)."""
     monkeypatch.setattr("riverpy._leading.term_fence.ROLLBACK_LIMIT", 10.0)  # on a busy machine
     context = held.context
     scope = StopScope()

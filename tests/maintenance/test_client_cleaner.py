@@ -100,8 +100,8 @@ async def test_client_that_is_back(quick: HeldTerm) -> None:
 
 
 async def test_client_that_a_foreign_key_holds(quick: HeldTerm, log: list[dict[str, Any]]) -> None:
-    """FR-03: a client that a table of the application refers to stays; all others are forgotten,
-    and the log names it."""
+    """A client that a table of the application refers to stays; all others are forgotten, and the
+    log names it (FR-03)."""
     schema = quick.schema
     for client_id in ("a", "held", "z"):
         await register(schema, client_id)

@@ -140,9 +140,9 @@ async def lead(held: HeldTerm, chance: random.Random) -> None:
 
 
 async def test_leaders_at_once(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
-    """LM-13: cleaner, scheduler and rescuer of four processes that all believe to lead, the same
-    queues or some that overlap, beside workers that store results: no deadlock reaches any of
-    them."""
+    """Cleaner, scheduler and rescuer of four processes that all believe to lead, the same queues or
+    some that overlap, beside workers that store results: no deadlock reaches any of them
+    (LM-13)."""
     monkeypatch.setattr(batches, "BATCH_SIZE", 40)
     seed = random.randrange(1 << 30)
     print("seed", seed)

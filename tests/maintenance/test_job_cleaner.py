@@ -240,7 +240,7 @@ async def test_locked_rows(held: HeldTerm, schema: Schema) -> None:
 async def test_skewed_clock(
     held: HeldTerm, schema: Schema, skew: timedelta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SK-19: the server's clock decides what is old, not the one of the leader (MC10)."""
+    """The server's clock decides what is old, not the one of the leader (MC10) (SK-19)."""
     now = SystemClock.now
     monkeypatch.setattr(SystemClock, "now", lambda self: now(self) + skew)
     kept = await insert_ended(schema, "completed", "23 hours 59 min")
@@ -294,8 +294,8 @@ async def test_slow_deletes(
     monkeypatch: pytest.MonkeyPatch,
     log: list[dict[str, Any]],
 ) -> None:
-    """LM-12: where a batch does not fit into the statement's limit, the first pass continues with
-    smaller ones and deletes all."""
+    """Where a batch does not fit into the statement's limit, the first pass continues with smaller
+    ones and deletes all (LM-12)."""
     monkeypatch.setattr(batches, "BATCH_SIZE", 100)
     await insert_ended(schema, "completed", "25 hours", 95)
     await refuse_many(schema, 10)
@@ -308,8 +308,8 @@ async def test_slow_deletes(
 
 
 async def test_stop_within_a_batch(held: HeldTerm, schema: Schema) -> None:
-    """LM-16: a stop in the middle of a batch waits for no statement, and the server ends what was
-    sent: nothing of it is deleted afterwards."""
+    """A stop in the middle of a batch waits for no statement, and the server ends what was sent:
+    nothing of it is deleted afterwards (LM-16)."""
     await insert_ended(schema, "completed", "25 hours", 10)
     await schema.execute(
         "CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS"
@@ -336,7 +336,7 @@ async def test_stop_within_a_batch(held: HeldTerm, schema: Schema) -> None:
 async def test_stop_between_batches(
     held: HeldTerm, schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LM-16: a stop between two batches begins no other."""
+    """A stop between two batches begins no other (LM-16)."""
     monkeypatch.setattr(batches, "BATCH_SIZE", 10)
     await insert_ended(schema, "completed", "25 hours", 35)
     paused = anyio.Event()

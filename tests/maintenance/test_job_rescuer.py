@@ -93,9 +93,9 @@ async def quick(schema: Schema) -> AsyncGenerator[HeldTerm]:
 
 
 async def test_outcomes(quick: HeldTerm, log: list[dict[str, Any]]) -> None:
-    """LD-07: the running jobs of a client that gives no sign of life run again, whatever kinds the
-    leader knows; without an attempt left they are discarded, with a cancel mark cancelled. The
-    attempt counts: it stays, and has an error."""
+    """The running jobs of a client that gives no sign of life run again, whatever kinds the leader
+    knows; without an attempt left they are discarded, with a cancel mark cancelled. The attempt
+    counts: it stays, and has an error (LD-07)."""
     schema = quick.schema
     await register(schema, "dead")
     mark = '{"cancel_attempted_at": "2026-01-01T00:00:00Z", "river:rescue_count": 2}'
@@ -151,9 +151,9 @@ async def test_outcomes(quick: HeldTerm, log: list[dict[str, Any]]) -> None:
 async def test_who_is_dead(
     quick: HeldTerm, seconds: float, dead_after: str, contact: float, rescued: bool
 ) -> None:
-    """LD-15: a client is dead when its heartbeat has not changed for the longer of its own limit
-    and the leader's, by the leader's own clock, and only to a leader that has been in contact for
-    as long."""
+    """A client is dead when its heartbeat has not changed for the longer of its own limit and the
+    leader's, by the leader's own clock, and only to a leader that has been in contact for as long
+    (LD-15)."""
     await register(quick.schema, "dead", dead_after=dead_after)
     await insert(quick.schema, age=OLD)
     await quick.run(await observing(quick, lambda: contact, seconds=seconds))
@@ -411,9 +411,9 @@ class Timed(Worker[Sleep]):
 async def test_timeouts(
     schema: Schema, worker: Any, client: timedelta | None, rescued: bool, by_method: bool
 ) -> None:
-    """LD-05, LD-06: a job of a client that gives no signs of life is rescued only when it runs for
-    longer than its timeout, the worker's or else the client's; one without a timeout never is
-    (JR2)."""
+    """A job of a client that gives no signs of life is rescued only when it runs for longer than
+    its timeout, the worker's or else the client's; one without a timeout never is (JR2) (LD-05,
+    LD-06)."""
     workers = Workers().add(Timed(worker)) if by_method else registry(timeout=worker)
     rescue_after = max(client or SECOND, timedelta(minutes=18))
     async with held_term(
@@ -501,8 +501,8 @@ async def test_old_jobs_of_registered_clients(quick: HeldTerm) -> None:
 
 
 async def test_ignored_jobs_hide_nothing(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
-    """LD-04: whole pages of jobs that must not be rescued do not hide later ones that must (JR3),
-    nor do those of registered clients and of unknown kinds."""
+    """Whole pages of jobs that must not be rescued do not hide later ones that must (JR3), nor do
+    those of registered clients and of unknown kinds (LD-04)."""
     monkeypatch.setattr(job_rescuer, "PAGE", 10)
     workers = registry()
 
@@ -551,8 +551,8 @@ async def test_without_our_tables(schema: Schema) -> None:
 
 
 async def test_maintenance_and_completer_do_not_deadlock(schema: Schema) -> None:
-    """LM-13: rescuing, scheduling, cleaning and storing results go on side by side, on the same
-    rows from many connections, and no statement dies of a deadlock."""
+    """Rescuing, scheduling, cleaning and storing results go on side by side, on the same rows from
+    many connections, and no statement dies of a deadlock (LM-13)."""
     ids = [await insert(schema, by="go", age=OLD) for _ in range(60)]
     errors: list[Exception] = []
 

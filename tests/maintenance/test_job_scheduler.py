@@ -128,8 +128,8 @@ async def test_notifies_each_queue(held: HeldTerm, schema: Schema) -> None:
 
 
 async def test_foretells_jobs_that_it_moves_early(held: HeldTerm, schema: Schema) -> None:
-    """NR-16: riverpy's clients are told, once a queue, when jobs become due that are available
-    before, in steps of half a second."""
+    """Riverpy's clients are told, once a queue, when jobs become due that are available before, in
+    steps of half a second (NR-16)."""
     async with heard(schema, "riverpy_event") as payloads:
         for at in (DUE, *(f"now() + interval '{seconds} s'" for seconds in (4.0, 4.1, 4.9, 60))):
             await waiting(schema, at=at, queue="'early'")
@@ -334,8 +334,8 @@ async def test_slow_moves(held: HeldTerm, schema: Schema, monkeypatch: pytest.Mo
 
 
 async def test_idle_queue(held: HeldTerm, schema: Schema) -> None:
-    """LM-17: tens of thousands of due jobs of a queue without workers do not keep 10 of another
-    from becoming available in the same pass, and are not touched again in the next."""
+    """Tens of thousands of due jobs of a queue without workers do not keep 10 of another from
+    becoming available in the same pass, and are not touched again in the next (LM-17)."""
     await insert_jobs(schema, 25_000, state="'scheduled'", scheduled_at=DUE, queue="'idle'")
     ids = await insert_jobs(schema, 10, state="'retryable'", scheduled_at="now()", priority="4")
     scheduler = JobScheduler(held.context)
@@ -426,7 +426,7 @@ async def test_two_leaders(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> N
 async def test_skewed_clock(
     held: HeldTerm, schema: Schema, skew: timedelta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SK-19: the server's clock decides what is due, not the one of the leader (MC10)."""
+    """The server's clock decides what is due, not the one of the leader (MC10) (SK-19)."""
     now = SystemClock.now
     monkeypatch.setattr(SystemClock, "now", lambda self: now(self) + skew)
     due, future = await waiting(schema), await waiting(schema, at="now() + interval '1 min'")
@@ -451,8 +451,8 @@ class Soon:
 
 
 async def test_short_delays(schema: Schema) -> None:
-    """SK-16: a retry after half a second and a snooze of one second wait in state available and
-    begin by themselves: no scheduler runs, and the next poll is far off."""
+    """A retry after half a second and a snooze of one second wait in state available and begin by
+    themselves: no scheduler runs, and the next poll is far off (SK-16)."""
     rig = Rig(schema)
     seen: list[str] = []
 

@@ -52,8 +52,8 @@ def ticks(job_id: str = "ticks", *, missed: Missed = "one") -> PeriodicJob:
 
 
 async def test_due_slot(schema: Schema) -> None:
-    """SK-19: a slot's job is available at the slot by the server's clock, with River's metadata,
-    and workers are notified."""
+    """A slot's job is available at the slot by the server's clock, with River's metadata, and
+    workers are notified (SK-19)."""
     job = PeriodicJob(
         MINUTELY,
         lambda: (Tick(7), InsertOpts(metadata={"own": 1}, queue="other", priority=2)),
@@ -79,7 +79,7 @@ async def test_due_slot(schema: Schema) -> None:
 
 
 async def test_options_may_name_a_time(schema: Schema) -> None:
-    """SK-15: a constructor that gives a time, or pending, has its way."""
+    """A constructor that gives a time, or pending, has its way (SK-15)."""
     at = datetime(2999, 1, 1, tzinfo=UTC)
     later = PeriodicJob(MINUTELY, lambda: (Tick(), InsertOpts(scheduled_at=at)), id="later")
     pending = PeriodicJob(MINUTELY, lambda: (Tick(), InsertOpts(pending=True)), id="pending")
@@ -93,7 +93,7 @@ async def test_options_may_name_a_time(schema: Schema) -> None:
 
 
 async def test_constructor_is_called_for_each_run(schema: Schema) -> None:
-    """SK-10: args are made afresh for each run; None inserts nothing and the next run comes."""
+    """Args are made afresh for each run; None inserts nothing and the next run comes (SK-10)."""
     made = iter([Tick(1), None, Tick(2), Tick(3)])
     async with enqueuing(schema, PeriodicJob(MINUTELY, lambda: next(made), id="ticks")) as one:
         for _ in range(4):
@@ -105,8 +105,8 @@ async def test_constructor_is_called_for_each_run(schema: Schema) -> None:
 
 
 async def test_unique_jobs_collapse(schema: Schema) -> None:
-    """SK-19: a unique job that exists is not inserted again; its period is the slot's, whatever
-    the clock of the process says."""
+    """A unique job that exists is not inserted again; its period is the slot's, whatever the clock
+    of the process says (SK-19)."""
     by_period = UniqueOpts(by_period=HOUR)
     unique = PeriodicJob(MINUTELY, lambda: (Tick(), UNIQUE), id="unique")
     hourly = PeriodicJob(
@@ -133,8 +133,8 @@ async def finish(schema: Schema) -> int:
 
 
 async def test_lost_slots_are_reported(schema: Schema, log: list[Any]) -> None:
-    """FR-11: a slot that a finished job keeps from being inserted is reported, once, with the
-    remedy; the last slot of a periodic job is that of a job that exists."""
+    """A slot that a finished job keeps from being inserted is reported, once, with the remedy; the
+    last slot of a periodic job is that of a job that exists (FR-11)."""
     unique = PeriodicJob(MINUTELY, lambda: (Tick(), UNIQUE), id="unique")
     async with enqueuing(schema, unique) as one:
         await one.move("unique", SECOND)
@@ -158,8 +158,8 @@ async def test_lost_slots_are_reported(schema: Schema, log: list[Any]) -> None:
 
 
 async def test_slots_are_skipped_while_a_job_runs(schema: Schema, log: list[Any]) -> None:
-    """FR-11: with `completed` left out of the states a slot is skipped only while a job of an
-    earlier one waits or runs, which is no warning."""
+    """With `completed` left out of the states a slot is skipped only while a job of an earlier one
+    waits or runs, which is no warning (FR-11)."""
     states = [state for state in JobState if state.value in WAITING]
     opts = InsertOpts(unique_opts=UniqueOpts(by_args=True, by_state=states))
     unique = PeriodicJob(MINUTELY, lambda: (Tick(), opts), id="unique")
@@ -189,8 +189,8 @@ async def test_slots_are_skipped_while_a_job_runs(schema: Schema, log: list[Any]
     ],
 )
 async def test_missed(schema: Schema, missed: Missed, ago: int, inserted: list[int]) -> None:
-    """SK-05: after a gap one job, none, or one for each slot, at its own time, as the policy says;
-    then the schedule goes on. A skipped slot may be 30 s late."""
+    """After a gap one job, none, or one for each slot, at its own time, as the policy says; then
+    the schedule goes on. A skipped slot may be 30 s late (SK-05)."""
     async with enqueuing(schema, ticks(missed=missed)) as one:
         slot = await one.move("ticks", timedelta(seconds=ago))
         await one.run()
@@ -231,7 +231,7 @@ async def test_many_missed(
 
 
 async def test_schedule_does_not_drift(schema: Schema) -> None:
-    """SK-08: the next slot is counted from the last, however late that was inserted."""
+    """The next slot is counted from the last, however late that was inserted (SK-08)."""
     async with enqueuing(schema, ticks()) as one:
         first = await one.move("ticks", HOUR)
         await one.run()
@@ -284,8 +284,9 @@ async def test_deposed_inserts_nothing(schema: Schema) -> None:
 
 
 async def test_terms_share_slots(schema: Schema) -> None:
-    """SK-06: an interval longer than any term comes: the next slot is kept, whoever leads. So does
-    SK-12: what was added at run time goes on where it stood when it is added again."""
+    """A periodic job with an interval longer than any term runs: the next slot is stored, and each
+    leader reads it (SK-06). A job that was added at run time keeps its next slot when it is added
+    again (SK-12)."""
     job, added = ticks(), ticks("added")
     for ago, inserted in ((None, 0), (-20, 0), (-10, 0), (0, 1), (None, 1)):
         async with enqueuing(schema, job) as one:
@@ -304,7 +305,7 @@ async def test_terms_share_slots(schema: Schema) -> None:
     [("never", [0, 0]), ("first_registration", [1, 1]), ("each_term", [1, 2])],
 )
 async def test_run_on_start(schema: Schema, run_on_start: RunOnStart, runs: list[int]) -> None:
-    """LM-15: a run on start is inserted when its client leads, once for each term or for ever."""
+    """A run on start is inserted when its client leads, once for each term or for ever (LM-15)."""
     job = PeriodicJob(every(HOUR), Tick(), id="ticks", run_on_start=run_on_start)
     for expected in runs:
         async with enqueuing(schema, job) as one:
@@ -351,7 +352,7 @@ async def test_failed_constructor_keeps_its_slot(
     log: list[dict[str, object]],
     error: BaseException,
 ) -> None:
-    """SK-07: a slot whose job cannot be made is tried again, and is inserted once."""
+    """A slot whose job cannot be made is tried again, and is inserted once (SK-07)."""
     fails = [True]
 
     def construct() -> Tick:
@@ -377,8 +378,8 @@ async def test_failed_constructor_keeps_its_slot(
 
 
 async def test_refused_insert_keeps_its_slot(schema: Schema) -> None:
-    """SK-07: recording a slot and inserting its job is one step: neither is there without the
-    other. One that is refused keeps nobody else."""
+    """Recording a slot and inserting its job is one step: neither is there without the other. One
+    that is refused keeps nobody else (SK-07)."""
     await schema.execute(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
         " $$BEGIN RAISE EXCEPTION 'refused'; END$$;"
@@ -402,8 +403,8 @@ async def test_refused_insert_keeps_its_slot(schema: Schema) -> None:
 
 
 async def test_many_with_failing_ones(schema: Schema) -> None:
-    """SK-11: of 300 jobs due at once one fails and one exists: 298 are inserted, and so they are
-    when they are due again."""
+    """Of 300 jobs due at once one fails and one exists: 298 are inserted, and so they are when they
+    are due again (SK-11)."""
 
     def fail() -> Tick:
         raise ValueError("number 7")
@@ -502,8 +503,8 @@ async def test_lost_connection(schema: Schema, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("stage", ["begin", "insert"])
 async def test_frozen_backend(schema: Schema, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
-    """LM-05: a statement that is not answered is given up at its limit, its transaction is undone,
-    and the slot is inserted once on a new connection."""
+    """A statement that is not answered is given up at its limit, its transaction is undone, and the
+    slot is inserted once on a new connection (LM-05)."""
     url = schema.url
     async with proxied(url) as proxy:
         schema.url = proxy.url

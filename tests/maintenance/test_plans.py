@@ -185,8 +185,8 @@ async def test_job_delete_ended(large: asyncpg.Connection[Any], count: int) -> N
 
 
 async def test_nothing_to_clean(large: asyncpg.Connection[Any]) -> None:
-    """PF-01: whether there are jobs to delete is seen at one end of the index of those that
-    ended."""
+    """Whether there are jobs to delete is seen at one end of the index of those that ended
+    (PF-01)."""
     plan = await plan_of(
         large,
         "river_job_upkeep",
@@ -237,8 +237,8 @@ _SWEPT = {
 async def test_cost_of_a_pass(
     large: asyncpg.Connection[Any], name: str, arguments: dict[str, str]
 ) -> None:
-    """PF-01: a pass of the scheduler or the cleaner reads what it moves, of all queues, of some or
-    of all but some, and hundreds of thousands of jobs of history cost nothing."""
+    """A pass of the scheduler or the cleaner reads what it moves, of all queues, of some or of all
+    but some, and hundreds of thousands of jobs of history cost nothing (PF-01)."""
     statement = query("river_job_upkeep", name, None)
     arguments = {"skipped": "'{}'", "limit": "10000", **arguments}
     given = ", ".join(arguments[parameter] for parameter in statement.parameters)
@@ -421,8 +421,8 @@ async def test_client_reap(large: asyncpg.Connection[Any]) -> None:
     ids=["running", "places", "kinds"],
 )
 async def test_doctor(large: asyncpg.Connection[Any], name: str, arguments: dict[str, str]) -> None:
-    """PF-01: each look of `riverpy doctor` at jobs goes along the index of those that wait or run,
-    and reads no more of it than its limit, whatever the history."""
+    """Each look of `riverpy doctor` at jobs goes along the index of those that wait or run, and
+    reads no more of it than its limit, whatever the history (PF-01)."""
     statement = query("riverpy_doctor", name, None)
     await large.execute(f"PREPARE planned AS {statement.text}")
     text = await large.fetchval(

@@ -26,9 +26,9 @@ RUNS = 250
 
 @pytest.mark.parametrize("is_orderly", [True, False], ids=["orderly", "wild"])
 async def test_random_histories(*, is_orderly: bool) -> None:
-    """P9: after any history of terms, faults and delays the last term's maintenance runs, once; P4,
-    P7, P8 and P14 hold in each step of it. An orderly elector begins nothing before `end` said what
-    goes on; a wild one also does while it waits, or without it."""
+    """After any history of terms, faults and delays only the maintenance of the last term runs. The
+    rules for each step hold during it (P4, P7, P8, P14). An orderly elector starts nothing before
+    `end` returns; a wild one also does so while `end` waits, or without it (P9)."""
     before = asyncio.all_tasks()
     if given := os.environ.get(SEED_VARIABLE):
         seeds = [int(given)]

@@ -285,7 +285,7 @@ async def test_missing_index(schema: Schema, log: Log) -> None:
 
 
 async def test_names_are_quoted(schema: Schema, log: Log) -> None:
-    """SE-03: the name of an index is quoted, whatever it holds."""
+    """The name of an index is quoted, whatever it holds (SE-03)."""
     evil = '"; DROP TABLE river_job; --'
     await schema.execute('CREATE INDEX """; DROP TABLE river_job; --" ON river_job (kind)')
     async with contexts(schema, evil, "x'y", 'z"') as held:
@@ -299,8 +299,8 @@ async def test_names_are_quoted(schema: Schema, log: Log) -> None:
 
 
 async def test_not_the_owner(schema: Schema, log: Log) -> None:
-    """SE-05: a role that does not own an index goes on without rebuilding it, and says so once a
-    run, with what to do."""
+    """A role that does not own an index goes on without rebuilding it, and says so once a run, with
+    what to do (SE-05)."""
     role = f"riverpy_test_{secrets.token_hex(4)}"
     await schema.execute(f"CREATE ROLE {role}")
     try:
@@ -316,8 +316,8 @@ async def test_not_the_owner(schema: Schema, log: Log) -> None:
 
 
 async def test_failure_stops_no_other(schema: Schema, log: Log) -> None:
-    """LM-11: one index that cannot be rebuilt keeps no other from it, at each run anew and without
-    a second set of artifacts."""
+    """One index that cannot be rebuilt keeps no other from it, at each run anew and without a
+    second set of artifacts (LM-11)."""
     async with slow_index(schema) as slow, contexts(schema, slow, KIND) as held:
         await fail(schema)
         for _ in range(3):
@@ -449,9 +449,9 @@ async def test_clean_up_is_bounded(
 async def test_leftovers_do_not_pile_up(
     schema: Schema, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LM-11: of three rebuilds that are cancelled half-way for no cause of ours each leaves one
-    artifact, which the next run drops before it builds; the session's statement_timeout is as
-    before."""
+    """Of three rebuilds that are cancelled half-way for no cause of ours each leaves one artifact,
+    which the next run drops before it builds; the session's statement_timeout is as before
+    (LM-11)."""
     timeouts: list[str] = []
 
     async def spy(connection: Connection) -> None:
@@ -507,9 +507,9 @@ async def let_rest_end(schema: Schema, index: str) -> None:
 
 
 async def test_timeout(schema: Schema, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """LM-11: a rebuild that takes too long leaves its artifact for that run; the next, of whatever
+    """A rebuild that takes too long leaves its artifact for that run; the next, of whatever
     process, drops it and lets the index rest for 1, 2, then 4 days; other indexes are rebuilt, and
-    the session's statement_timeout is as before."""
+    the session's statement_timeout is as before (LM-11)."""
     timeouts: list[str] = []
 
     async def spy(connection: Connection) -> None:
@@ -720,8 +720,8 @@ async def test_stop_before_the_build_of_another(schema: Schema, log: Log) -> Non
 
 
 async def test_artifacts_of_every_form(schema: Schema, log: Log) -> None:
-    """LM-11: artifacts are known by every name that the server gives them, and nothing else is
-    taken for one."""
+    """Artifacts are known by every name that the server gives them, and nothing else is taken for
+    one (LM-11)."""
     long = "river_job_" + "x" * 52
     await schema.execute(f"CREATE INDEX {long} ON river_job (kind)")
     dropped = [

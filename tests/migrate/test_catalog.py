@@ -19,7 +19,7 @@ SCHEMAS = ["public", "MixedCase_1"]
 
 @pytest.mark.parametrize("schema", SCHEMAS)
 async def test_upwards(each_connection: asyncpg.Connection[Any], schema: str) -> None:
-    """MG-07: from empty upwards, the catalog is the one that Go River left at each version."""
+    """From empty upwards, the catalog is the one that Go River left at each version (MG-07)."""
     migrator = Migrator(each_connection, schema=schema)
     for version in VERSIONS:
         await migrator.up(target=version)
@@ -42,7 +42,7 @@ async def test_downwards(each_connection: asyncpg.Connection[Any], schema: str) 
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_up_after_down(connection: asyncpg.Connection[Any], version: int) -> None:
-    """MG-02: down and up again, from and to any version, leaves the same schema as up alone."""
+    """Down and up again, from and to any version, leaves the same schema as up alone (MG-02)."""
     migrator = Migrator(connection, schema="public")
     expected = without_history(catalog_vector(version))
     for lower in range(version):
@@ -54,7 +54,7 @@ async def test_up_after_down(connection: asyncpg.Connection[Any], version: int) 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
 async def test_exported_sql(connection: asyncpg.Connection[Any], schema: str) -> None:
-    """MG-01: the printed SQL makes the same schema, when it is committed version by version."""
+    """The printed SQL makes the same schema, when it is committed version by version (MG-01)."""
     for version in VERSIONS:
         await connection.execute(Migrator.sql(versions=[version], schema=schema))
         assert await read_catalog(connection, schema) == catalog_vector(version)

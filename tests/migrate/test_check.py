@@ -76,7 +76,7 @@ async def test_no_schema(connection: Connection) -> None:
 
 
 async def test_no_record(connection: Connection) -> None:
-    """MG-06: tables whose version nothing tells are not worked on."""
+    """Tables whose version nothing tells are not worked on (MG-06)."""
     await Migrator(connection).up()
     await connection.execute("DELETE FROM river_migration")
     with pytest.raises(SchemaMissingError, match="records no version of them"):
@@ -84,7 +84,7 @@ async def test_no_record(connection: Connection) -> None:
 
 
 async def test_newer_than_the_code(connection: Connection) -> None:
-    """MG-06: a database that is newer than the code is worked on, with a warning."""
+    """A database that is newer than the code is worked on, with a warning (MG-06)."""
     await Migrator(connection).up()
     await connection.execute("INSERT INTO river_migration (line, version) VALUES ('main', 9)")
     with capture_logs() as logs:
@@ -94,7 +94,7 @@ async def test_newer_than_the_code(connection: Connection) -> None:
 
 @pytest.mark.parametrize("gap", [[5], [2, 3], [1]])
 async def test_gap(connection: Connection, gap: list[int]) -> None:
-    """MG-06: a version that is not recorded below an applied one is not applied out of order."""
+    """A version that is not recorded below an applied one is not applied out of order (MG-06)."""
     migrator = Migrator(connection)
     await migrator.up()
     rows = "SELECT line, version FROM river_migration ORDER BY version"
@@ -129,7 +129,7 @@ async def test_version_8_above_undone_ones(connection: Connection) -> None:
 
 
 async def test_no_record_is_told(connection: Connection) -> None:
-    """MG-06: tables without a record are neither listed as missing nor undone."""
+    """Tables without a record are neither listed as missing nor undone (MG-06)."""
     migrator = Migrator(connection)
     await migrator.up()
     await connection.execute("DELETE FROM river_migration")

@@ -113,7 +113,7 @@ async def test_eight_processes_at_once(fresh_database_url: str, connection: Conn
 async def test_one_of_eight_killed_half_way(
     fresh_database_url: str, connection: Connection
 ) -> None:
-    """MG-02: the step of a process that is killed is undone, and another does it."""
+    """The step of a process that is killed is undone, and another does it (MG-02)."""
     await Migrator(connection).up(target=5)
     up = ("up", "--line", "main", "--json", "--lock-timeout=10m", "--statement-timeout=10m")
     async with reading(fresh_database_url):
@@ -133,7 +133,7 @@ async def test_one_of_eight_killed_half_way(
 async def test_backend_killed_in_a_migration(
     fresh_database_url: str, connection: Connection, version: int
 ) -> None:
-    """MG-02: nothing of the interrupted migration is kept, and the next run goes on with it."""
+    """Nothing of the interrupted migration is kept, and the next run goes on with it (MG-02)."""
     migrator = Migrator(fresh_database_url, schema="public")
     if version > 1:
         await migrator.up(target=version - 1)
@@ -151,7 +151,7 @@ async def test_backend_killed_in_a_migration(
 async def test_backend_killed_on_the_way_down(
     fresh_database_url: str, connection: Connection, version: int
 ) -> None:
-    """MG-02: a migration that was interrupted downwards is still applied and recorded."""
+    """A migration that was interrupted downwards is still applied and recorded (MG-02)."""
     migrator = Migrator(fresh_database_url, schema="public")
     await migrator.up(target=version)
     before = await read_catalog(connection, "public")
@@ -164,7 +164,7 @@ async def test_backend_killed_on_the_way_down(
 
 
 async def test_failure_keeps_what_was_applied_before(connection: Connection) -> None:
-    """MG-02: a migration that fails leaves those before it applied, and the connection usable."""
+    """A migration that fails leaves those before it applied, and the connection usable (MG-02)."""
     await connection.execute("CREATE TABLE river_queue ()")
     with pytest.raises(MigrationError, match=r'version 4 .* "river_queue" already exists'):
         await Migrator(connection, schema="public").up()
@@ -176,7 +176,8 @@ async def test_failure_keeps_what_was_applied_before(connection: Connection) -> 
 
 
 async def test_open_reader(fresh_database_url: str, connection: Connection) -> None:
-    """MG-08: behind a long reader a step gives up after the lock timeout, and lets workers pass."""
+    """Behind a long reader a step gives up after the lock timeout, and lets workers pass
+    (MG-08)."""
     await Migrator(connection).up(target=5)
     insert = "INSERT INTO river_job (kind, max_attempts, args) VALUES ('late', 1, '{}')"
     async with reading(fresh_database_url), connected(fresh_database_url) as worker:
@@ -213,7 +214,7 @@ async def refused(migrator: Migrator) -> str:
 
 
 async def test_limits_of_a_step(connection: Connection) -> None:
-    """MG-08: a step runs under the limits asked for, and its locks end with its migrator."""
+    """A step runs under the limits asked for, and its locks end with its migrator (MG-08)."""
     await connection.execute(
         """
         CREATE TABLE seen (setting text, value text);
@@ -251,7 +252,7 @@ async def test_limits_of_the_role(connection: Connection) -> None:
 
 
 async def test_slow_statement(connection: Connection) -> None:
-    """MG-08: a statement that runs longer than the statement timeout ends the step cleanly."""
+    """A statement that runs longer than the statement timeout ends the step cleanly (MG-08)."""
     migrator = Migrator(connection, statement_timeout=timedelta(milliseconds=200))
     async with sabotage(connection, "pg_sleep(60)"):
         message = await refused(migrator)

@@ -47,7 +47,7 @@ async def test_up_applies_what_is_outstanding(connection: Connection) -> None:
 
 
 async def test_up_to_a_target(connection: Connection) -> None:
-    """The target is applied too. MG-02: a target that is reached already is no error."""
+    """The target is applied too. A target that is reached already is no error (MG-02)."""
     migrator = Migrator(connection)
     assert versions(await migrator.up(target=3)) == [1, 2, 3]
     assert versions(await migrator.up(target=3)) == []
@@ -168,7 +168,7 @@ async def test_negative_max_steps() -> None:
 async def test_refused_in_a_transaction(
     connection: Connection, call: Callable[[Migrator], Awaitable[object]]
 ) -> None:
-    """MG-01: in the caller's transaction nothing is changed, and the transaction lives on."""
+    """In the caller's transaction nothing is changed, and the transaction lives on (MG-01)."""
     await Migrator(connection).up(target=3)
     before = await read_catalog(connection, "public")
     async with connection.transaction():
@@ -183,7 +183,7 @@ async def test_refused_in_a_transaction(
     ["", "1x", 'we"ird Schéma-1', "a-b", "a b", "a\0b", "a\n", "é", "x" * 47, "pg.public"],
 )
 def test_schema_names_that_are_refused(schema: str) -> None:
-    """MG-05: names outside River's rule are refused before there is any SQL."""
+    """Names outside River's rule are refused before there is any SQL (MG-05)."""
     with pytest.raises(ConfigError, match="schema"):
         Migrator(NOWHERE, schema=schema)
     with pytest.raises(ConfigError, match="schema"):
@@ -191,7 +191,8 @@ def test_schema_names_that_are_refused(schema: str) -> None:
 
 
 async def test_empty_search_path(fresh_database_url: str, connection: Connection) -> None:
-    """MG-05: with a named, mixed-case schema everything works although the search path is empty."""
+    """With a named, mixed-case schema everything works although the search path is empty
+    (MG-05)."""
     async with connected(fresh_database_url, search_path="") as bare:
         migrator = Migrator(bare, schema="MixedCase_1")
         await migrator.up()
@@ -210,7 +211,7 @@ async def test_search_path_without_schema(fresh_database_url: str, search_path: 
 
 
 async def test_search_path_decides(fresh_database_url: str, connection: Connection) -> None:
-    """MG-05: without a schema, the search path decides where new tables go; old ones are found."""
+    """Without a schema, the search path decides where new tables go; old ones are found (MG-05)."""
     path = '"MixedCase_1", public'
     async with connected(fresh_database_url, search_path=path) as other:
         assert (await Migrator(other).up(target=5)).schema == "MixedCase_1"
@@ -222,7 +223,7 @@ async def test_search_path_decides(fresh_database_url: str, connection: Connecti
 
 
 async def test_schemas_do_not_see_each_other(connection: Connection) -> None:
-    """MG-05: two schemas in one database have records of their own."""
+    """Two schemas in one database have records of their own (MG-05)."""
     await Migrator(connection, schema="public").up()
     assert await applied(connection, schema="MixedCase_1") == []
     await Migrator(connection, schema="MixedCase_1").up(target=2)
@@ -249,7 +250,7 @@ async def test_old_server(connection: Connection, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("damage", ["DELETE FROM river_migration", "DROP TABLE river_migration"])
 async def test_tables_without_record(connection: Connection, damage: str) -> None:
-    """MG-06: tables that no row accounts for stay; the text has a way out that works."""
+    """Tables that no row accounts for stay; the text has a way out that works (MG-06)."""
     migrator = Migrator(connection, schema="public")
     await migrator.up()
     await connection.execute(damage)
@@ -265,7 +266,8 @@ async def test_tables_without_record(connection: Connection, damage: str) -> Non
 
 
 async def test_newer_version(connection: Connection) -> None:
-    """MG-06: a version that only a newer riverpy knows is reported, and nothing below it undone."""
+    """A version that only a newer riverpy knows is reported, and nothing below it undone
+    (MG-06)."""
     migrator = Migrator(connection)
     await migrator.up()
     await connection.execute("INSERT INTO river_migration (line, version) VALUES ('main', 9)")
@@ -310,7 +312,7 @@ async def test_foreign_line_guarded_by_the_sql(connection: Connection) -> None:
 
 
 async def test_adopts_a_database_of_go_river(connection: Connection) -> None:
-    """MG-07: what River recorded, in the old form too, is taken over and gone on from."""
+    """What River recorded, in the old form too, is taken over and gone on from (MG-07)."""
     await connection.execute(Migrator.sql(versions=[1, 2, 3], schema="MixedCase_1"))
     await connection.execute(Migrator.sql(versions=[4], schema="MixedCase_1"))
     long_ago = datetime(2024, 2, 29, 12, 30, 15, 123456, UTC)
@@ -352,7 +354,7 @@ async def test_rows_survive(connection: Connection) -> None:
 
 
 async def test_invalid_index(connection: Connection) -> None:
-    """MG-03: an index whose concurrent build failed is not taken for a migrated one."""
+    """An index whose concurrent build failed is not taken for a migrated one (MG-03)."""
     migrator = Migrator(connection)
     await migrator.up(target=5)
     await connection.execute(
@@ -376,7 +378,7 @@ async def test_invalid_index(connection: Connection) -> None:
 
 
 async def test_column_and_index_made_ahead(connection: Connection) -> None:
-    """MG-08: the unique index of a big table can be built ahead, without blocking its writers."""
+    """The unique index of a big table can be built ahead, without blocking its writers (MG-08)."""
     migrator = Migrator(connection, schema="public")
     await migrator.up(target=5)
     text = Migrator.sql(versions=[6], schema="public")
@@ -404,7 +406,7 @@ async def test_connection_with_codecs(connection: Connection) -> None:
 
 
 def test_exported_sql_is_ordered_and_explained() -> None:
-    """MG-01: the printed SQL says line, number and direction, and not to wrap it."""
+    """The printed SQL says line, number and direction, and not to wrap it (MG-01)."""
     up = Migrator.sql()
     assert "must not be wrapped in one transaction" in up
     assert [up.index(f"-- Line main, version {version:03} (") for version in range(1, 9)] == sorted(

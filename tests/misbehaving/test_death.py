@@ -87,9 +87,9 @@ client = riverpy.Client(
 async def test_job_that_ends_its_process(
     rig: Rig, tmp_path: Path, how: str, codes: set[int]
 ) -> None:
-    """LD-07: a job that calls `os._exit`, crashes in C code, or closes every descriptor ends its
-    process, at once or within the limits. It and the one that ran beside it run again in another,
-    with one attempt more and an error that says why; of a crash the log has the place."""
+    """A job that calls `os._exit`, crashes in C code, or closes every descriptor ends its process,
+    at once or within the limits. It and the one that ran beside it run again in another, with one
+    attempt more and an error that says why; of a crash the log has the place (LD-07)."""
     where = (f"--database-url={rig.url}", f"--schema={rig.schema.name}", "--dead-after=2s")
     await rig.insert_rows(1)
     await rig.schema.execute("UPDATE river_job SET args = '{\"n\": 0}'")

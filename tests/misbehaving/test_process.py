@@ -55,12 +55,12 @@ async def ended(schema: Schema, job_id: int) -> str:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 async def test_whatever_a_job_does(schema: Schema, tmp_path: Path, loop: str) -> None:
-    """SC-17: one worker outlives jobs that raise what ends a process, recurse to the limit in
-    Python and in C, raise in `__del__`, leak tasks, threads and generators, fill the default
-    executor, log a megabyte, record 100 MB, close its connections, and change the process, the
-    loop, the streams and the signal handlers. After each another job is worked; in the end jobs in
-    threads and processes are too, it has led all the time, gives signs of life, and stops at
-    SIGTERM."""
+    """One worker outlives jobs that raise what ends a process, recurse to the limit in Python and
+    in C, raise in `__del__`, leak tasks, threads and generators, fill the default executor, log a
+    megabyte, record 100 MB, close its connections, and change the process, the loop, the streams
+    and the signal handlers. After each another job is worked; in the end jobs in threads and
+    processes are too, it has led all the time, gives signs of life, and stops at SIGTERM
+    (SC-17)."""
     code = CODE if loop == "uvloop" else f"{CODE}\nsys.modules['uvloop'] = None\n"
     where = (f"--database-url={schema.url}", f"--schema={schema.name}")
     async with running_worker(tmp_path, "jobs", *where, code=code) as worker:

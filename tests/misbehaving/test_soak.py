@@ -24,9 +24,9 @@ def no_log() -> None:
 
 @pytest.mark.timeout(240)
 async def test_memory_over_many_jobs(schema: Schema) -> None:
-    """ME-01: jobs that fail, run into their limit, are cancelled by themselves and by others,
-    snooze, record outputs and run in threads leave no objects, memory, tasks, threads or
-    descriptors. (A million of them: `scripts/soak`.)"""
+    """Jobs that fail, run into their limit, are cancelled by themselves and by others, snooze,
+    record outputs and run in threads leave no objects, memory, tasks, threads or descriptors. (A
+    million of them: `scripts/soak`.) (ME-01)"""
     async with working(schema.url, schema.name) as place:
         samples = [one async for one in soak_jobs(place, 12_000, batch=3_000)]
     assert growth(samples[1], samples[-1]).keys() <= UNSTEADY
@@ -36,8 +36,9 @@ async def test_memory_over_many_jobs(schema: Schema) -> None:
 
 @pytest.mark.timeout(240)
 async def test_memory_over_many_reconnects(schema: Schema) -> None:
-    """ME-05: connections that the server ends, with jobs worked over those that come instead, leave
-    nothing either. (A thousand of them: `scripts/soak`.)"""
+    """Connections that the server ends, with jobs worked over those that come instead, leave
+    nothing either (ME-05).
+    `scripts/soak` loses a thousand of them."""
     async with working(schema.url, schema.name) as place:
         samples = [one async for one in soak_reconnects(place, 100, jobs=20)]
     assert growth(samples[len(samples) // 2], samples[-1]).keys() <= UNSTEADY

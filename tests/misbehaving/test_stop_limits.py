@@ -58,8 +58,8 @@ async def stop(rig: Rig, proxy: Proxy, trouble: str) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("trouble", ["stuck job", "frozen database", "no database"])
 async def test_limits_of_a_stop(rig: Rig, trouble: str) -> None:
-    """SC-06: a stop ends within its limits beside a job that ignores its cancellation, also while
-    the database does not answer or is not there; the report says what was left."""
+    """A stop ends within its limits beside a job that ignores its cancellation, also while the
+    database does not answer or is not there; the report says what was left (SC-06)."""
     async with proxied(rig.url) as proxy:
         await stop(rig, proxy, trouble)
     assert rig.report is not None
@@ -68,8 +68,8 @@ async def test_limits_of_a_stop(rig: Rig, trouble: str) -> None:
 
 @pytest.mark.timeout(120)
 async def test_limit_of_a_stop_with_a_backlog(rig: Rig) -> None:
-    """SC-06: nor do 10,000 results that the database does not take hold a stop: they are
-    counted."""
+    """Nor do 10,000 results that the database does not take hold a stop: they are counted
+    (SC-06)."""
     release = asyncio.Event()
 
     @rig.job(timeout=None)

@@ -176,8 +176,8 @@ async def test_handler_that_grants_nothing(
 
 
 async def test_many_stuck_jobs(rig: Rig, log: list[dict[str, Any]]) -> None:
-    """OP-07: of many stuck jobs the log names ten, and says that there are more; their number is in
-    the stats."""
+    """Of many stuck jobs the log names ten, and says that there are more; their number is in the
+    stats (OP-07)."""
     jobs = Stubborn(rig)
     async with rig.working(slots=15, job_stuck_threshold=SOON) as client:
         await client.insert_many([InsertManyParams(Task(n=1))] * 15)

@@ -103,9 +103,9 @@ def refused_jobs(worker: WorkerProcess) -> set[int]:
 
 @pytest.mark.timeout(240)
 async def test_host_is_cut_off_and_healed() -> None:
-    """NR-03, LD-07: the host that leads loses its network, silently. The other leads, runs its jobs
-    again and all new ones; what it ends later is refused, and it works again when it is back.
-    No job is lost, and each is finished once, from the host whose attempt it is."""
+    """The host that leads loses its network, silently. The other leads, runs its jobs again and all
+    new ones; what it ends later is refused, and it works again when it is back. No job is lost, and
+    each is finished once, from the host whose attempt it is (NR-03, LD-07)."""
     async with AsyncExitStack() as stack:
         hosts = stack.enter_context(connected_hosts(3))
         places = dict(zip(("east", "west"), hosts[1:], strict=True))

@@ -67,7 +67,7 @@ print(PeriodicJob(every(timedelta(hours=1)), make).id)
 
 
 def test_default_id_is_stable() -> None:
-    """SK-13: an id that is not given is the same in each process, whatever its hashes are."""
+    """An id that is not given is the same in each process, whatever its hashes are (SK-13)."""
     printed = {
         subprocess.run(
             [sys.executable, "-c", _PRINT_IDS],

@@ -78,8 +78,8 @@ async def until(one: Enqueuing, job_id: str, count: int) -> None:
 
 @pytest.mark.parametrize(("least", "most"), [(-0.02, -0.001), (0.0, 0.05)])
 async def test_wrong_timer(schema: Schema, least: float, most: float) -> None:
-    """SK-03, SK-08: with a timer that wakes early or late each slot is inserted once, with none
-    left out, and none is inserted before it is due."""
+    """With a timer that wakes early or late each slot is inserted once, with none left out, and
+    none is inserted before it is due (SK-03, SK-08)."""
     step = timedelta(milliseconds=25)
     job = PeriodicJob(Grid(step), Tick(), id="ticks", missed="all")
     async with enqueuing(schema, job, timer=WrongTimer(least, most)) as one:
@@ -120,8 +120,8 @@ async def test_slow_plans_are_inserted_in_turn(
 
 
 async def test_outage(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
-    """LM-09: after an outage slots are inserted again, and go on to be; there is no limit of
-    attempts."""
+    """After an outage slots are inserted again, and go on to be; there is no limit of attempts
+    (LM-09)."""
     async with proxied(schema.url) as proxy:
         monkeypatch.setattr(schema, "url", proxy.url)
         job = PeriodicJob(Grid(timedelta(milliseconds=100)), Tick(), id="ticks")
@@ -164,8 +164,8 @@ async def state(schema: Schema, condition: str) -> None:
 
 
 async def test_client_inserts_and_works(schema: Schema) -> None:
-    """LM-15: a client that begins to lead inserts its run on start, once, and works it; then it is
-    told at run time what else to insert."""
+    """A client that begins to lead inserts its run on start, once, and works it; then it is told at
+    run time what else to insert (LM-15)."""
     hooked: list[PeriodicJobsStart] = []
 
     async def hook(start: PeriodicJobsStart) -> None:
@@ -244,7 +244,7 @@ async def test_verbs_without_table(schema: Schema) -> None:
 
 
 async def test_next_leader_goes_on(schema: Schema) -> None:
-    """SK-06: a slot that comes after its leader has gone is inserted by the next one, once."""
+    """A slot that comes after its leader has gone is inserted by the next one, once (SK-06)."""
     job = PeriodicJob(every(timedelta(seconds=1.5)), Tick(), id="ticks", missed="all")
     for _ in range(3):
         async with leading(schema, job):

@@ -206,7 +206,7 @@ for schedule in (
 
 
 def test_no_time_zone_files() -> None:
-    """FR-02: schedules work where the system has no time zone files."""
+    """Schedules work where the system has no time zone files (FR-02)."""
     result = subprocess.run(
         [sys.executable, "-c", WITHOUT_ZONE_FILES],
         env={**os.environ, "PYTHONTZPATH": ""},
@@ -233,7 +233,7 @@ print(riverpy.cron("@daily"), riverpy.cron("0 9 * * *", timezone="UTC"))
 
 
 def test_utc_needs_no_package() -> None:
-    """FR-02: UTC works without time zone files and without the package tzdata."""
+    """UTC works without time zone files and without the package tzdata (FR-02)."""
     result = subprocess.run(
         [sys.executable, "-c", WITHOUT_TZDATA],
         env={**os.environ, "PYTHONTZPATH": ""},
@@ -246,7 +246,7 @@ def test_utc_needs_no_package() -> None:
 
 
 def test_zone_is_kept_over_months() -> None:
-    """SK-02: `0 12 1 * *` in Kolkata is 06:30 UTC on the first of each of 24 months."""
+    """`0 12 1 * *` in Kolkata is 06:30 UTC on the first of each of 24 months (SK-02)."""
     found = times(
         cron("0 12 1 * *", timezone="Asia/Kolkata"),
         datetime(2026, 1, 31, 23, 59, tzinfo=ZoneInfo("Asia/Kolkata")),
@@ -257,7 +257,7 @@ def test_zone_is_kept_over_months() -> None:
 
 
 def test_leap_day() -> None:
-    """SK-14: the 29th of February comes in 2028."""
+    """The 29th of February comes in 2028 (SK-14)."""
     due = next_time(cron("0 0 29 2 *"), datetime(2026, 1, 1, tzinfo=UTC))
     assert due == datetime(2028, 2, 29, tzinfo=UTC)
 
@@ -282,7 +282,7 @@ def test_leap_day() -> None:
     ],
 )
 def test_impossible_cron(expression: str) -> None:
-    """SK-14: what is no expression, or never comes, is refused, and soon."""
+    """What is no expression, or never comes, is refused, and soon (SK-14)."""
     begin = time.thread_time()
     with pytest.raises(ConfigError, match="cron expression"):
         cron(expression)
@@ -388,7 +388,8 @@ class Own:
     ],
 )
 def test_own_schedule_is_checked(answer: object, message: str) -> None:
-    """SK-18: a schedule that returns a naive time, none at all, or one that is past, is refused."""
+    """A schedule that returns a naive time, none at all, or one that is past, is refused
+    (SK-18)."""
     with pytest.raises(ConfigError, match=message):
         next_time(Own(answer), datetime(2026, 1, 1, tzinfo=UTC))
     assert parse_schedule(schedule_text(Own(answer))) is None

@@ -35,7 +35,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
 
 
 async def test_working(rig: Rig, asked: list[set[int]]) -> None:
-    """PF-10: inserting in each way, working to each end, cancelling and pausing asks about none."""
+    """Inserting in each way, working to each end, cancelling and pausing asks about none
+    (PF-10)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -58,7 +59,7 @@ async def test_working(rig: Rig, asked: list[set[int]]) -> None:
 
 
 async def test_maintenance(rig: Rig, asked: list[set[int]]) -> None:
-    """PF-10: neither does maintenance, with something to do for each service."""
+    """Neither does maintenance, with something to do for each service (PF-10)."""
 
     class InContact:
         registered_at = 1

@@ -25,8 +25,8 @@ LISTENERS = "datname = current_database() AND application_name = 'riverpy listen
 async def test_failed_attempts_leave_no_connections(
     schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NR-04: attempts to listen that fail after they have connected, for which each has a
-    connection, leave none behind; when they succeed again, the same client hears."""
+    """Attempts to listen that fail after they have connected, for which each has a connection,
+    leave none behind; when they succeed again, the same client hears (NR-04)."""
     for name in ("RECONNECT_FIRST", "RECONNECT_MOST"):
         monkeypatch.setattr(notifier, name, timedelta(milliseconds=1))
     failures = 0
@@ -70,7 +70,7 @@ async def test_failed_attempts_leave_no_connections(
 async def test_failed_start_leaves_no_connection(
     schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NR-04: neither does a start that fails because nobody can listen."""
+    """Neither does a start that fails because nobody can listen (NR-04)."""
 
     async def fail(*_: Any) -> None:
         raise asyncpg.InsufficientPrivilegeError("no LISTEN for you")
@@ -92,8 +92,8 @@ async def test_failed_start_leaves_no_connection(
 
 
 async def test_pool_that_renews_its_connections(schema: Schema) -> None:
-    """NR-05: the listener has a connection that no pool lends, so it hears on while the pool that
-    inserts closes each connection after one query, or after a moment; nothing is warned of."""
+    """The listener has a connection that no pool lends, so it hears on while the pool that inserts
+    closes each connection after one query, or after a moment; nothing is warned of (NR-05)."""
     rig = Rig(schema)
 
     @rig.job

@@ -73,7 +73,7 @@ async def until_idle(client: riverpy.Client) -> None:
 
 async def test_own_statements_make_no_spans(schema: Schema, tracers: TracerProvider) -> None:
     """A worker that starts, is elected and waits makes no span. Of one job there are its insert,
-    its attempt, and below these their own statements. FR-16"""
+    its attempt, and below these their own statements (FR-16)."""
     exporter = InMemorySpanExporter()
     tracers.add_span_processor(SimpleSpanProcessor(exporter))
     client = make_client(schema, tracers, trace_internal=False)
@@ -94,7 +94,7 @@ async def test_own_statements_make_no_spans(schema: Schema, tracers: TracerProvi
 
 
 async def test_setting_shows_own_statements(schema: Schema, tracers: TracerProvider) -> None:
-    """`trace_internal` lets the instrumentation see riverpy's own statements. FR-16"""
+    """`trace_internal` lets the instrumentation see riverpy's own statements (FR-16)."""
     exporter = InMemorySpanExporter()
     tracers.add_span_processor(SimpleSpanProcessor(exporter))
     client = make_client(schema, tracers, trace_internal=True)

@@ -69,8 +69,8 @@ def test_no_sql_in_python(trees: dict[str, ast.Module]) -> None:
 
 
 def test_notifications_leave_a_full_queue_alone() -> None:
-    """FR-05: no statement notifies while the server's queue of notifications is nearly full, or it
-    would fail with all that it stores. Doctor's does: its failure is the finding."""
+    """No statement notifies while the server's queue of notifications is nearly full, or it would
+    fail with all that it stores. Doctor's does: its failure is the finding (FR-05)."""
     statements = {
         name: text
         for path in (ROOT / "sql" / "queries").glob("*.sql")

@@ -65,8 +65,8 @@ class SlowDatabase:
 
 @pytest.mark.usefixtures("bound")
 async def test_slow_completion(rig: Rig, log: list[dict[str, Any]]) -> None:
-    """PF-11: while results are stored slower than jobs end, those that wait are bounded, so claims
-    stop and go on with what is stored; nothing is logged about it, and nothing is lost."""
+    """While results are stored slower than jobs end, those that wait are bounded, so claims stop
+    and go on with what is stored; nothing is logged about it, and nothing is lost (PF-11)."""
     runs: Counter[int] = Counter()
 
     @rig.job

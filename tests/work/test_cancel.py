@@ -36,8 +36,8 @@ def started(rig: Rig) -> asyncio.Queue[Job[Task]]:
 
 
 async def test_running_job(rig: Rig, started: asyncio.Queue[Job[Task]]) -> None:
-    """SC-10: with all slots busy and a poll of minutes a running job hears of its cancel at once,
-    and is cancelled, not retried."""
+    """With all slots busy and a poll of minutes a running job hears of its cancel at once, and is
+    cancelled, not retried (SC-10)."""
     async with rig.working(slots=1) as client:
         inserted = await client.insert(Task())
         await started.get()
@@ -53,8 +53,8 @@ async def test_running_job(rig: Rig, started: asyncio.Queue[Job[Task]]) -> None:
 async def test_before_the_answer_to_the_claim(
     rig: Rig, started: asyncio.Queue[Job[Task]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SC-10: a cancel that is heard after a claim took the job, and before the claim's answer,
-    cancels it too."""
+    """A cancel that is heard after a claim took the job, and before the claim's answer, cancels it
+    too (SC-10)."""
 
     async def never(_: Reconciler) -> None:
         pass
@@ -100,7 +100,7 @@ async def test_another_job_of_the_number(rig: Rig, started: asyncio.Queue[Job[Ta
 
 
 async def test_while_draining(rig: Rig, started: asyncio.Queue[Job[Task]]) -> None:
-    """SC-08: a job that a stop waits for can still be cancelled, and then the stop is over."""
+    """A job that a stop waits for can still be cancelled, and then the stop is over (SC-08)."""
     async with rig.working(soft_stop_timeout=None) as client:
         inserted = await client.insert(Task())
         await started.get()
@@ -131,8 +131,8 @@ async def test_after_a_lost_notification(
 async def test_poll_only(
     rig: Rig, started: asyncio.Queue[Job[Task]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NR-13: without LISTEN a running job is cancelled too, and queues pause and resume; no
-    connection ever listens."""
+    """Without LISTEN a running job is cancelled too, and queues pause and resume; no connection
+    ever listens (NR-13)."""
     monkeypatch.setattr(riverpy._work.reconciler, "INTERVAL_DEAF", 0.05)
     soon = timedelta(milliseconds=50)
     began = await rig.schema.fetchval("SELECT clock_timestamp()")
@@ -211,7 +211,7 @@ async def test_retry_clears_the_mark(rig: Rig) -> None:
 
 
 async def test_transaction_of_a_cancelled_job(rig: Rig, started: asyncio.Queue[Job[Task]]) -> None:
-    """SC-18: jobs cancelled in the middle of a transaction leave no transaction and no lock."""
+    """Jobs cancelled in the middle of a transaction leave no transaction and no lock (SC-18)."""
     await rig.schema.execute("CREATE TABLE things (id int PRIMARY KEY)")
     await rig.schema.execute("INSERT INTO things SELECT generate_series(1, 20)")
     rig.workers = riverpy.Workers()

@@ -82,8 +82,8 @@ def test_fast_claims_start_at_the_beginning() -> None:
 
 
 def test_slow_claim_that_found_all() -> None:
-    """FR-09: what a slow claim has seen and left is passed over, in every priority, but for jobs
-    of the last second: the transactions of more of these may commit yet."""
+    """What a slow claim has seen and left is passed over, in every priority, but for jobs of the
+    last second: the transactions of more of these may commit yet (FR-09)."""
     cursor = slow_cursor(row(2, 7, 1), is_full=False)
     assert places(cursor, 0.5) == [(SEEN - LATE, 0)] * 4
     cursor = slow_cursor(is_full=False)
@@ -91,8 +91,8 @@ def test_slow_claim_that_found_all() -> None:
 
 
 def test_slow_claim_that_is_full() -> None:
-    """PF-03: the next ones start behind its last row, whatever the order of the rows; lower
-    priorities have not been seen. One that is not full leaves its place for what commits late."""
+    """The next ones start behind its last row, whatever the order of the rows; lower priorities
+    have not been seen. One that is not full leaves its place for what commits late (PF-03)."""
     cursor = slow_cursor(row(2, 7, 1), row(1, 5, 9), is_full=True)
     assert places(cursor, 0.5) == [(SEEN - LATE, 0), (7, 1), (FIRST, 0), (FIRST, 0)]
     part = Stretch(Position(2, 7, 1), 2)
@@ -169,9 +169,9 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> list[Stretch]:
 
 
 async def test_nothing_is_passed_over(rig: Rig, claims: list[Stretch]) -> None:
-    """PF-03: with claims that start behind the last one's rows, every job runs once, also those
-    that come before these, of a higher priority and of an earlier time, though nobody tells of
-    them."""
+    """With claims that start behind the last one's rows, every job runs once, also those that come
+    before these, of a higher priority and of an earlier time, though nobody tells of them
+    (PF-03)."""
     runs: list[int] = []
 
     @rig.job
@@ -203,8 +203,8 @@ def is_behind(claim: Stretch) -> bool:
 
 
 async def test_other_kinds_are_passed_over(rig: Rig, claims: list[Stretch]) -> None:
-    """FR-09: behind jobs of other kinds, a claim finds a job that is inserted without reading these
-    again, and one that committed late is found by a claim from the beginning."""
+    """Behind jobs of other kinds, a claim finds a job that is inserted without reading these again,
+    and one that committed late is found by a claim from the beginning (FR-09)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None: ...
@@ -235,8 +235,8 @@ async def test_other_kinds_are_passed_over(rig: Rig, claims: list[Stretch]) -> N
 async def test_claims_longer_than_the_pause(
     rig: Rig, claims: list[Stretch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PF-03: where claims behind the last rows take longer than the pause between claims from the
-    beginning, the queue's end is no end of these: they find a job that committed late."""
+    """Where claims behind the last rows take longer than the pause between claims from the
+    beginning, the queue's end is no end of these: they find a job that committed late (PF-03)."""
     pause, took = 0.02, 0.03
     for name in ("FULL_INTERVAL_MIN", "FULL_INTERVAL_MAX"):
         monkeypatch.setattr(riverpy._work.claim_cursor, name, pause)

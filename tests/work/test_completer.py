@@ -38,8 +38,8 @@ def id_of(event: Event) -> int:
 
 @pytest.mark.parametrize("n", [0, 1])
 async def test_time_of_the_end(rig: Rig, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
-    """SK-19: when a job ended is told from the moment at which its result is sent, though the
-    transaction began before, to look for locks: no job ends before it began."""
+    """When a job ended is told from the moment at which its result is sent, though the transaction
+    began before, to look for locks: no job ends before it began (SK-19)."""
     look = jobs.job_lock_attempts
 
     async def slow(*args: Any) -> set[int]:
@@ -310,8 +310,8 @@ TAKEN = {
 async def test_late_result_is_refused(
     rig: Rig, gate: Gate, log: list[dict[str, Any]], how: str, fails: bool
 ) -> None:
-    """LD-13: a result for a row that is no longer this attempt's is logged once and not stored; no
-    event tells of it, and the rest of its batch is stored."""
+    """A result for a row that is no longer this attempt's is logged once and not stored; no event
+    tells of it, and the rest of its batch is stored (LD-13)."""
     await rig.insert_rows(20)
     if fails:
         await rig.schema.execute("""UPDATE river_job SET args = '{"n": -1}'""")
@@ -338,9 +338,9 @@ async def test_late_result_is_refused(
 async def test_two_attempts_of_one_job_end_together(
     rig: Rig, gate: Gate, log: list[dict[str, Any]], fails: bool
 ) -> None:
-    """LD-18: where a crash of the server undid a claim, one client can have two attempts at a job,
-    whose results come at once: the one that holds the row is stored and told of, the other is
-    refused."""
+    """Where a crash of the server undid a claim, one client can have two attempts at a job, whose
+    results come at once: the one that holds the row is stored and told of, the other is refused
+    (LD-18)."""
     await rig.insert_rows(1)
     if fails:
         await rig.schema.execute("""UPDATE river_job SET args = '{"n": -1}'""")
@@ -392,8 +392,8 @@ async def test_lost_answer_is_success(rig: Rig, log: list[dict[str, Any]], end: 
 
 
 async def test_terminated_backends(rig: Rig, gate: Gate) -> None:
-    """LD-18 in part: every connection is terminated again and again while jobs end: each result is
-    stored once, by its own attempt."""
+    """Every connection is terminated again and again while jobs end: each result is stored once, by
+    its own attempt (LD-18)."""
     await rig.insert_rows(30)
     async with rig.working(slots=30):
         for _ in range(30):
@@ -410,8 +410,8 @@ async def test_terminated_backends(rig: Rig, gate: Gate) -> None:
 
 
 async def test_database_that_is_away(rig: Rig, gate: Gate, log: list[dict[str, Any]]) -> None:
-    """LD-18 in part: results wait while nothing can connect, and are stored when it can; the log
-    has one line for the loss and one for the return."""
+    """Results wait while nothing can connect, and are stored when it can; the log has one line for
+    the loss and one for the return (LD-18)."""
     async with proxied(rig.url) as proxy, rig.working(url=proxy.url) as client:
         await client.insert(Task())
         await gate.started.get()
@@ -606,7 +606,7 @@ async def test_results_that_cannot_be_stored_in_time(
 
 
 async def test_serializable_default(rig: Rig) -> None:
-    """TX-06, scaled: under a serializable default no job is lost, run twice, or failed."""
+    """Under a serializable default no job is lost, run twice, or failed (TX-06)."""
     name = await rig.schema.fetchval("SELECT quote_ident(current_database())")
     ran: list[int] = []
 

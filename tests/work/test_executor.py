@@ -410,7 +410,8 @@ async def test_snooze_counter(rig: Rig, text: str, after: str) -> None:
 
 
 async def test_zero_snooze(rig: Rig) -> None:
-    """LD-19: three snoozes of zero, then success: 3 snoozed, 1 completed, one attempt, no error."""
+    """Three snoozes of zero, then success: 3 snoozed, 1 completed, one attempt, no error
+    (LD-19)."""
     runs = 0
 
     @rig.job
@@ -433,7 +434,7 @@ async def test_zero_snooze(rig: Rig) -> None:
 
 @pytest.mark.timeout(180)
 async def test_a_thousand_snoozes(rig: Rig) -> None:
-    """LD-20: a job that snoozes 1,000 times uses up no attempt and its row does not grow."""
+    """A job that snoozes 1,000 times uses up no attempt and its row does not grow (LD-20)."""
     runs = 0
 
     @rig.job
@@ -498,8 +499,8 @@ async def test_unknown_kind(rig: Rig) -> None:
 async def test_kind_that_names_code(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SE-01: a kind is looked up among the workers and nowhere else: one that names a function or a
-    module of Python's is as unknown as any other."""
+    """A kind is looked up among the workers and nowhere else: one that names a function or a module
+    of Python's is as unknown as any other (SE-01)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -693,8 +694,8 @@ async def test_metadata_that_is_no_object(rig: Rig) -> None:
 async def test_recording_refuses_what_cannot_be_stored(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BI-03, BI-04: NaN, NUL, surrogates, `river:` keys and huge outputs are refused at the call;
-    the job goes on."""
+    """NaN, NUL, surrogates, `river:` keys and huge outputs are refused at the call; the job goes on
+    (BI-03, BI-04)."""
     refused: list[str] = []
     assert riverpy.job.OUTPUT_SIZE_MAX == 32 * 1024 * 1024
     limit = 64 * 1024

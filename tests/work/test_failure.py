@@ -159,16 +159,16 @@ def caused(error: BaseException, cause: BaseException) -> BaseException:
 async def test_error_is_a_failed_attempt(
     rig: Rig, error: Callable[[], BaseException], text: str
 ) -> None:
-    """SC-17, BI-04: whatever a job raises is a failed attempt with an entry that can be stored; the
-    slot is used again and the worker lives. Its text has the type, and those of the leaves of a
-    group. FR-07"""
+    """Whatever a job raises is a failed attempt with an entry that can be stored; the slot is used
+    again and the worker lives. Its text has the type, and those of the leaves of a group
+    (FR-07, SC-17, BI-04)."""
     entry = await outcome_of(rig, error)
     assert entry["error"] == text
     assert "\0" not in entry["trace"]
 
 
 async def test_cancelled_future_of_somebody(rig: Rig) -> None:
-    """SC-17: awaiting a future that somebody cancelled is a failed attempt, no cancelled job."""
+    """Awaiting a future that somebody cancelled is a failed attempt, no cancelled job (SC-17)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -199,7 +199,7 @@ async def test_job_that_cancels_its_own_task(rig: Rig) -> None:
 
 
 async def test_recursion(rig: Rig) -> None:
-    """PF-08: 5,000 frames are a failed attempt whose trace has a bound."""
+    """5,000 frames are a failed attempt whose trace has a bound (PF-08)."""
 
     def deeper(depth: int) -> int:
         return deeper(depth + 1) + 1
@@ -221,8 +221,8 @@ async def test_recursion(rig: Rig) -> None:
 
 @pytest.mark.timeout(120)
 async def test_megabytes_of_text(rig: Rig) -> None:
-    """PF-08: of a 20 MB message 16 Ki characters are stored, with a mark; the trace keeps its
-    frames; 25 attempts make a row of less than 2 MB."""
+    """Of a 20 MB message 16 Ki characters are stored, with a mark; the trace keeps its frames; 25
+    attempts make a row of less than 2 MB (PF-08)."""
 
     @rig.job(next_retry=lambda job: timedelta(0))
     async def work(job: Job[Task]) -> None:
@@ -349,7 +349,7 @@ async def test_one_bad_result_harms_no_other(rig: Rig) -> None:
 
 
 async def test_the_last_attempt_of_a_base_exception(rig: Rig) -> None:
-    """SC-17: a job that exits in its last attempt is discarded like any other."""
+    """A job that exits in its last attempt is discarded like any other (SC-17)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -376,8 +376,8 @@ async def test_error_that_cannot_be_classified(rig: Rig, monkeypatch: pytest.Mon
 
 
 async def test_errors_are_bounded(rig: Rig) -> None:
-    """FR-20: of a job's errors the first and the newest 99 are kept, whoever adds one, and the
-    metadata says how many were dropped."""
+    """Of a job's errors the first and the newest 99 are kept, whoever adds one, and the metadata
+    says how many were dropped (FR-20)."""
 
     @rig.job(next_retry=lambda job: timedelta(0))
     async def work(job: Job[Task]) -> None:
@@ -414,8 +414,8 @@ async def _rescue(connection: Any, schema: str, keys: list[ClaimKey], _error: st
 async def test_errors_are_bounded_whoever_adds_one(
     schema: Schema, end: Callable[[Any, str, list[ClaimKey], str], Awaitable[None]]
 ) -> None:
-    """FR-20: so a result and a rescue do; another version may have stored more. The number is added
-    to what was dropped before, and left out where the metadata are no object."""
+    """So a result and a rescue do; another version may have stored more. The number is added to
+    what was dropped before, and left out where the metadata are no object (FR-20)."""
     given = {
         (99, '{"own": 1}'): {"own": 1},
         (100, '{"own": 1}'): {"own": 1, "riverpy:errors_dropped": 1},

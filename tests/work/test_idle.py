@@ -100,8 +100,8 @@ async def rate_of_maintenance(schema: Schema, sent: list[Sent], inserter: Insert
 
 
 async def test_statements_while_idle(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PF-04: at default settings an idle client sends less than two statements a second, though it
-    leads; with 35 queues that are polled each 5 s, 35/5 and a half."""
+    """At default settings an idle client sends less than two statements a second, though it leads;
+    with 35 queues that are polled each 5 s, 35/5 and a half (PF-04)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -122,8 +122,8 @@ async def test_statements_while_idle(rig: Rig, monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_statements_of_a_quiet_client(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PB-06: with the settings of docs/operations.md for a database that should sleep, an idle
-    client sends less than one statement in ten minutes."""
+    """With the settings of docs/operations.md for a database that should sleep, an idle client
+    sends less than one statement in ten minutes (PB-06)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -138,8 +138,8 @@ async def test_statements_of_a_quiet_client(rig: Rig, monkeypatch: pytest.Monkey
 
 
 async def test_all_sessions_of_a_quiet_client_are_closed(rig: Rig) -> None:
-    """PB-06: after the server has closed every session, the next insert of another program works,
-    and the worker runs the job long before its poll."""
+    """After the server has closed every session, the next insert of another program works, and the
+    worker runs the job long before its poll (PB-06)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -180,8 +180,8 @@ async def first_claim(sent: list[Sent]) -> None:
 
 @pytest.mark.usefixtures("fast_claims")
 async def test_claims_of_single_jobs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PF-05: one look at the queue is one claim, whatever it brings: only one that fills all it
-    asked for is followed by another, and the end of a job by none."""
+    """One look at the queue is one claim, whatever it brings: only one that fills all it asked for
+    is followed by another, and the end of a job by none (PF-05)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -203,8 +203,8 @@ async def test_claims_of_single_jobs(rig: Rig, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.usefixtures("fast_claims")
 async def test_claims_of_a_notification(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PF-05: a notification is followed by one claim, and one for each time at which a sender that
-    notifies rarely may have inserted more; none for the jobs that it brought."""
+    """A notification is followed by one claim, and one for each time at which a sender that
+    notifies rarely may have inserted more; none for the jobs that it brought (PF-05)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -224,8 +224,8 @@ async def test_claims_of_a_notification(rig: Rig, monkeypatch: pytest.MonkeyPatc
 
 
 async def test_no_transaction_during_a_job(rig: Rig) -> None:
-    """PF-03: while jobs run, none of riverpy's connections has a transaction open, or a snapshot
-    that keeps dead rows from being removed."""
+    """While jobs run, none of riverpy's connections has a transaction open, or a snapshot that
+    keeps dead rows from being removed (PF-03)."""
     go_on = asyncio.Event()
 
     @rig.job

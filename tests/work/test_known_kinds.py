@@ -34,9 +34,9 @@ def new_workers() -> Workers:
 
 
 async def test_other_kinds_wait_for_their_workers(rig: Rig) -> None:
-    """FR-09: jobs of a kind that a client has no worker for stay as they were inserted, those
-    behind them run at once, and a client that knows the kind or its alias completes each at the
-    first attempt."""
+    """Jobs of a kind that a client has no worker for stay as they were inserted, those behind them
+    run at once, and a client that knows the kind or its alias completes each at the first attempt
+    (FR-09)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None: ...
@@ -58,7 +58,7 @@ async def test_other_kinds_wait_for_their_workers(rig: Rig) -> None:
 
 
 async def test_drain_leaves_other_kinds(rig: Rig) -> None:
-    """FR-09: a drain ends when no job of its kinds is left, whatever waits beside them."""
+    """A drain ends when no job of its kinds is left, whatever waits beside them (FR-09)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None: ...
@@ -91,8 +91,8 @@ async def test_known_kinds_are_those_of_the_start(rig: Rig) -> None:
 
 
 async def test_notifications_of_other_kinds(rig: Rig) -> None:
-    """FR-09: a stream of notifications for jobs of other kinds does not keep a client busy with
-    claims that bring nothing; a job of its own is found beside them."""
+    """A stream of notifications for jobs of other kinds does not keep a client busy with claims
+    that bring nothing; a job of its own is found beside them (FR-09)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None: ...

@@ -24,8 +24,8 @@ LARGE = [2**31, 2**53 + 1, 2**63 - 50]
 
 @pytest.mark.parametrize("first", LARGE)
 async def test_insert_and_work(rig: Rig, first: int) -> None:
-    """PF-07: jobs with such ids are inserted in each way, worked to each end, cancelled and
-    retried, one by one and in batches, and each is the one that it was."""
+    """Jobs with such ids are inserted in each way, worked to each end, cancelled and retried, one
+    by one and in batches, and each is the one that it was (PF-07)."""
     seen: dict[int, int] = {}
 
     @rig.job(next_retry=lambda job: timedelta(hours=1))
@@ -65,7 +65,7 @@ async def test_insert_and_work(rig: Rig, first: int) -> None:
 
 @pytest.mark.parametrize("first", LARGE)
 async def test_rescue(rig: Rig, first: int) -> None:
-    """PF-07: they are rescued from a dead client."""
+    """They are rescued from a dead client (PF-07)."""
     await rig.schema.execute("SELECT setval('river_job_id_seq', $1, false)", first)
     await rig.insert_rows(3)
     await rig.schema.execute(
@@ -91,7 +91,7 @@ async def test_rescue(rig: Rig, first: int) -> None:
 
 @pytest.mark.parametrize("first", LARGE)
 async def test_command(rig: Rig, first: int) -> None:
-    """PF-07: the command line shows them as they are, in text and in JSON."""
+    """The command line shows them as they are, in text and in JSON (PF-07)."""
     await rig.schema.execute("SELECT setval('river_job_id_seq', $1, false)", first)
     await rig.insert_rows(1)
 

@@ -56,8 +56,8 @@ async def until_told(log: list[dict[str, Any]], event: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("where", ["job", "task of the job"])
 async def test_who_blocks_the_loop(rig: Rig, log: list[dict[str, Any]], where: str) -> None:
-    """LM-14: while the loop is blocked a warning names kind, id and place in the code, and
-    afterwards another has the length; the job's result counts, and no one else is blamed."""
+    """While the loop is blocked a warning names kind, id and place in the code, and afterwards
+    another has the length; the job's result counts, and no one else is blamed (LM-14)."""
 
     async def block() -> None:
         block_until_told(log)
@@ -107,7 +107,7 @@ async def test_blocked_by_no_job(rig: Rig, log: list[dict[str, Any]]) -> None:
 
 
 async def test_blocked_thread_is_no_blocked_loop(rig: Rig) -> None:
-    """LM-14: a blocking job in a thread causes no stall: other jobs run meanwhile."""
+    """A blocking job in a thread causes no stall: other jobs run meanwhile (LM-14)."""
     release = threading.Event()
 
     @rig.job(executor="thread")

@@ -45,8 +45,8 @@ async def hold_claims(client: Client, proxy: Proxy) -> None:
 async def test_answer_of_a_claim_is_lost(
     rig: Rig, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """NR-17: the connection dies, or freezes, between a claim and its answer: the rows go back
-    without a lost attempt, and are worked by this very client."""
+    """The connection dies, or freezes, between a claim and its answer: the rows go back without a
+    lost attempt, and are worked by this very client (NR-17)."""
     ran: list[int] = []
     if how == "frozen":
         monkeypatch.setattr(riverpy._work.producer, "CLAIM_TIMEOUT", 0.5)

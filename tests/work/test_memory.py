@@ -36,7 +36,7 @@ def no_collector() -> Generator[None]:
 @pytest.mark.parametrize("executor", [None, "thread"])
 @pytest.mark.parametrize("end", ["return", "fail", "group", "cancel", "timeout"])
 async def test_locals_of_a_job(rig: Rig, executor: str | None, end: str) -> None:
-    """ME-02: without the cycle collector, what a job held is gone when its event is there."""
+    """Without the cycle collector, what a job held is gone when its event is there (ME-02)."""
     held: list[weakref.ref[Heavy]] = []
 
     def body() -> None:
@@ -79,7 +79,7 @@ async def test_locals_of_a_job(rig: Rig, executor: str | None, end: str) -> None
 
 @pytest.mark.timeout(180)
 async def test_many_jobs(rig: Rig) -> None:
-    """ME-01, scaled: after 4,000 jobs more there are no more objects, tasks or timers."""
+    """After 4,000 jobs more there are no more objects, tasks or timers (ME-01)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -103,7 +103,7 @@ async def test_many_jobs(rig: Rig) -> None:
 
 
 async def test_collector_in_a_tight_loop(rig: Rig) -> None:
-    """ME-03: tasks are held while they run: with a collector that never rests none is lost."""
+    """Tasks are held while they run: with a collector that never rests none is lost (ME-03)."""
     done = asyncio.Event()
 
     @rig.job

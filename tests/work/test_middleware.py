@@ -145,7 +145,7 @@ async def test_own_middleware_of_functions(rig: Rig) -> None:
     ids=["unknown kind", "undecodable args"],
 )
 async def test_failures_before_the_code(rig: Rig, insert: Any, error: str) -> None:
-    """TY-07: hooks and middleware see an unknown kind and args that cannot be decoded."""
+    """Hooks and middleware see an unknown kind and args that cannot be decoded (TY-07)."""
     calls: list[str] = []
 
     @rig.job
@@ -177,8 +177,8 @@ async def test_begin_sets_encoded_args(rig: Rig) -> None:
 
 
 async def test_begin_raises(rig: Rig) -> None:
-    """TY-07: an error of work_begin is the attempt's; neither the job nor work_end is run, and the
-    worker goes on."""
+    """An error of work_begin is the attempt's; neither the job nor work_end is run, and the worker
+    goes on (TY-07)."""
     ran: list[str] = []
 
     @rig.job
@@ -742,6 +742,6 @@ async def test_stuck_middleware(rig: Rig) -> None:
     ],
 )
 def test_refused(setting: str, value: Any, text: str) -> None:
-    """TY-04: what is no hook or middleware is refused when the settings are made."""
+    """What is no hook or middleware is refused when the settings are made (TY-04)."""
     with pytest.raises(riverpy.ConfigError, match=text):
         riverpy.Config(**{setting: value})

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("end", ["return", "fail", "timeout"])
 async def test_locals_of_a_job(rig: Rig, end: str) -> None:
-    """ME-02: inside of hooks and middleware too, what a job held is gone when its event is there,
-    without the cycle collector."""
+    """Inside of hooks and middleware too, what a job held is gone when its event is there, without
+    the cycle collector (ME-02)."""
     held: list[weakref.ref[Heavy]] = []
 
     @rig.job
@@ -51,7 +51,7 @@ async def test_locals_of_a_job(rig: Rig, end: str) -> None:
 
 @pytest.mark.usefixtures("no_collector")
 async def test_locals_of_an_insert(rig: Rig) -> None:
-    """ME-02: an insert that fails keeps nothing alive either, once its error is handled."""
+    """An insert that fails keeps nothing alive either, once its error is handled (ME-02)."""
     held: list[weakref.ref[Heavy]] = []
 
     async def fail(params: Sequence[JobInsertParams], do_inner: InsertInner) -> None:

@@ -134,8 +134,8 @@ async def test_job_claim(
 
 @pytest.mark.parametrize(("queue", "limit"), [("backlog", 100), ("backlog", 1000), ("small", 1000)])
 async def test_cost_of_a_claim(large: asyncpg.Connection[Any], queue: str, limit: int) -> None:
-    """PF-01, PF-02: what a claim reads follows from what it brings: neither the jobs of
-    history, nor those that wait here or in another queue, make it more."""
+    """What a claim reads follows from what it brings: neither the jobs of history, nor those that
+    wait here or in another queue, make it more (PF-01, PF-02)."""
     statement = query("river_job", "job_claim", None)
     await large.execute(f"PREPARE planned AS {statement.text}")
     transaction = large.transaction()
@@ -233,8 +233,8 @@ TOP_BLOCKS = ("top_queue_names", "top_queues", "top_ended", "top_totals", "top_r
 
 @pytest.mark.parametrize("name", TOP_BLOCKS)
 async def test_top(large: asyncpg.Connection[Any], name: str) -> None:
-    """PF-01: each look of `riverpy top` walks indexes, and of each queue and state it reads no more
-    rows than the cap, whatever the history."""
+    """Each look of `riverpy top` walks indexes, and of each queue and state it reads no more rows
+    than the cap, whatever the history (PF-01)."""
     literals = [TOP_LITERALS[one] for one in query("top", name, None).parameters]
     async with large.transaction():
         await large.execute(query("top", "top_limits", None).text.replace("$1", "5000"))

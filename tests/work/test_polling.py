@@ -46,8 +46,8 @@ async def until_looked(looks: dict[str, list[float]], count: int) -> None:
 
 @pytest.mark.parametrize("poll_only", [False, True])
 async def test_jobs_that_nobody_notified_of(rig: Rig, *, poll_only: bool) -> None:
-    """NR-06: jobs whose notification was lost are found by the poll, in each queue, while LISTEN
-    works and without it."""
+    """Jobs whose notification was lost are found by the poll, in each queue, while LISTEN works and
+    without it (NR-06)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -71,8 +71,8 @@ async def test_jobs_that_nobody_notified_of(rig: Rig, *, poll_only: bool) -> Non
 
 @pytest.mark.usefixtures("fast_claims")
 async def test_one_poll_an_interval(rig: Rig, looks: dict[str, list[float]]) -> None:
-    """NR-14: without notifications a queue that is empty costs one claim in each interval at most,
-    however many queues there are."""
+    """Without notifications a queue that is empty costs one claim in each interval at most, however
+    many queues there are (NR-14)."""
     settings: dict[str, Any] = {
         "queues": {queue: QueueConfig() for queue in QUEUES},
         "fetch_poll_interval": timedelta(seconds=POLL),
@@ -93,9 +93,9 @@ async def test_one_poll_an_interval(rig: Rig, looks: dict[str, list[float]]) -> 
 
 
 async def test_polls_are_spread(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NR-14: twenty clients that one notification woke, or that started at one moment, go on to
-    poll at different ones: the deviation is more than a tenth of the interval; no poll comes later
-    than a tenth after it."""
+    """Twenty clients that one notification woke, or that started at one moment, go on to poll at
+    different ones: the deviation is more than a tenth of the interval; no poll comes later than a
+    tenth after it (NR-14)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -119,8 +119,8 @@ async def test_polls_are_spread(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 async def test_job_that_becomes_due_while_everybody_sleeps(rig: Rig) -> None:
-    """NR-16: jobs that are inserted for later, by another client and while the worker sleeps until
-    a far poll, start when they are due, the first one first, and not before."""
+    """Jobs that are inserted for later, by another client and while the worker sleeps until a far
+    poll, start when they are due, the first one first, and not before (NR-16)."""
     started: list[int] = []
 
     @rig.job
@@ -141,8 +141,8 @@ async def test_job_that_becomes_due_while_everybody_sleeps(rig: Rig) -> None:
 
 
 async def test_job_that_is_made_available_early(rig: Rig) -> None:
-    """NR-16: a client that hears of jobs that become due soon looks when they are, however far its
-    poll is."""
+    """A client that hears of jobs that become due soon looks when they are, however far its poll is
+    (NR-16)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:

@@ -86,9 +86,9 @@ def told(log: list[dict[str, Any]]) -> list[str]:
 
 
 async def test_past_pooler(rig: Rig, pooler_url: str, log: list[dict[str, Any]]) -> None:
-    """PB-01, PB-02: with a `listen_url` nothing is missing and no statement is refused: jobs that
-    are inserted in every way are worked at once, a cancel arrives, a leader is elected and keeps
-    the house, its reindexer included. Two clients share three connections."""
+    """With a `listen_url` nothing is missing and no statement is refused: jobs that are inserted in
+    every way are worked at once, a cancel arrives, a leader is elected and keeps the house, its
+    reindexer included. Two clients share three connections (PB-01, PB-02)."""
 
     @rig.job
     async def task(job: Job[Any]) -> None: ...
@@ -121,8 +121,8 @@ async def test_past_pooler(rig: Rig, pooler_url: str, log: list[dict[str, Any]])
 async def test_through_pooler_alone(
     rig: Rig, pooler_url: str, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PB-05: without a `listen_url` the client says that it hears nothing and rebuilds no index,
-    and polls: jobs are worked and cancelled all the same."""
+    """Without a `listen_url` the client says that it hears nothing and rebuilds no index, and
+    polls: jobs are worked and cancelled all the same (PB-05)."""
     monkeypatch.setattr("riverpy._postgres.notifier.PROBE_TIMEOUT", 0.2)
     monkeypatch.setattr("riverpy._work.reconciler.INTERVAL_DEAF", 0.1)
 
@@ -148,9 +148,9 @@ async def test_through_pooler_alone(
 async def test_stays_deaf(
     rig: Rig, database_url: str, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PB-05: a pooler with one connection gives the listener's own questions the session that
-    listens, so that it seems to hear: it is not taken for one that does, however often it is tried
-    again, and the warning comes once."""
+    """A pooler with one connection gives the listener's own questions the session that listens, so
+    that it seems to hear: it is not taken for one that does, however often it is tried again, and
+    the warning comes once (PB-05)."""
     monkeypatch.setattr("riverpy._postgres.notifier.PROBE_TIMEOUT", 0.5)
     monkeypatch.setattr("riverpy._postgres.notifier.DEAF_RETRY", 0.02)
 
@@ -179,8 +179,8 @@ async def test_stays_deaf(
 async def test_pooler_that_is_restarted(
     rig: Rig, database_url: str, log: list[dict[str, Any]]
 ) -> None:
-    """PB-01: a pooler that is killed and started again is an outage like any other: told of once,
-    and once when it is over; the job that ran meanwhile is stored, and inserts and work go on."""
+    """A pooler that is killed and started again is an outage like any other: told of once, and once
+    when it is over; the job that ran meanwhile is stored, and inserts and work go on (PB-01)."""
     go_on, runs = anyio.Event(), 0
 
     @rig.job
@@ -210,8 +210,8 @@ async def test_pooler_that_is_restarted(
 
 
 async def test_pooler_that_resets_and_renews(rig: Rig, database_url: str) -> None:
-    """PB-01: connections to the server that are reset after each transaction, and closed after a
-    second, change nothing."""
+    """Connections to the server that are reset after each transaction, and closed after a second,
+    change nothing (PB-01)."""
 
     @rig.job
     async def task(job: Job[Any]) -> None: ...
@@ -239,8 +239,8 @@ async def test_pooler_that_resets_and_renews(rig: Rig, database_url: str) -> Non
 async def test_pooler_without_a_free_connection(
     rig: Rig, database_url: str, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PB-09: while somebody keeps the pooler's only connection nothing waits for ever: claims are
-    given up in their time and told of as an outage; once it is free all goes on by itself."""
+    """While somebody keeps the pooler's only connection nothing waits for ever: claims are given up
+    in their time and told of as an outage; once it is free all goes on by itself (PB-09)."""
     monkeypatch.setattr("riverpy._work.producer.CLAIM_TIMEOUT", 1.0)
 
     @rig.job
@@ -264,8 +264,8 @@ async def test_pooler_without_a_free_connection(
 
 
 async def test_pooler_that_nobody_told_of(rig: Rig, database_url: str) -> None:
-    """PB-01, PB-02: a client that does not know of the pooler before its database, and a
-    transaction whose connection does not, are told what to set; a worker does not begin."""
+    """A client that does not know of the pooler before its database, and a transaction whose
+    connection does not, are told what to set; a worker does not begin (PB-01, PB-02)."""
 
     @rig.job
     async def task(job: Job[Any]) -> None: ...
@@ -296,8 +296,8 @@ async def test_pooler_that_nobody_told_of(rig: Rig, database_url: str) -> None:
 
 
 async def test_json(rig: Rig, pooler_url: str) -> None:
-    """PB-03: without prepared statements JSON is sent and read as it is: args on each way in,
-    metadata, output and errors."""
+    """Without prepared statements JSON is sent and read as it is: args on each way in, metadata,
+    output and errors (PB-03)."""
     args = {"n": 1, "text": "ä \u2028 \\ \" ' $1", "deep": [{"x": [1.5, None, True]}]}
     seen: list[Any] = []
 
@@ -326,7 +326,7 @@ async def test_json(rig: Rig, pooler_url: str) -> None:
 
 
 async def test_migrate(fresh_database_url: str) -> None:
-    """PB-02: the migrator goes through a pooler, up and down."""
+    """The migrator goes through a pooler, up and down (PB-02)."""
     with pooled(fresh_database_url, size=1) as url:
         await migrate_all(url)
         assert await migrate_all(url) is not None

@@ -37,7 +37,7 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 
 async def test_order(rig: Rig) -> None:
-    """LD-10: jobs start in the order of priority, due time and id, in a claim and over all."""
+    """Jobs start in the order of priority, due time and id, in a claim and over all (LD-10)."""
     started: list[int] = []
 
     @rig.job
@@ -57,7 +57,7 @@ async def test_order(rig: Rig) -> None:
 
 
 async def test_order_with_one_slot(rig: Rig) -> None:
-    """LD-10: the same with a slot that takes one job at a time."""
+    """The same with a slot that takes one job at a time (LD-10)."""
     started: list[int] = []
 
     @rig.job
@@ -213,7 +213,8 @@ async def test_wakes_on_notification(rig: Rig) -> None:
 
 
 async def test_many_jobs_one_notification(rig: Rig) -> None:
-    """NR-15: one statement that inserts ten jobs wakes ten idle clients, so all ten run at once."""
+    """One statement that inserts ten jobs wakes ten idle clients, so all ten run at once
+    (NR-15)."""
     running = 0
     all_run = asyncio.Event()
 
@@ -273,8 +274,8 @@ async def test_looks_again_after_a_notification(rig: Rig, claims: list[tuple[int
 
 
 async def test_insert_of_an_open_transaction(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NR-10: an insert in an open transaction wakes nobody, nor does its rollback; its commit
-    does."""
+    """An insert in an open transaction wakes nobody, nor does its rollback; its commit does
+    (NR-10)."""
     woken: list[str] = []
     notify = Producer.notify
 
@@ -308,8 +309,8 @@ FOREIGN = ["", "not json", "[]", '{"queue":5}', '{"action":"explode"}', "{" * 79
 
 
 async def test_foreign_payloads(rig: Rig, log: list[dict[str, Any]]) -> None:
-    """NR-09: payloads that make no sense are logged at most once each, change nothing, and the next
-    job runs."""
+    """Payloads that make no sense are logged at most once each, change nothing, and the next job
+    runs (NR-09)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -340,8 +341,8 @@ async def test_poll_finds_what_nobody_told(rig: Rig) -> None:
 
 
 async def test_paused_queue(rig: Rig) -> None:
-    """OP-09: a queue that is paused at the start is not claimed from; pausing stops claiming and
-    lets running jobs go on; repetitions do nothing; resuming claims at once."""
+    """A queue that is paused at the start is not claimed from; pausing stops claiming and lets
+    running jobs go on; repetitions do nothing; resuming claims at once (OP-09)."""
     started: asyncio.Queue[int] = asyncio.Queue()
     release = asyncio.Event()
 

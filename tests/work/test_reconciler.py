@@ -35,8 +35,8 @@ async def _until(condition: Any) -> None:
 async def test_pause_heard_before_an_older_answer(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, question: str, ask: Any, is_pause: bool
 ) -> None:
-    """OP-09: a pause or a resume that is heard while an answer of before is on its way stands; the
-    answer says something of the other queues still."""
+    """A pause or a resume that is heard while an answer of before is on its way stands; the answer
+    says something of the other queues still (OP-09)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -102,8 +102,8 @@ async def test_retried_before_an_older_answer(rig: Rig, monkeypatch: pytest.Monk
 async def test_cancel_beside_an_attempt_that_goes_on(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SC-10: a cancel that is heard between a claim and its answer reaches what that brings, also
-    while an earlier attempt at the job, which others have rescued, goes on here."""
+    """A cancel that is heard between a claim and its answer reaches what that brings, also while an
+    earlier attempt at the job, which others have rescued, goes on here (SC-10)."""
 
     async def never(_: Reconciler) -> None:
         pass

@@ -12,8 +12,8 @@ PATIENCE = 30.0
 
 
 async def test_connections_leave_nothing(database_url: str) -> None:
-    """ME-05, scaled and without TLS: connections and pools that were opened, used with a limit and
-    closed leave no objects and no tasks."""
+    """Connections and pools that were opened, used with a limit and
+    closed leave no objects and no tasks (ME-05, without TLS)."""
 
     async def come_and_go() -> None:
         for _ in range(ROUND):

@@ -178,7 +178,7 @@ async def test_large_results_go_in_parts(rig: Rig, monkeypatch: pytest.MonkeyPat
 
 
 async def test_metadata_has_a_limit(rig: Rig) -> None:
-    """BI-07: a value of the metadata is limited as the output is."""
+    """A value of the metadata is limited as the output is (BI-07)."""
     caught: list[Exception] = []
 
     @rig.job
@@ -212,8 +212,8 @@ async def test_event_with_deep_metadata(rig: Rig) -> None:
 
 
 async def test_drain_waits_for_a_lost_claim(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """LD-16: a claim whose answer is lost leaves jobs that nobody works; draining does not end
-    before they went back and were worked."""
+    """A claim whose answer is lost leaves jobs that nobody works; draining does not end before they
+    went back and were worked (LD-16)."""
     for module in (riverpy._work.producer, riverpy._work.reconciler):
         monkeypatch.setattr(module, "CLAIM_TIMEOUT", 0.5)
     started, release = asyncio.Event(), asyncio.Event()

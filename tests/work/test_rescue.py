@@ -123,9 +123,9 @@ def working_rig(rig: Rig) -> Rig:
 async def test_killed_worker(
     working_rig: Rig, tmp_path: Path, log: list[dict[str, Any]], case: str
 ) -> None:
-    """LD-07: ten running jobs of a worker that was killed run again elsewhere within `dead_after`
-    and 15 seconds, each with exactly one extra attempt: whoever led, whatever the name or id of the
-    worker that takes over, and when there was none at the time."""
+    """Ten running jobs of a worker that was killed run again elsewhere within `dead_after` and 15
+    seconds, each with exactly one extra attempt: whoever led, whatever the name or id of the worker
+    that takes over, and when there was none at the time (LD-07)."""
     rig, settings, environ = working_rig, dict(QUICK), {}
     if case == "same name":
         settings["name"] = "here"
@@ -159,8 +159,8 @@ async def test_killed_worker(
 
 
 async def test_same_id_keeps_its_own(rig: Rig) -> None:
-    """LD-07: what a dead predecessor claimed under the same id is rescued at the start, in every
-    queue; what this run works is not, nor what an earlier run of this process left running."""
+    """What a dead predecessor claimed under the same id is rescued at the start, in every queue;
+    what this run works is not, nor what an earlier run of this process left running (LD-07)."""
     release = asyncio.Event()
 
     @rig.job
@@ -222,8 +222,8 @@ async def completed_once(rig: Rig, runs: list[int]) -> None:
 
 @pytest.mark.parametrize("frozen", ["riverpy reserved", "riverpy claims", "riverpy results"])
 async def test_frozen_connection(rig: Rig, frozen: str) -> None:
-    """LD-14: one connection of a worker is frozen for twice `dead_after` while it works: its jobs
-    are not rescued, and end once."""
+    """One connection of a worker is frozen for twice `dead_after` while it works: its jobs are not
+    rescued, and end once (LD-14)."""
     began, release = asyncio.Event(), asyncio.Event()
     runs: list[int] = []
 
@@ -275,9 +275,9 @@ async def leading(rig: Rig, url: str | None = None, **settings: Any) -> AsyncGen
 
 @pytest.mark.timeout(180)
 async def test_outage(rig: Rig) -> None:
-    """LD-18: after an outage of twice `dead_after`, in which nobody could give a sign of life, no
-    job that went on meanwhile is rescued, although the leader is back before the worker is: it was
-    not in contact either."""
+    """After an outage of twice `dead_after`, in which nobody could give a sign of life, no job that
+    went on meanwhile is rescued, although the leader is back before the worker is: it was not in
+    contact either (LD-18)."""
     began, release = asyncio.Event(), asyncio.Event()
     settings = {**QUICK, "dead_after": timedelta(seconds=5)}
     runs: list[int] = []
@@ -314,8 +314,8 @@ async def test_outage(rig: Rig) -> None:
 
 
 async def test_handler_blocks_the_loop(rig: Rig, tmp_path: Path) -> None:
-    """LM-14: a handler that blocks the event loop for half of `dead_after` is not rescued, and its
-    result is stored."""
+    """A handler that blocks the event loop for half of `dead_after` is not rescued, and its result
+    is stored (LM-14)."""
     dead_after = 2 * DEAD_AFTER.total_seconds()  # a busy machine adds to what the handler takes
     async with leading(rig), victim(rig, tmp_path, f"--dead-after={dead_after:g}s") as worker:
         await worker.until_logged("worker started")
@@ -332,8 +332,8 @@ async def test_handler_blocks_the_loop(rig: Rig, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("minutes", [10, -10])
 async def test_clock_of_a_client(rig: Rig, monkeypatch: pytest.MonkeyPatch, minutes: int) -> None:
-    """SK-19: with a clock that is ten minutes off, a client leads, works new jobs, starts none
-    before its time, rescues no living job, and ends none before it began."""
+    """With a clock that is ten minutes off, a client leads, works new jobs, starts none before its
+    time, rescues no living job, and ends none before it began (SK-19)."""
 
     class Shifted(datetime):
         @classmethod
@@ -374,8 +374,8 @@ async def test_clock_of_a_client(rig: Rig, monkeypatch: pytest.MonkeyPatch, minu
 
 
 async def test_server_restarts(tmp_path: Path) -> None:
-    """LD-07, LD-18: a worker is killed while its server is down after a crash: its jobs run again
-    when the server is back, and those of a worker that lived through it do not."""
+    """A worker is killed while its server is down after a crash: its jobs run again when the server
+    is back, and those of a worker that lived through it do not (LD-07, LD-18)."""
     ran: list[int] = []
     release = asyncio.Event()
     workers = Workers()

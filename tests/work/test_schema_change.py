@@ -32,9 +32,9 @@ async def insert_in_transaction(client: Client, connection: asyncpg.Connection[A
 
 
 async def test_table_changes(rig: Rig) -> None:
-    """PB-04: after the table of jobs got another column, and lost it again, a worker and a caller's
+    """After the table of jobs got another column, and lost it again, a worker and a caller's
     connection whose statements were prepared before go on: each claim, result, insert and verb
-    succeeds at once, and no work of the caller's transaction is lost."""
+    succeeds at once, and no work of the caller's transaction is lost (PB-04)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:

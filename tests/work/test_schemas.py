@@ -32,8 +32,9 @@ def notices(client: Client) -> list[str]:
 
 
 async def test_two_schemas_of_one_database(fresh_database_url: str) -> None:
-    """MG-05: with an empty search path, two clients on schemas whose names differ in case only each
-    lead, insert, work, cancel and pause; neither sees the other's jobs, lease or notifications."""
+    """With an empty search path, two clients on schemas whose names differ in case only each lead,
+    insert, work, cancel and pause; neither sees the other's jobs, lease or notifications
+    (MG-05)."""
     async with connected(fresh_database_url) as connection:
         database = await connection.fetchval("SELECT current_database()")
         await connection.execute(f"ALTER DATABASE \"{database}\" SET search_path = ''")

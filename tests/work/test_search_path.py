@@ -29,8 +29,8 @@ def statements() -> list[tuple[str, str]]:
 
 
 def test_no_statement_names_a_channel_or_a_lock_by_the_first_schema_alone() -> None:
-    """FR-04: each statement that notifies, or locks by schema, names the table whose schema it
-    means."""
+    """Each statement that notifies, or locks by schema, names the table whose schema it means
+    (FR-04)."""
     notifying = [
         text for _, text in statements() if "pg_notify(" in text and "@channel" not in text
     ]
@@ -59,8 +59,8 @@ def with_path(url: str, path: str) -> str:
 async def test_notifications_of_a_caller_with_another_search_path(
     schema: Schema, tenant: str
 ) -> None:
-    """FR-04: jobs, cancels and pauses of a caller whose search path finds River's tables in its
-    second schema reach the worker at once."""
+    """Jobs, cancels and pauses of a caller whose search path finds River's tables in its second
+    schema reach the worker at once (FR-04)."""
     rig = Rig(schema)
     started = asyncio.Queue[int]()
 
@@ -93,8 +93,8 @@ async def test_notifications_of_a_caller_with_another_search_path(
 async def test_lock_of_the_queues_is_one_whatever_the_search_path(
     schema: Schema, tenant: str
 ) -> None:
-    """FR-04: of two sessions whose search paths find the same tables one has to wait for the
-    other's lock."""
+    """Of two sessions whose search paths find the same tables one has to wait for the other's lock
+    (FR-04)."""
     async with (
         connected(schema.url, search_path=tenant) as one,
         connected(schema.url, search_path=schema.name, lock_timeout="100ms") as other,

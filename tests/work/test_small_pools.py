@@ -32,8 +32,8 @@ def short_waiting() -> Generator[None]:
 
 @pytest.mark.parametrize("size", [1, 2])
 async def test_jobs_share_few_connections(rig: Rig, size: int) -> None:
-    """PB-09: with one connection in the pool, or two, and more jobs that insert and ask at the same
-    time, all end: what claims jobs and stores results has connections of its own."""
+    """With one connection in the pool, or two, and more jobs that insert and ask at the same time,
+    all end: what claims jobs and stores results has connections of its own (PB-09)."""
     together = asyncio.Event()
     running = 0
 
@@ -57,9 +57,9 @@ async def test_jobs_share_few_connections(rig: Rig, size: int) -> None:
 
 
 async def test_pool_that_user_code_has_filled(rig: Rig) -> None:
-    """PB-09: while somebody keeps every connection of the pool, jobs are worked, cancelled and
-    stored all the same; an insert gives up in time and says what to do, and works again as soon as
-    there is a connection."""
+    """While somebody keeps every connection of the pool, jobs are worked, cancelled and stored all
+    the same; an insert gives up in time and says what to do, and works again as soon as there is a
+    connection (PB-09)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:

@@ -80,8 +80,8 @@ async def stop_when_held(rig: Rig, proxy: Proxy, name: str, step: int, how: str)
 async def test_stop_at_each_step(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, name: str, how: str
 ) -> None:
-    """SC-19: a database that stops answering at any step of the start: the stop ends the client
-    soon, without an error, and leaves no task and no connection."""
+    """A database that stops answering at any step of the start: the stop ends the client soon,
+    without an error, and leaves no task and no connection (SC-19)."""
     monkeypatch.setattr("riverpy._postgres.notifier.PROBE_TIMEOUT", 0.3)
     async with proxied(rig.url) as proxy:
         steps = 0

@@ -30,7 +30,7 @@ AT_ONCE = timedelta(0)
 
 @pytest.fixture(autouse=True)
 async def nothing_left() -> AsyncGenerator[None]:
-    """SC-19: no task outlives its client."""
+    """No task outlives its client (SC-19)."""
     before = asyncio.all_tasks()
     yield
     left = asyncio.all_tasks() - before - {asyncio.current_task()}
@@ -62,7 +62,7 @@ def jobs(rig: Rig) -> Jobs:
 
 
 async def test_drain(rig: Rig, jobs: Jobs) -> None:
-    """LD-17: a stop claims no more and lets running jobs end: they are completed, once."""
+    """A stop claims no more and lets running jobs end: they are completed, once (LD-17)."""
     client = rig.client(slots=1)
     async with rig.running(client):
         await client.insert(Task(n=1))
@@ -79,8 +79,8 @@ async def test_drain(rig: Rig, jobs: Jobs) -> None:
 
 
 async def test_interrupted(rig: Rig, jobs: Jobs) -> None:
-    """SC-05: a job that a stop interrupts gets its attempt back: no error, metadata as it was, due
-    at once; the next worker completes it."""
+    """A job that a stop interrupts gets its attempt back: no error, metadata as it was, due at
+    once; the next worker completes it (SC-05)."""
     opts = riverpy.InsertOpts(max_attempts=1, metadata={"k": "v"})
     async with rig.working(soft_stop_timeout=AT_ONCE) as client:
         inserted = await client.insert(Task(), opts)
@@ -138,8 +138,8 @@ async def test_interrupted_jobs_may_end_otherwise(rig: Rig) -> None:
 
 
 async def test_rows_that_never_started(rig: Rig, jobs: Jobs) -> None:
-    """LD-11: after a stop no row is running, rows that waited have no attempt and no error, and the
-    next worker takes them at once."""
+    """After a stop no row is running, rows that waited have no attempt and no error, and the next
+    worker takes them at once (LD-11)."""
     await rig.insert_rows(50)
     async with rig.working(slots=2, soft_stop_timeout=AT_ONCE):
         await jobs.started.get()
@@ -184,7 +184,8 @@ async def test_claim_in_flight_at_a_stop(rig: Rig, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("asker", ["stop_and_cancel", "second call", "both at once"])
 async def test_hard_stop(rig: Rig, jobs: Jobs, asker: str) -> None:
-    """SC-09: stop and stop_and_cancel, both, many times: the jobs are interrupted, the run ends."""
+    """Stop and stop_and_cancel, both, many times: the jobs are interrupted, the run ends
+    (SC-09)."""
     async with rig.working(soft_stop_timeout=None) as client:
         for n in range(5):
             await client.insert(Task(n=n))
@@ -431,8 +432,8 @@ async def test_error_in_the_block(rig: Rig, jobs: Jobs) -> None:
 async def test_fault_of_ours(
     rig: Rig, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, service: type
 ) -> None:
-    """SC-14: an unexpected error in a service ends the run with that error, its jobs interrupted;
-    it is never swallowed, and never leaves a client that is alive but idle."""
+    """An unexpected error in a service ends the run with that error, its jobs interrupted; it is
+    never swallowed, and never leaves a client that is alive but idle (SC-14)."""
     method = {Producer: "_wait_for_more", Reconciler: "_read_pauses", Completer: "_flush"}[service]
     monkeypatch.setattr("riverpy._work.reconciler.INTERVAL", 0.05)
 
@@ -454,7 +455,7 @@ async def test_fault_of_ours(
 
 
 async def test_fault_inside_working(rig: Rig, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SC-14: such an error cancels the block of `working()` and comes out of it."""
+    """Such an error cancels the block of `working()` and comes out of it (SC-14)."""
 
     async def broken(*args: Any) -> None:
         raise ZeroDivisionError("a fault of ours")
@@ -466,8 +467,8 @@ async def test_fault_inside_working(rig: Rig, jobs: Jobs, monkeypatch: pytest.Mo
 
 
 async def test_pool_with_a_leak(rig: Rig, jobs: Jobs, log: list[dict[str, Any]]) -> None:
-    """SC-13: a connection of the client's pool that somebody keeps does not hold the stop; a pool
-    that was handed in is never closed."""
+    """A connection of the client's pool that somebody keeps does not hold the stop; a pool that was
+    handed in is never closed (SC-13)."""
     jobs.release.set()
     client = rig.client()
     async with rig.running(client):
@@ -485,8 +486,8 @@ async def test_pool_with_a_leak(rig: Rig, jobs: Jobs, log: list[dict[str, Any]])
 
 
 async def test_no_spinning_during_a_stop(rig: Rig) -> None:
-    """SC-15: while a stop waits for a job in a shielded scope the process does not spin: it uses
-    less than half of the time that passes."""
+    """While a stop waits for a job in a shielded scope the process does not spin: it uses less than
+    half of the time that passes (SC-15)."""
     started, release = asyncio.Event(), asyncio.Event()
 
     @rig.job

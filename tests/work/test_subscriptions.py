@@ -126,8 +126,8 @@ async def test_ends_with_the_client(rig: Rig) -> None:
 
 
 async def test_stalled_subscriber(rig: Rig, log: list[dict[str, Any]]) -> None:
-    """ME-04: a subscriber that never reads holds at most what it asked for, loses the rest by
-    count, is warned about once, and disturbs nobody."""
+    """A subscriber that never reads holds at most what it asked for, loses the rest by count, is
+    warned about once, and disturbs nobody (ME-04)."""
     ends(rig)
     client = rig.client(slots=100)
     await rig.insert_rows(2000)
@@ -141,7 +141,7 @@ async def test_stalled_subscriber(rig: Rig, log: list[dict[str, Any]]) -> None:
 
 
 async def test_subscriber_that_raises_or_leaves(rig: Rig) -> None:
-    """ME-04: a subscriber that raises, or leaves in the middle of a delivery, disturbs nobody."""
+    """A subscriber that raises, or leaves in the middle of a delivery, disturbs nobody (ME-04)."""
     ends(rig)
     async with rig.working() as client:
 
@@ -161,8 +161,8 @@ async def test_subscriber_that_raises_or_leaves(rig: Rig) -> None:
 
 
 async def test_statistics(rig: Rig) -> None:
-    """OP-11: no wait or duration is negative, also after snoozes and retries, for jobs from the
-    future's clock and jobs due long before they were inserted."""
+    """No wait or duration is negative, also after snoozes and retries, for jobs from the future's
+    clock and jobs due long before they were inserted (OP-11)."""
     runs: dict[int, int] = {}
 
     @rig.job(next_retry=lambda job: timedelta(milliseconds=1))

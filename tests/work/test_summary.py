@@ -81,7 +81,7 @@ class Told:
 
 
 def test_many_kinds_are_one_line() -> None:
-    """OP-07: a thousand kinds that fail are one line, which names a few and counts the others."""
+    """A thousand kinds that fail are one line, which names a few and counts the others (OP-07)."""
     kinds = [f"kind{n}" for n in range(1000)]
     told = Told(kinds)
     told.counters.ended([ended(kind, f"error of {kind}") for kind in kinds for _ in range(3)])
@@ -95,7 +95,7 @@ def test_many_kinds_are_one_line() -> None:
 
 
 def test_only_what_is_new_is_told() -> None:
-    """OP-07: a line tells of what ended since the last one; without that there is none."""
+    """A line tells of what ended since the last one; without that there is none (OP-07)."""
     told = Told(["a"])
     assert told.lines() == []
     told.counters.ended([ended("a"), ended("a", "boom")])
@@ -147,7 +147,7 @@ def test_error_on_one_line_without_password() -> None:
 
 
 async def test_first_failure_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OP-07: that jobs begin to fail is said within moments, long before the minute is over."""
+    """That jobs begin to fail is said within moments, long before the minute is over (OP-07)."""
     monkeypatch.setattr(summary_module, "GATHER", 0.01)
     told = Told(["a"])
     ready = SimpleNamespace(started=lambda: None)
@@ -163,8 +163,8 @@ async def test_first_failure_is_told_at_once(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_lines_about_jobs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OP-07: a thousand jobs to which one thing happens are ten lines and one that says so, in a
-    minute; then they are told of again."""
+    """A thousand jobs to which one thing happens are ten lines and one that says so, in a minute;
+    then they are told of again (OP-07)."""
     now = 5.0
     monkeypatch.setattr(log_module, "time", SimpleNamespace(monotonic=lambda: now))
     with structlog.testing.capture_logs() as log:

@@ -153,7 +153,7 @@ async def test_swallowed_cancellation(rig: Rig) -> None:
 
 
 async def test_own_timeout_is_not_the_jobs(rig: Rig) -> None:
-    """SC-17: a TimeoutError of the job's own code is not reported as the job timeout."""
+    """A TimeoutError of the job's own code is not reported as the job timeout (SC-17)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -219,8 +219,8 @@ async def test_timeout_reaches_into_scopes(rig: Rig, style: str) -> None:
 
 
 async def test_cancelled_in_nested_groups(rig: Rig) -> None:
-    """SC-16: jobs in nested groups with a failing child, or in a timeout of zero, at the moment of
-    the cancel are cancelled, 200 times."""
+    """Jobs in nested groups with a failing child, or in a timeout of zero, at the moment of the
+    cancel are cancelled, 200 times (SC-16)."""
     started: asyncio.Queue[int] = asyncio.Queue()
     let_fail = asyncio.Event()
 

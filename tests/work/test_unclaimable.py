@@ -277,7 +277,7 @@ async def test_text_that_cannot_cross(server_url: str, log: list[dict[str, Any]]
 
 
 async def test_drain_ends_beside_a_refused_row(rig: Rig) -> None:
-    """LD-16: a drain does not wait for a row that nobody can claim."""
+    """A drain does not wait for a row that nobody can claim (LD-16)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:

@@ -619,7 +619,7 @@ async def test_answer_to_a_claim_is_lost(schema: Schema, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("key", ["", "k" * 256, "a\0b", "\ud800", 7, None])
 async def test_bad_keys(client: Client, schema: Schema, key: Any) -> None:
-    """BI-01: a key that cannot be stored is refused before anything is."""
+    """A key that cannot be stored is refused before anything is (BI-01)."""
     for call in (client.run_once, client.run_at_most_once, client.run_at_least_once):
         with pytest.raises(ConfigError):
             await call(key, Mailer().send)

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 
 async def test_unreachable_server() -> None:
-    """SE-02, OP-04: a server that cannot be reached is a finding with an exit code, without a
-    traceback or the password."""
+    """A server that cannot be reached is a finding with an exit code, without a traceback or the
+    password (SE-02, OP-04)."""
     url = "postgresql://ada:secret@127.0.0.1:1/db"
     exit_code, text = await text_of("--database-url", url)
     assert exit_code == 1
@@ -61,7 +61,7 @@ async def test_unreachable_server() -> None:
 
 
 async def test_debug() -> None:
-    """OP-04: --debug shows the traceback of an error that became a finding, or a verdict."""
+    """--debug shows the traceback of an error that became a finding, or a verdict (OP-04)."""
     url = "postgresql://ada:secret@127.0.0.1:1/db"
     runner = CliRunner()
     for command in ("doctor", "health"):
@@ -82,8 +82,8 @@ async def test_no_such_database(database_url: str) -> None:
 
 @pytest.mark.parametrize("command", ["doctor", "health"])
 async def test_closed_pipe(schema: Schema, command: str) -> None:
-    """OP-05: when the reader has gone, the exit code is the verdict all the same, without a
-    word."""
+    """When the reader has gone, the exit code is the verdict all the same, without a word
+    (OP-05)."""
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -102,7 +102,7 @@ async def test_closed_pipe(schema: Schema, command: str) -> None:
 
 
 async def test_usage() -> None:
-    """OP-04: no database, or a wrong option, is a usage error; --help tells of the exit codes."""
+    """No database, or a wrong option, is a usage error; --help tells of the exit codes (OP-04)."""
     assert (await text_of())[0] == 2
     exit_code, text = await text_of(
         "--database-url", "postgresql://h/d", "--listen-url", "http://x"
@@ -189,8 +189,8 @@ async def test_tables_are_missing_or_old(fresh_database_url: str) -> None:
 
 
 async def test_read_only_server(fresh_database_url: str) -> None:
-    """NR-12: a server that lets nobody write is a failure, and the rest is looked at all the
-    same."""
+    """A server that lets nobody write is a failure, and the rest is looked at all the same
+    (NR-12)."""
     await migrate_all(fresh_database_url)
     async with connected(fresh_database_url) as connection:
         name = await connection.fetchval("SELECT current_database()")
@@ -203,8 +203,8 @@ async def test_read_only_server(fresh_database_url: str) -> None:
 
 
 async def test_standby(schema: Schema, doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NR-12: a standby is told of with the parameter that leads past it, and no job is looked for
-    there."""
+    """A standby is told of with the parameter that leads past it, and no job is looked for there
+    (NR-12)."""
 
     async def look(_connection: object) -> ServerRow:
         return ServerRow("18.1", is_standby=True, is_read_only=True, role="ada", pid=1)
@@ -273,9 +273,9 @@ async def test_latency_and_connections(doctor: Doctor, monkeypatch: pytest.Monke
 
 @pytest.mark.skipif(not is_installed(), reason="pgbouncer or setpriv is not installed")
 async def test_pooler(schema: Schema, doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PB-05: through PgBouncer in transaction mode the pooler is seen, and that nobody can listen
-    there, which is told once; a listen URL that leads past it is proven. All else is looked at as
-    without it."""
+    """Through PgBouncer in transaction mode the pooler is seen, and that nobody can listen there,
+    which is told once; a listen URL that leads past it is proven. All else is looked at as without
+    it (PB-05)."""
     await register(schema, "deaf", poll_only=False)
     await seat(schema, "deaf")
     with pooled(schema.url, size=2) as url:
@@ -311,8 +311,8 @@ async def holding(schema: Schema, begin: str, *statements: str) -> AsyncGenerato
 async def test_snapshot_holder(
     schema: Schema, doctor: Doctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PF-03: who holds an old snapshot is named, with process, role, program, age and statement,
-    but no literal of it, and how to end it."""
+    """Who holds an old snapshot is named, with process, role, program, age and statement, but no
+    literal of it, and how to end it (PF-03)."""
     statement = "SELECT count(*), 'secret' FROM river_job"
     async with holding(schema, "BEGIN ISOLATION LEVEL REPEATABLE READ", statement) as pid:
         assert (await doctor()).one("snapshots", "ok")["text"].startswith("1 open one")
@@ -330,8 +330,8 @@ async def test_snapshot_holder(
 
 
 async def test_other_snapshot_holders(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PF-03: prepared transactions and replication slots hold snapshots too; a slot in use does so
-    for moments, and where the age hides from the role the transactions since count."""
+    """Prepared transactions and replication slots hold snapshots too; a slot in use does so for
+    moments, and where the age hides from the role the transactions since count (PF-03)."""
     holders = [
         SnapshotRow("prepared transaction", "order 7", "ada", "", "prepared", 90.0, 5, ""),
         SnapshotRow("replication slot", "lost", "", "", "inactive", None, 3, ""),
@@ -356,8 +356,8 @@ async def test_other_snapshot_holders(doctor: Doctor, monkeypatch: pytest.Monkey
 
 
 async def test_foreign_key_that_stops_clean_up(schema: Schema, doctor: Doctor) -> None:
-    """FR-03: a foreign key of another table that keeps jobs from being deleted is a warning that
-    names both; one with ON DELETE CASCADE is none."""
+    """A foreign key of another table that keeps jobs from being deleted is a warning that names
+    both; one with ON DELETE CASCADE is none (FR-03)."""
     await schema.execute(
         "CREATE TABLE invoice (job_id bigint CONSTRAINT invoice_job REFERENCES river_job,"
         " other_id bigint REFERENCES river_job ON DELETE CASCADE)"
@@ -468,8 +468,8 @@ async def test_lost_connection(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_vacuum(schema: Schema, doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PF-03: autovacuum that is off, for the table or the server, is told of, and dead rows
-    that it has had time for."""
+    """Autovacuum that is off, for the table or the server, is told of, and dead rows that it has
+    had time for (PF-03)."""
     dead = TableRow(
         live=10,
         dead=100_001,
@@ -519,8 +519,8 @@ async def test_vacuum(schema: Schema, doctor: Doctor, monkeypatch: pytest.Monkey
 
 
 async def test_invalid_index_and_artifact(schema: Schema, doctor: Doctor) -> None:
-    """MG-03, LM-11: an index whose build failed is a failure, what a rebuild left a warning, each
-    with the statement that mends it; a missing index of River's is a failure."""
+    """An index whose build failed is a failure, what a rebuild left a warning, each with the
+    statement that mends it; a missing index of River's is a failure (MG-03, LM-11)."""
     await schema.execute("CREATE INDEX river_job_kind_ccnew ON river_job (kind)")
     await schema.execute("CREATE INDEX river_job_extra ON river_job (kind)")
     await schema.execute("ALTER INDEX river_job_unique_idx RENAME TO elsewhere")
@@ -598,7 +598,7 @@ async def test_nothing_is_written(schema: Schema) -> None:
     ],
 )
 def test_masked_query(text: str, shown: str) -> None:
-    """SE-02: the head of a statement has no string in it."""
+    """The head of a statement has no string in it (SE-02)."""
     assert masked_query(text) == shown
 
 

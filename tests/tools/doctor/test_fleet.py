@@ -173,8 +173,8 @@ async def test_foreign_leader(schema: Schema, doctor: Doctor) -> None:
 
 
 async def test_silent_and_dead_clients(schema: Schema, doctor: Doctor) -> None:
-    """LM-14: a client that gives no signs of life is told of, with what may be the matter; a dead
-    one with how many of its jobs still run, which is a failure when nobody gives them back."""
+    """A client that gives no signs of life is told of, with what may be the matter; a dead one with
+    how many of its jobs still run, which is a failure when nobody gives them back (LM-14)."""
     await register(schema, "leader")
     await seat(schema, "leader")
     for client_id, silent in (("still", 31), ("empty", 70), ("fresh", 70), ("old", 200)):
@@ -412,8 +412,9 @@ async def test_failing_kinds(schema: Schema, doctor: Doctor) -> None:
 
 
 async def test_queues(schema: Schema, doctor: Doctor) -> None:
-    """OP-08: every queue is told of, also an empty one: how many jobs are available, and since when
-    the first of any priority is due. Late, unworked and paused ones are told with the reason."""
+    """Every queue is told of, also an empty one: how many jobs are available, and since when the
+    first of any priority is due. Late, unworked and paused ones are told with the reason
+    (OP-08)."""
     await register(schema, "alive", kinds=("task",), queues=("busy", "late", "paused", "empty"))
     await register(schema, "dead", queues=("nobody", "new"), silent=100)
     await seat(schema, "alive")

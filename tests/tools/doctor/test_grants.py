@@ -54,8 +54,8 @@ async def roles(schema: Schema) -> AsyncGenerator[dict[str, str]]:
 
 
 async def test_inserter(schema: Schema, roles: dict[str, str], doctor: Doctor) -> None:
-    """SE-05: a role with the grants of an inserter inserts in every way, also duplicates, and
-    notifies; it can neither claim nor delete. The doctor says so, and what to grant for more."""
+    """A role with the grants of an inserter inserts in every way, also duplicates, and notifies; it
+    can neither claim nor delete. The doctor says so, and what to grant for more (SE-05)."""
     rig = Rig(schema)
     rig.job(_nothing)
     unique = InsertOpts(unique_opts=UniqueOpts(by_args=True))
@@ -85,8 +85,9 @@ async def test_inserter(schema: Schema, roles: dict[str, str], doctor: Doctor) -
 
 
 async def test_worker(schema: Schema, roles: dict[str, str], doctor: Doctor) -> None:
-    """SE-05: a role with the grants of a worker works, leads and keeps the house, without superuser
-    and without CREATE; that it rebuilds no index is said once. The doctor finds nothing wrong."""
+    """A role with the grants of a worker works, leads and keeps the house, without superuser and
+    without CREATE; that it rebuilds no index is said once. The doctor finds nothing wrong
+    (SE-05)."""
     rig = Rig(schema)
     rig.job(_nothing)
     with structlog.testing.capture_logs() as log:

@@ -28,8 +28,8 @@ async def told(lines: AsyncGenerator[bytes, None], count: int) -> list[dict[str,
 
 
 async def test_slow_follower(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ME-04: a follower who is too slow has a bounded number of events, and is told how many were
-    dropped."""
+    """A follower who is too slow has a bounded number of events, and is told how many were dropped
+    (ME-04)."""
     monkeypatch.setattr(event_lines, "FOLLOWED_MAX", 2)
     client = Client()
     lines = follow(client, {})

@@ -82,7 +82,7 @@ def test_histograms_are_as_prometheus_counts() -> None:
     "name", ['<img src=x onerror="alert(1)">', "back\\slash", "line\nbreak", 'q"uote', "\\n", "é—"]
 )
 def test_labels_are_escaped(name: str) -> None:
-    """SE-04: whatever a kind or a queue is called, it is read back as it is, as text."""
+    """Whatever a kind or a queue is called, it is read back as it is, as text (SE-04)."""
     empty = Histogram(RUN_BOUNDS, (0,) * (len(RUN_BOUNDS) + 1), 0.0)
     kind = KindStats(
         completed=7, failed=0, discarded=0, snoozed=0, cancelled=0, interrupted=0, runs=empty
@@ -93,7 +93,7 @@ def test_labels_are_escaped(name: str) -> None:
 
 
 def test_families_are_declared_once() -> None:
-    """OP-12: no family is told of twice, and each has its help and its type."""
+    """No family is told of twice, and each has its help and its type (OP-12)."""
     text = "".join(render(ClientStats(client_id="c"), process_started_at=0, lags=None))
     families = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
     helped = [line.split()[2] for line in text.splitlines() if line.startswith("# HELP")]
@@ -183,9 +183,9 @@ async def _no_lags(names: list[str]) -> dict[str, timedelta]:
 
 
 async def test_series_are_bounded(rig: Rig) -> None:
-    """OP-06: jobs with ids, tags, args, attempts and errors of their own make no series of their
-    own: a kind has 20 at most, and all kinds without a worker are one. OP-08: a queue in which
-    nothing happens is told of. OP-12: what two clients of a process count adds up to all jobs."""
+    """Jobs with ids, tags, args, attempts and errors of their own make no series of their own: a
+    kind has 20 at most, and all kinds without a worker are one (OP-06). A queue in which nothing
+    happens is told of (OP-08). What two clients of a process count adds up to all jobs (OP-12)."""
     jobs = 60
 
     @rig.job
@@ -232,7 +232,7 @@ async def test_series_are_bounded(rig: Rig) -> None:
 
 
 async def test_waits_are_never_negative(rig: Rig) -> None:
-    """OP-11: a job that was due long before it was inserted waits from its insert on."""
+    """A job that was due long before it was inserted waits from its insert on (OP-11)."""
 
     @rig.job
     async def work(job: Job[Any]) -> None: ...

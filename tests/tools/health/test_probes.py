@@ -36,7 +36,7 @@ def with_queue(**changes: Any) -> ClientStats:
 
 
 def test_ready() -> None:
-    """OP-02: a worker that claims is ready, and alive."""
+    """A worker that claims is ready, and alive (OP-02)."""
     assert readiness(WORKING).ok
     assert liveness(WORKING).ok
 
@@ -51,8 +51,8 @@ def test_ready() -> None:
     ],
 )
 def test_ready_without_a_claim(changes: dict[str, Any]) -> None:
-    """OP-02: a queue that is paused, whose slots are all taken, or that is polled rarely need not
-    be claimed from."""
+    """A queue that is paused, whose slots are all taken, or that is polled rarely need not be
+    claimed from (OP-02)."""
     assert readiness(with_queue(**changes)).ok
 
 
@@ -68,7 +68,7 @@ def test_ready_without_a_claim(changes: dict[str, Any]) -> None:
     ],
 )
 def test_not_ready(stats: ClientStats | None, check: str) -> None:
-    """OP-02: a worker that does not claim is not ready, says why, and is alive nevertheless."""
+    """A worker that does not claim is not ready, says why, and is alive nevertheless (OP-02)."""
     verdict = readiness(stats)
     assert [name for name, one in verdict.checks.items() if not one.ok] == [check]
     assert verdict.summary.startswith(f"{check}: ")
@@ -104,7 +104,7 @@ def test_lag(lags: dict[str, timedelta] | None, reason: str | None) -> None:
 
 
 def test_stuck_service() -> None:
-    """OP-02: a worker one of whose services does not turn any more is not alive."""
+    """A worker one of whose services does not turn any more is not alive (OP-02)."""
     verdict = liveness(msgspec.structs.replace(WORKING, stuck=("reconciler",)))
     assert not verdict.ok
     assert "reconciler" in verdict.summary
@@ -126,8 +126,8 @@ class Looping:
 
 
 async def test_services_that_do_not_turn() -> None:
-    """OP-02: a group knows which of its services have not come back in the time they gave; a time
-    in which nothing could run does not count, and one that has ended is not missed."""
+    """A group knows which of its services have not come back in the time they gave; a time in which
+    nothing could run does not count, and one that has ended is not missed (OP-02)."""
     async with ServiceGroup() as group:
         await group.start(Looping(None))
         await group.start(Looping(3600.0))

@@ -135,8 +135,8 @@ async def serving() -> AsyncGenerator[Site]:
     ],
 )
 async def test_requests(raw: bytes, expected: int) -> None:
-    """OP-03, SE-04: each request, understood or not, has one answer, and the next probe too; only
-    names of this machine are answered, and nothing but GET and HEAD."""
+    """Each request, understood or not, has one answer, and the next probe too; only names of this
+    machine are answered, and nothing but GET and HEAD (OP-03, SE-04)."""
     async with serving() as site:
         answer = await site.ask(raw)
         assert status(answer) == expected
@@ -153,7 +153,7 @@ async def test_head() -> None:
 
 
 async def test_clients_that_leave() -> None:
-    """OP-03: half a request, a reset, and an end before the answer harm nobody."""
+    """Half a request, a reset, and an end before the answer harm nobody (OP-03)."""
     async with serving() as site:
         for raw in (b"", b"GET /pa", get("/large"), get("/stream")):
             for is_reset in (False, True):
@@ -168,8 +168,8 @@ async def test_clients_that_leave() -> None:
 
 
 async def test_ends_with_clients_connected() -> None:
-    """OP-03: a stop waits for no client: not for a silent one, one with half a request, one that
-    does not read, nor one that follows."""
+    """A stop waits for no client: not for a silent one, one with half a request, one that does not
+    read, nor one that follows (OP-03)."""
     async with serving() as site:
         readers = [await site.connect() for _ in range(4)]
         for (_, writer), raw in zip(
@@ -195,7 +195,7 @@ async def test_stream_ends_with_its_reader() -> None:
 
 
 async def test_stream_ends_when_its_reader_resets() -> None:
-    """OP-03: a follower that is killed, with lines that it has not read, is no fault to log."""
+    """A follower that is killed, with lines that it has not read, is no fault to log (OP-03)."""
     async with serving() as site, asyncio.timeout(PATIENCE):
         with structlog.testing.capture_logs() as log:
             _, writer = await site.connect()
@@ -243,7 +243,7 @@ async def test_bug(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_port_in_use() -> None:
-    """OP-03: a port that is taken is an error that says what to do."""
+    """A port that is taken is an error that says what to do (OP-03)."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -264,7 +264,7 @@ async def test_port_in_use() -> None:
     ],
 )
 def test_address(text: str, address: tuple[str, int]) -> None:
-    """SE-04: without a host only this machine can connect; an address reads back."""
+    """Without a host only this machine can connect; an address reads back (SE-04)."""
     parsed = Address.parse(text)
     assert parsed == address
     assert Address.parse(str(parsed)) == parsed

@@ -72,8 +72,8 @@ async def served(
 
 
 async def test_ready_until_it_stops(schema: Schema, tmp_path: Path) -> None:
-    """OP-02: a worker whose slots are all taken is alive and ready; during its drain it is alive
-    and says that it stops."""
+    """A worker whose slots are all taken is alive and ready; during its drain it is alive and says
+    that it stops (OP-02)."""
     await schema.execute(
         "INSERT INTO river_job (args, kind, max_attempts) VALUES ('{\"what\": \"wait\"}', 'do', 25)"
     )
@@ -89,7 +89,7 @@ async def test_ready_until_it_stops(schema: Schema, tmp_path: Path) -> None:
 
 
 async def test_up_before_the_database(schema: Schema, tmp_path: Path) -> None:
-    """OP-02: while the database cannot be reached the worker is alive, and not ready."""
+    """While the database cannot be reached the worker is alive, and not ready (OP-02)."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -110,8 +110,8 @@ def count_of(page: str, name: str) -> float:
 
 @pytest.mark.timeout(240)  # a busy machine takes a while to start so many processes
 async def test_totals_of_a_fleet(schema: Schema, tmp_path: Path) -> None:
-    """OP-12: what four worker processes count adds up to all jobs, each once; a process that is
-    started anew counts from zero, whatever its name has counted before."""
+    """What four worker processes count adds up to all jobs, each once; a process that is started
+    anew counts from zero, whatever its name has counted before (OP-12)."""
     jobs = 200
     async with AsyncExitStack() as stack:
         fleet = [
@@ -160,7 +160,7 @@ async def run_command(*args: str, **environ: str) -> tuple[int, str, str]:
 
 
 async def test_port_in_use(schema: Schema, tmp_path: Path) -> None:
-    """OP-03: a worker whose health port is taken ends with 1 and one line."""
+    """A worker whose health port is taken ends with 1 and one line (OP-03)."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -173,9 +173,9 @@ async def test_port_in_use(schema: Schema, tmp_path: Path) -> None:
 
 
 async def test_followed_and_asked(schema: Schema, tmp_path: Path) -> None:
-    """ME-04, OP-03: `riverpy events` shows what it asks for, without args; `riverpy health` asks
-    the worker and the database; a stop does not wait for the follower, who waits for the next
-    worker, and ends when it is told to."""
+    """`riverpy events` shows what it asks for, without args; `riverpy health` asks the worker and
+    the database; a stop does not wait for the follower, who waits for the next worker, and ends
+    when it is told to (ME-04, OP-03)."""
     async with served(schema, tmp_path) as health:
         await health.until("/readyz", 200)
         url = f"http://127.0.0.1:{health.port}"

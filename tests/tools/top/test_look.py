@@ -79,8 +79,8 @@ def worker_of(look: Look, client_id: str) -> WorkerLook:
 
 
 async def test_queues(schema: Schema, looker: Looker) -> None:
-    """OP-08: each queue is shown with its jobs; one that is paused, or that a client works, with no
-    job too."""
+    """Each queue is shown with its jobs; one that is paused, or that a client works, with no job
+    too (OP-08)."""
     await schema.execute(
         "INSERT INTO river_queue (name, updated_at, paused_at) VALUES ('idle', now(), now())"
     )
@@ -195,7 +195,7 @@ async def test_workers(schema: Schema, looker: Looker) -> None:
 
 async def test_kinds_without_worker(schema: Schema, looker: Looker) -> None:
     """Kinds that wait for no running client are named with their queues; nothing is said where no
-    client is registered. FR-09."""
+    client is registered (FR-09)."""
     for queue in ("a", "a", "b"):
         await insert(schema, queue, "available", "priority", "1")
     await register(schema, "dead", queues="a", age="90 s", kinds=["k"])
@@ -321,7 +321,7 @@ async def test_line_main_alone(schema: Schema, looker: Looker) -> None:
     "entry", ['{"at": 7}', '{"at": "soon"}', '{"at": null}', "[]", "null", '"x"', '{"at": "9"}']
 )
 async def test_odd_errors(schema: Schema, looker: Looker, entry: str) -> None:
-    """MG-07: errors that another program wrote in a form of its own harm no look."""
+    """Errors that another program wrote in a form of its own harm no look (MG-07)."""
     for state in ("retryable", "running", "available"):
         await insert(schema, "q", state, "attempt, errors", "2", f"array['{entry}'::jsonb]")
     for state in ("completed", "discarded", "cancelled"):
@@ -369,7 +369,8 @@ def pooler_url(database_url: str) -> Generator[str]:
 
 
 async def test_through_pooler(schema: Schema, pooler_url: str) -> None:
-    """PB-01: looks go through a pooler in transaction mode, and leave no setting in its session."""
+    """Looks go through a pooler in transaction mode, and leave no setting in its session
+    (PB-01)."""
     looker = Looker(pooler_url, schema.name)
     for _ in range(3):
         assert (await looker.look()).queues == []
