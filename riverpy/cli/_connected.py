@@ -9,8 +9,6 @@ import anyio
 
 from riverpy._postgres.driver import close, connect
 from riverpy._postgres.schema import check_schema
-from riverpy._tools.doctor.statements import doctor_server
-from riverpy.errors import DatabaseError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable
@@ -49,20 +47,6 @@ async def connected(database: DatabaseSettings) -> AsyncGenerator[Connected]:
         yield Connected(connection, database.schema, state)
     finally:
         await close(connection)
-
-
-async def expect_primary(connection: Connection) -> None:
-    """A standby lacks the tables that live for the moment, as those of leader and clients.
-
-    Raises:
-        DatabaseError: the server is a standby.
-        Exception: one of DATABASE_ERRORS.
-    """
-    if (await bounded("reading what the server is", doctor_server(connection))).is_standby:
-        raise DatabaseError(
-            "the server is a standby, on which nothing can be seen of leader and workers: let the "
-            "URL lead to the primary: name all hosts and add target_session_attrs=primary"
-        )
 
 
 async def bounded(purpose: str, answer: Awaitable[ResultT]) -> ResultT:

@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import ExitStack
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,12 @@ import click
 
 from riverpy._dsn import show_url
 from riverpy._duration import format_duration
-from riverpy._tools.dev.supervisor import Supervisor, expect_watchfiles
+from riverpy._tools.dev.supervisor import Supervisor
 from riverpy.cli import _settings
 from riverpy.cli._embedded import dev_server_name, embedded_server
 from riverpy.cli._options import database_options
 from riverpy.cli._output import print_note
-from riverpy.cli._run import CommandError, run
+from riverpy.cli._run import EXIT_USAGE, CommandError, run
 from riverpy.cli._settings import Sources, setting_option
 from riverpy.config import HARD_STOP_TIMEOUT_DEFAULT
 from riverpy.migrate import migrate_all
@@ -86,7 +87,7 @@ def dev(
     if worker_options and not worker_options[0].startswith("-"):
         raise click.UsageError(f"unexpected argument {worker_options[0]!r}")
     if reload:
-        expect_watchfiles()
+        _expect_watchfiles()
     signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
     sources = Sources()
     stop = sources.value(_settings.SOFT_STOP, soft_stop).or_none() or SOFT_STOP_DEFAULT
@@ -111,9 +112,18 @@ def dev(
             {**os.environ, _settings.DATABASE_URL.variable: url},
             directory=Path.cwd() if reload else None,
             limit=stop.total_seconds() + STOP_REST,
+            print_note=print_note,
         )
         code = run(supervisor.run)
     sys.exit(code)
+
+
+def _expect_watchfiles() -> None:
+    if find_spec("watchfiles") is None:
+        raise CommandError(
+            "--reload needs the package watchfiles: pip install 'riverpy-queue[dev]'",
+            exit_code=EXIT_USAGE,
+        )
 
 
 def _start_embedded(stack: ExitStack) -> str:

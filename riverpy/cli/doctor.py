@@ -15,8 +15,8 @@ import msgspec
 from riverpy._dsn import mask_url, validate_url
 from riverpy._duration import format_duration
 from riverpy._tools.doctor.check_runner import CheckRunner, Request
-from riverpy._tools.doctor.code import Code
 from riverpy._tools.doctor.finding import WORDS, Finding, Level, worst
+from riverpy._tools.doctor.program import Code
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import has_color, print_json, print_text
 from riverpy.cli._run import EXIT_FAILURE, EXIT_WARNING, one_line, run, show_traceback

@@ -14,9 +14,9 @@ from riverpy._names import (
     validate_queue,
 )
 from riverpy._postgres.domains import domain_give, domain_lock, domain_queue
-from riverpy._tools.doctor.domain_map import DomainMap, read_domains
 from riverpy._tools.doctor.domains import NOTHING_KNOWN, problems
 from riverpy._tools.doctor.finding import WORDS, Finding, count, span
+from riverpy._tools.domain_map import DomainMap, read_domains
 from riverpy.cli._connected import bounded, connected
 from riverpy.cli._domain import domain_name, expect_domains
 from riverpy.cli._options import database_options, json_option

@@ -12,13 +12,13 @@ import click
 import msgspec
 
 from riverpy._clock import Backoff
-from riverpy._tools.health.event_lines import QUIET, EventLine
+from riverpy._tools.health.event_stream import KEEPALIVE_INTERVAL, EventLine
 from riverpy._tools.health.http_client import (
     LINE_MAX,
     NO_HEALTH_SERVER,
     PORT_DEFAULT,
-    address_of,
-    asked,
+    http_get,
+    parse_address,
 )
 from riverpy.cli._options import kinds_option, queues_option
 from riverpy.cli._output import drop_output, print_note, printable
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from riverpy._tools.health.address import Address
 
-SILENCE_MAX = 3 * QUIET
+SILENCE_MAX = 3 * KEEPALIVE_INTERVAL
 """Seconds without any line after which a worker is taken for gone."""
 RETRY_FIRST, RETRY_MOST = timedelta(milliseconds=200), timedelta(seconds=5)
 _ENDS = (anyio.IncompleteRead, anyio.BrokenResourceError)
@@ -40,7 +40,7 @@ _ENDS = (anyio.IncompleteRead, anyio.BrokenResourceError)
 
 def _address(ctx: click.Context, param: click.Parameter, value: str) -> Address:
     try:
-        return address_of(value)
+        return parse_address(value)
     except ValueError as error:
         raise click.BadParameter(str(error), ctx, param) from None
 
@@ -107,7 +107,7 @@ async def _follow(address: Address, target: str, show: Callable[[bytes], Any]) -
     is_told = False
     while True:
         try:
-            async with asked(address, target) as answer:
+            async with http_get(address, target) as answer:
                 if answer.status == 400:
                     raise CommandError((await answer.body()).decode().strip())
                 if answer.status != 200:

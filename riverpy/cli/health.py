@@ -13,11 +13,12 @@ from riverpy._postgres.clients import client_living
 from riverpy._postgres.driver import DATABASE_ERRORS, InsufficientPrivilegeError
 from riverpy._postgres.queues import queue_lag, queue_waiting
 from riverpy._postgres.schema import CLIENTS_VERSION, DOMAINS_VERSION, OWN_LINE
-from riverpy._tools.doctor.domain_map import read_domains
-from riverpy._tools.health.http_client import NO_HEALTH_SERVER, address_of, asked
-from riverpy._tools.health.leading import led_within
+from riverpy._tools.doctor.server import expect_primary
+from riverpy._tools.domain_map import read_domains
+from riverpy._tools.health.http_client import NO_HEALTH_SERVER, http_get, parse_address
+from riverpy._tools.health.leader_check import check_leaders
 from riverpy._tools.health.probes import Check, Verdict
-from riverpy.cli._connected import bounded, connected, expect_primary
+from riverpy.cli._connected import bounded, connected
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import print_json, print_text, printable
 from riverpy.cli._run import EXIT_NOT_READY, describe, run, show_traceback
@@ -45,7 +46,7 @@ Exit codes:
 
 def _url(ctx: click.Context, param: click.Parameter, value: str | None) -> Address | None:
     try:
-        return None if value is None else address_of(value)
+        return None if value is None else parse_address(value)
     except ValueError as error:
         raise click.BadParameter(str(error), ctx, param) from None
 
@@ -101,7 +102,7 @@ def _well(verdict: Verdict) -> str:
 async def _ask(address: Address, max_lag: timedelta | None) -> Verdict:
     query = "" if max_lag is None else f"?{urlencode({'max_lag': format_duration(max_lag)})}"
     try:
-        async with asked(address, f"/readyz{query}") as answer:
+        async with http_get(address, f"/readyz{query}") as answer:
             return msgspec.json.decode(await answer.body(), type=Verdict)
     except (OSError, ValueError) as error:  # a DecodeError is a ValueError
         show_traceback(error)
@@ -121,7 +122,7 @@ async def _look(database: DatabaseSettings, max_lag: timedelta) -> Verdict:
 
 async def _look_in(database: DatabaseSettings, max_lag: timedelta) -> Verdict:
     async with connected(database) as (connection, schema, state):
-        await expect_primary(connection)
+        await bounded("reading what the server is", expect_primary(connection))
         checks: dict[str, Check] = {}
         if CLIENTS_VERSION in state.versions(OWN_LINE):
             living = await bounded("reading the clients", client_living(connection, schema))
@@ -155,4 +156,4 @@ async def _leaders(
     except InsufficientPrivilegeError as error:
         show_traceback(error)
         return Check(ok=True, reason=f"not known: {describe(error)}")
-    return led_within(most, seen)
+    return check_leaders(most, seen)

@@ -17,7 +17,7 @@ from riverpy._postgres.domains import domain_leads
 from riverpy._postgres.leaders import leader_get, leader_request_resign
 from riverpy._postgres.leases import lease_request_resign
 from riverpy._postgres.schema import CLIENTS_VERSION, OWN_LINE
-from riverpy._tools.doctor.domain_map import read_domains
+from riverpy._tools.domain_map import read_domains
 from riverpy.cli._connected import bounded, connected
 from riverpy.cli._domain import domain_name, expect_domains
 from riverpy.cli._options import database_options, json_option

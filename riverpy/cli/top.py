@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from riverpy._postgres.driver import DATABASE_ERRORS, is_statement_timeout
-from riverpy._tools.top.look import STATEMENT_LIMIT, Look, Looker
+from riverpy._tools.top.status import STATEMENT_LIMIT, FleetStatus, StatusReader
 from riverpy._tools.top.view import frame, make_room, no_answer, view
 from riverpy.cli._options import database_options
 from riverpy.cli._output import drop_output, has_color
@@ -63,17 +63,17 @@ class Unanswered(msgspec.Struct, frozen=True):
     show_default=True,
     help="Time from one look to the next; at least 100ms.",
 )
-@click.option("--once", is_flag=True, help="Look once, print it, and end.")
+@click.option("--once", is_flag=True, help="FleetStatus once, print it, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each look.")
 @database_options
 def top(*, interval: timedelta, once: bool, as_json: bool, database: DatabaseSettings) -> None:
     """Show queues, workers, rates, waits and the leader, again and again."""
     if interval < INTERVAL_LEAST:
         raise click.BadParameter("must be 100ms or more", param_hint="--interval")
-    looker = Looker(database.required_url(), database.schema)
+    reader = StatusReader(database.required_url(), database.schema)
     screen = _Screen(as_json=as_json, once=once)
     try:
-        run(_watch, looker, screen, interval.total_seconds())
+        run(_watch, reader, screen, interval.total_seconds())
     except KeyboardInterrupt:
         sys.exit(0)
 
@@ -85,14 +85,14 @@ class _Screen:
         self._as_json, self.is_once = as_json, once
         is_screen = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
         self._is_live = is_screen and not as_json and not once
-        self._look: Look | None = None
+        self._look: FleetStatus | None = None
         self._seen_at = 0.0
         self._error: str | None = None
         self._is_empty = True
         self.is_closed = False
         """Whether the reader has gone."""
 
-    def show(self, look: Look) -> None:
+    def show(self, look: FleetStatus) -> None:
         """A look succeeded."""
         self._look, self._seen_at, self._error = look, time.monotonic(), None
         if self._as_json:
@@ -144,9 +144,9 @@ class _Screen:
             drop_output()
 
 
-async def _watch(looker: Looker, screen: _Screen, interval: float) -> None:
+async def _watch(reader: StatusReader, screen: _Screen, interval: float) -> None:
     try:
-        look = await looker.look()  # one that fails ends the command
+        look = await reader.read()  # one that fails ends the command
         screen.show(look)
         if screen.is_once:
             return
@@ -155,16 +155,16 @@ async def _watch(looker: Looker, screen: _Screen, interval: float) -> None:
             busy = look.took
             while not screen.is_closed:
                 await anyio.sleep(max(interval, REST * busy))
-                busy = await _look_again(looker, screen)
+                busy = await _read_again(reader, screen)
             tasks.cancel_scope.cancel()
     finally:
-        await looker.close()
+        await reader.close()
 
 
-async def _look_again(looker: Looker, screen: _Screen) -> float:
+async def _read_again(reader: StatusReader, screen: _Screen) -> float:
     """Returns for how many seconds the database was busy with it."""
     try:
-        look = await looker.look()
+        look = await reader.read()
     except (RiverError, *DATABASE_ERRORS) as error:
         screen.show_error(describe(error))
         return STATEMENT_LIMIT.total_seconds() if is_statement_timeout(error) else 0.0
@@ -172,5 +172,5 @@ async def _look_again(looker: Looker, screen: _Screen) -> float:
     return look.took
 
 
-def _json_line(value: Look | Unanswered) -> str:
+def _json_line(value: FleetStatus | Unanswered) -> str:
     return f"{msgspec.json.encode(value).decode()}\n"

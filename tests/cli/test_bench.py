@@ -16,7 +16,7 @@ from riverpy._tools.bench import run as _bench_run
 from riverpy._tools.bench.process_cost import ServerProcesses, memory_mib
 from riverpy._tools.bench.run import QUEUE, Bench, Load, _Occupancy
 from riverpy._tools.bench.statements import bench_server
-from riverpy.cli._run import CommandError
+from riverpy._tools.errors import ToolError
 from riverpy.errors import SchemaMissingError
 from riverpy.migrate import Migrator
 from tests._database import connected
@@ -171,7 +171,7 @@ async def test_paused(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     await schema.execute(
         "INSERT INTO river_queue (name, updated_at, paused_at) VALUES ($1, now(), now())", QUEUE
     )
-    with pytest.RaisesGroup(pytest.RaisesExc(CommandError, match="300 jobs .* are left")):
+    with pytest.RaisesGroup(pytest.RaisesExc(ToolError, match="300 jobs .* are left")):
         await measure(schema)
 
 
@@ -184,7 +184,7 @@ async def test_rival(schema: Schema) -> None:
         " WHEN (OLD.id % 100 = 0 AND NEW.state = 'completed') EXECUTE FUNCTION spoil()"
     )
     try:
-        with pytest.raises(CommandError, match="297 of 300 jobs were completed"):
+        with pytest.raises(ToolError, match="297 of 300 jobs were completed"):
             await measure(schema)
     finally:
         await schema.execute("DROP TRIGGER spoil ON river_job; DROP FUNCTION spoil()")

@@ -20,7 +20,7 @@ from riverpy._tools.demo import run as _demo_run
 from riverpy._tools.demo.files import Files
 from riverpy._tools.demo.jobs import CompressedFile, CompressFile, CountFiles, DemoJobs
 from riverpy._tools.demo.run import DemoRun
-from riverpy.cli._run import CommandError
+from riverpy._tools.errors import ToolError
 from riverpy.errors import JobCancel
 from riverpy.events import EventKind
 from riverpy.insert_opts import InsertOpts
@@ -356,6 +356,6 @@ async def test_stall(files: Path, schema: Schema, monkeypatch: pytest.MonkeyPatc
     await schema.execute(
         "INSERT INTO river_queue (name, updated_at, paused_at) VALUES ('default', now(), now())"
     )
-    with pytest.RaisesGroup(pytest.RaisesExc(CommandError, match="29 jobs .* are left")):
+    with pytest.RaisesGroup(pytest.RaisesExc(ToolError, match="29 jobs .* are left")):
         async with run_of(schema.url, Files(files, None), schema.name):
             pass

@@ -14,7 +14,6 @@ import anyio
 import pytest
 from click.testing import CliRunner
 
-from riverpy._tools.dev import supervisor as _dev_supervisor
 from riverpy.cli import main
 from riverpy.cli._embedded import dev_server_name
 from riverpy.embedded import EmbeddedPostgres
@@ -272,7 +271,7 @@ def test_argument_too_many() -> None:
 
 def test_watchfiles_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """--reload says what to install."""
-    monkeypatch.setattr(_dev_supervisor, "find_spec", lambda _name: None)
+    monkeypatch.setattr("riverpy.cli.dev.find_spec", lambda _name: None)
     result = CliRunner().invoke(main, ["dev", "jobs:client", "--reload"])
     assert result.exit_code == 2
     assert "pip install 'riverpy-queue[dev]'" in result.stderr

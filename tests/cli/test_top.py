@@ -23,8 +23,9 @@ import pytest
 from click.testing import CliRunner
 
 from riverpy._dsn import PG_VARIABLES
+from riverpy._tools.doctor import server
 from riverpy._tools.doctor.statements import ServerRow
-from riverpy.cli import _connected, main
+from riverpy.cli import main
 from tests.cli.worker_process import RIVERPY, environment
 from tests.kit.proxy import proxied
 
@@ -92,10 +93,10 @@ async def test_standby(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a standby it says so, with the parameter that leads past it; `riverpy health` too
     (NR-12)."""
 
-    async def look(_connection: object) -> ServerRow:
+    async def read_server(_connection: object) -> ServerRow:
         return ServerRow("18.1", is_standby=True, is_read_only=True, role="ada", pid=1)
 
-    monkeypatch.setattr(_connected, "doctor_server", look)
+    monkeypatch.setattr(server, "doctor_server", read_server)
     where = ("--database-url", schema.url, "--schema", schema.name)
     result = await asyncio.to_thread(call, "--once", *where)
     assert result.exit_code == 1

@@ -26,7 +26,7 @@ from riverpy._names import (
 )
 from riverpy._tools.doctor.finding import masked_query
 from riverpy._tools.health.address import Address
-from riverpy._tools.health.http import Refused, parse
+from riverpy._tools.health.http import HttpError, parse
 from riverpy._work.snoozes import SNOOZES_KEY, next_snoozes
 from riverpy.errors import RiverError
 from riverpy.insert_opts import UniqueOpts
@@ -132,7 +132,7 @@ def test_time_is_linear(read: Callable[[str], object]) -> None:
     """Text that is made to be slow to search is read, or refused, in time."""
     for fragment in FRAGMENTS:
         for tail in TAILS:
-            with suppress(ValueError, RiverError, Refused):
+            with suppress(ValueError, RiverError, HttpError):
                 read(fragment * (LENGTH // len(fragment)) + tail)
 
 

@@ -194,7 +194,7 @@ def test_lines_at_debug_keep_their_traceback() -> None:
 
 
 def test_refused_results_are_told_while_nothing_ends() -> None:
-    """Refused results are in the line of the minute, once, and make it come where no job ends."""
+    """HttpError results are in the line of the minute, once, and make it come where no job ends."""
     told = Told([])
     told.counters.results_refused = 3
     (line,) = told.lines()

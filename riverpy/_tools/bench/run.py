@@ -18,7 +18,7 @@ from riverpy._postgres.driver import close, connect
 from riverpy._postgres.schema import check_schema
 from riverpy._tools.bench import statements as sql
 from riverpy._tools.bench.process_cost import ServerProcesses, memory_mib, settle_collector
-from riverpy.cli._run import CommandError
+from riverpy._tools.errors import ToolError
 from riverpy.client import Client
 from riverpy.config import Config, QueueConfig
 from riverpy.events import EventKind
@@ -216,7 +216,7 @@ class Bench:
             force: delete those that are there.
 
         Raises:
-            CommandError: there are jobs, and no `force`.
+            ToolError: there are jobs, and no `force`.
             SchemaMissingError: River's tables are not there.
             Exception: the database failed.
         """
@@ -225,7 +225,7 @@ class Bench:
             with anyio.fail_after(STATEMENT_TIMEOUT):
                 count = await sql.bench_job_count(connection, self._schema)
                 if count and not force:
-                    raise CommandError(
+                    raise ToolError(
                         f"river_job has {count:,} jobs: give --force to delete them all "
                         "(TRUNCATE), or name another database or schema"
                     )
@@ -237,7 +237,7 @@ class Bench:
         """Insert jobs and work them.
 
         Raises:
-            CommandError: they were not worked, or not by this client alone.
+            ToolError: they were not worked, or not by this client alone.
             Exception: the database failed.
         """
         async with self._connected() as connection:
@@ -317,7 +317,7 @@ class Bench:
         worked = -1
         while not self._all_worked.is_set():
             if worked == self._worked:
-                raise CommandError(
+                raise ToolError(
                     f"{self._jobs - self._worked:,} jobs of queue {QUEUE} are left and none was "
                     f"worked for {STALL_LIMIT:.0f} s: is the queue paused, or does another process "
                     "work it?"
@@ -337,7 +337,7 @@ class Bench:
         with anyio.fail_after(STATEMENT_TIMEOUT):
             completed = await sql.bench_completed(connection, self._schema, QUEUE)
         if completed != self._jobs:
-            raise CommandError(
+            raise ToolError(
                 f"{completed:,} of {self._jobs:,} jobs were completed at their first attempt: the "
                 "measurement means nothing"
             )

@@ -26,7 +26,7 @@ from riverpy._tools.demo.jobs import (
     SnoozeOnce,
 )
 from riverpy._tools.demo.statements import Intention
-from riverpy.cli._run import CommandError
+from riverpy._tools.errors import ToolError
 from riverpy.client import Client
 from riverpy.config import Config, QueueConfig
 from riverpy.events import EventKind
@@ -156,7 +156,7 @@ class DemoRun:
         """The connection of the run, which holds its schema: migrated, and without jobs.
 
         Raises:
-            CommandError: the schema has jobs.
+            ToolError: the schema has jobs.
             SchemaMissingError: the schema that was named does not exist.
             Exception: the database cannot be reached, or refuses.
         """
@@ -172,7 +172,7 @@ class DemoRun:
 
     async def _prepare(self, connection: Connection) -> None:
         if not await sql.demo_lock(connection, self.schema):
-            raise CommandError(f"another demo works in schema {self.schema!r}")
+            raise ToolError(f"another demo works in schema {self.schema!r}")
         if self._is_own_schema:
             for command in await sql.demo_ended(connection):
                 with suppress(*DATABASE_ERRORS):  # somebody looks at it: a later run drops it
@@ -180,7 +180,7 @@ class DemoRun:
             await sql.demo_create_schema(connection, self.schema)
         await migrate_all(connection, schema=self.schema)
         if (jobs := (await sql.demo_count(connection, self.schema)).all) > 0:
-            raise CommandError(
+            raise ToolError(
                 f"schema {self.schema!r} has {jobs:,} jobs, which the demo would mix with its own: "
                 "leave out --schema, then it makes one of its own"
             )
@@ -189,7 +189,7 @@ class DemoRun:
         """Insert the jobs, work them, and check what became of them.
 
         Raises:
-            CommandError: jobs are left that nothing works.
+            ToolError: jobs are left that nothing works.
             Exception: the database failed.
         """
         began = time.monotonic()
@@ -252,7 +252,7 @@ class DemoRun:
             if count.running or count.left != left_before:
                 moved_at, left_before = time.monotonic(), count.left
             elif time.monotonic() - moved_at > STALL_LIMIT:
-                raise CommandError(
+                raise ToolError(
                     f"{count.left:,} jobs in schema {self.schema!r} are left and none was worked "
                     f"for {STALL_LIMIT:.0f} s"
                 )

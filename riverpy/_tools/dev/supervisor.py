@@ -7,16 +7,11 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
-
-from riverpy.cli._output import print_note
-from riverpy.cli._run import EXIT_USAGE, CommandError
-from riverpy.cli._signals import STOP_SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -42,10 +37,17 @@ class WorkerProcess:
         arguments: of `riverpy`.
         environ: of the process.
         limit: seconds from the request to stop to the end.
+        print_note: prints a line for the user.
     """
 
-    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str], limit: float) -> None:
-        self._limit = limit
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        environ: Mapping[str, str],
+        limit: float,
+        print_note: Callable[[str], None],
+    ) -> None:
+        self._limit, self._print_note = limit, print_note
         self.ended = anyio.Event()
         reader, self._writer = os.pipe()
         os.set_inheritable(reader, True)
@@ -90,7 +92,7 @@ class WorkerProcess:
             with anyio.move_on_after(URGENT_LIMIT):
                 await self.ended.wait()
         if not self.ended.is_set():
-            print_note("riverpy dev: the worker did not end in time, killing it")
+            self._print_note("riverpy dev: the worker did not end in time, killing it")
             self._kill()
             await self.ended.wait()
 
@@ -111,6 +113,7 @@ class Supervisor:
         environ: of the worker process.
         directory: where to watch for changes; None: a worker that ends ends it all.
         limit: seconds from the request to stop to a worker's end.
+        print_note: prints a line for the user.
     """
 
     def __init__(
@@ -120,8 +123,10 @@ class Supervisor:
         *,
         directory: Path | None,
         limit: float,
+        print_note: Callable[[str], None],
     ) -> None:
         self._arguments, self._environ = arguments, environ
+        self._print_note = print_note
         self._directory, self._limit = directory, limit
         self._stopping, self._urgent = anyio.Event(), anyio.Event()
         self._changed = anyio.Event()
@@ -143,14 +148,14 @@ class Supervisor:
 
     async def _run_worker(self) -> int:
         """One worker, to its end; where code is watched, until there is a reason for another."""
-        worker = WorkerProcess(self._arguments, self._environ, self._limit)
+        worker = WorkerProcess(self._arguments, self._environ, self._limit, self._print_note)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(worker.watch)
             await first_of(worker.ended, self._changed, self._stopping)
             if not worker.ended.is_set():
                 await worker.stop(self._urgent)
             elif self._directory is not None:
-                print_note(
+                self._print_note(
                     f"riverpy dev: the worker ended with code {worker.exit_code}; "
                     "it starts again when a file changes"
                 )
@@ -158,13 +163,15 @@ class Supervisor:
         return worker.exit_code
 
     async def _follow_signals(self, *, task_status: TaskStatus[None]) -> None:
-        with anyio.open_signal_receiver(*STOP_SIGNALS) as signals:
+        # Here and not in the module, since Windows lacks two of them.
+        stop_signals = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+        with anyio.open_signal_receiver(*stop_signals) as signals:
             task_status.started()
             async for _ in signals:
                 if self._stopping.is_set():
                     self._urgent.set()
                 else:
-                    print_note("riverpy dev: stopping; once more to stop at once")
+                    self._print_note("riverpy dev: stopping; once more to stop at once")
                     self._stopping.set()
 
     async def _follow_changes(self, directory: Path) -> None:
@@ -174,17 +181,8 @@ class Supervisor:
             directory, watch_filter=_filter(), debounce=_GROUP_MOST, step=_QUIET
         ):
             if not self._stopping.is_set():
-                print_note(f"riverpy dev: {_names(changes, directory)} changed, restarting")
+                self._print_note(f"riverpy dev: {_names(changes, directory)} changed, restarting")
                 self._changed.set()
-
-
-def expect_watchfiles() -> None:
-    """Raise CommandError where files cannot be watched."""
-    if find_spec("watchfiles") is None:
-        raise CommandError(
-            "--reload needs the package watchfiles: pip install 'riverpy-queue[dev]'",
-            exit_code=EXIT_USAGE,
-        )
 
 
 async def first_of(*events: anyio.Event) -> None:

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import atexit
 import os
+import runpy
 import signal
 import sys
 import threading
-
-from riverpy.cli import main
 
 _orphaned = threading.Event()
 
@@ -39,4 +38,5 @@ if __name__ == "__main__":
     os.set_inheritable(number, False)
     atexit.register(_end_group)  # the first to be registered is the last to be called
     threading.Thread(target=_end_with_parent, args=(number, seconds), daemon=True).start()
-    main(sys.argv[3:], prog_name="riverpy")
+    sys.argv = ["riverpy", *sys.argv[3:]]
+    runpy.run_module("riverpy", run_name="__main__")

@@ -8,36 +8,36 @@ from typing import TYPE_CHECKING
 
 from riverpy._postgres.driver import DATABASE_ERRORS, describe, is_damage
 from riverpy._postgres.schema import read_schema_state
-from riverpy._tools.doctor.code import Code, look_at_code
-from riverpy._tools.doctor.damaged import look_at_damaged
-from riverpy._tools.doctor.domains import look_at_domains
-from riverpy._tools.doctor.failing import look_at_failing
+from riverpy._tools.doctor.damaged_jobs import check_damaged
+from riverpy._tools.doctor.domains import check_domains
+from riverpy._tools.doctor.failing_kinds import check_failing
 from riverpy._tools.doctor.finding import Finding, Level
-from riverpy._tools.doctor.fleet import look_at_clients, look_at_leader
-from riverpy._tools.doctor.kinds import look_at_kinds
-from riverpy._tools.doctor.leases import look_at_leases
-from riverpy._tools.doctor.listening import look_at_listeners, look_at_listening
-from riverpy._tools.doctor.notification_queue import look_at_notification_queue
-from riverpy._tools.doctor.references import look_at_references
-from riverpy._tools.doctor.running import look_at_running
+from riverpy._tools.doctor.fleet import check_clients, check_leader
+from riverpy._tools.doctor.foreign_keys import check_references
+from riverpy._tools.doctor.kinds import check_kinds
+from riverpy._tools.doctor.leases import check_leases
+from riverpy._tools.doctor.listeners import check_listeners, check_listening
+from riverpy._tools.doctor.notification_queue import check_notification_queue
+from riverpy._tools.doctor.program import Code, check_code
+from riverpy._tools.doctor.running_jobs import check_running
 from riverpy._tools.doctor.server import (
-    look_at_clock,
-    look_at_connections,
-    look_at_server,
-    look_at_settings,
+    check_clock,
+    check_connections,
+    check_server,
+    check_settings,
 )
 from riverpy._tools.doctor.session import Session, SessionLostError
-from riverpy._tools.doctor.set_aside import look_at_set_aside
+from riverpy._tools.doctor.set_aside import check_set_aside
 from riverpy._tools.doctor.snapshot import PRIVILEGE_LACKING, DatabaseSnapshot
 from riverpy._tools.doctor.storage import (
-    look_at_indexes,
-    look_at_locks,
-    look_at_snapshots,
-    look_at_vacuum,
+    check_indexes,
+    check_locks,
+    check_snapshots,
+    check_vacuum,
 )
-from riverpy._tools.doctor.stuck import look_at_stuck
-from riverpy._tools.doctor.tables import lines_findings, look_at_grants
-from riverpy._tools.doctor.waiting import look_at_periodic, look_at_queues, look_at_scheduled
+from riverpy._tools.doctor.stuck import check_stuck
+from riverpy._tools.doctor.tables import check_grants, lines_findings
+from riverpy._tools.doctor.waiting_jobs import check_periodic, check_queues, check_scheduled
 from riverpy.errors import ConfigError, RiverError
 
 if TYPE_CHECKING:
@@ -60,28 +60,28 @@ _DAMAGED = (
     "(docs/faults.md#damaged-rows)"
 )
 _LOOKS: tuple[tuple[str, Callable[[DatabaseSnapshot], Awaitable[list[Finding]]]], ...] = (
-    ("grants", look_at_grants),
-    ("notifications", look_at_notification_queue),
-    ("listen", look_at_listening),
-    ("listeners", look_at_listeners),
-    ("leader", look_at_leader),
-    ("domains", look_at_domains),
-    ("clients", look_at_clients),
-    ("stuck", look_at_stuck),
-    ("set aside", look_at_set_aside),
-    ("running", look_at_running),
-    ("queues", look_at_queues),
-    ("kinds", look_at_kinds),
-    ("failing", look_at_failing),
-    ("damaged", look_at_damaged),
-    ("scheduled", look_at_scheduled),
-    ("periodic", look_at_periodic),
-    ("leases", look_at_leases),
-    ("references", look_at_references),
-    ("snapshots", look_at_snapshots),
-    ("locks", look_at_locks),
-    ("vacuum", look_at_vacuum),
-    ("indexes", look_at_indexes),
+    ("grants", check_grants),
+    ("notifications", check_notification_queue),
+    ("listen", check_listening),
+    ("listeners", check_listeners),
+    ("leader", check_leader),
+    ("domains", check_domains),
+    ("clients", check_clients),
+    ("stuck", check_stuck),
+    ("set aside", check_set_aside),
+    ("running", check_running),
+    ("queues", check_queues),
+    ("kinds", check_kinds),
+    ("failing", check_failing),
+    ("damaged", check_damaged),
+    ("scheduled", check_scheduled),
+    ("periodic", check_periodic),
+    ("leases", check_leases),
+    ("references", check_references),
+    ("snapshots", check_snapshots),
+    ("locks", check_locks),
+    ("vacuum", check_vacuum),
+    ("indexes", check_indexes),
 )
 
 
@@ -136,7 +136,7 @@ class CheckRunner:
 
     async def _connect(self) -> ServerRow | None:
         try:
-            server, findings = await look_at_server(self._session)
+            server, findings = await check_server(self._session)
         except (*DATABASE_ERRORS, RiverError) as error:
             self._failed(error)
             self._report(Finding(Level.FAIL, "connect", describe(error), _fix(error)))
@@ -147,9 +147,9 @@ class CheckRunner:
 
     async def _look_at_all(self, server: ServerRow) -> None:
         for name, look in (
-            ("settings", partial(look_at_settings, self._session, server.role)),
-            ("clock", partial(look_at_clock, self._session)),
-            ("connections", partial(look_at_connections, self._session)),
+            ("settings", partial(check_settings, self._session, server.role)),
+            ("clock", partial(check_clock, self._session)),
+            ("connections", partial(check_connections, self._session)),
         ):
             await self._look(name, look)
         state = await self._schema()
@@ -182,7 +182,7 @@ class CheckRunner:
         for name, look in _LOOKS:
             await self._look(name, partial(look, patient))
         if self._request.code is not None:
-            await self._look("code", partial(look_at_code, self._request.code, patient))
+            await self._look("code", partial(check_code, self._request.code, patient))
 
     async def _look(self, name: str, look: Callable[[], Awaitable[list[Finding]]]) -> None:
         try:

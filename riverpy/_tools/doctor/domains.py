@@ -11,13 +11,13 @@ from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE
 from riverpy._postgres.domains import ORPHANED_AFTER
 from riverpy._tools.doctor.finding import Finding, Level, count, names, shown, span
 from riverpy._tools.doctor.fleet import ELECTION_LIMIT
-from riverpy._tools.doctor.waiting import late_of
+from riverpy._tools.doctor.waiting_jobs import late_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from riverpy._tools.doctor.domain_map import DomainMap
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
+    from riverpy._tools.domain_map import DomainMap
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Undone:
 NOTHING_KNOWN = Undone(frozenset(), {}, {})
 
 
-async def look_at_domains(patient: DatabaseSnapshot) -> list[Finding]:
+async def check_domains(patient: DatabaseSnapshot) -> list[Finding]:
     """How the domains stand.
 
     Raises:

@@ -12,9 +12,9 @@ from riverpy._tools.doctor.snapshot import RUNNING_LIMIT
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from riverpy._tools.doctor.domain_map import DomainMap
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot, Lead
     from riverpy._tools.doctor.statements import ClientRow
+    from riverpy._tools.domain_map import DomainMap
 
 ELECTION_LIMIT = 20.0
 """Seconds within which a client that stands for election leads, if nobody else does."""
@@ -22,7 +22,7 @@ RESCUE_LIMIT = 60.0
 """Seconds after a client's death within which a leader gives its jobs back."""
 
 
-async def look_at_leader(patient: DatabaseSnapshot) -> list[Finding]:
+async def check_leader(patient: DatabaseSnapshot) -> list[Finding]:
     """Who leads, and whether that is as it should be.
 
     Raises:
@@ -147,7 +147,7 @@ def _foreign_leader(text: str, clients: Sequence[ClientRow], data: dict[str, obj
     )
 
 
-async def look_at_clients(patient: DatabaseSnapshot) -> list[Finding]:
+async def check_clients(patient: DatabaseSnapshot) -> list[Finding]:
     """Which clients live, and what the dead left.
 
     Raises:

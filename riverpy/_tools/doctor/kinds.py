@@ -19,7 +19,7 @@ UNKNOWN_KIND = "job kind is not registered"
 """The begin of the error of an attempt at a kind that the client does not have, River's too."""
 
 
-async def look_at_kinds(patient: DatabaseSnapshot) -> list[Finding]:
+async def check_kinds(patient: DatabaseSnapshot) -> list[Finding]:
     """Kinds of waiting jobs that no living client has.
 
     Raises:

@@ -18,7 +18,7 @@ LAPSED_MOST = 86_400.0
 """Seconds after which a lapsed lease is taken for one that nobody wants any more."""
 
 
-async def look_at_leases(patient: DatabaseSnapshot) -> list[Finding]:
+async def check_leases(patient: DatabaseSnapshot) -> list[Finding]:
     """Which leases are held, and which lapsed for want of a renewal and were left.
 
     Raises:

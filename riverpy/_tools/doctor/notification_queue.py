@@ -36,7 +36,7 @@ _CHANNEL = "riverpy_doctor"
 _NUMBER = re.compile(r"[0-9]+")
 
 
-async def look_at_notification_queue(patient: DatabaseSnapshot) -> list[Finding]:
+async def check_notification_queue(patient: DatabaseSnapshot) -> list[Finding]:
     """How full the queue is, and which session holds it back.
 
     Raises:

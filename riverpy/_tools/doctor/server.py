@@ -14,8 +14,10 @@ from riverpy._tools.doctor.statements import (
     doctor_server,
     doctor_settings,
 )
+from riverpy.errors import DatabaseError
 
 if TYPE_CHECKING:
+    from riverpy._postgres.driver import Transaction
     from riverpy._tools.doctor.session import Session
     from riverpy._tools.doctor.statements import ServerRow, SettingRow
 
@@ -48,7 +50,7 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-async def look_at_server(session: Session) -> tuple[ServerRow, list[Finding]]:
+async def check_server(session: Session) -> tuple[ServerRow, list[Finding]]:
     """Where we are, and what that means for a queue.
 
     Raises:
@@ -65,6 +67,20 @@ async def look_at_server(session: Session) -> tuple[ServerRow, list[Finding]]:
     is_pooled = connection.get_server_pid() != server.pid
     findings = [_connected(server, min(round_trips)), _pooler(is_pooled=is_pooled)]
     return server, findings
+
+
+async def expect_primary(connection: Transaction) -> None:
+    """Refuse a standby: its copies of the tables of leader and clients may be empty or old.
+
+    Raises:
+        DatabaseError: the server is a standby.
+        Exception: one of DATABASE_ERRORS.
+    """
+    if (await doctor_server(connection)).is_standby:
+        raise DatabaseError(
+            "the server is a standby, which does not show the current leader and workers. Use the "
+            "URL of the primary: name all hosts and add target_session_attrs=primary"
+        )
 
 
 def _connected(server: ServerRow, latency: float) -> Finding:
@@ -118,7 +134,7 @@ def _pooler(*, is_pooled: bool) -> Finding:
     )
 
 
-async def look_at_settings(session: Session, role: str) -> list[Finding]:
+async def check_settings(session: Session, role: str) -> list[Finding]:
     """Settings of the role's sessions that hurt.
 
     Raises:
@@ -173,7 +189,7 @@ def _reset(setting: SettingRow, role: str) -> str:
     return f"{alter} = {value}; then restart the workers"
 
 
-async def look_at_clock(session: Session) -> list[Finding]:
+async def check_clock(session: Session) -> list[Finding]:
     """How far this machine's clock is from the server's.
 
     Raises:
@@ -206,7 +222,7 @@ async def look_at_clock(session: Session) -> list[Finding]:
     ]
 
 
-async def look_at_connections(session: Session) -> list[Finding]:
+async def check_connections(session: Session) -> list[Finding]:
     """How many of the server's connections are used.
 
     Raises:

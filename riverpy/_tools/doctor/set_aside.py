@@ -19,7 +19,7 @@ _FIX = (
 )
 
 
-async def look_at_set_aside(patient: DatabaseSnapshot) -> list[Finding]:
+async def check_set_aside(patient: DatabaseSnapshot) -> list[Finding]:
     """Which rows living clients have set aside.
 
     Raises:

@@ -19,7 +19,6 @@ from riverpy._postgres.schema import (
     STATE_VERSION,
     SchemaState,
 )
-from riverpy._tools.doctor.domain_map import DomainMap, read_domains
 from riverpy._tools.doctor.statements import (
     doctor_clients,
     doctor_kinds,
@@ -27,6 +26,7 @@ from riverpy._tools.doctor.statements import (
     doctor_places,
     doctor_running,
 )
+from riverpy._tools.domain_map import DomainMap, read_domains
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -49,7 +49,7 @@ VACUUM_WAIT = 600.0
 """Seconds that autovacuum, which looks each minute, has to get at dead rows."""
 
 
-async def look_at_indexes(patient: DatabaseSnapshot) -> list[Finding]:
+async def check_indexes(patient: DatabaseSnapshot) -> list[Finding]:
     """Indexes that no query uses, that a rebuild left, or that are larger than they should be.
 
     Raises:
@@ -114,7 +114,7 @@ def _index(patient: DatabaseSnapshot, row: IndexRow) -> Finding | None:
     return None
 
 
-async def look_at_vacuum(patient: DatabaseSnapshot) -> list[Finding]:
+async def check_vacuum(patient: DatabaseSnapshot) -> list[Finding]:
     """Whether dead rows of the table of jobs are removed.
 
     Raises:
@@ -163,7 +163,7 @@ def _vacuum_problem(row: TableRow, table: str) -> tuple[str, str] | None:
     return None
 
 
-async def look_at_snapshots(patient: DatabaseSnapshot) -> list[Finding]:
+async def check_snapshots(patient: DatabaseSnapshot) -> list[Finding]:
     """Who keeps dead rows from being removed.
 
     Raises:
@@ -235,7 +235,7 @@ def _who(row: SnapshotRow | LockRow) -> str:
     return f"session {row.id} ({role}{application}, {state}{text})"
 
 
-async def look_at_locks(patient: DatabaseSnapshot) -> list[Finding]:
+async def check_locks(patient: DatabaseSnapshot) -> list[Finding]:
     """Whose open transactions hold locks on River's tables.
 
     Raises:

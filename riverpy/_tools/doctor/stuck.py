@@ -29,7 +29,7 @@ _FIX = (
 )
 
 
-async def look_at_stuck(patient: DatabaseSnapshot) -> list[Finding]:
+async def check_stuck(patient: DatabaseSnapshot) -> list[Finding]:
     """Which living clients say that jobs of theirs are stuck.
 
     Raises:

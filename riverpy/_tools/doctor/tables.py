@@ -97,7 +97,7 @@ def _own_line(state: SchemaState, up: str) -> Finding:
     return Finding(Level.OK, "schema", text, data=data)
 
 
-async def look_at_grants(patient: DatabaseSnapshot) -> list[Finding]:
+async def check_grants(patient: DatabaseSnapshot) -> list[Finding]:
     """What the role may do.
 
     Raises:

@@ -20,7 +20,7 @@ _HEADERS = "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnec
 Body: TypeAlias = bytes | AsyncGenerator[bytes, None]
 
 
-class Refused(Exception):
+class HttpError(Exception):
     """A request that gets no more than a status and a sentence."""
 
     def __init__(self, status: HTTPStatus, text: str) -> None:
@@ -70,20 +70,20 @@ def parse(head: bytes) -> Request:
     """What the head of a request says, up to its empty line.
 
     Raises:
-        Refused: it is no request that is answered here.
+        HttpError: it is no request that is answered here.
     """
     line = head.partition(b"\n")[0].rstrip(b"\r")
     match = _LINE.fullmatch(line)
     if match is None:
-        raise Refused(HTTPStatus.BAD_REQUEST, "this is no HTTP/1.1 request")
+        raise HttpError(HTTPStatus.BAD_REQUEST, "this is no HTTP/1.1 request")
     method, target = match[1].decode(), match[2].decode()
     if method not in {"GET", "HEAD"}:
-        raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are answered")
+        raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are answered")
     try:
         url = urlsplit(target)
         params = parse_qs(url.query, max_num_fields=100)
     except ValueError:
-        raise Refused(HTTPStatus.BAD_REQUEST, "the target of the request is wrong") from None
+        raise HttpError(HTTPStatus.BAD_REQUEST, "the target of the request is wrong") from None
     host = _HOST.search(head)
     return Request(
         method, url.path, params, host[1].strip(b" \t").decode("latin-1").lower() if host else ""

@@ -47,7 +47,7 @@ class Answer(NamedTuple):
         return b"".join(parts)
 
 
-def address_of(url: str) -> Address:
+def parse_address(url: str) -> Address:
     """Where `http://HOST:PORT`, `HOST:PORT`, `:PORT` or `PORT` leads.
 
     Raises:
@@ -62,7 +62,7 @@ def address_of(url: str) -> Address:
 
 
 @asynccontextmanager
-async def asked(address: Address, target: str) -> AsyncGenerator[Answer]:
+async def http_get(address: Address, target: str) -> AsyncGenerator[Answer]:
     """The answer to `GET target`.
 
     Raises:

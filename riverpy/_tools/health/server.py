@@ -18,7 +18,7 @@ from anyio.abc import SocketAttribute, SocketListener, TaskGroup
 from riverpy._error_text import error_text
 from riverpy._lifecycle import only_error
 from riverpy._log import get_logger
-from riverpy._tools.health.http import HEAD_MAX, Refused, Response, parse
+from riverpy._tools.health.http import HEAD_MAX, HttpError, Response, parse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -43,7 +43,7 @@ ACCEPT_RETRY = 0.5
 _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
 
 
-class _Visit:
+class _Connection:
     """One connection."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Server:
             routes: what answers which path.
         """
         self._address, self._routes = address, routes
-        self._visits: list[_Visit] = []
+        self._visits: list[_Connection] = []
         self._log = get_logger()
 
     @asynccontextmanager
@@ -118,7 +118,7 @@ class Server:
                 continue
             is_failing = False
             self._make_room()
-            visit = _Visit()
+            visit = _Connection()
             self._visits.append(visit)
             tasks.start_soon(self._serve, stream, visit, name="riverpy health connection")
 
@@ -129,7 +129,7 @@ class Server:
             oldest.scope.cancel()
             self._visits.remove(oldest)
 
-    async def _serve(self, stream: SocketStream, visit: _Visit) -> None:
+    async def _serve(self, stream: SocketStream, visit: _Connection) -> None:
         try:
             with visit.scope:
                 await self._answer(stream, visit)
@@ -143,14 +143,14 @@ class Server:
             with anyio.CancelScope(shield=True):  # it does not wait
                 await stream.aclose()
 
-    async def _answer(self, stream: SocketStream, visit: _Visit) -> None:
+    async def _answer(self, stream: SocketStream, visit: _Connection) -> None:
         is_head_only = False
         try:
             request = parse(await _read_head(stream))
             visit.has_asked = True
             is_head_only = request.method == "HEAD"
             response = await self._respond(request)
-        except Refused as refused:
+        except HttpError as refused:
             response = refused.response
         visit.has_asked = True
         try:
@@ -166,11 +166,11 @@ class Server:
 
     async def _respond(self, request: Request) -> Response:
         if self._address.is_loopback and not request.is_for_local:
-            raise Refused(HTTPStatus.FORBIDDEN, "ask for localhost, or for an address")
+            raise HttpError(HTTPStatus.FORBIDDEN, "ask for localhost, or for an address")
         route = self._routes.get(request.path)
         if route is None:
             known = " ".join(self._routes)
-            raise Refused(HTTPStatus.NOT_FOUND, f"there are {known}")
+            raise HttpError(HTTPStatus.NOT_FOUND, f"there are {known}")
         return await route(request)
 
 
@@ -179,13 +179,13 @@ async def _read_head(stream: SocketStream) -> bytes:
     with anyio.move_on_after(REQUEST_TIMEOUT):
         while b"\r\n\r\n" not in head and b"\n\n" not in head:
             if len(head) > HEAD_MAX:
-                raise Refused(
+                raise HttpError(
                     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
                     f"a request has at most {HEAD_MAX} bytes",
                 )
             head += await stream.receive(HEAD_MAX)
         return head
-    raise Refused(HTTPStatus.REQUEST_TIMEOUT, f"the request took more than {REQUEST_TIMEOUT:g} s")
+    raise HttpError(HTTPStatus.REQUEST_TIMEOUT, f"the request took more than {REQUEST_TIMEOUT:g} s")
 
 
 async def _send(stream: SocketStream, part: bytes) -> None:

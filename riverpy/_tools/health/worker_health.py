@@ -12,8 +12,8 @@ import msgspec
 
 from riverpy._duration import parse_duration
 from riverpy._postgres.driver import DATABASE_ERRORS
-from riverpy._tools.health import event_lines
-from riverpy._tools.health.http import Refused, Response
+from riverpy._tools.health import event_stream
+from riverpy._tools.health.http import HttpError, Response
 from riverpy._tools.health.metrics import CONTENT_TYPE, render
 from riverpy._tools.health.probes import lag_within, liveness, readiness
 from riverpy._tools.health.server import Server
@@ -91,7 +91,7 @@ class WorkerHealth:
             try:
                 most = parse_duration(asked[0])
             except ValueError as error:
-                raise Refused(HTTPStatus.BAD_REQUEST, f"max_lag: {error}") from None
+                raise HttpError(HTTPStatus.BAD_REQUEST, f"max_lag: {error}") from None
             lags = await self._read_lags()
             lag = lag_within(most, lags, self._stats())
         return _answer(readiness(self._stats(), lag))
@@ -122,11 +122,11 @@ class WorkerHealth:
     async def _events(self, request: Request) -> Response:
         if self.client is None or self._streams >= STREAMS_MAX:
             reason = "no client yet" if self.client is None else f"{STREAMS_MAX} follow already"
-            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}: try again later")
+            raise HttpError(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}: try again later")
         try:
-            lines = event_lines.follow(self.client, request.params)
+            lines = event_stream.follow(self.client, request.params)
         except ValueError as error:
-            raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from None
+            raise HttpError(HTTPStatus.BAD_REQUEST, str(error)) from None
         counted = self._counted(lines)
         await anext(counted)  # before anybody else is let in
         return Response(HTTPStatus.OK, "application/x-ndjson", counted)

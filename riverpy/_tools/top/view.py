@@ -10,12 +10,17 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from riverpy._tools.doctor.finding import jobs
-from riverpy.cli._output import format_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from riverpy._tools.top.look import DomainLook, KindLook, Look, QueueLook, WorkerLook
+    from riverpy._tools.top.status import (
+        DomainStatus,
+        FleetStatus,
+        QueueStatus,
+        UnworkedKind,
+        WorkerStatus,
+    )
 
 _HOME, _END_OF_LINE, _END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 _RESET = "\x1b[0m"
@@ -73,7 +78,7 @@ def make_room(height: int) -> str:
 
 
 def view(
-    look: Look, error: str | None = None, age: float = 0.0, *, width: int | None = None
+    look: FleetStatus, error: str | None = None, age: float = 0.0, *, width: int | None = None
 ) -> list[Line]:
     """A look as lines.
 
@@ -83,7 +88,7 @@ def view(
         age: seconds since the last one that did.
         width: of the screen, for which columns are left out; None: there is room for all.
     """
-    lines = [Line(f"riverpy top   {format_time(look.at.replace(microsecond=0))} UTC", "head")]
+    lines = [Line(f"riverpy top   {look.at:%Y-%m-%d %H:%M:%S} UTC", "head")]
     if error is not None:
         lines.append(no_answer(error, age))
     lines += [_leader(look), *(_domain(domain, look) for domain in look.domains)]
@@ -145,7 +150,7 @@ def no_answer(error: str, age: float) -> Line:
     return Line(f"NO ANSWER for {_seconds(age)}: {error}", "bad")
 
 
-def _leader(look: Look) -> Line:
+def _leader(look: FleetStatus) -> Line:
     leader = look.leader
     if leader is None or leader.expires_in < 0:
         if look.candidates == 0 and look.domains:
@@ -161,7 +166,7 @@ def _leader(look: Look) -> Line:
     return Line(text)
 
 
-def _domain(domain: DomainLook, look: Look) -> Line:
+def _domain(domain: DomainStatus, look: FleetStatus) -> Line:
     queues = f"queues {','.join(domain.queues)}" if domain.queues else "no queue"
     leader = domain.leader
     if leader is None:
@@ -174,18 +179,18 @@ def _domain(domain: DomainLook, look: Look) -> Line:
     return Line(text)
 
 
-def _totals(look: Look) -> str:
+def _totals(look: FleetStatus) -> str:
     parts = [f"{_count(look.totals[state], look.cap)} {state}" for state in _STATES]
     about = "" if look.jobs_about is None else f"   (about {look.jobs_about:,} rows)"
     return f"jobs      {', '.join(parts)}{about}"
 
 
-def _kinds(kinds: Sequence[KindLook]) -> Line:
+def _kinds(kinds: Sequence[UnworkedKind]) -> Line:
     parts = [f"{one.kind} ({one.jobs:,} in {','.join(one.queues)})" for one in kinds]
     return Line(f"waiting   no running worker has {', '.join(parts)}", "warn")
 
 
-def _queue_cells(queue: QueueLook, cap: int) -> list[str]:
+def _queue_cells(queue: QueueStatus, cap: int) -> list[str]:
     return [
         f"{queue.name} (paused)" if queue.paused else queue.name,
         _known(queue.workers),
@@ -203,13 +208,13 @@ def _queue_cells(queue: QueueLook, cap: int) -> list[str]:
     ]
 
 
-def _queue_mood(queue: QueueLook) -> str:
+def _queue_mood(queue: QueueStatus) -> str:
     if queue.available and queue.due_for is not None and queue.workers == 0:
         return "bad"
     return "warn" if queue.paused or queue.failed_per_s or queue.late else ""
 
 
-def _worker_cells(worker: WorkerLook) -> list[str]:
+def _worker_cells(worker: WorkerStatus) -> list[str]:
     candidate = {None: "?", True: "yes", False: "no"}[worker.candidate]
     return [
         worker.client_id or "(rows that name none)",
@@ -226,7 +231,7 @@ def _worker_cells(worker: WorkerLook) -> list[str]:
     ]
 
 
-def _worker_mood(worker: WorkerLook) -> str:
+def _worker_mood(worker: WorkerStatus) -> str:
     if worker.state == "silent":
         return "bad" if worker.running else "warn"
     if worker.stuck:

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from riverpy._dsn import PG_VARIABLES
-from riverpy._tools.doctor import listening, server, session
+from riverpy._tools.doctor import listeners, server, session
 from riverpy.cli import main
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """No finding of these tests comes of a busy machine."""
     monkeypatch.setattr(server, "LATENCY_WARN", 20.0)
     monkeypatch.setattr(server, "SKEW_WARN", 20.0)
-    monkeypatch.setattr(listening, "PROBE_TIMEOUT", 20.0)
+    monkeypatch.setattr(listeners, "PROBE_TIMEOUT", 20.0)
     monkeypatch.setattr(session, "READ_TIMEOUT", 40.0)
     monkeypatch.setattr(session, "STATEMENT_LIMIT", timedelta(seconds=20))
     monkeypatch.setattr(session, "LOCK_LIMIT", timedelta(seconds=20))

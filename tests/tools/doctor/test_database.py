@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from riverpy._tools.doctor import check_runner as examination
-from riverpy._tools.doctor import listening, server, session, storage
+from riverpy._tools.doctor import listeners, server, session, storage
 from riverpy._tools.doctor import snapshot as patient
 from riverpy._tools.doctor.finding import (
     Finding,
@@ -280,7 +280,7 @@ async def test_pooler(schema: Schema, doctor: Doctor, monkeypatch: pytest.Monkey
     await seat(schema, "deaf")
     with pooled(schema.url, size=2) as url:
         with monkeypatch.context() as patch:
-            patch.setattr(listening, "PROBE_TIMEOUT", 0.2)  # it never comes
+            patch.setattr(listeners, "PROBE_TIMEOUT", 0.2)  # it never comes
             report = await doctor(url=url)
         assert report.one("pooler", "ok")["data"] == {"is_pooled": True}
         found = report.one("listen", "warn")
@@ -461,7 +461,7 @@ async def test_lost_connection(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) 
         found.url = "postgresql://127.0.0.1:1/db"
         return []
 
-    monkeypatch.setattr(examination, "look_at_settings", lose)
+    monkeypatch.setattr(examination, "check_settings", lose)
     report = await doctor()
     assert [one["name"] for one in report.findings] == ["connect", "pooler", "connect"]
     assert "the connection was lost" in report.findings[-1]["text"]

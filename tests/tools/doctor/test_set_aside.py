@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from riverpy._maintenance import batches
 from riverpy._tools.doctor.finding import FINDINGS_SHOWN
-from riverpy._tools.top.look import Looker
+from riverpy._tools.top.status import StatusReader
 from riverpy.migrate import Migrator
 from tests.tools.doctor.conftest import register
 from tests.work.rig import Rig, Task
@@ -109,9 +109,9 @@ async def test_rows_that_a_worker_sets_aside(
                 assert one["data"]["since"] in one["text"]
                 assert one["data"]["tries"] > 1
                 assert "remove the cause" in one["fix"]
-            looker = Looker(schema.url, schema.name)
-            look = await looker.look()
-            await looker.close()
+            reader = StatusReader(schema.url, schema.name)
+            look = await reader.read()
+            await reader.close()
             assert [worker.aside for worker in look.workers] == [3]
             await schema.execute("DROP FUNCTION refuse CASCADE")
             await rig.until("SELECT count(*) FROM riverpy_client WHERE set_aside IS NULL", 1)

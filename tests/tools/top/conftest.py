@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from riverpy._tools.top.look import Looker
+from riverpy._tools.top.status import StatusReader
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-async def looker(schema: Schema) -> AsyncGenerator[Looker]:
+async def reader(schema: Schema) -> AsyncGenerator[StatusReader]:
     """Looks at the test's schema."""
-    looker = Looker(schema.url, schema.name)
-    yield looker
-    await looker.close()
+    reader = StatusReader(schema.url, schema.name)
+    yield reader
+    await reader.close()

@@ -8,11 +8,17 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from riverpy._tools.top.look import DomainLook, LeadLook, Look, QueueLook, WorkerLook
+from riverpy._tools.top.status import (
+    DomainStatus,
+    FleetStatus,
+    LeaderStatus,
+    QueueStatus,
+    WorkerStatus,
+)
 from riverpy._tools.top.view import Line, frame, view
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-QUEUE = QueueLook(
+QUEUE = QueueStatus(
     name="mail",
     paused=False,
     workers=1,
@@ -28,7 +34,7 @@ QUEUE = QueueLook(
     failed_per_s=0.0,
     wait_p95=0.0123,
 )
-WORKER = WorkerLook(
+WORKER = WorkerStatus(
     client_id="host:1:abc",
     state="alive",
     running=7,
@@ -40,10 +46,10 @@ WORKER = WorkerLook(
     started_at=AT,
     silent_for=3.0,
 )
-LOOK = Look(
+LOOK = FleetStatus(
     at=AT,
     took=0.01,
-    leader=LeadLook("host:1:abc", AT - timedelta(hours=5), 12.0, foreign=False),
+    leader=LeaderStatus("host:1:abc", AT - timedelta(hours=5), 12.0, foreign=False),
     candidates=1,
     queues=[QUEUE],
     workers=[WORKER],
@@ -72,17 +78,17 @@ host:1:abc  alive        7     60    3 min  3 s ago  1.2      yes        mail,sl
 """
 
 
-def changed(**fields: object) -> Look:
+def changed(**fields: object) -> FleetStatus:
     """The look with other values."""
     return msgspec.structs.replace(LOOK, **fields)
 
 
-def text_of(look: Look) -> str:
+def text_of(look: FleetStatus) -> str:
     """The lines of a look."""
     return "\n".join(line.text for line in view(look))
 
 
-def mood_of(look: Look, start: str) -> str:
+def mood_of(look: FleetStatus, start: str) -> str:
     """The mood of the line that begins so."""
     (line,) = [line for line in view(look) if line.text.startswith(start)]
     return line.mood
@@ -96,12 +102,12 @@ def test_view() -> None:
 def test_domains() -> None:
     """Each domain is a line below the leader's; one that nobody leads is told of, and so is a
     default without candidates."""
-    leader = LeadLook("m1", AT - timedelta(minutes=5), 9.0, foreign=False, epoch=7)
+    leader = LeaderStatus("m1", AT - timedelta(minutes=5), 9.0, foreign=False, epoch=7)
     domains = [
-        DomainLook("archive", None, 0, 0, ["old"]),
-        DomainLook("mail", leader, 2, 1, ["mail", "slow"]),
-        DomainLook("report", None, 1, 0, []),
-        DomainLook("young", None, 1, 1, ["young"]),
+        DomainStatus("archive", None, 0, 0, ["old"]),
+        DomainStatus("mail", leader, 2, 1, ["mail", "slow"]),
+        DomainStatus("report", None, 1, 0, []),
+        DomainStatus("young", None, 1, 1, ["young"]),
     ]
     lines = view(changed(domains=domains, leader=None, candidates=0))
     assert [(line.text, line.mood) for line in lines[1:6]] == [
@@ -144,8 +150,12 @@ def test_narrow_screen() -> None:
     [
         (changed(leader=None), "leader    nobody", "warn"),
         (changed(leader=None, candidates=0), "leader    nobody, and no worker stands", "bad"),
-        (changed(leader=LeadLook("go", AT, -1.0, None)), "leader    nobody; last was go", "warn"),
-        (changed(leader=LeadLook("go", AT, 9.0, foreign=True)), "leader    go", "warn"),
+        (
+            changed(leader=LeaderStatus("go", AT, -1.0, None)),
+            "leader    nobody; last was go",
+            "warn",
+        ),
+        (changed(leader=LeaderStatus("go", AT, 9.0, foreign=True)), "leader    go", "warn"),
         (LOOK, "leader", ""),
         (LOOK, "mail", ""),
         (changed(queues=[msgspec.structs.replace(QUEUE, paused=True)]), "mail (paused)", "warn"),
@@ -161,7 +171,7 @@ def test_narrow_screen() -> None:
         (changed(queues=[]), "no queue yet", ""),
     ],
 )
-def test_moods(look: Look, start: str, mood: str) -> None:
+def test_moods(look: FleetStatus, start: str, mood: str) -> None:
     """What an operator should look into stands out."""
     assert mood_of(look, start) == mood
 

@@ -24,7 +24,7 @@ LAG_FAIL = 10
 """How many times `max_lag` is no mere backlog any more, if nobody works the queue."""
 
 
-async def look_at_queues(patient: DatabaseSnapshot) -> list[Finding]:
+async def check_queues(patient: DatabaseSnapshot) -> list[Finding]:
     """How long jobs of each queue have been due, and whether anybody works it. Empty queues are
     told of too.
 
@@ -126,7 +126,7 @@ def _queue(
     )
 
 
-async def look_at_scheduled(patient: DatabaseSnapshot) -> list[Finding]:
+async def check_scheduled(patient: DatabaseSnapshot) -> list[Finding]:
     """Scheduled jobs and retries that are due and not moved on.
 
     Raises:
@@ -171,7 +171,7 @@ async def _missing_leader(patient: DatabaseSnapshot, queues: Sequence[str]) -> s
     return "nobody leads" if lead is None or lead.is_over else None
 
 
-async def look_at_periodic(patient: DatabaseSnapshot) -> list[Finding]:
+async def check_periodic(patient: DatabaseSnapshot) -> list[Finding]:
     """Periodic jobs that are paused or late.
 
     Raises:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
 
 
-async def look_at_damaged(patient: DatabaseSnapshot) -> list[Finding]:
+async def check_damaged(patient: DatabaseSnapshot) -> list[Finding]:
     """Which jobs these were. No other one is read for this: values may be large, and many."""
     ids = sorted(patient.damaged)
     data: dict[str, object] = {"job_ids": ids}

@@ -31,7 +31,7 @@ _NOT_TRIED = Finding(
 )
 
 
-async def look_at_listening(patient: DatabaseSnapshot) -> list[Finding]:
+async def check_listening(patient: DatabaseSnapshot) -> list[Finding]:
     """Whether clients hear of jobs. Without, a job waits for the next poll, a second by default.
 
     Raises:
@@ -69,7 +69,7 @@ async def _try_listening(patient: DatabaseSnapshot) -> Finding:
     )
 
 
-async def look_at_listeners(patient: DatabaseSnapshot) -> list[Finding]:
+async def check_listeners(patient: DatabaseSnapshot) -> list[Finding]:
     """Whether each client that lives and does not only poll has a connection to listen on. The
     server knows how many there are, in all its schemas, not whose they are. Where nothing is heard,
     they come and go, and that was told.

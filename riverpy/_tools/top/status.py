@@ -17,8 +17,9 @@ from riverpy._postgres.driver import DATABASE_ERRORS, close, connect
 from riverpy._postgres.jobs import FINAL_STATES
 from riverpy._postgres.leaders import leader_get
 from riverpy._postgres.schema import CLIENTS_VERSION, DOMAINS_VERSION, OWN_LINE, check_schema
-from riverpy._tools.doctor.domain_map import read_domains
+from riverpy._tools.doctor.server import expect_primary
 from riverpy._tools.doctor.snapshot import PRIVILEGE_LACKING
+from riverpy._tools.domain_map import read_domains
 from riverpy._tools.top.statements import (
     ClientRow,
     EndedRow,
@@ -34,14 +35,13 @@ from riverpy._tools.top.statements import (
     top_running,
     top_totals,
 )
-from riverpy.cli._connected import expect_primary
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from riverpy._postgres.driver import Connection
     from riverpy._postgres.schema import SchemaState
-    from riverpy._tools.doctor.domain_map import DomainMap
+    from riverpy._tools.domain_map import DomainMap
 
 T = TypeVar("T")
 
@@ -61,11 +61,11 @@ KINDS_MAX = 20
 CLIENTS_MOST = 1_000
 STATEMENT_LIMIT = timedelta(seconds=5)
 """After which the server ends a statement."""
-LOOK_LIMIT = 15.0
+STATUS_TIMEOUT = 15.0
 """Seconds that a look may take, with the time to connect."""
 
 
-class QueueLook(msgspec.Struct, frozen=True):
+class QueueStatus(msgspec.Struct, frozen=True):
     """One queue."""
 
     name: str
@@ -90,7 +90,7 @@ class QueueLook(msgspec.Struct, frozen=True):
     exceed. None: nothing did."""
 
 
-class WorkerLook(msgspec.Struct, frozen=True):
+class WorkerStatus(msgspec.Struct, frozen=True):
     """A client that is registered, or that rows say runs jobs."""
 
     client_id: str
@@ -113,7 +113,7 @@ class WorkerLook(msgspec.Struct, frozen=True):
     """Seconds since its last sign of life."""
 
 
-class LeadLook(msgspec.Struct, frozen=True):
+class LeaderStatus(msgspec.Struct, frozen=True):
     """Who leads, or led last."""
 
     leader_id: str
@@ -127,11 +127,11 @@ class LeadLook(msgspec.Struct, frozen=True):
     """The number of the term. None: of `default`, whose terms have none."""
 
 
-class DomainLook(msgspec.Struct, frozen=True):
+class DomainStatus(msgspec.Struct, frozen=True):
     """A leader domain other than `default`."""
 
     name: str
-    leader: LeadLook | None
+    leader: LeaderStatus | None
     """None: nobody leads it."""
     workers: int
     """Clients that give signs of life."""
@@ -141,7 +141,7 @@ class DomainLook(msgspec.Struct, frozen=True):
     """What it has."""
 
 
-class KindLook(msgspec.Struct, frozen=True):
+class UnworkedKind(msgspec.Struct, frozen=True):
     """A kind of available jobs that no running client of riverpy has a worker for."""
 
     kind: str
@@ -150,18 +150,18 @@ class KindLook(msgspec.Struct, frozen=True):
     queues: list[str]
 
 
-class Look(msgspec.Struct, frozen=True):
+class FleetStatus(msgspec.Struct, frozen=True):
     """What was seen at one moment."""
 
     at: datetime
     took: float
     """Seconds, to connect included."""
-    leader: LeadLook | None
+    leader: LeaderStatus | None
     """None: nobody leads or led."""
     candidates: int | None
     """Clients that stand for election in `default` and give signs of life. None: not known."""
-    queues: list[QueueLook]
-    workers: list[WorkerLook]
+    queues: list[QueueStatus]
+    workers: list[WorkerStatus]
     totals: dict[str, int]
     """Jobs by state."""
     jobs_about: int | None
@@ -170,16 +170,16 @@ class Look(msgspec.Struct, frozen=True):
     """A number of jobs that is not below it stands for itself or more, in a state's total too."""
     rates_over: float
     """Seconds that the rates are of."""
-    domains: list[DomainLook] = []
+    domains: list[DomainStatus] = []
     """Those other than `default`."""
-    kinds_without_worker: list[KindLook] = []
+    kinds_without_worker: list[UnworkedKind] = []
     """Empty also where no client of riverpy is registered."""
     damaged: list[int] = []
     """Ids of jobs that the server cannot read, among those that are read. They count, but neither
     the last attempt's error nor the worker of a running one is known."""
 
 
-class Looker:
+class StatusReader:
     """Looks at one database, over one connection that is made again when it was lost.
 
     Each look is one read-only transaction, and leaves nothing behind in the session: through a
@@ -194,15 +194,17 @@ class Looker:
         self._damaged: dict[int, str] = {}
         """The errors of jobs that the server cannot read, by id."""
 
-    async def look(self) -> Look:
-        """Look, for at most `LOOK_LIMIT`. An error cuts the connection: the next look has another.
+    async def read(self) -> FleetStatus:
+        """Read the status. An error closes the connection; the next call makes another.
 
         Raises:
             ConfigError, DatabaseError, or one of DATABASE_ERRORS: the text has the reason.
         """
         began = time.monotonic()
         try:
-            with anyio.fail_after(LOOK_LIMIT, reason=f"a look took longer than {LOOK_LIMIT:g} s"):
+            with anyio.fail_after(
+                STATUS_TIMEOUT, reason=f"reading took longer than {STATUS_TIMEOUT:g} s"
+            ):
                 connection = await self._connected()
                 async with connection.transaction(isolation="repeatable_read", readonly=True):
                     await top_limits(connection, STATEMENT_LIMIT)
@@ -241,7 +243,7 @@ class Looker:
             return False
         return True
 
-    async def _read(self, connection: Connection, began: float) -> Look:
+    async def _read(self, connection: Connection, began: float) -> FleetStatus:
         schema = self._schema
         moment = await top_moment(connection, schema)
         clients = None
@@ -268,7 +270,7 @@ class Looker:
                 skipped=skipped,
             ),
         )
-        queues = queue_looks(moment.at, rows, ended, clients)
+        queues = queue_statuses(moment.at, rows, ended, clients)
         totals = await top_totals(connection, schema, cap=CAP)
         for state in ("available", "running", "scheduled", "retryable"):
             totals[state] = sum(getattr(row, state) for row in rows)
@@ -279,7 +281,7 @@ class Looker:
         )
         seen = await read_domains(connection, schema) if self._has_domains else None
         strangers = set[str]() if seen is None else seen.strangers
-        return Look(
+        return FleetStatus(
             at=moment.at,
             leader=await self._leader(connection),
             candidates=None
@@ -288,11 +290,11 @@ class Looker:
                 client.candidate and not client.is_silent and client.client_id not in strangers
                 for client in clients
             ),
-            domains=[] if seen is None else domain_looks(seen),
+            domains=[] if seen is None else domain_statuses(seen),
             kinds_without_worker=await self._kinds_without_worker(connection, names),
             damaged=sorted(self._damaged),
             queues=queues,
-            workers=worker_looks(clients or [], running),
+            workers=worker_statuses(clients or [], running),
             totals=totals,
             jobs_about=moment.about,
             cap=cap,
@@ -322,37 +324,37 @@ class Looker:
 
     async def _kinds_without_worker(
         self, connection: Connection, names: Sequence[str]
-    ) -> list[KindLook]:
+    ) -> list[UnworkedKind]:
         if not self._has_clients or not names:
             return []
         limit = min(1_000, KINDS_JOBS_MAX // len(names) + 1)
         rows = await top_kinds(connection, self._schema, names=names, limit=limit, kinds=KINDS_MAX)
-        return [KindLook(*row) for row in rows]
+        return [UnworkedKind(*row) for row in rows]
 
-    async def _leader(self, connection: Connection) -> LeadLook | None:
+    async def _leader(self, connection: Connection) -> LeaderStatus | None:
         row = await leader_get(connection, self._schema)
         if row is None:
             return None
         foreign = None
         if self._has_clients and row.remaining >= 0:
             foreign = not (await leader_look(connection, self._schema)).is_registered
-        return LeadLook(row.leader_id, row.elected_at, round(row.remaining, 3), foreign)
+        return LeaderStatus(row.leader_id, row.elected_at, round(row.remaining, 3), foreign)
 
 
-def domain_looks(seen: DomainMap) -> list[DomainLook]:
+def domain_statuses(seen: DomainMap) -> list[DomainStatus]:
     """What is shown of each domain other than `default`."""
-    looks: list[DomainLook] = []
+    looks: list[DomainStatus] = []
     for name in seen.others:
         lead, living = seen.lead(name), seen.living(name)
         leader = None
         if lead is not None and lead.remaining is not None and not lead.is_over:
             left = round(lead.remaining, 3)
-            leader = LeadLook(
+            leader = LeaderStatus(
                 lead.holder, lead.elected_at, left, not lead.is_registered, lead.epoch
             )
         candidates = sum(one.candidate for one in living)
         queues = [one.queue for one in seen.owned(name)]
-        looks.append(DomainLook(name, leader, len(living), candidates, queues))
+        looks.append(DomainStatus(name, leader, len(living), candidates, queues))
     return looks
 
 
@@ -361,12 +363,12 @@ def has_clients(state: SchemaState) -> bool:
     return CLIENTS_VERSION in state.versions(OWN_LINE)
 
 
-def queue_looks(
+def queue_statuses(
     at: datetime,
     rows: Sequence[QueueRow],
     ended: Sequence[EndedRow],
     clients: Sequence[ClientRow] | None,
-) -> list[QueueLook]:
+) -> list[QueueStatus]:
     """What is shown of each queue."""
     of_queue = {row.queue: row for row in ended}
     nothing = ended[0]._replace(completed=0, started=0, failed=0, wait_p95=None)
@@ -374,11 +376,11 @@ def queue_looks(
         name for client in clients or [] if not client.is_silent for name in client.queues
     )
     slots = None if clients is None else _slots_by_queue(clients)
-    looks: list[QueueLook] = []
+    looks: list[QueueStatus] = []
     for row in rows:
         end = of_queue.get(row.name, nothing)
         looks.append(
-            QueueLook(
+            QueueStatus(
                 name=row.name,
                 paused=row.is_paused,
                 workers=None if clients is None else live[row.name],
@@ -416,11 +418,13 @@ def _state(client: ClientRow) -> str:
     return "stopping" if client.is_stopping else "alive"
 
 
-def worker_looks(clients: Sequence[ClientRow], running: dict[str, RunningRow]) -> list[WorkerLook]:
+def worker_statuses(
+    clients: Sequence[ClientRow], running: dict[str, RunningRow]
+) -> list[WorkerStatus]:
     """Those that are registered, and those that run jobs without."""
     nothing = RunningRow(0, 0.0)
     registered = [
-        WorkerLook(
+        WorkerStatus(
             client_id=client.client_id,
             state=_state(client),
             running=running.get(client.client_id, nothing).jobs,
@@ -438,7 +442,7 @@ def worker_looks(clients: Sequence[ClientRow], running: dict[str, RunningRow]) -
     ]
     known = {client.client_id for client in clients}
     return registered + [
-        WorkerLook(
+        WorkerStatus(
             client_id=client_id, state="unregistered", running=row.jobs, longest=_longest(row)
         )
         for client_id, row in running.items()

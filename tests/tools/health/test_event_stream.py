@@ -10,10 +10,10 @@ import pytest
 import structlog
 
 from riverpy import Client, EventKind
-from riverpy._tools.health import event_lines
+from riverpy._tools.health import event_stream
 from riverpy._tools.health.address import Address
-from riverpy._tools.health.event_lines import follow
-from riverpy._tools.health.http import Refused, Request
+from riverpy._tools.health.event_stream import follow
+from riverpy._tools.health.http import HttpError, Request
 from riverpy._tools.health.worker_health import STREAMS_MAX, WorkerHealth
 
 
@@ -28,9 +28,9 @@ async def told(lines: AsyncGenerator[bytes, None], count: int) -> list[dict[str,
 
 
 async def test_slow_follower(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A follower who is too slow has a bounded number of events, and is told how many were dropped
-    (ME-04)."""
-    monkeypatch.setattr(event_lines, "FOLLOWED_MAX", 2)
+    """A follower who is too slow has a bounded number of events, and is told how many were
+    dropped (ME-04)."""
+    monkeypatch.setattr(event_stream, "BUFFERED_EVENTS_MAX", 2)
     client = Client()
     lines = follow(client, {})
     assert await anext(lines) == b"\n"
@@ -52,7 +52,7 @@ async def test_followers_who_come_at_once() -> None:
     asked = Request("GET", "/events", {}, "localhost")
     answers = [await health._events(asked) for _ in range(STREAMS_MAX)]
     for answer in answers:
-        with pytest.raises(Refused, match="follow already"):
+        with pytest.raises(HttpError, match="follow already"):
             await health._events(asked)
         assert isinstance(answer.body, AsyncGenerator)
         await answer.body.aclose()
@@ -77,7 +77,7 @@ async def test_filters() -> None:
 
 async def test_follower_of_what_is_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     """A follower who wants none of the many events hears that the worker is there all the same."""
-    monkeypatch.setattr(event_lines, "QUIET", 0.0)
+    monkeypatch.setattr(event_stream, "KEEPALIVE_INTERVAL", 0.0)
     client = Client()
     lines = follow(client, {"state": ["completed"]})
     await anext(lines)

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from riverpy.events import Event
     from riverpy.job import JobRow
 
-FOLLOWED_MAX = 1_000
+BUFFERED_EVENTS_MAX = 1_000
 """Events that wait for a follower who is slow; more are dropped, and counted."""
-QUIET = 10.0
+KEEPALIVE_INTERVAL = 10.0
 """Seconds without a line after which an empty one says that the worker is there."""
 ERROR_LENGTH_MAX = 500
 PARAMETERS = ("event", "kind", "queue", "state")
@@ -78,7 +78,7 @@ def follow(client: Client, params: Mapping[str, Sequence[str]]) -> AsyncGenerato
         raise ValueError(f"unknown parameter {min(unknown)}; known are {', '.join(PARAMETERS)}")
     named = params.get("event") or list(EventKind)
     try:
-        events = client.subscribe(*map(EventKind, named), size=FOLLOWED_MAX)
+        events = client.subscribe(*map(EventKind, named), size=BUFFERED_EVENTS_MAX)
     except (ConfigError, ValueError) as error:
         known = ", ".join(EventKind)
         raise ValueError(f"{error}; the kinds of events are {known}") from None
@@ -94,7 +94,7 @@ def follow(client: Client, params: Mapping[str, Sequence[str]]) -> AsyncGenerato
 async def _lines(events: Subscription, wanted: _Filter) -> AsyncGenerator[bytes, None]:
     async with events:
         yield b"\n"  # the follower sees at once that it is connected
-        told, quiet_until = 0, anyio.current_time() + QUIET
+        told, quiet_until = 0, anyio.current_time() + KEEPALIVE_INTERVAL
         while True:
             event: Event | None = None
             try:
@@ -111,7 +111,7 @@ async def _lines(events: Subscription, wanted: _Filter) -> AsyncGenerator[bytes,
                 yield b"\n"
             else:
                 continue
-            quiet_until = anyio.current_time() + QUIET
+            quiet_until = anyio.current_time() + KEEPALIVE_INTERVAL
 
 
 def line_of(event: Event) -> EventLine:

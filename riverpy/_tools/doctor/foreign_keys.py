@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
 
 
-async def look_at_references(patient: DatabaseSnapshot) -> list[Finding]:
+async def check_references(patient: DatabaseSnapshot) -> list[Finding]:
     """Which tables refer to rows that a leader deletes, and so keep it from that.
 
     Raises:

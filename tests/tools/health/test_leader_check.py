@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from riverpy._tools.doctor.domain_map import read_domains
-from riverpy._tools.health.leading import led_within
+from riverpy._tools.domain_map import read_domains
+from riverpy._tools.health.leader_check import check_leaders
 from riverpy._tools.health.probes import Check
 from riverpy.cli import main
 from riverpy.cli._run import EXIT_NOT_READY
@@ -26,10 +26,10 @@ MOST = timedelta(seconds=60)
 async def look(schema: Schema) -> Check:
     """What is said of the leaders."""
     async with schema.connected() as connection:
-        return led_within(MOST, await read_domains(connection, schema.name))
+        return check_leaders(MOST, await read_domains(connection, schema.name))
 
 
-async def asked(schema: Schema, url: str) -> tuple[int, dict[str, Any]]:
+async def http_get(schema: Schema, url: str) -> tuple[int, dict[str, Any]]:
     """The exit code of the command, and its checks."""
     where = ("health", f"--database-url={url}", f"--schema={schema.name}", "--json")
     result = await asyncio.to_thread(CliRunner().invoke, main, where)
@@ -76,10 +76,10 @@ async def test_domain_without_leader(schema: Schema) -> None:
 async def test_command(schema: Schema) -> None:
     """The command ends with 3 while nobody leads."""
     await register(schema, "a")
-    code, checks = await asked(schema, schema.url)
+    code, checks = await http_get(schema, schema.url)
     assert (code, checks["leaders"]["ok"], checks["workers"]["ok"]) == (EXIT_NOT_READY, False, True)
     await seat(schema, "a")
-    code, checks = await asked(schema, schema.url)
+    code, checks = await http_get(schema, schema.url)
     assert (code, checks["leaders"]["reason"]) == (0, "a leads default")
 
 
@@ -94,7 +94,7 @@ async def test_role_that_may_not_look(schema: Schema) -> None:
         f" GRANT SELECT ON {seen} TO {role}"
     )
     try:
-        code, checks = await asked(schema, f"{schema.url}&role={role}")
+        code, checks = await http_get(schema, f"{schema.url}&role={role}")
     finally:
         await schema.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
     assert (code, checks["leaders"]["ok"]) == (0, True)

@@ -11,10 +11,10 @@ from riverpy._tools.health.probes import Check
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from riverpy._tools.doctor.domain_map import DomainMap
+    from riverpy._tools.domain_map import DomainMap
 
 
-def led_within(most: timedelta, seen: DomainMap) -> Check:
+def check_leaders(most: timedelta, seen: DomainMap) -> Check:
     """Whether no domain with living clients goes without a leader for longer than `most`: then its
     scheduled jobs and retries are not moved on. Since when that is so, the last lease says; if it
     was released, as in a stop, there is another leader at once, or none that could: clients that

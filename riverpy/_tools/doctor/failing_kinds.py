@@ -22,7 +22,7 @@ MANY = 10
 """Jobs of a kind that wait after a failure, from which on it is no odd one."""
 
 
-async def look_at_failing(patient: DatabaseSnapshot) -> list[Finding]:
+async def check_failing(patient: DatabaseSnapshot) -> list[Finding]:
     """Which kinds fail, of the jobs that wait for their next attempt or were discarded of late.
 
     Raises:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.statements import ClientRow, RunningRow
 
 
-async def look_at_running(patient: DatabaseSnapshot) -> list[Finding]:
+async def check_running(patient: DatabaseSnapshot) -> list[Finding]:
     """Which jobs run for longer than a job should. How long its code may take, its client alone
     knows; the row says since when it runs, and who claimed it.
 

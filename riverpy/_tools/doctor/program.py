@@ -24,7 +24,7 @@ class Code:
     """Those that it would work; none: it would be told which."""
 
 
-async def look_at_code(code: Code, patient: DatabaseSnapshot) -> list[Finding]:
+async def check_code(code: Code, patient: DatabaseSnapshot) -> list[Finding]:
     """Which jobs it would take and fail, for want of their kind.
 
     Raises:

@@ -9,8 +9,8 @@ import pytest
 
 from riverpy import Job, QueueConfig
 from riverpy._postgres.driver import DATABASE_ERRORS
-from riverpy._tools.top import look as _top_look
-from riverpy._tools.top.look import KindLook, Looker
+from riverpy._tools.top import status as status_module
+from riverpy._tools.top.status import StatusReader, UnworkedKind
 from riverpy._tools.top.view import view
 from riverpy.errors import SchemaMissingError
 from tests.kit import pgbouncer
@@ -20,7 +20,7 @@ from tests.work.rig import Rig, Task
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from riverpy._tools.top.look import Look, QueueLook, WorkerLook
+    from riverpy._tools.top.status import FleetStatus, QueueStatus, WorkerStatus
     from tests._database import Schema
 
 
@@ -66,21 +66,21 @@ async def seat(schema: Schema, leader_id: str, seconds: float) -> None:
     )
 
 
-def queue_of(look: Look, name: str) -> QueueLook:
+def queue_of(look: FleetStatus, name: str) -> QueueStatus:
     """One queue of a look."""
     (queue,) = [queue for queue in look.queues if queue.name == name]
     return queue
 
 
-def worker_of(look: Look, client_id: str) -> WorkerLook:
+def worker_of(look: FleetStatus, client_id: str) -> WorkerStatus:
     """One worker of a look."""
     (worker,) = [worker for worker in look.workers if worker.client_id == client_id]
     return worker
 
 
-async def test_queues(schema: Schema, looker: Looker) -> None:
-    """Each queue is shown with its jobs; one that is paused, or that a client works, with no job
-    too (OP-08)."""
+async def test_queues(schema: Schema, reader: StatusReader) -> None:
+    """Each queue is shown with its jobs; one that is paused, or that a client works, with no
+    job too (OP-08)."""
     await schema.execute(
         "INSERT INTO river_queue (name, updated_at, paused_at) VALUES ('idle', now(), now())"
     )
@@ -97,7 +97,7 @@ async def test_queues(schema: Schema, looker: Looker) -> None:
         for age in (0, 20):
             await insert(schema, "late", state, "scheduled_at", f"now() - interval '{age} s'")
     await insert(schema, "waits", "pending", "scheduled_at", "now()")
-    look = await looker.look()
+    look = await reader.read()
     assert [queue.name for queue in look.queues] == [
         *("default", "idle", "late", "other", "waits", "worked"),
     ]
@@ -116,9 +116,9 @@ async def test_queues(schema: Schema, looker: Looker) -> None:
     }  # fmt: skip
 
 
-async def test_rates(schema: Schema, looker: Looker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rates(schema: Schema, reader: StatusReader, monkeypatch: pytest.MonkeyPatch) -> None:
     """What started, was completed and failed in the last seconds, by the rows; nothing older."""
-    monkeypatch.setattr(_top_look, "WINDOW", timedelta(seconds=100))
+    monkeypatch.setattr(status_module, "WINDOW", timedelta(seconds=100))
     error = "array[json_build_object('at', to_char(now() - interval '{} s', '{}'))::jsonb]"
     rfc3339 = 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'
     recent, old = error.format(2, rfc3339), error.format(300, rfc3339)
@@ -136,7 +136,7 @@ async def test_rates(schema: Schema, looker: Looker, monkeypatch: pytest.MonkeyP
         await insert(schema, "q", "available", "attempt, attempted_at, errors", "1", at, errors)
     await insert(schema, "q", "running", "attempt, attempted_at", "1", "now()")
     await insert(schema, "q", "running", "attempt, attempted_at", "1", "now() - interval '1 h'")
-    queue = queue_of(look := await looker.look(), "q")
+    queue = queue_of(look := await reader.read(), "q")
     assert look.rates_over == 100
     # Two that were completed, one that was discarded, one that runs and two that failed before.
     assert (queue.started_per_s, queue.completed_per_s, queue.failed_per_s) == (0.06, 0.02, 0.03)
@@ -144,10 +144,10 @@ async def test_rates(schema: Schema, looker: Looker, monkeypatch: pytest.MonkeyP
     assert 1 < queue.wait_p95 <= 2
 
 
-async def test_caps(schema: Schema, looker: Looker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_caps(schema: Schema, reader: StatusReader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers stop at the cap; rates are then of the seconds of the jobs that were counted."""
-    monkeypatch.setattr(_top_look, "CAP", 20)
-    monkeypatch.setattr(_top_look, "WINDOW", timedelta(seconds=100))
+    monkeypatch.setattr(status_module, "CAP", 20)
+    monkeypatch.setattr(status_module, "WINDOW", timedelta(seconds=100))
     await schema.execute(
         "INSERT INTO river_job"
         " (kind, args, max_attempts, queue, state, finalized_at, attempted_at)"
@@ -158,18 +158,18 @@ async def test_caps(schema: Schema, looker: Looker, monkeypatch: pytest.MonkeyPa
         "INSERT INTO river_job (kind, args, max_attempts, queue)"
         " SELECT 'k', '{}', 25, 'q' FROM generate_series(1, 30)"
     )
-    look = await looker.look()
+    look = await reader.read()
     assert look.cap == 20
     assert queue_of(look, "q").available == 20
     assert look.totals["completed"] == 20
     assert look.rates_over < 100
     assert 0 < queue_of(look, "q").completed_per_s <= 10.01
-    monkeypatch.setattr(_top_look, "QUEUES_CAP", 10)
-    look = await looker.look()
+    monkeypatch.setattr(status_module, "QUEUES_CAP", 10)
+    look = await reader.read()
     assert (look.cap, queue_of(look, "q").available) == (10, 10)
 
 
-async def test_workers(schema: Schema, looker: Looker) -> None:
+async def test_workers(schema: Schema, reader: StatusReader) -> None:
     """Clients that live, are silent, or are not registered, each with the jobs that it runs."""
     await register(schema, "alive", queues="a,b", stuck=[1, 2])
     await register(schema, "gone", queues="a", age="61 s")
@@ -177,7 +177,7 @@ async def test_workers(schema: Schema, looker: Looker) -> None:
         by = "NULL" if client_id is None else f"array['before', '{client_id}']"
         since = f"now() - interval '{100 * number} s'"
         await insert(schema, "a", "running", "attempted_by, attempted_at", by, since)
-    look = await looker.look()
+    look = await reader.read()
     alive, gone = worker_of(look, "alive"), worker_of(look, "gone")
     assert (alive.state, alive.running, alive.queues) == ("alive", 2, ["a", "b"])
     assert (alive.version, alive.candidate) == ("1.2", True)
@@ -193,37 +193,37 @@ async def test_workers(schema: Schema, looker: Looker) -> None:
     assert look.candidates == 1
 
 
-async def test_kinds_without_worker(schema: Schema, looker: Looker) -> None:
+async def test_kinds_without_worker(schema: Schema, reader: StatusReader) -> None:
     """Kinds that wait for no running client are named with their queues; nothing is said where no
     client is registered (FR-09)."""
     for queue in ("a", "a", "b"):
         await insert(schema, queue, "available", "priority", "1")
     await register(schema, "dead", queues="a", age="90 s", kinds=["k"])
-    assert (await looker.look()).kinds_without_worker == []
+    assert (await reader.read()).kinds_without_worker == []
     await register(schema, "alive", queues="a", kinds=["other"])
-    look = await looker.look()
-    assert look.kinds_without_worker == [KindLook("k", 3, ["a", "b"])]
+    look = await reader.read()
+    assert look.kinds_without_worker == [UnworkedKind("k", 3, ["a", "b"])]
     assert "no running worker has k (3 in a,b)" in "\n".join(line.text for line in view(look))
     await register(schema, "new", queues="c", kinds=["k"])
-    assert (await looker.look()).kinds_without_worker == []
+    assert (await reader.read()).kinds_without_worker == []
 
 
-async def test_slots(schema: Schema, looker: Looker) -> None:
+async def test_slots(schema: Schema, reader: StatusReader) -> None:
     """The slots of live clients, for each queue and client; not known where one does not tell, and
     where the column is not there yet."""
     await register(schema, "alive", queues="a,b", slots=[5, 50])
     await register(schema, "other", queues="b,c", slots=[7, 1])
     await register(schema, "gone", queues="b", slots=[100], age="61 s")
-    look = await looker.look()
+    look = await reader.read()
     assert {queue.name: queue.slots for queue in look.queues} == {"a": 5, "b": 57, "c": 1}
     assert worker_of(look, "alive").slots == 55
     await register(schema, "older", queues="c")
-    look = await looker.look()
+    look = await reader.read()
     assert (queue_of(look, "b").slots, queue_of(look, "c").slots) == (57, None)
     for column in ("slots", "stuck"):
         await schema.execute(f"ALTER TABLE riverpy_client RENAME {column} TO hidden_{column}")
     try:
-        look = await looker.look()
+        look = await reader.read()
     finally:  # the schema is used again
         for column in ("slots", "stuck"):
             await schema.execute(f"ALTER TABLE riverpy_client RENAME hidden_{column} TO {column}")
@@ -231,7 +231,7 @@ async def test_slots(schema: Schema, looker: Looker) -> None:
     assert worker_of(look, "alive").slots is None
 
 
-async def test_slots_of_a_client(schema: Schema, looker: Looker) -> None:
+async def test_slots_of_a_client(schema: Schema, reader: StatusReader) -> None:
     """A client tells its own when it starts."""
     rig = Rig(schema)
 
@@ -241,32 +241,32 @@ async def test_slots_of_a_client(schema: Schema, looker: Looker) -> None:
 
     queues = {"a": QueueConfig(max_workers=3), "b": QueueConfig(max_workers=4)}
     async with rig.running(rig.client(queues=queues)):
-        look = await looker.look()
+        look = await reader.read()
     assert {queue.name: queue.slots for queue in look.queues} == {"a": 3, "b": 4}
 
 
-async def test_leader(schema: Schema, looker: Looker) -> None:
+async def test_leader(schema: Schema, reader: StatusReader) -> None:
     """Who leads, whether it is a client of riverpy's, and whether the lease has expired."""
-    assert (await looker.look()).leader is None
+    assert (await reader.read()).leader is None
     await seat(schema, "alive", 3600)
-    look = await looker.look()
+    look = await reader.read()
     assert look.leader is not None
     assert (look.leader.leader_id, look.leader.foreign) == ("alive", True)
     await register(schema, "alive", queues="a")
-    look = await looker.look()
+    look = await reader.read()
     assert look.leader is not None
     assert not look.leader.foreign
     assert 0 < look.leader.expires_in <= 3600
     await schema.execute("UPDATE river_leader SET expires_at = now() - interval '1 s'")
-    look = await looker.look()
+    look = await reader.read()
     assert look.leader is not None
     assert look.leader.expires_in < 0
 
 
-async def test_domains(schema: Schema, looker: Looker) -> None:
+async def test_domains(schema: Schema, reader: StatusReader) -> None:
     """Each domain has its leader, workers, candidates and queues, and `default` its own
     candidates; a role that may not read their tables sees the rest."""
-    assert (await looker.look()).domains == []
+    assert (await reader.read()).domains == []
     for client_id in ("a", "m", "n"):
         await register(schema, client_id, queues="a")
     await schema.execute("UPDATE riverpy_client SET domain = 'mail' WHERE client_id <> 'a'")
@@ -279,7 +279,7 @@ async def test_domains(schema: Schema, looker: Looker) -> None:
         "INSERT INTO riverpy_lease (name, epoch, holder, ttl, expires_at)"
         " VALUES ('d:mail', 7, 'm', '1 h', now() + interval '1 h')"
     )
-    look = await looker.look()
+    look = await reader.read()
     assert look.candidates == 1
     gone, mail = look.domains
     assert (gone.name, gone.leader, gone.workers, gone.queues) == ("gone", None, 0, ["old"])
@@ -293,8 +293,8 @@ async def test_domains(schema: Schema, looker: Looker) -> None:
         await schema.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema.name} TO {role}")
         await schema.execute(f"REVOKE ALL ON riverpy_lease FROM {role}")
         separator = "&" if "?" in schema.url else "?"
-        reader = Looker(f"{schema.url}{separator}role={role}", schema.name)
-        look = await reader.look()
+        reader = StatusReader(f"{schema.url}{separator}role={role}", schema.name)
+        look = await reader.read()
         await reader.close()
     finally:
         await schema.execute(f"DROP OWNED BY {role}")
@@ -302,13 +302,13 @@ async def test_domains(schema: Schema, looker: Looker) -> None:
     assert (look.domains, len(look.workers)) == ([], 3)
 
 
-async def test_line_main_alone(schema: Schema, looker: Looker) -> None:
+async def test_line_main_alone(schema: Schema, reader: StatusReader) -> None:
     """Without riverpy's own tables the rest is shown, and what is not known is said not to be."""
     await insert(schema, "q", "running", "attempted_by", "array['go']")
     await seat(schema, "go", 3600)
     await schema.execute("UPDATE river_migration SET line = 'hidden' WHERE line = 'riverpy'")
     try:
-        look = await looker.look()
+        look = await reader.read()
     finally:  # the schema is used again
         await schema.execute("UPDATE river_migration SET line = 'riverpy' WHERE line = 'hidden'")
     assert (look.candidates, queue_of(look, "q").workers) == (None, None)
@@ -320,43 +320,43 @@ async def test_line_main_alone(schema: Schema, looker: Looker) -> None:
 @pytest.mark.parametrize(
     "entry", ['{"at": 7}', '{"at": "soon"}', '{"at": null}', "[]", "null", '"x"', '{"at": "9"}']
 )
-async def test_odd_errors(schema: Schema, looker: Looker, entry: str) -> None:
+async def test_odd_errors(schema: Schema, reader: StatusReader, entry: str) -> None:
     """Errors that another program wrote in a form of its own harm no look (MG-07)."""
     for state in ("retryable", "running", "available"):
         await insert(schema, "q", state, "attempt, errors", "2", f"array['{entry}'::jsonb]")
     for state in ("completed", "discarded", "cancelled"):
         columns = "attempt, errors, finalized_at"
         await insert(schema, "q", state, columns, "2", f"array['{entry}'::jsonb]", "now()")
-    queue = queue_of(await looker.look(), "q")
+    queue = queue_of(await reader.read(), "q")
     assert (queue.retryable, queue.running, queue.available) == (1, 1, 1)
 
 
 async def test_no_tables(fresh_database_url: str) -> None:
     """Without River's tables the error says how to make them."""
     with pytest.raises(SchemaMissingError, match="riverpy migrate up"):
-        await Looker(fresh_database_url, None).look()
+        await StatusReader(fresh_database_url, None).read()
 
 
-async def test_connection_is_made_again(schema: Schema, looker: Looker) -> None:
+async def test_connection_is_made_again(schema: Schema, reader: StatusReader) -> None:
     """After its connection was cut, one look fails and the next one has a new connection."""
-    await looker.look()
-    assert looker._connection is not None
-    looker._connection.terminate()
-    assert (await looker.look()).queues == []
+    await reader.read()
+    assert reader._connection is not None
+    reader._connection.terminate()
+    assert (await reader.read()).queues == []
 
 
-async def test_failed_statement_ends_the_look_alone(schema: Schema, looker: Looker) -> None:
+async def test_failed_statement_ends_the_look_alone(schema: Schema, reader: StatusReader) -> None:
     """A table that somebody has locked ends the look at its limit; afterwards it is as before."""
     async with schema.connected() as connection:
         transaction = connection.transaction()
         await transaction.start()
         await connection.execute("LOCK TABLE river_job IN ACCESS EXCLUSIVE MODE")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_top_look, "STATEMENT_LIMIT", _top_look.STATEMENT_LIMIT / 20)
+            patch.setattr(status_module, "STATEMENT_LIMIT", status_module.STATEMENT_LIMIT / 20)
             with pytest.raises(DATABASE_ERRORS):
-                await looker.look()
+                await reader.read()
         await transaction.rollback()
-    assert (await looker.look()).queues == []
+    assert (await reader.read()).queues == []
 
 
 @pytest.fixture
@@ -369,19 +369,18 @@ def pooler_url(database_url: str) -> Generator[str]:
 
 
 async def test_through_pooler(schema: Schema, pooler_url: str) -> None:
-    """Looks go through a pooler in transaction mode, and leave no setting in its session
-    (PB-01)."""
-    looker = Looker(pooler_url, schema.name)
+    """Reads work through a pooler in transaction mode and leave no setting behind (PB-01)."""
+    reader = StatusReader(pooler_url, schema.name)
     for _ in range(3):
-        assert (await looker.look()).queues == []
-    assert looker._connection is not None
+        assert (await reader.read()).queues == []
+    assert reader._connection is not None
     for setting in ("statement_timeout", "jit", "enable_seqscan"):
         show = f"SELECT setting = reset_val FROM pg_settings WHERE name = '{setting}'"
-        assert await looker._connection.fetchval(show)
-    await looker.close()
+        assert await reader._connection.fetchval(show)
+    await reader.close()
 
 
-async def test_damaged_rows(schema: Schema, looker: Looker) -> None:
+async def test_damaged_rows(schema: Schema, reader: StatusReader) -> None:
     """Jobs that the server cannot read are counted and named, and all else is shown, at each look
     until the rows are gone."""
     claimed = ("attempted_at, attempted_by", "now()", "'{c}'")
@@ -393,7 +392,7 @@ async def test_damaged_rows(schema: Schema, looker: Looker) -> None:
     await schema.execute("UPDATE river_job SET attempt = 2 WHERE id = 3")
     await damage(schema, 3, "errors")
     for _ in range(2):
-        look = await looker.look()
+        look = await reader.read()
         assert look.damaged == [1, 2, 3, 4, 6]
         assert look.totals["completed"] == 1
         queue = queue_of(look, "default")
@@ -403,6 +402,6 @@ async def test_damaged_rows(schema: Schema, looker: Looker) -> None:
         lines = [line.text for line in view(look)]
         assert any("cannot read jobs 1, 2, 3, 4, 6" in line for line in lines)
     await schema.execute("DELETE FROM river_job WHERE id <> 5")
-    look = await looker.look()
+    look = await reader.read()
     assert look.damaged == []
     assert not any("cannot read" in line.text for line in view(look))
