@@ -1,4 +1,4 @@
-"""Makes `.venv` below a source tree hold riverpy (editable) and some of its dependency groups."""
+"""Makes `.venv` in a source tree contain riverpy (editable) and some of its dependency groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import venv
 from pathlib import Path
 
 PIP = "pip>=25.1"
-"""The first pip that installs dependency groups."""
+"""The first version of pip that installs dependency groups."""
 
 
 class Environment:
@@ -24,22 +24,22 @@ class Environment:
         self.stamp = self.directory / "riverpy-stamp.json"
 
     def prepare(self, groups: set[str]) -> None:
-        """Have all of `groups` installed, as pyproject.toml has them now."""
+        """Install the groups that are missing or outdated."""
         if self.has(groups):
             return
-        # One at a time: two scripts may start together on a fresh clone.
+        # One process at a time: two scripts may start together in a new clone.
         with (self.root / ".venv.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not self.has(groups):
                 self.install(groups | (self.installed() or set()))
 
     def has(self, groups: set[str]) -> bool:
-        """Whether nothing is to be done."""
+        """Return whether all groups are installed."""
         installed = self.installed()
         return installed is not None and groups <= installed and self.runs("-c", "")
 
     def installed(self) -> set[str] | None:
-        """The groups that were installed from this pyproject.toml; None if nothing was."""
+        """Return the groups installed from the current pyproject.toml; None if there are none."""
         try:
             stamp = json.loads(self.stamp.read_text())
         except (OSError, ValueError):
@@ -47,7 +47,7 @@ class Environment:
         return set(stamp["groups"]) if stamp["key"] == self.key() else None
 
     def install(self, groups: set[str]) -> None:
-        """Make the environment if it does not work, and install into it."""
+        """Install the groups, and create the environment if it does not work."""
         print(f"preparing {self.directory}", file=sys.stderr)
         self.stamp.unlink(missing_ok=True)
         if not (self.has_pip() and self.is_in_place()):
@@ -58,11 +58,11 @@ class Environment:
         self.stamp.write_text(json.dumps({"key": self.key(), "groups": sorted(groups)}))
 
     def create(self) -> None:
-        """Make it anew."""
+        """Create the environment and replace an existing one."""
         venv.create(self.directory, with_pip=True, clear=True)
 
     def has_pip(self) -> bool:
-        """Whether packages can be installed into it."""
+        """Return whether pip works in the environment."""
         return self.runs("-m", "pip", "--version")
 
     def pip_install(self, *arguments: str) -> None:
@@ -71,7 +71,7 @@ class Environment:
         subprocess.run([*pip, *arguments], cwd=self.root, check=True, stdout=sys.stderr)
 
     def runs(self, *arguments: str) -> bool:
-        """Whether its Python runs this."""
+        """Return whether its Python runs this command."""
         try:
             done = subprocess.run([self.python, *arguments], capture_output=True, check=False)
         except OSError:
@@ -79,18 +79,19 @@ class Environment:
         return done.returncode == 0
 
     def is_in_place(self) -> bool:
-        """Whether it was made here: a moved environment has scripts that start another Python."""
+        """Return whether it was created here. The scripts of a moved environment start another
+        Python."""
         config = self.directory / "pyvenv.cfg"
         return f"{self.directory}\n" in config.read_text()
 
     def key(self) -> str:
-        """What the contents depend on."""
+        """Return a hash of everything that the contents depend on."""
         text = f"{self.root}\n".encode() + (self.root / "pyproject.toml").read_bytes()
         return hashlib.sha256(text).hexdigest()
 
 
 def main(root: Path, groups: set[str]) -> None:
-    """Print the path of the Python that has all of `groups`."""
+    """Print the path of the Python that has all groups."""
     environment = Environment(root)
     try:
         environment.prepare(groups)

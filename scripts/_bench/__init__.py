@@ -1,3 +1,3 @@
-"""What `scripts/bench` measures with: a server, the competitors, the measures, the goals."""
+"""Modules of `scripts/bench`: the server, the competitors, the measurements and the goals."""
 
 from __future__ import annotations

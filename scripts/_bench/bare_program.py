@@ -45,27 +45,27 @@ returning id
 
 
 class _Prepared(asyncpg.Connection):
-    """Leaves the jobs in the table that the parent has put there."""
+    """Leaves the table as the parent process has prepared it."""
 
     async def execute(self, *_arguments: Any, **_options: Any) -> str:
         return ""
 
 
 async def serve(url: str, slots: int) -> None:
-    """Run the bare loop for ever on the table as it is."""
+    """Run the bare loop without end on the table as it is."""
     connect = partial(asyncpg.connect, connection_class=_Prepared)
     bare_loop.asyncpg = SimpleNamespace(connect=connect)  # pyright: ignore
     await bare_loop.main(url, sys.maxsize, slots)
 
 
 def row(number: int) -> tuple[Any, ...]:
-    """A job as it is sent."""
+    """Return the job with this number, encoded for the statement."""
     args = json.dumps({"number": number})
     return args, "bare", 25, "{}", 1, "default", datetime.now(UTC), "available"
 
 
 class Pickup:
-    """Listens, claims at each notification, completes."""
+    """Claims at each notification and completes the jobs, with asyncpg alone."""
 
     def __init__(self, jobs: int) -> None:
         self.began: dict[int, float] = {}
@@ -75,7 +75,7 @@ class Pickup:
         self._any_finished = asyncio.Event()
 
     async def claim(self, connection: asyncpg.Connection) -> None:
-        """Work until all have run."""
+        """Claim and complete until all jobs have run."""
         claim = await connection.prepare(bare_loop.CLAIM)
         tasks: set[asyncio.Task[None]] = set()
         while len(self.began) < self._jobs:
@@ -88,7 +88,7 @@ class Pickup:
             await asyncio.sleep(0)
 
     def notified(self, *_arguments: object) -> None:
-        """A notification came."""
+        """Wake the claim loop."""
         self._notified.set()
 
     async def _work(self, job: asyncpg.Record) -> None:
@@ -97,7 +97,7 @@ class Pickup:
         self._any_finished.set()
 
     async def complete(self, connection: asyncpg.Connection) -> None:
-        """Store results for ever."""
+        """Store results without end."""
         done = await connection.prepare(bare_loop.DONE)
         while True:
             await self._any_finished.wait()
@@ -107,7 +107,8 @@ class Pickup:
 
 
 async def pickup(url: str, jobs: int) -> dict[str, float]:
-    """From before each insert to the job's first line, as `riverpy bench` does it."""
+    """Measure the time from before each insert to the first line of the job, like `riverpy
+    bench`."""
     listener, claims, results, inserts = [await asyncpg.connect(url) for _ in range(4)]
     work = Pickup(jobs)
     await listener.add_listener("bare_insert", work.notified)
@@ -128,7 +129,8 @@ async def pickup(url: str, jobs: int) -> dict[str, float]:
 
 
 async def insert(url: str, how: str, jobs: int) -> dict[str, float]:
-    """Insert so many; the rows are made within the time, as a client would have to."""
+    """Insert jobs and return the rate. Encoding the rows counts, because a client encodes them
+    too."""
     connection = await asyncpg.connect(url)
     one, many = await connection.prepare(INSERT_ONE), await connection.prepare(INSERT_MANY)
     began = time.perf_counter()
@@ -150,7 +152,7 @@ async def insert(url: str, how: str, jobs: int) -> dict[str, float]:
 
 
 async def main(verb: str, url: str, *rest: str) -> None:
-    """Measure and print."""
+    """Run one measurement and print its result."""
     match verb, rest:
         case "serve", [slots]:
             await serve(url, int(slots))

@@ -1,6 +1,7 @@
-"""Who is measured, and how each is asked for a figure.
+"""The programs that are compared, and how each one is measured.
 
-A figure that a competitor has no way to give is None; one that it fails to give raises Unavailable.
+A measurement that a competitor does not support is None; a measurement that fails raises
+Unavailable.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ if TYPE_CHECKING:
     from scripts._bench.server import Database, Server
 
 LIMIT = 600.0
-"""Seconds that one program may take."""
+"""Timeout of one program, in seconds."""
 PEER_LIMIT = 30.0
-"""The same for a peer's: one that hangs must not hold up the run."""
+"""Timeout of a peer's program, in seconds. It is shorter, so that a peer that hangs does not delay
+the run."""
 NAMES = ("riverpy", "river_go", "bare", "pgqueuer", "procrastinate", "oban", "chancy")
 
 
 class Work(NamedTuple):
-    """A run of the worker."""
+    """Result of one run of a worker."""
 
     per_s: float
     rss_mib: float | None = None
@@ -35,50 +37,50 @@ class Work(NamedTuple):
 
 
 class Competitor:
-    """One of those that are compared, with a database of its own."""
+    """A program that is compared, with a database of its own."""
 
     name = ""
     share = 1.0
-    """Of the jobs of a run: a slow one gets fewer, as only the rate counts."""
+    """The share of a run's jobs that it gets. Slow programs get fewer, since only the rate
+    counts."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
 
     async def database(self) -> Database:
-        """Its own."""
+        """The competitor's own database."""
         return await self._server.river(self.name)
 
     async def prepare(self) -> str:
-        """See that it can be measured; its version.
+        """Check that the competitor can be measured, and return its version.
 
-        Raises:
-            Unavailable: it cannot.
+        Raises: Unavailable: it cannot be measured.
         """
         raise NotImplementedError
 
     async def work(self, jobs: int, slots: int) -> Work:
-        """Work so many no-op jobs."""
+        """Work this many no-op jobs."""
         raise NotImplementedError
 
     async def pickup(self, jobs: int) -> tuple[float, float] | None:
-        """p50 and p99 in milliseconds, one insert each 20 ms; None if it has no such program."""
+        """Return p50 and p99 in milliseconds with one insert each 20 ms; None if not supported."""
         return None
 
     async def insert(self, how: str, jobs: int) -> float | None:
-        """Jobs a second: `one` at a time, `many` in a call, or `fast`."""
+        """Return inserted jobs per second: `one` at a time, `many` in a call, or `fast`."""
         return None
 
     def serve(self, database: Database, slots: int) -> list[str]:
-        """The command of a worker of queue `default` that runs until SIGTERM."""
+        """Return the command of a worker of queue `default` that runs until SIGTERM."""
         raise NotImplementedError
 
     def serve_at_defaults(self, database: Database, slots: int) -> list[str]:
-        """The same, with its default settings."""
+        """Return the command of the same worker with its default settings."""
         return self.serve(database, slots)
 
 
 class Riverpy(Competitor):
-    """riverpy: `riverpy bench`, `riverpy worker`, and inserts by its client."""
+    """riverpy, measured by `riverpy bench`, `riverpy worker` and inserts of its client."""
 
     name = "riverpy"
 
@@ -89,7 +91,7 @@ class Riverpy(Competitor):
         return await self.bench(jobs, slots)
 
     async def bench(self, jobs: int, slots: int, *options: object) -> Work:
-        """`riverpy bench` with more options."""
+        """Run `riverpy bench` with these options added."""
         database = await self.database()
         command = [
             *(sys.executable, "-m", "riverpy", "bench", "--database-url", database.url),
@@ -121,7 +123,7 @@ class Riverpy(Competitor):
 
 
 class Bare(Competitor):
-    """asyncpg alone."""
+    """A loop on asyncpg alone, without a queue library."""
 
     name = "bare"
 
@@ -153,7 +155,7 @@ class Bare(Competitor):
 
 
 class RiverGo(Competitor):
-    """River in Go, by its own client at the settings of its own benchmark."""
+    """River in Go, with its own client and the settings of its own benchmark."""
 
     name = "river_go"
     _binary = ""
@@ -199,11 +201,12 @@ class RiverGo(Competitor):
 
 
 class Peer(Competitor):
-    """A peer of Python's package index; `peers` has a program for each."""
+    """Another Python job queue. `peers` has a program for each."""
 
     share = 0.25
     least_batches = 5
-    """How many times its slots are filled at least: the first batch is there at once."""
+    """The number of jobs is at least this many times the slots, since the first batch starts at
+    once."""
 
     async def database(self) -> Database:
         return await self._server.database(self.name)
@@ -230,7 +233,7 @@ class Peer(Competitor):
         return Work(out.found["work_per_s"], out.rss_mib)
 
     async def insert(self, how: str, jobs: int) -> float | None:
-        """The jobs stay and would be worked: they are inserted into a database of their own."""
+        """Insert into a separate database, so that no worker takes the jobs."""
         if how == "fast":
             return None
         database = await self._server.database(f"{self.name}_insert")

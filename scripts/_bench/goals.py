@@ -1,4 +1,4 @@
-"""The goals, and whether a run met them."""
+"""The goals of a run, and the check whether the run reached them."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ if TYPE_CHECKING:
 
 
 class Goal(NamedTuple):
-    """A bound on a figure of riverpy's, or on its ratio to a competitor's."""
+    """A limit for one of riverpy's figures, or for its ratio to a competitor's figure."""
 
     measure: str
     bound: float
     against: str | None = None
-    """Whose figure it is divided by; None: it stands by itself."""
+    """The competitor for the ratio; None compares riverpy's figure itself with the limit."""
     is_least: bool = True
-    """Whether the bound is the least that is allowed, not the most."""
+    """True if the limit is a minimum, False if it is a maximum."""
 
     @property
     def text(self) -> str:
-        """As in `at least 1.8 x river_go`."""
+        """Return the goal as text, like `at least 1.8 x river_go`."""
         least = "at least" if self.is_least else "at most"
         return f"{least} {self.bound:g}" + (f" x {self.against}" if self.against else "")
 
     def verdict(self, samples: Samples) -> Verdict:
-        """What the run says of it."""
+        """Compare the samples with the goal."""
         if self.against is None:
             value = samples.median(self.measure, "riverpy")
         else:
@@ -36,7 +36,7 @@ class Goal(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """A goal beside what was found."""
+    """A goal and the figure that was measured for it."""
 
     goal: Goal
     value: float | None
@@ -45,7 +45,7 @@ class Verdict(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As in `at least 1 x bare: 1.02, met`."""
+        """Return the result as text, like `at least 1 x bare: 1.02, met`."""
         if self.value is None:
             reason = f"no {self.goal.against}" if self.goal.against else "not measured"
             return f"{self.goal.text}: {reason}"
@@ -81,5 +81,5 @@ GOALS = (
 
 
 def verdicts(samples: Samples) -> list[Verdict]:
-    """All goals beside what was found."""
+    """Compare the samples with all goals."""
     return [goal.verdict(samples) for goal in GOALS]

@@ -1,4 +1,4 @@
-"""What a run was made on."""
+"""Facts about the machine of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def machine() -> dict[str, str]:
-    """Processors, memory and system, as far as they can be seen."""
+    """Return processors, memory and system, as far as they can be read."""
     return {
         "cores": str(os.cpu_count()),
         "processor": _field("/proc/cpuinfo", "model name") or platform.machine(),
@@ -20,7 +20,7 @@ def machine() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Of the languages."""
+    """Return the versions of the languages."""
     found = {"python": platform.python_version()}
     with suppress(OSError, subprocess.SubprocessError, IndexError):
         done = subprocess.run(["go", "version"], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Processes that are measured: started, watched from outside, read, stopped."""
+"""Starts, watches and stops the processes that are measured."""
 
 from __future__ import annotations
 
@@ -21,26 +21,25 @@ STOP_LIMIT = 40.0
 
 
 class Unavailable(Exception):
-    """A competitor cannot be measured; the text says why."""
+    """A competitor cannot be measured. The text gives the reason."""
 
 
 class Output(NamedTuple):
-    """What a program printed, and its last known memory."""
+    """Output of a program, and its last memory that could be read."""
 
     found: dict[str, Any]
     rss_mib: float
 
 
 def program(module: str, *arguments: object) -> list[str]:
-    """The command of one of our own programs."""
+    """Return the command of one of our own programs."""
     return [sys.executable, "-W", "ignore", "-m", f"scripts._bench.{module}", *map(str, arguments)]
 
 
 async def run_json(command: Sequence[str], limit: float) -> Output:
-    """Run a program to its end and read the JSON object in its last line.
+    """Run a program to its end and parse the JSON object in its last line.
 
-    Raises:
-        Unavailable: it failed, or did not end within `limit` seconds.
+    Raises: Unavailable: it failed, or did not end within `limit` seconds.
     """
     name = " ".join(command[:5])
     process = await _start(command, stdout=subprocess.PIPE)
@@ -62,7 +61,7 @@ async def run_json(command: Sequence[str], limit: float) -> Output:
 
 @asynccontextmanager
 async def running(command: Sequence[str]) -> AsyncGenerator[asyncio.subprocess.Process]:
-    """A program that runs until the block ends; then it gets SIGTERM."""
+    """Run a program until the block ends, then stop it with SIGTERM."""
     process = await _start(command, stdout=subprocess.DEVNULL)
     reading = asyncio.create_task(process.stderr.read() if process.stderr else asyncio.sleep(0))
     try:
@@ -93,7 +92,7 @@ async def _start(command: Sequence[str], *, stdout: int) -> asyncio.subprocess.P
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:
-    """End it and its children, which may outlive it."""
+    """Kill the process and its children, which can outlive it."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     if process.returncode is None:
@@ -120,7 +119,7 @@ def _last(text: bytes) -> str:
 
 
 def memory_mib(pid: int) -> float:
-    """Memory that a process holds; 0 where it cannot be seen."""
+    """Return the memory of a process in MiB, or 0 where it cannot be read."""
     with suppress(OSError, IndexError):
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -128,7 +127,7 @@ def memory_mib(pid: int) -> float:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process; 0 where it cannot be seen."""
+    """Return the CPU time of a process in seconds, or 0 where it cannot be read."""
     with suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -22,7 +22,7 @@ INTERVAL = 0.01
 
 
 async def insert(client: Client, how: str, jobs: int) -> float:
-    """Insert so many; returns jobs a second."""
+    """Insert jobs and return the rate per second."""
     await client.insert(Noop())  # opens the connection
     params = [InsertManyParams(Noop()) for _ in range(jobs)]
     began = time.perf_counter()
@@ -40,7 +40,7 @@ async def insert(client: Client, how: str, jobs: int) -> float:
 
 
 async def steady(client: Client, rate: float, seconds: float) -> float:
-    """Insert at a rate; returns what was reached."""
+    """Insert at a given rate and return the rate that was reached."""
     began = time.perf_counter()
     inserted = 0
     while (passed := time.perf_counter() - began) < seconds:
@@ -54,7 +54,7 @@ async def steady(client: Client, rate: float, seconds: float) -> float:
 
 
 async def main(how: str, url: str, *rest: str) -> None:
-    """Measure and print."""
+    """Run one measurement and print its result."""
     async with Client(url, config=Config(pool_size=1)) as client:
         if how == "steady":
             rate = await steady(client, float(rest[0]), float(rest[1]))

@@ -1,4 +1,4 @@
-"""The jobs of the measurements that need `riverpy worker scripts._bench.riverpy_jobs:client`."""
+"""Jobs of the measurements that run `riverpy worker scripts._bench.riverpy_jobs:client`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ workers = riverpy.Workers()
 
 
 class Noop(msgspec.Struct, frozen=True):
-    """Does nothing."""
+    """Args of a job that does nothing."""
 
     kind: ClassVar[str] = "noop"
 

@@ -1,4 +1,4 @@
-"""A run: its options, competitors, samples, and what it says meanwhile."""
+"""One run of the benchmark: options, competitors, samples and progress output."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ _PEERS = frozenset(one.name for one in ALL if issubclass(one, Peer))
 
 
 class Options(NamedTuple):
-    """What the command line says."""
+    """The options of the command line."""
 
     jobs: int
     rounds: int
     is_quick: bool
     only: frozenset[str] | None
-    """Keys to measure; None: all."""
+    """The measurements to run; None runs all."""
     names: Sequence[str]
-    """Of the competitors."""
+    """Names of the competitors."""
     snapshot_seconds: float
     rows: int
-    """Old rows, or jobs of the backlog."""
+    """Number of finished rows, or of jobs in the backlog."""
     memory_jobs: int
     pickups: int
     sustained_seconds: float
     idle_seconds: float
 
     def wants(self, *measures: str) -> bool:
-        """Whether one of these is to be measured."""
+        """Return whether one of these measurements is selected."""
         return self.only is None or not self.only.isdisjoint(measures)
 
 
 class Run:
-    """One run on one server."""
+    """A run on one server."""
 
     def __init__(self, server: Server, options: Options) -> None:
         self.server = server
@@ -59,47 +59,47 @@ class Run:
 
     @property
     def competitors(self) -> list[Competitor]:
-        """Those that can be measured."""
+        """Return the competitors that can be measured."""
         return [one for one in self._all if one.name in self._versions]
 
     def named(self, *names: str) -> list[Competitor]:
-        """Of those, these."""
+        """Return the competitors with these names that can be measured."""
         return [one for one in self.competitors if one.name in names]
 
     @property
     def riverpy(self) -> Riverpy:
-        """riverpy, which is always there."""
+        """Return riverpy, which is always measured."""
         return next(one for one in self._all if isinstance(one, Riverpy))
 
     def in_turn(self, number: int, names: Sequence[str] | None = None) -> list[Competitor]:
-        """The competitors in the order of a round: another comes first each time."""
+        """Return the competitors in the order of a round. Another one is first in each round."""
         found = self.competitors if names is None else self.named(*names)
         first = number % len(found)
         return found[first:] + found[:first]
 
     async def prepare(self) -> None:
-        """See who can be measured."""
+        """Find out which competitors can be measured."""
         for one in self._all:
             async with self.trying(one.name, "preparing"):
                 self._versions[one.name] = await one.prepare()
 
     @asynccontextmanager
     async def trying(self, name: str, what: str) -> AsyncGenerator[None]:
-        """Go on when this fails, and keep the reason."""
+        """Run the block, and record the reason if it fails."""
         print(f"{what}: {name}", file=sys.stderr)
         try:
             yield
         except (Unavailable, asyncpg.PostgresError, OSError, KeyError) as error:
             reason = str(error) or type(error).__name__
             print(f"{what}: {name} is not measured: {reason}", file=sys.stderr)
-            if name in _PEERS:  # it would fail in each round again, and most take a while to
+            if name in _PEERS:  # it would fail again in each round, often after a long time
                 self._versions.pop(name, None)
             self.samples.reasons.setdefault(
                 name if what == "preparing" else f"{what}: {name}", reason
             )
 
     async def about(self) -> dict[str, Any]:
-        """Machine, versions, and the size of the run."""
+        """Return facts about machine, versions and size of the run."""
         postgres = await self.server.version()
         return {
             "machine": machine(),

@@ -1,4 +1,4 @@
-"""The one database server of a run: a database for each competitor and each state of the table."""
+"""The database server of a run, with a database for each competitor and each state of the table."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ SETTINGS = {
     "pg_stat_statements.track": "none",
     "max_wal_size": "4GB",
 }
-"""Durability is PostgreSQL's own. Statements are counted only in `Database.counted`; checkpoints
-are made before the measurements, not in the middle of one."""
+"""Durability is PostgreSQL's default. Statements are counted only in `Database.counted`.
+Checkpoints are made before the measurements, not during one."""
 STATEMENT_LIMIT = 900.0
 _STATEMENTS = read_statements(Path(__file__).with_name("server.sql"))
 
@@ -33,8 +33,7 @@ _STATEMENTS = read_statements(Path(__file__).with_name("server.sql"))
 class Database:
     """A database on the server.
 
-    Args:
-        url: where it is.
+    Args: url: its address.
     """
 
     def __init__(self, url: str) -> None:
@@ -42,7 +41,7 @@ class Database:
 
     @asynccontextmanager
     async def connected(self) -> AsyncGenerator[asyncpg.Connection]:
-        """A connection for the block."""
+        """Open a connection for the block."""
         connection = await asyncpg.connect(self.url, command_timeout=STATEMENT_LIMIT)
         try:
             yield connection
@@ -50,16 +49,16 @@ class Database:
             await connection.close()
 
     def statement(self, name: str) -> str:
-        """The text of a statement of server.sql."""
+        """Return the text of a statement in server.sql."""
         return _STATEMENTS[name]
 
     async def fetch(self, name: str, *arguments: object) -> list[asyncpg.Record]:
-        """The rows of a statement of server.sql."""
+        """Run a statement of server.sql and return its rows."""
         async with self.connected() as connection:
             return await connection.fetch(_STATEMENTS[name], *arguments)
 
     async def value(self, name: str, *arguments: object) -> Any:
-        """The only value of a statement of server.sql."""
+        """Run a statement of server.sql and return its only value."""
         return (await self.fetch(name, *arguments))[0][0]
 
     async def empty(self) -> None:
@@ -67,16 +66,16 @@ class Database:
         await self.fetch("empty")
 
     async def fill(self, jobs: int, state: str = "available") -> None:
-        """Add no-op jobs, waiting or finished."""
+        """Insert no-op jobs in this state."""
         await self.fetch(f"fill_{state}", jobs)
 
     async def settle(self) -> None:
-        """Leave no work to autovacuum and the checkpointer that a measurement would pay for."""
+        """Vacuum and make a checkpoint, so that no measurement pays for them."""
         await self.fetch("settle")
         await self.fetch("checkpoint")
 
     async def counted(self) -> None:
-        """Let new connections to this database be counted by pg_stat_statements."""
+        """Count the statements of new connections to this database by pg_stat_statements."""
         await self.fetch("statements_extension")
         name = await self.value("database")
         async with self.connected() as connection:
@@ -84,7 +83,7 @@ class Database:
 
 
 class Server:
-    """The server of a run; its databases are made when first asked for."""
+    """The server of a run. It creates its databases when they are first used."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -93,14 +92,14 @@ class Server:
         self._making = asyncio.Lock()
 
     async def database(self, name: str) -> Database:
-        """An own database, empty when it is made."""
+        """Return a database with this name, created empty."""
         async with self._making:
             if name not in self._databases:
                 self._databases[name] = await self._create(name)
             return self._databases[name]
 
     async def river(self, name: str) -> Database:
-        """The same with River's tables."""
+        """Return a database with this name and River's tables."""
         is_new = name not in self._databases
         database = await self.database(name)
         if is_new:
@@ -108,7 +107,7 @@ class Server:
         return database
 
     async def version(self) -> str:
-        """PostgreSQL's."""
+        """Return the version of PostgreSQL."""
         return (await Database(self.url).value("version")).split()[0]
 
     async def _create(self, name: str) -> Database:
@@ -119,7 +118,7 @@ class Server:
         return Database(urlunsplit(urlsplit(self.url)._replace(path=f"/{full}")))
 
     async def drop(self) -> None:
-        """Drop what this run made, and what runs made that were killed."""
+        """Drop the databases of this run, and those that killed runs left."""
         async with Database(self.url).connected() as connection:
             for row in await connection.fetch(_STATEMENTS["databases"]):
                 pid = int(row["pid"])
@@ -139,7 +138,7 @@ def _is_alive(pid: int) -> bool:
 
 @asynccontextmanager
 async def server() -> AsyncGenerator[Server]:
-    """A server for the block."""
+    """Start a server for the block."""
     postgres = EmbeddedPostgres("bench-compare", settings=SETTINGS)
     url = await asyncio.to_thread(postgres.start)
     made = Server(url)

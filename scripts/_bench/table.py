@@ -1,4 +1,4 @@
-"""What a run found, as JSON and as a table for the eye."""
+"""The result of a run as JSON and as a text table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEYS = (
     "backlog",
     "rss_mib",
 )
-"""What the JSON always has."""
+"""Keys that the JSON always has."""
 TITLES = {
     "work_1000": "work, 1,000 slots (jobs/s)",
     "work_100": "work, 100 slots (jobs/s)",
@@ -50,7 +50,7 @@ TITLES = {
 
 
 def as_json(samples: Samples, about: dict[str, Any]) -> dict[str, Any]:
-    """The object of `--json`."""
+    """Return the object that `--json` prints."""
     measures = [*KEYS, *(one for one in samples.measures if one not in KEYS)]
     return {
         **{measure: _figures(samples, measure) for measure in measures},
@@ -78,7 +78,7 @@ def _figures(samples: Samples, measure: str) -> dict[str, float | None]:
 
 
 def as_text(samples: Samples, about: dict[str, Any]) -> str:
-    """The table: a line for each measure, and below it riverpy's goals."""
+    """Return the table: a line for each measurement, and riverpy's goals below."""
     width = max(map(len, TITLES.values()))
     lines = [
         *(f"{name}: {value}" for name, value in {**about["machine"], **about["versions"]}.items()),

@@ -1,3 +1,3 @@
-"""The measures, each a coroutine that takes a `Run` and adds to its samples."""
+"""The measurements. Each is a coroutine that takes a `Run` and adds to its samples."""
 
 from __future__ import annotations

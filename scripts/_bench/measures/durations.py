@@ -1,4 +1,5 @@
-"""What takes its time: jobs that sleep, steady load, an open snapshot, idling."""
+"""Measurements that run for a fixed time: jobs that sleep, steady load, an open snapshot, idle
+workers."""
 
 from __future__ import annotations
 
@@ -18,13 +19,13 @@ if TYPE_CHECKING:
 
 LOAD = 0.6
 WARM_UP = 4.0
-"""Seconds that a worker is given to start."""
+"""Seconds for a worker to start before the measurement."""
 TOP_UP = 50_000
-"""Jobs that wait while the snapshot is open."""
+"""Number of available jobs that is kept up while the snapshot is open."""
 
 
 async def occupancy(run: Run) -> None:
-    """Share of the slots that are taken while there is work, with jobs that sleep."""
+    """Measure the share of busy slots while there is work, with jobs that sleep."""
     for milliseconds in (5, 50):
         key = f"occupancy_{milliseconds}ms"
         if not run.options.wants(key):
@@ -68,7 +69,8 @@ async def sustained(run: Run) -> None:
 
 
 async def open_snapshot(run: Run) -> None:
-    """The rate in the last tenth of the time that a snapshot is held open, to that in the first."""
+    """Measure the work rate while a snapshot is open: the last tenth of the time divided by the
+    first."""
     if not run.options.wants("open_snapshot") or not run.options.snapshot_seconds:
         return
     for one in run.named("riverpy", "river_go"):
@@ -106,7 +108,8 @@ async def _rates(one: Competitor, database: Database, seconds: float) -> tuple[f
 
 
 async def idle(run: Run) -> None:
-    """Statements and processor time of a worker at its defaults, leader too, with nothing to do."""
+    """Measure statements and CPU time of an idle worker with default settings, which is also the
+    leader."""
     if not run.options.wants("idle_statements_per_s", "idle_cpu"):
         return
     seconds = run.options.idle_seconds
@@ -126,7 +129,7 @@ async def idle(run: Run) -> None:
 
 
 async def all_of_them(run: Run) -> None:
-    """Each in its turn."""
+    """Run each of these measurements in turn."""
     await occupancy(run)
     await sustained(run)
     await open_snapshot(run)

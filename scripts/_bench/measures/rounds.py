@@ -1,4 +1,4 @@
-"""Work rate, pickup and inserts: interleaved rounds over all competitors."""
+"""Work rate, pickup and inserts, measured in rounds in which all competitors take turns."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 SLOTS = (100, 1000)
 INSERT_ONE_SHARE = 0.1
-"""Of the jobs of a run, at most 5,000, are inserted one at a time."""
+"""The share of a run's jobs that is inserted one at a time, at most 5,000 jobs."""
 INSERT_MANY = 20_000
 
 
 async def rounds(run: Run) -> None:
-    """All of them."""
+    """Run all rounds."""
     for number in range(run.options.rounds):
         for slots in SLOTS:
             if run.options.wants(f"work_{slots}") or (slots == 100 and _wants_pickup(run)):
@@ -49,7 +49,8 @@ async def _work(run: Run, number: int, slots: int) -> None:
 async def _pickup(
     run: Run, number: int, one: Competitor, found: tuple[float, float] | None
 ) -> None:
-    """On the table that the work has left; `riverpy bench` has measured it with the work."""
+    """Measure pickup on the table that the work has left. `riverpy bench` measures it with the
+    work."""
     found = found or await one.pickup(run.options.pickups)
     if found:
         run.samples.add("pickup_p50_ms", one.name, number, found[0])

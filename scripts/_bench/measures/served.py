@@ -1,4 +1,4 @@
-"""Workers that run by themselves on River's tables, watched through the table."""
+"""Measurements of worker processes that run on River's tables, read from the table."""
 
 from __future__ import annotations
 
@@ -20,25 +20,24 @@ STALL_LIMIT = 60.0
 
 
 class Served(NamedTuple):
-    """What workers did with jobs."""
+    """What the workers did."""
 
     since: datetime
     per_s: float
     rss_mib: float
-    """Of the first one, when all was done."""
+    """Memory of the first worker when all jobs were done."""
     rss_early_mib: float
-    """The same when a tenth was done."""
+    """Memory of the first worker when a tenth of the jobs was done."""
 
 
 async def serve(
     one: Competitor, database: Database, jobs: int, *, slots: int, processes: int = 1
 ) -> Served:
-    """Let workers finish at least so many of the jobs that are there.
+    """Let workers finish at least this many of the jobs in the table.
 
-    The rate is that from the first claim to the last end that the table knows of.
+    The rate counts from the first claim to the last finish in the table.
 
-    Raises:
-        Unavailable: a worker ended, or none finished a job for a minute.
+    Raises: Unavailable: a worker exited, or none finished a job for a minute.
     """
     since: datetime = await database.value("now")
     async with AsyncExitStack() as workers, database.connected() as connection:

@@ -1,4 +1,4 @@
-"""What the table does to the work: old rows, a backlog, much work, two processes."""
+"""Effects of the table on the work rate: old rows, a backlog, many jobs, two processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEMORY_SLOTS = 1000
 
 
 async def full_tables(run: Run) -> None:
-    """The rate on an empty table, beside old rows, and in front of a backlog, in turns."""
+    """Measure the rate on an empty table, with old rows and with a backlog, in turns."""
     states = [state for state in ("old_rows", "backlog") if run.options.wants(state)]
     if run.options.wants("claim_cost") and "backlog" not in states:
         states.append("backlog")
@@ -67,7 +67,7 @@ def _add(
 
 
 async def memory(run: Run) -> None:
-    """Memory of a worker at 1,000 slots after much work, and how it grew."""
+    """Measure the memory of a worker with 1,000 slots after many jobs, and its growth."""
     if not run.options.wants("rss_mib", "rss_growth"):
         return
     database = await run.server.river("memory")
@@ -84,7 +84,7 @@ async def memory(run: Run) -> None:
 
 
 async def two_processes(run: Run) -> None:
-    """Two workers on one queue: their rate, and whether any job ran twice."""
+    """Measure the rate of two workers on one queue, and whether any job ran twice."""
     if not run.options.wants("two_processes", "repeated"):
         return
     database = await run.server.river("two")

@@ -1,6 +1,6 @@
-"""The peers from the package index: a program each, set as its authors recommend.
+"""Programs for the peers from the package index, with the settings that their authors recommend.
 
-python -m scripts._bench.peers.NAME VERB URL [...]   prints one JSON object; see `_program`
+python -m scripts._bench.peers.NAME VERB URL [...] prints one JSON object; see `_program`
 """
 
 from __future__ import annotations

@@ -19,18 +19,18 @@ from typing import Protocol
 
 
 class Peer(Protocol):
-    """A peer's client for one database."""
+    """Client of a peer for one database."""
 
     async def install(self, url: str) -> None:
-        """Make the tables."""
+        """Create the tables."""
         ...
 
     async def insert_one(self, url: str, jobs: int) -> float:
-        """Insert jobs one at a time; returns the seconds it took."""
+        """Insert jobs one at a time and return the seconds."""
         ...
 
     async def insert_many(self, url: str, jobs: int) -> float:
-        """Insert jobs in one call; returns the seconds it took."""
+        """Insert jobs in one call and return the seconds."""
         ...
 
     async def work(self, url: str, slots: int) -> None:
@@ -39,7 +39,7 @@ class Peer(Protocol):
 
 
 class Stopwatch:
-    """Counts jobs: each calls `tick` in its first line."""
+    """Counts jobs. Each job calls `tick` in its first line."""
 
     def __init__(self) -> None:
         self.jobs = 0
@@ -48,7 +48,7 @@ class Stopwatch:
         self._done = asyncio.Event()
 
     def tick(self) -> None:
-        """A job runs."""
+        """Count a job that starts."""
         if not self._count:
             self._began = time.perf_counter()
         self._count += 1
@@ -57,7 +57,7 @@ class Stopwatch:
             self._done.set()
 
     async def rate(self) -> float:
-        """Jobs a second, when all have run. The first one only starts the clock."""
+        """Return jobs per second when all have run. The first job only starts the clock."""
         await self._done.wait()
         return (self.jobs - 1) / (self._ended - self._began)
 
@@ -73,7 +73,7 @@ async def _work(peer: Peer, url: str, jobs: int, slots: int) -> dict[str, float]
     if not rate.done():
         working.result()
         sys.exit("the worker ended before all jobs had run")
-    await asyncio.sleep(0.2)  # let it store what it has
+    await asyncio.sleep(0.2)  # give it time to store its results
     return {"work_per_s": rate.result()}
 
 
@@ -93,7 +93,7 @@ async def _run(peer: Peer, verb: str, url: str, *rest: str) -> dict[str, float]:
 
 
 def main(peer: Peer, runner: type[asyncio.Runner] = asyncio.Runner) -> None:
-    """Run the command line and end the process, whatever still runs in it."""
+    """Run the command line, then end the process even if something still runs in it."""
     with runner() as loop:
         print(json.dumps(loop.run(_run(peer, *sys.argv[1:]))), flush=True)
         os._exit(0)

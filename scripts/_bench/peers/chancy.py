@@ -1,4 +1,4 @@
-"""Chancy, with its executor for coroutines and polling at once while there are jobs."""
+"""Chancy with its executor for coroutines. It polls again at once while there are jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def noop() -> None:
 
 
 class ChancyPeer:
-    """See `Peer`."""
+    """The program for Chancy; see `Peer`."""
 
     async def install(self, url: str) -> None:
         async with _chancy(url) as chancy:
@@ -47,7 +47,7 @@ class ChancyPeer:
                 eager_polling=True,
             )
             await chancy.declare(queue, upsert=True)
-            # Else its worker makes one of this name with processes of their own.
+            # Without this, its worker creates an executor of this name that uses processes.
             await chancy.declare(Queue(name="default", executor=Chancy.Executor.Async))
             async with Worker(chancy, register_signal_handlers=False) as worker:
                 await worker.wait_for_shutdown()
@@ -60,6 +60,6 @@ def _chancy(url: str) -> Chancy:
 
 
 if __name__ == "__main__":
-    from scripts._bench.peers import chancy  # the module by whose name a worker finds the job
+    from scripts._bench.peers import chancy  # a worker finds the job by the name of this module
 
     main(chancy.ChancyPeer())

@@ -1,4 +1,4 @@
-"""oban-py (Python 3.12 and up), on uvloop and a pool, at its defaults."""
+"""oban-py (Python 3.12 and later) with its default settings, on uvloop and a pool."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ CONNECTIONS = 20
 
 @worker(queue="default")
 class Noop:
-    """Does nothing."""
+    """A job that does nothing."""
 
     async def process(self, _job: Job) -> None:
-        """Tell that it runs."""
+        """Count the job."""
         WATCH.tick()
 
 
 class ObanPeer:
-    """See `Peer`."""
+    """The program for oban-py; see `Peer`."""
 
     async def install(self, url: str) -> None:
         async with _pool(url) as pool:

@@ -1,4 +1,5 @@
-"""PgQueuer, on uvloop and one asyncpg connection, with dequeues of half the slots, its most."""
+"""PgQueuer on uvloop and one asyncpg connection. It claims half the slots at a time, its
+maximum."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class PgQueuerPeer:
-    """See `Peer`."""
+    """The program for PgQueuer; see `Peer`."""
 
     async def install(self, url: str) -> None:
         async with _queries(url) as queries:

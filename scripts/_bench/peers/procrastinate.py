@@ -1,4 +1,4 @@
-"""Procrastinate, with as many connections as its worker can use at a time."""
+"""Procrastinate, with as many connections as its worker can use at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CONNECTIONS = 20
 
 
 class ProcrastinatePeer:
-    """See `Peer`."""
+    """The program for Procrastinate; see `Peer`."""
 
     async def install(self, url: str) -> None:
         async with _app(url).open_async() as app:
