@@ -1,6 +1,6 @@
-"""A process that holds leases, or stands by for them: `python -m scripts._lease_holder`.
+"""A process that holds leases or waits for them: `python -m scripts._lease_holder`.
 
-It prints a line for each term that begins: the time, by the clock that all processes of a machine
+It prints a line for each term that starts: the time by the clock that all processes of a machine
 share, and the name. SIGTERM stops it gracefully.
 """
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 async def act(lease: Lease) -> None:
-    """What is done under one."""
+    """Do the work of a term: print its start and wait."""
     print(f"{time.clock_gettime(time.CLOCK_BOOTTIME):.6f} {lease.name}", flush=True)
     await anyio.sleep_forever()
 
 
 async def hold(manager: LeaseManager, name: str) -> None:
-    """Hold one, again and again."""
+    """Acquire a lease again and again."""
     while True:
         try:
             async with manager.hold(name) as lease:
@@ -42,14 +42,14 @@ async def hold(manager: LeaseManager, name: str) -> None:
 
 
 async def stop_on_sigterm(scope: anyio.CancelScope) -> None:
-    """End all."""
+    """Cancel the scope at SIGTERM."""
     with anyio.open_signal_receiver(signal.SIGTERM) as received:
         async for _ in received:
             scope.cancel()
 
 
 async def run_manager(arguments: argparse.Namespace, tasks: TaskGroup) -> None:
-    """By themselves: it asks whether they are free."""
+    """Hold leases with a manager alone. It polls for free leases."""
     ttl = timedelta(seconds=arguments.ttl)
     async with LeaseManager(arguments.url, ttl=ttl, renew_interval=ttl / 3) as manager, tasks:
         tasks.start_soon(stop_on_sigterm, tasks.cancel_scope)
@@ -58,7 +58,7 @@ async def run_manager(arguments: argparse.Namespace, tasks: TaskGroup) -> None:
 
 
 async def run_client(arguments: argparse.Namespace, tasks: TaskGroup) -> None:
-    """As singletons of a client, which hears that they are free."""
+    """Hold leases as singletons of a client, which is notified of free leases."""
     ttl = timedelta(seconds=arguments.ttl)
     config = Config(candidate=False, leader_ttl=ttl, elect_interval=ttl / 3)
     client = Client(arguments.url, config=config)

@@ -10,12 +10,12 @@ import msgspec
 import riverpy
 
 LISTEN_URL_VARIABLE = "SCALING_LISTEN_URL"
-"""Set where the database's URL leads to a pooler: one that leads past it."""
+"""URL that bypasses the pooler. It is set where the database URL leads to a pooler."""
 SLOTS = 500
 
 
 class Noop(msgspec.Struct, frozen=True):
-    """A job that does nothing."""
+    """Args of a job that does nothing."""
 
     kind: ClassVar[str] = "noop"
 
@@ -25,7 +25,7 @@ workers = riverpy.Workers()
 
 @workers.job
 async def noop(_job: riverpy.Job[Noop]) -> None:
-    """Nothing."""
+    """Do nothing."""
 
 
 listen_url = os.environ.get(LISTEN_URL_VARIABLE)

@@ -1,8 +1,8 @@
 """Compares riverpy with a bare asyncpg loop, River in Go and the Python peers, in one run.
 
-Rounds of all competitors are interleaved on one embedded PostgreSQL with its default durability;
-the order changes from round to round, and ratios are taken round by round. Whoever is not there
-or fails is left out, and the reason is told. It ends with exit code 0 whatever was found.
+All competitors take turns on one embedded PostgreSQL with its default durability. Their order
+changes from round to round, and ratios are computed per round. A competitor that is missing or
+fails is left out, and the reason is printed. The exit code is 0 whatever the result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ QUICK_NOTE = (
 
 
 def parse_arguments(arguments: list[str] | None = None) -> Options:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="scripts/bench compare", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quick", action="store_true", help="20,000 jobs, and what is long less")
@@ -69,7 +69,7 @@ def parse_arguments(arguments: list[str] | None = None) -> Options:
 
 
 async def compare(options: Options, *, is_json: bool) -> str:
-    """Measure; what is to be printed."""
+    """Measure, and return the text to print."""
     async with server() as postgres:
         run = Run(postgres, options)
         if options.is_quick:

@@ -1,7 +1,7 @@
-"""Compares riverpy with the bare loop in turns, before a merge: exit code 1 below a tolerance.
+"""Compares riverpy with the bare loop before a merge. Exit code 1: slower than a tolerance allows.
 
-It takes two to three minutes. The ratios are medians of those of single rounds; the tolerances
-leave room for the noise of a small machine, so what falls below them has become slower.
+It takes two to three minutes. The ratios are medians of the ratios per round. The tolerances leave
+room for the noise of a small machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TOLERANCES = (
 
 
 async def guard(jobs: int, rounds_count: int) -> list[Verdict]:
-    """Measure, and what each tolerance makes of it."""
+    """Measure, and compare the result with each tolerance."""
     options = parse_arguments(
         ["--quick", "-n", str(jobs), "--rounds", str(rounds_count), "--competitors", "riverpy,bare"]
     )
@@ -40,7 +40,7 @@ async def guard(jobs: int, rounds_count: int) -> list[Verdict]:
 
 
 def main() -> int:
-    """Measure and print; 1 if a tolerance is not met, or could not be measured."""
+    """Measure and print; exit with 1 if a tolerance is not met or was not measured."""
     parser = argparse.ArgumentParser(prog="scripts/bench guard", description=__doc__)
     parser.add_argument("-n", "--jobs", type=int, default=50_000, help="jobs a run (50000)")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each (5)")

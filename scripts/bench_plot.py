@@ -1,4 +1,4 @@
-"""How riverpy's work rate grows with slots, queues, processes and the size of the table.
+"""Plots riverpy's work rate by slots, queues, processes and size of the table.
 
 Writes docs/performance/NAME.json and NAME.svg for each series.
 """
@@ -36,7 +36,7 @@ SERIES = {
 
 
 class Queues(Riverpy):
-    """A worker of some queues, which share the slots."""
+    """A worker of several queues that share its slots."""
 
     count = 1
 
@@ -50,7 +50,7 @@ class Queues(Riverpy):
 
 
 async def rate(postgres: Server, series: str, value: int, jobs: int) -> float:
-    """Jobs a second at one point of a series."""
+    """Return jobs per second at one point of a series."""
     database = await postgres.river(series)
     await database.empty()
     worker = Riverpy(postgres)
@@ -68,7 +68,7 @@ async def rate(postgres: Server, series: str, value: int, jobs: int) -> float:
 
 
 async def measure(jobs: int, rounds: int, names: list[str]) -> dict[str, dict[int, list[float]]]:
-    """All rates of all series, the points of each in turns."""
+    """Measure all rates; the points of each series take turns."""
     found: dict[str, dict[int, list[float]]] = {}
     async with server() as postgres:
         for name in names:
@@ -81,7 +81,7 @@ async def measure(jobs: int, rounds: int, names: list[str]) -> dict[str, dict[in
 
 
 def write(directory: Path, name: str, points: dict[int, list[float]]) -> None:
-    """The figures and the plot of one series."""
+    """Write the figures and the plot of one series."""
     medians = {value: statistics.median(rates) for value, rates in points.items()}
     rows = [
         {

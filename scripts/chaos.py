@@ -1,4 +1,4 @@
-"""Breaks a fleet of workers at random, and checks that it did nothing that must not be."""
+"""Injects random faults into a fleet of workers, and checks that it broke no rule."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ kept), 2 wrong usage.
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
     parts = parser.add_subparsers(required=True, dest="part", metavar="leader | leases | work")
     leader = parts.add_parser(

@@ -1,5 +1,5 @@
-"""Does faults to a fleet of workers, by a plan: kills, stops, freezes and cuts off whoever leads
-above all, and restarts and crashes the server."""
+"""Injects planned faults into a fleet of workers: it kills, stops, freezes and cuts off workers,
+mostly the leader, and restarts and crashes the server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 PROGRESS_INTERVAL = 5.0
 EXPECTED_CODES = {0, 3, 4, -signal.SIGKILL, -signal.SIGTERM}
-"""Exit codes of workers: stopped, had no database at the start, stopped without one, killed,
+"""Exit codes of workers: stopped, no database at the start, stopped without a database, killed,
 stopped while Python was starting."""
 
 
@@ -43,7 +43,7 @@ stopped while Python was starting."""
 
 
 class FaultKind(StrEnum):
-    """What is done to a worker, or to the server."""
+    """A kind of fault, of a worker or of the server."""
 
     KILL = "kill"
     STOP = "stop"
@@ -75,7 +75,7 @@ WEIGHTS = {
     FaultKind.SLOW_ROWS: 2,
     FaultKind.REFUSED_ROWS: 2,
 }
-"""How often each is chosen, in comparison."""
+"""Relative frequency of each kind."""
 OF_SERVER = {
     FaultKind.RESTART,
     FaultKind.CRASH,
@@ -83,7 +83,7 @@ OF_SERVER = {
     FaultKind.SLOW_ROWS,
     FaultKind.REFUSED_ROWS,
 }
-"""One at a time."""
+"""Faults of the server. Only one of them happens at a time."""
 PARTITIONS = {
     FaultKind.REQUESTS_LOST: Partition.REQUESTS_LOST,
     FaultKind.ANSWERS_LOST: Partition.ANSWERS_LOST,
@@ -92,20 +92,20 @@ PARTITIONS = {
 
 
 class Fault(NamedTuple):
-    """One thing to be done."""
+    """A fault of the plan."""
 
     at: float
     """Seconds since the start."""
     kind: FaultKind
     hits_leader: bool
-    """Whether it is done to whoever leads then, otherwise to the worker of this number."""
+    """True: it hits the leader of that moment. False: it hits the worker with this number."""
     number: int
     seconds: float
-    """How long it lasts."""
+    """Duration in seconds."""
 
 
 def make_plan(seed: int, *, seconds: float, workers: int, ttl: float) -> list[Fault]:
-    """The faults of a seed: the same each time. `ttl` is the lease's time, in seconds."""
+    """Return the faults of a seed, always the same. `ttl` is the lease time in seconds."""
     dice = random.Random(seed)
     plan: list[Fault] = []
     at = 2 * ttl
@@ -118,7 +118,8 @@ def make_plan(seed: int, *, seconds: float, workers: int, ttl: float) -> list[Fa
 
 
 def _duration(kind: FaultKind, dice: random.Random) -> float:
-    """In lease times. A partition or a frozen process is of interest around one."""
+    """Return a duration as a multiple of the lease time. Partitions and frozen processes are
+    interesting near one lease time."""
     match kind:
         case FaultKind.FREEZE_SHORT:
             return dice.uniform(0.05, 0.6)
@@ -136,7 +137,7 @@ def _duration(kind: FaultKind, dice: random.Random) -> float:
 
 
 class ChaosOfFleet:
-    """One run over a fleet. What its workers do, and whether it is right, is for a subclass."""
+    """One run over a fleet. Subclasses define the load of the workers and the rules to check."""
 
     def __init__(self, fleet: Fleet, settings: WorkerSettings, plan: Sequence[Fault]) -> None:
         self._fleet, self._settings, self._plan = fleet, settings, plan
@@ -148,14 +149,14 @@ class ChaosOfFleet:
         self.crashes: list[Crash] = []
         self.clock_steps: list[ClockStep] = []
         self.spans: list[Span] = []
-        """What was broken, and when."""
+        """The faults that happened, with their times."""
         self.row_spans: list[Span] = []
-        """When rows were slow, or refused."""
+        """The times at which rows were slow or refused."""
         self.violations: list[Violation] = []
-        """What is seen while it runs; the history tells more."""
+        """Violations found during the run. The history shows others."""
 
     async def _break(self, seconds: float) -> None:
-        """Do the plan's faults for so long."""
+        """Inject the faults of the plan for this many seconds."""
         self._began = time.monotonic()
         async with _tasks_until_left() as tasks:
             tasks.start_soon(self._load)
@@ -167,19 +168,19 @@ class ChaosOfFleet:
             await anyio.sleep_until(self._loop_time(seconds))
 
     async def _load(self) -> None:
-        """What is done to the database meanwhile."""
+        """Put load on the database during the faults."""
 
     @property
     def _table(self) -> Table:
-        """Whose rows are made slow, or refused."""
+        """Return the table whose rows are made slow or refused."""
         raise NotImplementedError
 
     async def _leader_name(self) -> str:
-        """The worker that a fault shall hit above all."""
+        """Return the worker that most faults hit."""
         raise NotImplementedError
 
     async def _progress(self) -> str:
-        """How far it is."""
+        """Return the progress of the run as text."""
         raise NotImplementedError
 
     # -- faults
@@ -221,7 +222,7 @@ class ChaosOfFleet:
     async def _do_to_server(self, fault: Fault) -> None:
         if self._server_lock.locked():
             return
-        with anyio.CancelScope(shield=True):  # it is of use to nobody half done
+        with anyio.CancelScope(shield=True):  # undo it completely, even if this task is cancelled
             async with self._server_lock:
                 match fault.kind:
                     case FaultKind.CLOCK_STEP:
@@ -243,8 +244,8 @@ class ChaosOfFleet:
             self.crashes.append(Crash(began, datetime.now(UTC)))
 
     async def _step_clock(self, fault: Fault) -> None:
-        """Set the clock back, and then forward to the true time: for those who read it only then,
-        it is as if it were set forward."""
+        """Set the clock back, and later forward to the true time. A process that reads it only then
+        sees a step forward."""
         server = self._fleet.server
         if not isinstance(server, SteppedServer):
             return
@@ -272,7 +273,7 @@ class ChaosOfFleet:
             self.spans.append(Span(name, began, time.time(), is_restart))
 
     async def _choose(self, fault: Fault) -> Worker | None:
-        """A worker that is not broken already, the one that leads if it shall be."""
+        """Choose a worker without a fault; the leader if the fault is meant for it."""
         workers = self._fleet.workers
         healthy = [worker for worker in workers if worker not in self._broken and worker.is_running]
         leader = await self._leader_name() if fault.hits_leader else None
@@ -290,7 +291,7 @@ class ChaosOfFleet:
             await self._start_ended()
 
     async def _start_ended(self) -> None:
-        """A worker that finds no database at its start ends."""
+        """Start workers again that exited because they found no database at their start."""
         for worker in self._fleet.workers:
             if worker not in self._broken and not worker.is_running:
                 with self._noting(worker.name, is_restart=True):
@@ -317,7 +318,7 @@ class ChaosOfFleet:
     # -- afterwards
 
     async def _mend(self) -> None:
-        """Mend everything, and start what has ended."""
+        """End all faults, and start the workers that exited."""
         self._broken.clear()
         for worker in self._fleet.workers:
             worker.thaw()
@@ -340,7 +341,7 @@ class ChaosOfFleet:
     # -- help
 
     async def _fetch_value(self, statement: str, *arguments: object) -> Any:
-        """None where the server does not answer."""
+        """Return the value of a statement; None where the server does not answer."""
         try:
             async with self._fleet.server.connected() as connection:
                 return await connection.fetchval(statement, *arguments)

@@ -1,4 +1,4 @@
-"""Breaks the leader of a fleet, and its other workers, at random."""
+"""Injects random faults into the leader and the other workers of a fleet."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ DEFAULT = WorkerSettings()
 INSERT_INTERVAL = 0.05
 JOB_SECONDS_MOST = 1.0
 CALM_LIMIT = 150.0
-"""Seconds, beyond what the rescue of jobs takes, until the fleet must work again when nothing is
-broken any more. A row that was refused is tried again after a minute at most, and its job may run a
-minute later."""
+"""Seconds, beyond the time of a rescue, until the fleet must work again after the last fault. A row
+that was refused is tried again within a minute, and its job can run a minute later."""
 
 
 class Chaos(ChaosOfFleet):
-    """One run."""
+    """One run against leader election and maintenance."""
 
     def __init__(self, fleet: Fleet, settings: WorkerSettings, plan: Sequence[Fault]) -> None:
         super().__init__(fleet, settings, plan)
         self.inserted: list[int] = []
 
     async def run(self, workers: int, seconds: float) -> History:
-        """Break the fleet for so long, let it recover, stop it, and return what it did."""
+        """Inject faults for this many seconds, let the fleet recover, stop it, and return its
+        history."""
         for number in range(workers):
             await (await self._fleet.add(f"w{number}", self._settings)).start()
         await self._break(seconds)
@@ -91,7 +91,7 @@ class Chaos(ChaosOfFleet):
     # -- afterwards
 
     async def _recover(self) -> None:
-        """Mend everything, and wait until the fleet works."""
+        """End all faults, and wait until the fleet works."""
         await self._mend()
         calm_since = datetime.now(UTC)
         limit = time.monotonic() + CALM_LIMIT + 5 * self._settings.dead_after
@@ -118,7 +118,7 @@ class Chaos(ChaosOfFleet):
 async def run_chaos(
     seed: int, *, seconds: float, workers: int, settings: WorkerSettings
 ) -> dict[str, Any]:
-    """Run once, and tell what is known: figures and violations."""
+    """Run once, and return figures and violations."""
     plan = make_plan(seed, seconds=seconds, workers=workers, ttl=settings.leader_ttl)
     async with running_fleet(make_server) as fleet:
         chaos = Chaos(fleet, settings, plan)
@@ -145,7 +145,7 @@ async def run_chaos(
 
 
 def show(found: dict[str, Any]) -> None:
-    """For the eye."""
+    """Print the result as text."""
     print(
         f"{found['terms']} terms; without a leader {found['gap_median_s']} s (median), "
         f"{found['gap_max_s']} s (max)"

@@ -1,4 +1,4 @@
-"""Breaks processes that hold leases, run singletons and lead domains, at random."""
+"""Injects random faults into processes that hold leases, run singletons and lead domains."""
 
 from __future__ import annotations
 
@@ -28,24 +28,25 @@ LEASES = ("one", "two", "three")
 SINGLETONS = ("projection", "automation")
 DOMAINS = ("left", "right")
 HELD = {*(f"s:{name}" for name in LEASES + SINGLETONS), *(f"d:{name}" for name in DOMAINS)}
-"""The rows that somebody shall hold."""
+"""The lease rows that a process must hold."""
 TTL, INTERVAL = 1.5, 0.5
 BOUND = 3.0
-"""Seconds within which a free lease is taken: a bid each interval, each of which may wait for a
-transaction that is fenced by the old term, and a machine with other things to do."""
+"""Seconds within which a free lease must be acquired. A process tries once in each interval, and a
+try can wait for a transaction under the fence of the old term. The machine may be busy."""
 CALM_LIMIT = 60.0
-"""Seconds until all leases must be held when nothing is broken any more."""
+"""Seconds after the last fault until all leases must be held."""
 CALM = 2 * TTL
-"""Seconds for which they must then stay with their holders but for what is released."""
+"""Seconds for which the holders must then keep them, except for leases that they release."""
 SHOWN = 40
-"""Violations that are printed, at most."""
+"""Maximum number of violations that are printed."""
 
 
 class ChaosOfLeases(ChaosOfFleet):
-    """One run."""
+    """One run against leases."""
 
     async def run(self, workers: int, seconds: float, bound: float) -> LeaseHistory:
-        """Break the fleet for so long, let it recover, stop it, and return what it did."""
+        """Inject faults for this many seconds, let the fleet recover, stop it, and return its
+        history."""
         await self._prepare(workers)
         await self._break(seconds)
         await self._mend()
@@ -89,7 +90,7 @@ class ChaosOfLeases(ChaosOfFleet):
         return worker.log.with_suffix(".notes")
 
     async def _leader_name(self) -> str:
-        """Whoever holds one of the leases."""
+        """Return a worker that holds one of the leases."""
         holder = await self._fetch_value(STATEMENTS["holder"]) or ""
         pids = {str(worker.pid): worker.name for worker in self._fleet.workers}
         return next((pids[part] for part in holder.split(":") if part in pids), "")
@@ -98,7 +99,7 @@ class ChaosOfLeases(ChaosOfFleet):
         return f"terms {await self._fetch_value(STATEMENTS['grant_count'])}"
 
     async def _recover(self) -> None:
-        """Wait until all workers are up and every lease is held."""
+        """Wait until all workers run and every lease is held."""
         calm_since = datetime.now(UTC)
         limit = time.monotonic() + CALM_LIMIT
         while missing := await self._what_is_missing(calm_since):
@@ -106,7 +107,7 @@ class ChaosOfLeases(ChaosOfFleet):
                 self.violations.append(Violation("the fleet recovers", missing))
                 return
             await anyio.sleep(0.1)
-            await self._start_ended()  # it may have begun to start before all was mended
+            await self._start_ended()  # its start may have begun before the faults ended
         await anyio.sleep(CALM)
 
     async def _what_is_missing(self, calm_since: datetime) -> str:
@@ -132,12 +133,10 @@ async def run_chaos(
     bound: float = BOUND,
     broken: Break | None = None,
 ) -> dict[str, Any]:
-    """Run once, and tell what is known: figures and violations.
+    """Run once, and return figures and violations.
 
-    Args:
-        seed, seconds, workers: of the plan.
-        bound: seconds within which a free lease must be taken.
-        broken: the protection that is taken away.
+    Args: seed, seconds, workers: the plan. bound: seconds within which a free lease must be
+    acquired. broken: the protection that is switched off.
     """
     plan = make_plan(seed, seconds=seconds, workers=workers, ttl=TTL)
     settings = LeaseChaosSettings(
@@ -180,7 +179,7 @@ def _gaps(history: LeaseHistory) -> dict[str, float | int | None]:
 
 
 def show(found: dict[str, Any]) -> None:
-    """For the eye."""
+    """Print the result as text."""
     print(
         f"{found['terms']} terms, {found['takeovers']} takeovers; free for "
         f"{found['gap_median_s']} s (median), {found['gap_max_s']} s (max)"

@@ -1,4 +1,4 @@
-"""Breaks connections, the server and the workers of a fleet that works jobs, at random."""
+"""Injects random faults into connections, the server and the workers of a fleet that works jobs."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ PROGRESS_INTERVAL = 5.0
 STARTED = b'"event": "worker started"'
 LAST_WORDS = "riverpy: "
 START_LIMIT = 60.0
-"""Seconds until a worker that was started must work, since the server was last broken."""
+"""Seconds after the server's last fault until a started worker must work."""
 CALM_LIMIT = 120.0
-"""Seconds until every job must have ended when nothing is broken any more."""
+"""Seconds after the last fault until every job must be finished."""
 CALM = 5.0
-"""Seconds for which the load goes on after the last fault."""
+"""Seconds for which the load continues after the last fault."""
 LOOK_INTERVAL = 0.05
 STOPPED, NOT_READY, ABANDONED, KILLED = 0, 3, 4, -9
 """Exit codes of workers."""
@@ -75,32 +75,32 @@ LOAD_USER = "load"
 TIMEOUTS = {"statement_timeout": "1s", "idle_in_transaction_session_timeout": "300ms"}
 READ_ONLY = {"default_transaction_read_only": "on"}
 BOUND = 5.0
-"""Seconds after the end of a fault within which work must go on."""
+"""Seconds after the end of a fault within which jobs must run again."""
 OUTAGES_MOST = 3
-"""How often a worker may tell of one fault that its connections are lost: one that was idle may be
-found lost after the others are back, and a frozen backend may hold what the others wait for."""
+"""How often a worker may log for one fault that its connections are lost. An idle connection may be
+found lost after the others are back, and a frozen backend may hold locks that others need."""
 CONNECTIONS_MOST = 90
 SHOWN = 40
-"""Violations that are printed, at most."""
+"""Maximum number of violations that are printed."""
 OWN_FIRST = 1_000_000_000
-"""The first number of jobs that faults insert, above those of the load."""
+"""The first number of the jobs that faults insert. The numbers of the load are lower."""
 IN_PROCESS = 10.0
-"""Seconds that a job in a process runs whose worker is killed."""
+"""Seconds that a process job runs whose worker is killed."""
 BEGIN_LIMIT = 10.0
-"""Seconds for which a fault waits until its job has begun."""
+"""Seconds to wait for the job of a fault to start."""
 
 
 # --- doing it
 
 
 class ChaosOfWork:
-    """One run."""
+    """One run against a fleet that works jobs."""
 
     def __init__(self, fleet: Fleet, settings: ChaosSettings, plan: Sequence[Fault]) -> None:
         self._fleet, self._settings, self._plan = fleet, settings, plan
         self._url = fleet.server.url
         self._busy: set[Worker] = set()
-        """Who is being hit."""
+        """The workers that a fault hits at the moment."""
         self._server_lock = anyio.Lock()
         self._numbers = count(OWN_FIRST)
         self.done: Counter[str] = Counter()
@@ -109,10 +109,10 @@ class ChaosOfWork:
         self.clock_steps: list[ClockStep] = []
         self.ends: dict[str, float] = {}
         self.violations: list[Violation] = []
-        """What is seen while it runs; the history tells more."""
+        """Violations found during the run. The history shows others."""
 
     async def run(self, workers: int, seconds: float, load: Load) -> History:
-        """Break the fleet under a load, let it recover, stop it, and return what it did."""
+        """Inject faults under a load, let the fleet recover, stop it, and return its history."""
         await self._prepare(workers)
         history = History(
             committed=load.committed,
@@ -149,7 +149,7 @@ class ChaosOfWork:
 
     @contextmanager
     def watching_loop(self) -> Generator[None]:
-        """The event loop of those who insert has nothing to complain of."""
+        """Check that the event loop of the inserting tasks reports no unhandled error."""
         loop = asyncio.get_running_loop()
         before = loop.get_exception_handler()
         loop.set_exception_handler(self._heard_complaint)
@@ -159,8 +159,8 @@ class ChaosOfWork:
             loop.set_exception_handler(before)
 
     def _heard_complaint(self, _: object, context: dict[str, Any]) -> None:
-        """asyncpg leaves a future behind of a call that was cancelled before its connection was
-        lost."""
+        """Ignore one error of asyncpg: it leaves a future behind when a call is cancelled before
+        its connection is lost."""
         if not isinstance(context.get("exception"), asyncpg.ConnectionDoesNotExistError):
             self._violate("no complaint of the event loop", f"{context}")
 
@@ -184,7 +184,7 @@ class ChaosOfWork:
     # -- faults
 
     async def _do(self, fault: Fault) -> None:
-        """Do it; what else is broken may end it early."""
+        """Inject a fault. Another fault can end it early."""
         try:
             if fault.kind is FaultKind.CLOCK_STEP and not isinstance(
                 self._fleet.server, SteppedServer
@@ -234,7 +234,7 @@ class ChaosOfWork:
             self.crashes.append((began, time.time()))
 
     async def _step_clock(self, fault: Fault) -> None:
-        """Forward or back, and to the true time again."""
+        """Set the clock forward or back, and later to the true time."""
         assert isinstance(self._fleet.server, SteppedServer)
         began, seconds = time.time(), CLOCK_STEP if fault.number % 2 else -CLOCK_STEP
         clock = self._fleet.server.clock
@@ -310,7 +310,7 @@ class ChaosOfWork:
         await self._start(worker)
 
     async def _stop_blocked(self, worker: Worker, fault: Fault) -> None:
-        """Stop it while one job blocks its event loop and one runs in a process."""
+        """Stop the worker while one job blocks its event loop and another runs in a process."""
         path = self._fleet.directory / f"{worker.name}.blocked"
         path.touch()
         try:
@@ -321,7 +321,7 @@ class ChaosOfWork:
             path.unlink(missing_ok=True)
 
     async def _begin_job(self, worker: Worker, job: Processed | Blocking) -> None:
-        """Insert it for this worker, and wait a while until it has begun."""
+        """Insert the job for this worker, and wait for its start."""
         acts = Tail(self._fleet.directory / f"{worker.name}.acts")
         acts.lines()
         with anyio.move_on_after(BEGIN_LIMIT):
@@ -375,7 +375,7 @@ class ChaosOfWork:
             self._busy.discard(worker)
 
     def _choose(self, number: int) -> Worker | None:
-        """The worker of this number, or the next one that nothing is done to."""
+        """Return the worker with this number, or the next one without a fault."""
         workers = self._fleet.workers
         turned = workers[number:] + workers[:number]
         return next((worker for worker in turned if worker not in self._busy), None)
@@ -383,7 +383,7 @@ class ChaosOfWork:
     # -- processes
 
     async def _start(self, worker: Worker) -> None:
-        """Start it, again if it found no database, and return when it works."""
+        """Start a worker, again if it found no database, and return when it works."""
         limit = time.monotonic() + START_LIMIT
         starts = worker.log.read_bytes().count(STARTED) if worker.log.exists() else 0
         await worker.start()
@@ -399,7 +399,7 @@ class ChaosOfWork:
             await anyio.sleep(LOOK_INTERVAL)
 
     async def _watch_processes(self) -> None:
-        """None ends by itself."""
+        """Report a violation when a worker exits by itself."""
         while True:
             await anyio.sleep(LOOK_INTERVAL)
             for worker in self._fleet.workers:
@@ -430,7 +430,7 @@ class ChaosOfWork:
     # -- afterwards
 
     async def _cancel_endless(self, load: Load) -> None:
-        """Those too whose insert had no answer."""
+        """Cancel all endless jobs, including those whose insert returned no result."""
         rows: list[Any] | None = None
         while rows is None:
             rows = await self._fetch("endless")
@@ -453,7 +453,7 @@ class ChaosOfWork:
             self._note_end(worker, await worker.ended(), {STOPPED})
 
     async def _fetch(self, name: str) -> list[Any] | None:
-        """None where the server does not answer."""
+        """Return the rows of a statement; None where the server does not answer."""
         with suppress(*DATABASE_ERRORS):
             async with self._fleet.server.connected() as connection:
                 return await connection.fetch(STATEMENTS[name])
@@ -477,7 +477,8 @@ def _read_acts(path: Path) -> Iterator[Act]:
 
 
 def _read_log(path: Path) -> list[LogLine]:
-    """What is no JSON is an error, but for the last words of a worker that could not start."""
+    """Parse a log. A line that is not JSON is an error, except for the last lines of a worker that
+    could not start."""
     lines: list[LogLine] = []
     for text in path.read_text().splitlines():
         try:
@@ -513,14 +514,12 @@ async def run_chaos(
     bound: float = BOUND,
     outages_most: int = OUTAGES_MOST,
 ) -> dict[str, Any]:
-    """Run once, and tell what is known: figures and violations.
+    """Run once, and return figures and violations.
 
-    Args:
-        seed, seconds, workers: of the plan.
-        rate: jobs that are inserted a second.
-        bound: seconds after the end of a fault within which work must go on.
-        outages_most: how often a worker may lose its connections in one fault; more than once on a
-            machine so busy that an answer takes as long as a signal that nobody is there.
+    Args: seed, seconds, workers: the plan. rate: jobs inserted per second. bound: seconds after the
+    end of a fault within which jobs must run again. outages_most: how often a worker may lose its
+    connections in one fault. A busy machine needs more than 1, when an answer takes as long as a
+    connection timeout.
     """
     settings = ChaosSettings()
     plan = make_plan(seed, seconds=seconds, workers=workers, dead_after=settings.dead_after)
@@ -549,12 +548,12 @@ async def run_chaos(
 
 
 def _make_server(directory: Path) -> Server:
-    """One that is soon full."""
+    """Start a server with a small disk."""
     return make_server(directory, max_connections=str(CONNECTIONS_MOST))
 
 
 def figures(history: History) -> dict[str, Any]:
-    """What a history tells that is neither right nor wrong."""
+    """Return the figures of a history that are neither right nor wrong."""
     by_kind = defaultdict[str, list[float]](list)
     for recovery in history.recoveries():
         by_kind[recovery.kind].append(recovery.seconds)
@@ -581,7 +580,7 @@ def figures(history: History) -> dict[str, Any]:
 
 
 def show(found: dict[str, Any]) -> None:
-    """For the eye."""
+    """Print the result as text."""
     print(
         f"{found['jobs']} jobs: {found['completed']} completed, {found['cancelled']} cancelled, "
         f"in {found['attempts']} attempts, {found['rescues']} of them rescued; "

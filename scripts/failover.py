@@ -1,10 +1,10 @@
-"""Measures how long nobody leads after each fault of a leader; `leases`: the same for a lease.
+"""Measures the time without a leader after each fault of a leader; `leases`: the same for a lease.
 
-Each row has a PostgreSQL and two workers of its own, and all rows run side by side. Times are those
-that the workers record by the clock that the server reads too. `gap` is from the end of the old
-leadership, as its process knew it, to the begin of the next; `after` is from the fault to the
-begin of the next. Below zero a gap is an overlap. Exit code 1: two led at a time, an old leader
-acted after the begin of the next, or nobody took over.
+Each row has a PostgreSQL and two workers of its own, and all rows run at the same time. The workers
+record times by the clock that the server also reads. `gap` is the time from the end of the old
+term, as its process saw it, to the start of the next. `after` is the time from the fault to the
+start of the next term. A negative gap is an overlap. Exit code 1: two leaders at once, an old
+leader that acted after the start of the next, or no new leader.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ DEFAULT = WorkerSettings(slots=1, periodic_jobs=False)
 SHORT = msgspec.structs.replace(DEFAULT, elect_interval=0.5, leader_ttl=1.5)
 POLL = 0.01
 STARTS_WITHIN = 60.0
-"""Seconds that the processes may take to start, all rows being measured at once."""
+"""Seconds for the processes to start while all rows are measured at once."""
 
 
 class Leading(NamedTuple):
-    """A term as its process recorded it."""
+    """A term, as its process recorded it."""
 
     worker: str
     elected_at: datetime
@@ -51,14 +51,14 @@ class Leading(NamedTuple):
 
 
 class Row:
-    """One fault, done again and again to whoever leads."""
+    """A fault that is injected into the leader again and again."""
 
     name: str
     what: str
     poll_only = False
     pool_is_exhausted = False
     ends_at_fault = False
-    """Whether the old leadership is over at the fault, and cannot say so itself."""
+    """Whether the fault itself ends the term, so that the leader cannot record its end."""
 
     def __init__(self, fleet: Fleet, settings: WorkerSettings) -> None:
         self.fleet, self.settings = fleet, settings
@@ -67,14 +67,14 @@ class Row:
         self.late_acts = 0
 
     async def fault(self, leader: Worker) -> None:
-        """Do it. It has happened when this returns."""
+        """Inject the fault. It has happened when this returns."""
         raise NotImplementedError
 
     async def mend(self, leader: Worker) -> None:
-        """Undo it, after the next leadership began."""
+        """Undo the fault after the next term started."""
 
     async def measure(self, repeat: int) -> None:
-        """Do it so often."""
+        """Measure it this many times."""
         settings = msgspec.structs.replace(
             self.settings, poll_only=self.poll_only, pool_is_exhausted=self.pool_is_exhausted
         )
@@ -87,7 +87,8 @@ class Row:
             leading = await self._once(leading)
 
     async def until_all_stand(self) -> None:
-        """Return when the present process of each worker has registered, and so bids."""
+        """Return when the current process of each worker has registered and takes part in leader
+        election."""
         names = {f"{worker.name}:{worker.pid}" for worker in self.fleet.workers}
         async with asyncio.timeout(STARTS_WITHIN), self.fleet.server.connected() as connection:
             while names - {  # noqa: ASYNC110 (the server tells nobody)
@@ -102,7 +103,7 @@ class Row:
         fault_at = datetime.now(UTC)
         new = await self.next_leading(old)
         await self.mend(leader)
-        await asyncio.sleep(self.settings.elect_interval / 2)  # let what is late be recorded
+        await asyncio.sleep(self.settings.elect_interval / 2)  # give late records time to arrive
         end, late = await self._read(old, new)
         ended = fault_at if self.ends_at_fault else end
         if ended is not None:
@@ -112,14 +113,14 @@ class Row:
         return new
 
     async def next_leading(self, old: Leading | None) -> Leading:
-        """The leadership after `old`, as soon as it is recorded."""
+        """Return the term after `old` as soon as it is recorded."""
         limit = time.monotonic() + 10 * self.settings.leader_ttl
         while time.monotonic() < limit:
             try:
                 async with self.fleet.server.connected() as connection:
                     if found := await self._look(connection, old, limit):
                         return found
-            except OSError:  # the server is down: that may be the fault
+            except OSError:  # the server is down, which may be the fault
                 await asyncio.sleep(POLL)
         raise TimeoutError(f"{self.name}: nobody took over")
 
@@ -138,8 +139,8 @@ class Row:
         return None
 
     async def _read(self, old: Leading, new: Leading) -> tuple[datetime | None, int]:
-        """When the old leader said that it was over, and how often it acted after the begin of the
-        next."""
+        """Return when the old leader recorded its end, and how often it acted after the start of
+        the next term."""
         async with self.fleet.server.connected() as connection:
             acts = await connection.fetch(STATEMENTS["acts"])
         mine = [act for act in acts if act["elected_at"] == old.elected_at]
@@ -190,7 +191,7 @@ class KilledPollOnly(Killed):
 
 
 class Frozen(Row):
-    """SIGSTOP, longer than the trust."""
+    """SIGSTOP for longer than the lease validity."""
 
     name, what = "frozen", "SIGSTOP of the leader until the next leads, then SIGCONT"
     ends_at_fault = True
@@ -203,7 +204,7 @@ class Frozen(Row):
 
 
 class RequestsLost(Row):
-    """A partition that swallows what the leader sends."""
+    """A partition that drops what the leader sends."""
 
     name, what = "requests_lost", "what the leader sends is lost"
 
@@ -215,7 +216,7 @@ class RequestsLost(Row):
 
 
 class AnswersLost(RequestsLost):
-    """A partition that swallows what the server answers."""
+    """A partition that drops what the server answers."""
 
     name, what = "answers_lost", "what the server answers the leader is lost"
 
@@ -224,7 +225,7 @@ class AnswersLost(RequestsLost):
 
 
 class ImmediateStop(Row):
-    """The server crashes and comes back: the leader's row does not survive."""
+    """The server crashes and comes back. The leader's row is lost."""
 
     name, what = "immediate_stop", "the server crashes and comes back; the leader's row is gone"
 
@@ -234,7 +235,7 @@ class ImmediateStop(Row):
 
 
 class Steady(Row):
-    """A fault that need not end the leadership. Once it does, that is the gap; else it is zero."""
+    """A fault that need not end the term. The gap is zero if the term continues."""
 
     async def _once(self, old: Leading) -> Leading:
         leader = next(worker for worker in self.fleet.workers if worker.name == old.worker)
@@ -251,17 +252,17 @@ class Steady(Row):
 
 
 class ExhaustedPool(Steady):
-    """The leader's pool has no connection left."""
+    """All connections of the leader's pool are taken."""
 
     name, what = "exhausted_pool", "every connection of the pools is taken"
     pool_is_exhausted = True
 
     async def fault(self, leader: Worker) -> None:
-        """It lasts all the time."""
+        """Do nothing: the fault lasts during the whole run."""
 
 
 class Restart(Steady):
-    """The server restarts in good order: the leader's row survives."""
+    """The server restarts cleanly. The leader's row survives."""
 
     name, what = "restart", "the server restarts in good order; the leader's row survives"
 
@@ -319,7 +320,7 @@ async def run_row(row_type: type[Row], settings: WorkerSettings, repeat: int) ->
 
 
 def summary(values: list[float]) -> dict[str, float] | None:
-    """Median, least and most, in seconds."""
+    """Return median, minimum and maximum in seconds."""
     if not values:
         return None
     found = {"median": statistics.median(values), "min": min(values), "max": max(values)}
@@ -327,7 +328,7 @@ def summary(values: list[float]) -> dict[str, float] | None:
 
 
 async def run_rows(names: list[str], settings: WorkerSettings, repeat: int) -> list[dict[str, Any]]:
-    """All rows, side by side."""
+    """Measure all rows at the same time."""
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(run_row(ROWS[name], settings, repeat)) for name in names]
         for done in asyncio.as_completed(running):
@@ -337,7 +338,7 @@ async def run_rows(names: list[str], settings: WorkerSettings, repeat: int) -> l
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """A table of seconds."""
+    """Print a table of seconds."""
     print(
         f"{'row':20} {'times':>5} {'after: median':>13} {'max':>7} {'gap: median':>12} "
         f"{'min':>7} {'max':>7} {'late acts':>9}"
@@ -361,7 +362,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="scripts/failover",
         description=f"{__doc__}\n{failover_leases.__doc__}",
@@ -401,7 +402,8 @@ def main() -> None:
 
 
 def measure_leader(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
-    """The rows of the leader, shown unless they are wanted as JSON, and whether one is bad."""
+    """Measure the rows of the leader, print them unless JSON is wanted, and return whether one is
+    bad."""
     settings = SHORT if arguments.short else DEFAULT
     rows = asyncio.run(run_rows(arguments.rows, settings, arguments.repeat))
     if not arguments.json:
@@ -410,7 +412,7 @@ def measure_leader(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]],
 
 
 def measure_leases(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
-    """The same for a lease."""
+    """Measure the rows of a lease in the same way."""
     settings = failover_leases.SHORT if arguments.short else failover_leases.DEFAULT
     rows = asyncio.run(failover_leases.run_rows(arguments.rows, settings, arguments.repeat))
     if not arguments.json:
@@ -419,7 +421,8 @@ def measure_leases(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]],
 
 
 def is_overlap(row: dict[str, Any]) -> bool:
-    """Whether two led at a time. After a crash of the server they may: the row is gone."""
+    """Return whether two workers led at once. This is allowed after a crash of the server, which
+    loses the leader's row."""
     return row["row"] != ImmediateStop.name and (row["gap"] or {"min": 0})["min"] < 0
 
 

@@ -1,14 +1,13 @@
-"""What `scripts/failover leases` measures: who acts under a lease, and who does not, after each
-fault of its holder.
+"""Measures for `scripts/failover leases` how a lease changes its holder after each fault.
 
-Two processes on a PostgreSQL of their own hold one lease, or stand by. The holder acts every 10 ms
-without asking anybody, writes through the lease's fence all the time, and after its term tries one
-write more. `after`: from the fault to the begin of the next term. `gap`: from the last act of the
-old term at which its lease said that it was held to the begin of the next; below zero it is an
-overlap. `kept`: how often the term went on instead. `late`: acts after the begin of the next at
-which the lease said that it was not held. `refused`: fenced writes of ended terms. `stale`: fenced
-writes after one of a later term, which are never to be. Exit code 1: there was one, an epoch did
-not rise, nobody took over, or a gap is below zero that must not be.
+Two processes with a PostgreSQL of their own hold one lease or wait for it. The holder acts every 10
+ms without a statement, writes through the lease's fence all the time, and tries one more write
+after its term. `after`: from the fault to the start of the next term. `gap`: from the last act of
+the old term at which its lease was valid to the start of the next; a negative gap is an overlap.
+`kept`: how often the term continued instead. `late`: acts after the start of the next term at which
+the old lease was not valid. `refused`: fenced writes of ended terms. `stale`: fenced writes after
+one of a later term, which must never happen. Exit code 1: a stale write, an epoch that did not
+rise, no new holder, or an overlap that is not allowed.
 """
 
 from __future__ import annotations
@@ -50,23 +49,23 @@ STEP = 3600
 
 
 def boottime() -> float:
-    """By the clock of the notes."""
+    """Return the time of the clock that the records use."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class LeaseRow:
-    """One fault, done again and again to whoever holds the lease."""
+    """A fault that is injected into the holder of the lease again and again."""
 
     name: ClassVar[str]
     what: ClassVar[str]
     through = "manager"
     is_survived = False
-    """Whether the term may go on. It has had the time to end when `fault` returns."""
+    """Whether the term may continue. It has had the time to end when `fault` returns."""
     ends_its_process = False
     is_dear = False
-    """Whether each time needs servers of its own."""
+    """Whether each repetition needs servers of its own."""
     may_overlap = False
-    """Whether two may believe in their terms for a while: what they write is fenced."""
+    """Whether two terms may be valid at once for a while. Their writes are fenced."""
     make_server: Callable[[Path], Server] = Server
 
     def __init__(self, stage: LeaseStage, settings: LeaseSettings) -> None:
@@ -79,29 +78,29 @@ class LeaseRow:
 
     @classmethod
     def obstacle(cls) -> str | None:
-        """Why it cannot be measured here."""
+        """Return the reason why it cannot be measured here."""
         return None
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """The two processes run."""
+        """Run the two processes for the block."""
         for name in ("one", "two"):
             await self.stage.add(name, self.settings)
         yield
 
     async def prepare(self, old: Holding) -> Holding:
-        """Come to the state that the fault is for; the term that it will strike."""
+        """Set up the state that the fault needs, and return the term that it hits."""
         return old
 
     async def fault(self, worker: LeaseWorker) -> None:
-        """Do it to the holder. It has happened when this returns."""
+        """Inject the fault into the holder. It has happened when this returns."""
         raise NotImplementedError
 
     async def mend(self, worker: LeaseWorker) -> None:
-        """Undo it, after the next term began."""
+        """Undo the fault after the next term started."""
 
     async def measure(self, repeat: int) -> None:
-        """Do it so often."""
+        """Measure it this many times."""
         async with self.running():
             for _ in range(repeat):
                 await self.stage.until_all_stand()
@@ -148,7 +147,7 @@ class Graceful(LeaseRow):
 
 
 class GracefulListen(Graceful):
-    """SIGTERM, which is announced."""
+    """SIGTERM with LISTEN, so that the release is notified."""
 
     name, what = "graceful", "SIGTERM of the holder, the other listens"
     through = "client"
@@ -169,7 +168,7 @@ class Killed(LeaseRow):
 
 
 class FrozenShortly(LeaseRow):
-    """SIGSTOP, shorter than the trust."""
+    """SIGSTOP for less than the lease validity."""
 
     name, what = "frozen_shortly", "SIGSTOP of the holder for 0.3 ttl"
     is_survived = True
@@ -181,7 +180,7 @@ class FrozenShortly(LeaseRow):
 
 
 class Frozen(LeaseRow):
-    """SIGSTOP, longer than the trust."""
+    """SIGSTOP for longer than the lease validity."""
 
     name, what = "frozen", "SIGSTOP of the holder until the next holds it, then SIGCONT"
 
@@ -189,7 +188,7 @@ class Frozen(LeaseRow):
         worker.freeze()
 
     async def mend(self, worker: LeaseWorker) -> None:
-        await asyncio.sleep(0.1)  # let the next write
+        await asyncio.sleep(0.1)  # let the next write happen
         worker.thaw()
 
 
@@ -203,7 +202,7 @@ class Blocked(LeaseRow):
 
 
 class RequestsLost(LeaseRow):
-    """A partition that swallows what the holder sends."""
+    """A partition that drops what the holder sends."""
 
     name, what = "requests_lost", "what the holder sends is lost"
     partition = Partition.REQUESTS_LOST
@@ -216,21 +215,21 @@ class RequestsLost(LeaseRow):
 
 
 class AnswersLost(RequestsLost):
-    """A partition that swallows what the server answers."""
+    """A partition that drops what the server answers."""
 
     name, what = "answers_lost", "what the server answers the holder is lost"
     partition = Partition.ANSWERS_LOST
 
 
 class BothHeld(RequestsLost):
-    """A partition that passes on late what it held."""
+    """A partition that holds data back and delivers it late."""
 
     name, what = "cut_off", "nothing passes between holder and server; later all of it does"
     partition = Partition.HELD
 
 
 class ExhaustedPool(LeaseRow):
-    """The work takes the connections that the lease needs."""
+    """User code takes the connections that the lease needs."""
 
     name, what = "exhausted_pool", "a manager over a pool, whose connections the work takes"
     through = "pool"
@@ -240,7 +239,7 @@ class ExhaustedPool(LeaseRow):
 
 
 class ExhaustedClientPool(ExhaustedPool):
-    """The work takes connections that the lease does not need."""
+    """User code takes connections that the lease does not need."""
 
     name, what = "exhausted_client_pool", "a client's singleton takes its pool's connections"
     through = "client"
@@ -248,7 +247,7 @@ class ExhaustedClientPool(ExhaustedPool):
 
 
 class Restart(LeaseRow):
-    """The server restarts in good order."""
+    """The server restarts cleanly."""
 
     name, what = "restart", "the server restarts in good order"
     is_survived = True
@@ -278,7 +277,7 @@ class ConnectionOutage(LeaseRow):
 
 
 class Failover(LeaseRow):
-    """The primary is gone, and its standby knows neither of the term nor of its renewals."""
+    """The primary is lost. Its standby has neither the term nor its renewals."""
 
     name = "failover"
     what = "the primary is gone; its standby, which knows nothing of the term, is promoted"
@@ -288,7 +287,7 @@ class Failover(LeaseRow):
 
     @property
     def pair(self) -> Pair:
-        """The servers."""
+        """Start the primary and the standby."""
         server = self.stage.fleet.server
         assert isinstance(server, Pair)
         return server
@@ -296,7 +295,7 @@ class Failover(LeaseRow):
     async def prepare(self, old: Holding) -> Holding:
         async with self.pair.primary.connected() as connection:
             self._sender: int = await connection.fetchval("SELECT pid FROM pg_stat_replication")
-        os.kill(self._sender, signal.SIGSTOP)  # from now on the standby hears nothing
+        os.kill(self._sender, signal.SIGSTOP)  # from now on the standby receives nothing
         worker = self.stage.worker(old.worker)
         worker.terminate()
         new = await self.stage.next_holding(old, LATE_LIMIT)
@@ -307,7 +306,7 @@ class Failover(LeaseRow):
 
     async def fault(self, worker: LeaseWorker) -> None:
         stopping = asyncio.create_task(self.pair.primary.shut_down(Shutdown.IMMEDIATE))
-        await asyncio.sleep(0)  # it has been told to stop
+        await asyncio.sleep(0)  # it is already stopping
         os.kill(self._sender, signal.SIGKILL)
         await stopping
         await self.pair.standby.promote()
@@ -339,7 +338,7 @@ class ClockStep(LeaseRow):
 
 
 class ServerClockForward(LeaseRow):
-    """By the server's clock every lease is over at once."""
+    """The server's clock steps forward, so that every lease expires at once."""
 
     name, what = "server_clock_forward", "the server's clock steps forward by an hour"
     make_server = SteppedServer
@@ -357,7 +356,7 @@ class ServerClockForward(LeaseRow):
 
 
 class ServerClockBack(ServerClockForward):
-    """By the server's clock every lease lasts for hours."""
+    """The server's clock steps back, so that every lease lasts for hours."""
 
     name, what = "server_clock_back", "the server's clock steps back by an hour"
     is_survived = True
@@ -365,7 +364,7 @@ class ServerClockBack(ServerClockForward):
 
 
 class PoolerRow(LeaseRow):
-    """The way leads through PgBouncer in transaction mode."""
+    """A row whose connections go through PgBouncer in transaction mode."""
 
     @classmethod
     def obstacle(cls) -> str | None:
@@ -382,7 +381,7 @@ class PoolerRow(LeaseRow):
 
 
 class PoolerKilled(PoolerRow, Killed):
-    """SIGKILL behind a pooler."""
+    """The holder is killed behind a pooler."""
 
     name, what = "pgbouncer_killed", "SIGKILL of the holder, behind PgBouncer"
 
@@ -426,7 +425,7 @@ ROWS: dict[str, type[LeaseRow]] = {
 
 
 class Result(msgspec.Struct):
-    """What became of a row."""
+    """The result of a row."""
 
     row: str
     what: str
@@ -443,12 +442,12 @@ class Result(msgspec.Struct):
 
     @property
     def is_bad(self) -> bool:
-        """Whether something happened that never may."""
+        """Return whether something happened that is never allowed."""
         is_overlap = min(self.gaps, default=0) < 0 and not ROWS[self.row].may_overlap
         return bool(self.error or self.stale or is_overlap or not self.is_rising)
 
     def add(self, row: LeaseRow) -> None:
-        """Take in what one stage showed."""
+        """Add the records of one stage."""
         self.afters += row.afters
         self.gaps += row.gaps
         self.kept += row.kept
@@ -479,7 +478,7 @@ async def run_row(row_type: type[LeaseRow], settings: LeaseSettings, repeat: int
 
 
 async def run_rows(names: list[str], settings: LeaseSettings, repeat: int) -> list[Result]:
-    """All rows, some at a time."""
+    """Measure all rows, some of them at the same time."""
     free = asyncio.Semaphore(AT_A_TIME)
 
     async def run(name: str) -> Result:
@@ -494,7 +493,7 @@ async def run_rows(names: list[str], settings: LeaseSettings, repeat: int) -> li
 
 
 def as_json(result: Result) -> dict[str, Any]:
-    """With the figures that count, in seconds."""
+    """Return the result with its figures in seconds."""
     found = msgspec.to_builtins(result)
     for name in ("afters", "gaps"):
         values = found.pop(name)
@@ -508,7 +507,7 @@ def as_json(result: Result) -> dict[str, Any]:
 
 
 def show(results: list[Result]) -> None:
-    """A table of seconds, with shares of the ttl."""
+    """Print a table of seconds, with fractions of the ttl."""
     print(
         f"{'row':21} {'times':>5} {'kept':>4} {'after: median':>13} {'max':>7} {'of ttl':>6} "
         f"{'gap: median':>11} {'min':>7} {'max':>7} {'of ttl':>6} "
