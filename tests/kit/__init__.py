@@ -1,4 +1,4 @@
-"""Breaking things: a fleet of worker processes, a fault proxy before PostgreSQL, a pooler, and a
-checker of what a fleet did. For tests and for scripts."""
+"""Tools for tests and scripts: a fleet of worker processes, faults for its servers and networks,
+and checkers of its history."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows that a trigger makes slow, or that it refuses with errors of many classes."""
+"""Rows that a trigger makes slow, or refuses with errors of many classes."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
 SLOWEST = 15
-"""Seconds for each update of one row: longer than a statement may take."""
+"""Seconds for each update of one row. It is longer than the statement timeout."""
 SQLSTATES = (
     *("40001", "53200", "55000", "57014", "58030", "08006", "XX001"),
     *("23514", "22023"),
 )
-"""Serialization, memory, object state, cancelled, I/O, connection, corrupt data; and two of data
-that cannot be stored."""
+"""Serialization, memory, object state, cancelled, I/O, connection and corrupt data; and two for
+data that cannot be stored."""
 
 
 class Table(NamedTuple):
-    """A table, and which of its rows are hit; conditions and numbers are SQL about OLD."""
+    """A table and the condition for its bad rows. Conditions and numbers are SQL about OLD."""
 
     name: str
     slow: str
     refused: str
     number: str
-    """It chooses the error of a row."""
+    """SQL for the number that selects the error of a row."""
 
 
 JOBS = Table("river_job", "OLD.id % 50 = 0", "OLD.id % 199 = 0", "OLD.id / 199")
@@ -38,7 +38,8 @@ LEASES = Table(
 
 @asynccontextmanager
 async def slow_rows(url: str, table: Table, slowest: str = "false") -> AsyncGenerator[None]:
-    """Each update of some rows takes 1 to 100 ms, and of those of a condition `SLOWEST`."""
+    """Make each update of some rows take 1 to 100 ms, and `SLOWEST` for the rows of the
+    condition."""
     seconds = f"CASE WHEN {slowest} THEN {SLOWEST} ELSE 0.001 + random() * 0.099 END"
     body = f"PERFORM pg_sleep({seconds});"
     when = f"{table.slow} OR {slowest}"
@@ -48,7 +49,7 @@ async def slow_rows(url: str, table: Table, slowest: str = "false") -> AsyncGene
 
 @asynccontextmanager
 async def refused_rows(url: str, table: Table) -> AsyncGenerator[None]:
-    """Each update of some rows is refused."""
+    """Refuse each update of some rows."""
     states = ", ".join(f"'{state}'" for state in SQLSTATES)
     body = (
         f"RAISE EXCEPTION 'this row is refused' USING ERRCODE = (ARRAY[{states}])"

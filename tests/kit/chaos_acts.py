@@ -1,4 +1,5 @@
-"""What a worker of `scripts/chaos work` and its child processes note, line by line in a file."""
+"""Records of what a worker of `scripts/chaos work` and its child processes do, one line of a file
+each."""
 
 from __future__ import annotations
 
@@ -15,17 +16,19 @@ from tests.kit.fleet import SETTINGS_VARIABLE
 from tests.kit.work_history import Act
 
 ALIVE_INTERVAL = 0.05
-"""Seconds between two notes of a child that it runs its job."""
+"""Seconds between two records of a child process that runs a job."""
 
 settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=ChaosSettings)
 _acts = os.open(settings.acts, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-_worker_pid = os.environ.setdefault("CHAOS_WORKER_PID", str(os.getpid()))  # its children inherit it
+_worker_pid = os.environ.setdefault(
+    "CHAOS_WORKER_PID", str(os.getpid())
+)  # child processes inherit it
 _process = f"{settings.name}:{_worker_pid}"
 _encoder = msgspec.json.Encoder()
 
 
 def record(what: str, job: riverpy.JobRow | None = None, **values: Any) -> None:
-    """Note an act of now."""
+    """Record an act with the current time."""
     if job is not None:
         claim = job.columns()[JobColumn.ATTEMPTED_AT]
         values |= {"job_id": job.id, "attempt": job.attempt, "claim": claim, "kind": job.kind}
@@ -34,7 +37,7 @@ def record(what: str, job: riverpy.JobRow | None = None, **values: Any) -> None:
 
 
 class Attempt:
-    """Notes the begin and the end of an attempt."""
+    """Records the start and the end of an attempt."""
 
     def __init__(self, job: riverpy.Job[Any]) -> None:
         self._job = job
@@ -48,7 +51,7 @@ class Attempt:
 
 
 def work_in_process(job: riverpy.Job[Processed]) -> None:
-    """Take a while, and note again and again that the process is alive."""
+    """Run for a while, and record again and again that the process is alive."""
     with Attempt(job):
         end = time.monotonic() + job.args.seconds
         while (now := time.monotonic()) < end:

@@ -1,5 +1,5 @@
-"""The jobs of a fleet under random faults, each with the number by which its insert is known, and
-what its workers are told."""
+"""Jobs of a fleet under random faults, with the numbers that identify their inserts, and the
+settings of its workers."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ import riverpy
 from tests.kit.fleet import WorkerSettings
 
 PLANNED = "planned"
-"""How the text of an error begins that a handler raises."""
+"""Start of the text of each error that a handler raises on purpose."""
 
 
 class ChaosSettings(WorkerSettings, frozen=True, kw_only=True):
-    """What the process of a worker is told (`tests/kit/chaos_worker.py`)."""
+    """Settings of a worker process (`tests/kit/chaos_worker.py`)."""
 
     target: str = "tests.kit.chaos_worker:client"
     elect_interval: float = 1.0
     leader_ttl: float = 3.0
     dead_after: float = 10.0
     slots: int = 60
-    """Of each of its two queues."""
+    """Slots of each of its two queues."""
     acts: str = ""
-    """The file of its acts."""
+    """Path of the file with its records."""
 
 
 class Quick(msgspec.Struct, frozen=True):
-    """Ends at once."""
+    """A job that returns at once."""
 
     kind: ClassVar[str] = "quick"
     number: int
 
 
 class Slow(msgspec.Struct, frozen=True):
-    """Takes a while."""
+    """A job that takes a while."""
 
     kind: ClassVar[str] = "slow"
     number: int
@@ -43,7 +43,7 @@ class Slow(msgspec.Struct, frozen=True):
 
 
 class Flaky(msgspec.Struct, frozen=True):
-    """Fails, then succeeds."""
+    """A job that fails a few times, then succeeds."""
 
     kind: ClassVar[str] = "flaky"
     number: int
@@ -51,14 +51,14 @@ class Flaky(msgspec.Struct, frozen=True):
 
 
 class Snoozing(msgspec.Struct, frozen=True):
-    """Snoozes once."""
+    """A job that snoozes once."""
 
     kind: ClassVar[str] = "snoozing"
     number: int
 
 
 class Threaded(msgspec.Struct, frozen=True):
-    """Takes a while in a thread."""
+    """A job that takes a while in a thread."""
 
     kind: ClassVar[str] = "threaded"
     number: int
@@ -66,7 +66,7 @@ class Threaded(msgspec.Struct, frozen=True):
 
 
 class Processed(msgspec.Struct, frozen=True):
-    """Takes a while in a process."""
+    """A job that takes a while in a process."""
 
     kind: ClassVar[str] = "processed"
     number: int
@@ -74,7 +74,7 @@ class Processed(msgspec.Struct, frozen=True):
 
 
 class Blocking(msgspec.Struct, frozen=True):
-    """Blocks the event loop of its worker while there is a file."""
+    """A job that blocks the event loop of its worker as long as a file exists."""
 
     kind: ClassVar[str] = "blocking"
     number: int
@@ -82,39 +82,39 @@ class Blocking(msgspec.Struct, frozen=True):
 
 
 class Endless(msgspec.Struct, frozen=True):
-    """Ends when it is cancelled."""
+    """A job that ends only when it is cancelled."""
 
     kind: ClassVar[str] = "endless"
     number: int
 
 
 class Once(msgspec.Struct, frozen=True):
-    """Exists once for its number."""
+    """A unique job: it exists once for its number."""
 
     kind: ClassVar[str] = "once"
     number: int
 
     def insert_opts(self) -> riverpy.InsertOpts:
-        """It is unique."""
+        """Make it unique by its args."""
         return riverpy.InsertOpts(unique_opts=riverpy.UniqueOpts(by_args=True))
 
 
 class Parent(msgspec.Struct, frozen=True):
-    """Inserts a `Child`."""
+    """A job that inserts a `Child`."""
 
     kind: ClassVar[str] = "parent"
     number: int
 
 
 class Child(msgspec.Struct, frozen=True):
-    """Is inserted by a `Parent`, whose number it has."""
+    """A job that a `Parent` inserts, with the parent's number."""
 
     kind: ClassVar[str] = "child"
     number: int
 
 
 class Hoarding(msgspec.Struct, frozen=True):
-    """Keeps every connection of its client's pool."""
+    """A job that takes every connection of its client's pool."""
 
     kind: ClassVar[str] = "hoarding"
     number: int

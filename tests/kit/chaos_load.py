@@ -1,4 +1,5 @@
-"""A load of jobs of every kind, inserted in every way, and what its callers were told of each."""
+"""A load of jobs of every kind, inserted in every way, with the results that its callers
+received."""
 
 from __future__ import annotations
 
@@ -35,25 +36,25 @@ if TYPE_CHECKING:
     Way: TypeAlias = Callable[[list[JobArgs]], Awaitable[None]]
 
 TURN = 0.1
-"""Seconds between two turns of each way of inserting."""
+"""Seconds between two inserts by the same way."""
 CALL_LIMIT = 20.0
-"""Seconds that a call may take."""
+"""Timeout of a call, in seconds."""
 RETRY = 0.1
 ROLLBACK_SHARE = 0.3
-"""Of the transactions."""
+"""The share of transactions that roll back."""
 ONCE_SHARE = 20
-"""One unique number in so many of a run's jobs: each is inserted several times."""
+"""One job in this many has a unique number. Each unique number is inserted several times."""
 CANCEL_MOST = 3.0
-"""Seconds until a job is cancelled, at most."""
+"""Maximum seconds until a job is cancelled."""
 FAILURES = (riverpy.TransactionError, *DATABASE_ERRORS)
-"""What an outage makes of a call."""
+"""Errors that a call raises during an outage."""
 
 
 class Load:
-    """Inserts, and cancels, until it is told to stop."""
+    """Inserts and cancels jobs until `is_stopping` is set."""
 
     def __init__(self, url: str, rate: float, seed: int) -> None:
-        """Make it: `rate` jobs a second, with what a seed chooses."""
+        """Create a load of `rate` jobs per second, with choices that depend on the seed."""
         self._url, self._rate = url, rate
         self._dice = random.Random(seed)
         self._number = 0
@@ -66,7 +67,7 @@ class Load:
         self.failed_calls = 0
 
     async def run(self) -> None:
-        """Insert until `is_stopping`; then return when what was to be cancelled is."""
+        """Insert until `is_stopping`, then return when all planned cancels are done."""
         async with (
             riverpy.Client(self._url) as client,
             Transactions(self, self._url, client) as transactions,
@@ -83,7 +84,7 @@ class Load:
                 tasks.start_soon(self._insert, way, share * self._rate * TURN)
 
     async def cancel(self, job_id: int, delay: float = 0.0) -> None:
-        """Cancel a job, however often that fails."""
+        """Cancel a job, and try again as often as that fails."""
         await anyio.sleep(delay)
         while True:
             with suppress(*FAILURES):
@@ -94,18 +95,18 @@ class Load:
             await anyio.sleep(RETRY)
 
     def commit(self, jobs: Sequence[JobArgs]) -> None:
-        """These exist."""
+        """Record that these jobs are committed."""
         self.committed.update(job.number for job in jobs)
 
     def tell(self, jobs: Sequence[JobArgs], results: Sequence[riverpy.InsertResult]) -> None:
-        """These exist, and this is what was said of them."""
+        """Record that these jobs are committed, with the results of their inserts."""
         self.commit(jobs)
         for job, result in zip(jobs, results, strict=True):
             if isinstance(job, Once) and not result.unique_skipped_as_duplicate:
                 self.unique.append(job.number)
 
     async def _insert(self, way: Way, count: float) -> None:
-        """In turns; what an outage kept from being inserted is not caught up."""
+        """Insert by one way in turns. Inserts that an outage prevents are not repeated."""
         due, left = anyio.current_time(), 0.0
         while not self.is_stopping:
             left += count
@@ -127,7 +128,8 @@ class Load:
         if way == self._singly and chosen < 0.01:
             return Endless(number)
         if way != self._by_copy and chosen < 0.1:
-            # Below the numbers of all others: what is inserted again must not be new for these.
+            # Lower than the numbers of all other jobs, so that a repeated insert is never new among
+            # them.
             self._once += 1
             return Once(-1 - self._once // ONCE_SHARE * 4 - dice.randrange(4))
         if chosen < 0.2:
@@ -175,16 +177,16 @@ class Load:
         self.commit(jobs)
 
     def params(self, jobs: list[JobArgs]) -> list[InsertManyParams]:
-        """With options by chance."""
+        """Return the parameters of the jobs with random options."""
         return [InsertManyParams(job, self._options()) for job in jobs]
 
     def rolls_back(self) -> bool:
-        """Whether the next transaction does."""
+        """Return whether the next transaction rolls back."""
         return self._dice.random() < ROLLBACK_SHARE
 
 
 class Transactions:
-    """The transactions of a user, on a connection of their own."""
+    """The transactions of a user on a connection of their own."""
 
     def __init__(self, load: Load, url: str, client: riverpy.Client) -> None:
         self._load, self._url, self._client = load, url, client
@@ -198,7 +200,7 @@ class Transactions:
             self._connection.terminate()
 
     async def insert(self, jobs: list[JobArgs]) -> None:
-        """Insert these in one transaction, which is committed or rolled back."""
+        """Insert these jobs in one transaction, which is committed or rolled back."""
         if self._connection is None or self._connection.is_closed():
             self._connection = await asyncpg.connect(self._url, timeout=CALL_LIMIT)
         unique_none = [job for job in jobs if not isinstance(job, Once)]

@@ -1,4 +1,4 @@
-"""What is done to a fleet that works jobs, and when: a seed has one plan."""
+"""The plan of faults for a fleet that works jobs. A seed always has the same plan."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tests.kit.proxy import Partition
 from tests.kit.server_faults import POOL_NAME
 
 LONG_RUN = 600.0
-"""Seconds from which on a run has outages of two minutes."""
+"""Runs of at least this many seconds have outages of two minutes."""
 LONG_OUTAGE = 120.0
 LONG_SHARE = 0.2
-"""Of the times that the server is down."""
+"""The share of long outages among the outages of the server."""
 CALM_SHARE = 0.3
-"""Of the faults: before them all is mended for `CALM` seconds."""
+"""The share of faults that start only after `CALM` seconds without other faults."""
 CALM = 2.0
 
 
 class FaultKind(StrEnum):
-    """What is done."""
+    """A kind of fault."""
 
     KILL_LISTENER = "backend of the listener killed"
     KILL_RESERVED = "backend of lease and heartbeat killed"
@@ -81,7 +81,7 @@ OF_SERVER = {
     FaultKind.READ_ONLY,
     FaultKind.CLOCK_STEP,
 }
-"""One at a time."""
+"""Faults of the server. Only one of them happens at a time."""
 OF_USERS = {
     FaultKind.LOCK_ROWS,
     FaultKind.HOARD_POOL,
@@ -95,26 +95,26 @@ ENDS_WORKER = {
     FaultKind.STOP_BLOCKED,
 }
 NO_REASON = {FaultKind.SLOW_ROWS, FaultKind.REFUSED_ROWS, FaultKind.CLOCK_STEP}
-"""No reason to rescue a job."""
+"""Faults that are no reason to rescue a job."""
 HARMLESS = {FaultKind.TIMEOUTS, *OF_USERS, FaultKind.CLOCK_STEP}
-"""The fleet keeps working during these."""
+"""Faults during which the fleet keeps working."""
 
 
 class Fault(NamedTuple):
-    """One thing to be done."""
+    """A fault of the plan."""
 
     at: float
     """Seconds since the start."""
     kind: FaultKind
     number: int
-    """Of the worker that it is done to."""
+    """Number of the worker that it hits."""
     seconds: float
-    """How long it lasts."""
+    """Duration in seconds."""
 
 
 def make_plan(seed: int, *, seconds: float, workers: int, dead_after: float) -> list[Fault]:
-    """The faults of a seed: the same each time. Each kind comes once a round. Most begin while
-    others last; some when all is well."""
+    """Return the faults of a seed, always the same. Each kind comes once a round. Most faults start
+    while others last, some after all others ended."""
     dice = random.Random(seed)
     plan: list[Fault] = []
     kinds: list[FaultKind] = []
@@ -135,11 +135,12 @@ def make_plan(seed: int, *, seconds: float, workers: int, dead_after: float) -> 
 
 
 def _duration(kind: FaultKind, dice: random.Random, dead_after: float) -> float:
-    """A silent fault is of interest around the time after which a client counts as dead."""
+    """Return a duration. Silent faults are interesting near the time after which a client counts as
+    dead."""
     if kind in PARTITIONS or kind.name.startswith("FREEZE"):
         return dice.uniform(0.1, 1.7) * dead_after
     if kind in {*ENDS_WORKER, FaultKind.RESTART, FaultKind.CRASH}:
         return dice.uniform(0.0, 2.0)
-    if kind is FaultKind.SLOW_ROWS:  # one row takes longer than a statement may
+    if kind is FaultKind.SLOW_ROWS:  # one row takes longer than the statement timeout
         return dice.uniform(3.0, 12.0)
     return dice.uniform(1.0, 5.0)

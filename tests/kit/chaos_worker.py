@@ -1,7 +1,7 @@
 """The client of workers under random faults: `riverpy worker tests.kit.chaos_worker:client`.
 
-What its handlers do, and which results it says it has stored, are lines of a file: they outlive the
-process, and need no database.
+It records in a file what its handlers do and which results it stored. The file survives the process
+and needs no database.
 """
 
 from __future__ import annotations
@@ -38,25 +38,26 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
 STALL = 0.5
-"""Seconds without a turn of the event loop that count as not having run."""
+"""If the event loop makes no turn for this many seconds, the process counts as not running."""
 TICK = 0.1
 STOP_PATIENCE = timedelta(seconds=3)
 RETRY_DELAY = timedelta(milliseconds=200)
 LONG_DELAY = timedelta(seconds=6)
-"""Beyond the 5 s within which a job that is due again is available: the leader schedules it."""
+"""Longer than the 5 s within which a job due again is available at once, so the leader schedules
+it."""
 LONG_SHARE = 8
-"""One job in so many waits that long."""
+"""One job in this many waits that long."""
 CHILD_LIMIT = 8.0
 BLOCKED_MAX = 30.0
-"""Seconds that a job blocks the event loop, at most: longer than a stop may take."""
+"""Maximum seconds that a job blocks the event loop. It is longer than the stop timeout."""
 SOON = timedelta(milliseconds=100)
 
 
 class ChaosRetryPolicy(DefaultRetryPolicy):
-    """Rescued jobs run again soon."""
+    """Retry policy that runs rescued jobs again soon."""
 
     def next_retry(self, job: riverpy.JobRow, /) -> timedelta:
-        """When the job is due again."""
+        """Return when the job is due again."""
         return RETRY_DELAY
 
 
@@ -64,56 +65,56 @@ workers = riverpy.Workers()
 
 
 def is_long(number: int) -> bool:
-    """Whether the job of this number waits for the leader when it waits."""
+    """Return whether the job with this number waits for the leader when it is retried."""
     return number % LONG_SHARE == 0
 
 
 @workers.job
 async def quick(job: riverpy.Job[Quick]) -> None:
-    """Ends at once."""
+    """Return at once."""
     with Attempt(job):
         await anyio.sleep(0)
 
 
 @workers.job
 async def once(job: riverpy.Job[Once]) -> None:
-    """Exists once for its number."""
+    """Return at once; the job is unique by its number."""
     with Attempt(job):
         await anyio.sleep(0)
 
 
 @workers.job
 async def child(job: riverpy.Job[Child]) -> None:
-    """Was inserted by another job."""
+    """Return at once; another job inserted this one."""
     with Attempt(job):
         await anyio.sleep(0)
 
 
 @workers.job
 async def slow(job: riverpy.Job[Slow]) -> None:
-    """Takes a while."""
+    """Take a while."""
     with Attempt(job):
         await anyio.sleep(job.args.seconds)
 
 
 class FlakyWorker(riverpy.Worker[Flaky]):
-    """Fails as often as its jobs say."""
+    """Worker that fails as often as the args of its jobs say."""
 
     async def work(self, job: riverpy.Job[Flaky]) -> None:
-        """Fail, or succeed."""
+        """Fail or succeed."""
         with Attempt(job):
             failed = sum(PLANNED in error.error for error in job.errors)
             if failed < job.args.failures:
                 raise RuntimeError(f"{PLANNED} failure {failed + 1}")
 
     def next_retry(self, job: riverpy.Job[Flaky]) -> timedelta | None:
-        """Soon, or when the leader finds it due."""
+        """Return a time soon, or one that the leader has to schedule."""
         return LONG_DELAY if is_long(job.args.number) else RETRY_DELAY
 
 
 @workers.job
 async def snoozing(job: riverpy.Job[Snoozing]) -> None:
-    """Snoozes once."""
+    """Snooze once."""
     with Attempt(job):
         if not job.metadata.get("snoozes"):
             raise riverpy.JobSnooze(LONG_DELAY if is_long(job.args.number) else SOON)
@@ -121,7 +122,7 @@ async def snoozing(job: riverpy.Job[Snoozing]) -> None:
 
 @workers.blocking_job(executor="thread")
 def threaded(job: riverpy.Job[Threaded]) -> None:
-    """Takes a while in a thread."""
+    """Take a while in a thread."""
     with Attempt(job):
         time.sleep(job.args.seconds)
 
@@ -131,7 +132,7 @@ workers.blocking_job(executor="process")(work_in_process)
 
 @workers.job(timeout=None)
 async def blocking(job: riverpy.Job[Blocking]) -> None:
-    """Blocks the event loop while its file exists."""
+    """Block the event loop as long as the job's file exists."""
     with Attempt(job):
         end = time.monotonic() + BLOCKED_MAX
         while Path(job.args.path).exists() and time.monotonic() < end:
@@ -140,14 +141,15 @@ async def blocking(job: riverpy.Job[Blocking]) -> None:
 
 @workers.job(timeout=None)
 async def endless(job: riverpy.Job[Endless]) -> None:
-    """Ends when it is cancelled."""
+    """Run until cancelled."""
     with Attempt(job):
         await anyio.sleep_forever()
 
 
 @workers.job
 async def parent(job: riverpy.Job[Parent]) -> None:
-    """Inserts another job, by the pool of this client. Where that fails it may have been done."""
+    """Insert another job by the pool of this client. An insert that raises may still have been
+    committed."""
     with Attempt(job):
         try:
             with anyio.fail_after(CHILD_LIMIT):
@@ -159,7 +161,7 @@ async def parent(job: riverpy.Job[Parent]) -> None:
 
 @workers.job
 async def hoarding(job: riverpy.Job[Hoarding]) -> None:
-    """Keeps every connection of the client's pool."""
+    """Take every connection of the client's pool."""
     with Attempt(job):
         async with AsyncExitStack() as held:
             with anyio.move_on_after(job.args.seconds):
@@ -204,7 +206,7 @@ pooled = riverpy.Client(
 
 @asynccontextmanager
 async def client() -> AsyncGenerator[riverpy.Client]:
-    """The client, watched."""
+    """Yield the client and record its events."""
     end_with_the_fleet()
     async with anyio.create_task_group() as tasks, pooled.subscribe(*riverpy.EventKind) as events:
         tasks.start_soon(_record_stored, events)

@@ -1,4 +1,5 @@
-"""Rows whose stored values are damaged, as by a bad disk: reading one of these columns fails."""
+"""Rows whose stored values are damaged, as by a bad disk. Reading one of the damaged columns
+fails."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
     from tests._database import Schema
 
 LONG = "(SELECT string_agg(md5((i * random())::text), '') FROM generate_series(1, 700) AS i)"
-"""A text of 22,400 characters that does not compress, so the server stores it in chunks."""
+"""A text of 22,400 characters that does not compress, so that the server stores it in chunks."""
 VALUES = {
     "args": f"jsonb_build_object('n', {LONG})",
     "attempted_by": f"array[{LONG}]",
@@ -18,14 +19,14 @@ VALUES = {
     "metadata": f"jsonb_build_object('n', {LONG})",
     "tags": f"regexp_split_to_array({LONG}, '(?<=^(.{{200}})+)')",
 }
-"""A value for each wide column of a job that is stored in chunks."""
+"""A value for each wide column of a job. The server stores it in chunks."""
 DAMAGE = "chunk number"
-"""What the server's error says of such a value."""
+"""The text of the server's error for a damaged value."""
 
 
 async def damage(schema: Schema, job_id: int, column: str) -> None:
     """Remove the first stored chunk of a job's column. Skips the test where the server lacks the
-    extension that can do it."""
+    extension for it."""
     if not await schema.fetchval(
         "SELECT count(*) FROM pg_available_extensions WHERE name = 'pg_surgery'"
     ):

@@ -1,5 +1,5 @@
-"""A server and worker processes that can be killed, frozen, cut off and restarted, each worker
-behind a fault proxy of its own. Whatever was started has ended when the fleet is left."""
+"""A server and worker processes that can be killed, frozen, cut off and restarted. Each worker has
+a fault proxy of its own. Everything is stopped when the fleet's block ends."""
 
 from __future__ import annotations
 
@@ -32,62 +32,62 @@ RIVERPY = Path(sys.executable).with_name("riverpy")
 SETTINGS_VARIABLE = "FLEET_SETTINGS"
 PR_SET_PDEATHSIG = 1
 STOP_LIMIT = 60.0
-"""Seconds that a worker may take to end after SIGTERM."""
+"""Seconds for a worker to exit after SIGTERM."""
 SERVER_SETTINGS = {
     "max_connections": "200",
     "track_commit_timestamp": "on",  # the checker orders writes by it
-    "fsync": "off",  # what survives a crash of the server alone is not changed by it
-    "wal_writer_delay": "20ms",  # so that a crash forgets but the last claims on a busy machine too
+    "fsync": "off",  # a crash of the server alone keeps the same data
+    "wal_writer_delay": "20ms",  # a crash loses only the last claims, even on a busy machine
 }
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process of a worker is told (`tests/kit/fleet_worker.py`). Durations in seconds."""
+    """Settings of a worker process (`tests/kit/fleet_worker.py`). Durations are in seconds."""
 
     elect_interval: float = 5.0
     leader_ttl: float = 15.0
     dead_after: float = 60.0
     slots: int = 20
-    """Jobs at a time."""
+    """Number of jobs that run at once."""
     poll_only: bool = False
     periodic_jobs: bool = True
-    """Whether it brings the periodic jobs whose slots the checker counts."""
+    """Whether it registers the periodic jobs whose slots the checker counts."""
     pool_is_exhausted: bool = False
-    """Whether it holds every connection of its own pool."""
+    """Whether it takes every connection of its own pool."""
     target: str = "tests.kit.fleet_worker:client"
-    """What it works, as `riverpy worker` is told."""
+    """The target argument of `riverpy worker`."""
     name: str = ""
     history_url: str = ""
-    """Where it records its history: past the proxy. The fleet fills in both."""
+    """URL without the proxy, to record its history. The fleet sets both URLs."""
 
 
 class Shutdown(Enum):
-    """How the server is told to end, as `pg_ctl stop -m` has it."""
+    """Shutdown mode of the server, as for `pg_ctl stop -m`."""
 
     FAST = signal.SIGINT
     IMMEDIATE = signal.SIGQUIT
 
 
 class Server:
-    """A PostgreSQL of its own, below `directory`."""
+    """A PostgreSQL server of the fleet, below `directory`."""
 
     def __init__(self, directory: Path, name: str = "fleet", **settings: str) -> None:
-        """Make it, with settings of PostgreSQL beside the usual ones."""
+        """Create it, with settings of PostgreSQL in addition to the usual ones."""
         self._postgres = EmbeddedPostgres(
             name, base_dir=directory, settings=SERVER_SETTINGS | settings
         )
 
     @property
     def url(self) -> str:
-        """The URL past every proxy."""
+        """The URL without a proxy."""
         return self._postgres.url
 
     def proxy(self, user: str | None) -> Proxy:
-        """A way to it for this role; None: the one of its URL."""
+        """Return a new proxy for this role; None: the role of the server's URL."""
         return Proxy(self.url if user is None else with_user(self.url, user))
 
     async def start(self) -> None:
-        """Have it answer, with River's tables, riverpy's and those of the history."""
+        """Start the server and create the tables of River, riverpy and the history."""
         await asyncio.to_thread(self._postgres.start)
         async with self.connected() as connection:
             for line in ("main", "riverpy"):
@@ -96,7 +96,7 @@ class Server:
 
     @asynccontextmanager
     async def connected(self) -> AsyncGenerator[asyncpg.Connection]:
-        """A connection past every proxy."""
+        """Open a connection without a proxy."""
         connection = await asyncpg.connect(self.url, timeout=20)
         try:
             yield connection
@@ -104,7 +104,7 @@ class Server:
             connection.terminate()
 
     async def shut_down(self, how: Shutdown) -> None:
-        """End it; every connection is lost."""
+        """Stop the server; every connection is lost."""
         pid = int((self._postgres.directory / "data" / "postmaster.pid").read_text().split()[0])
         os.kill(pid, how.value)
         async with asyncio.timeout(STOP_LIMIT):
@@ -116,16 +116,15 @@ class Server:
         await asyncio.to_thread(self._postgres.start)
 
     async def remove(self) -> None:
-        """End it and delete its data."""
+        """Stop it and delete its data."""
         await asyncio.to_thread(self._postgres.remove)
 
 
 class WorkerProcess:
-    """One place of the fleet: `riverpy worker`, started again and again.
+    """One worker of the fleet: `riverpy worker`, started again and again.
 
-    Args:
-        url: the database as the worker reaches it.
-        enter: a command that runs the one after it, as `nsenter` does.
+    Args: url: the database as the worker reaches it. enter: a command that runs the command after
+    it, like `nsenter`.
     """
 
     def __init__(
@@ -140,7 +139,7 @@ class WorkerProcess:
         self.name = name
         self.settings = settings
         self.log = log
-        """What its processes say, one after the other."""
+        """The log of all its processes, one after the other."""
         self.is_frozen = False
         self._url = url
         self._enter = enter
@@ -148,7 +147,7 @@ class WorkerProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a process; a frozen one counts."""
+        """Whether it has a process; a frozen one counts."""
         return self._process is not None and self._process.returncode is None
 
     @property
@@ -158,7 +157,7 @@ class WorkerProcess:
         return self._process.pid
 
     async def start(self) -> None:
-        """Start a process. Its leading and its jobs show in the history when it is up."""
+        """Start a process. Its terms and its jobs are in the history once it runs."""
         assert not self.is_running
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -173,33 +172,32 @@ class WorkerProcess:
             )
 
     def kill(self) -> None:
-        """SIGKILL: it ends without a word, frozen or not."""
+        """Kill it by SIGKILL, also if it is frozen."""
         self._signal(signal.SIGKILL)
 
     def terminate(self) -> None:
-        """SIGTERM: it stops gracefully."""
+        """Stop it gracefully by SIGTERM."""
         self.thaw()
         self._signal(signal.SIGTERM)
 
     def step_clock(self) -> None:
-        """Its wall clock goes forward by ten minutes, or back again."""
+        """Set its wall clock forward by ten minutes, or back again."""
         self._signal(signal.SIGUSR1)
 
     def freeze(self) -> None:
-        """SIGSTOP: it does nothing until `thaw`; its connections stay open."""
+        """Suspend it by SIGSTOP until `thaw`. Its connections stay open."""
         self._signal(signal.SIGSTOP)
         self.is_frozen = True
 
     def thaw(self) -> None:
-        """SIGCONT."""
+        """Continue it by SIGCONT."""
         self._signal(signal.SIGCONT)
         self.is_frozen = False
 
     async def ended(self) -> int:
         """Wait for the end of the process and return its exit code, negative for a signal.
 
-        Raises:
-            TimeoutError: it did not end in time.
+        Raises: TimeoutError: it did not end in time.
         """
         assert self._process is not None
         async with asyncio.timeout(STOP_LIMIT):
@@ -208,7 +206,7 @@ class WorkerProcess:
         return code
 
     async def close(self) -> None:
-        """Have it ended, killed if it runs."""
+        """Kill it if it runs."""
         self.kill()
         if self.is_running:
             await self.ended()
@@ -219,7 +217,7 @@ class WorkerProcess:
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:
-            with suppress(ProcessLookupError):  # it may have ended by itself
+            with suppress(ProcessLookupError):  # it may have exited by itself
                 os.killpg(self._process.pid, number)
 
     def _environment(self) -> dict[str, str]:
@@ -230,24 +228,24 @@ class WorkerProcess:
 
 
 class Worker(WorkerProcess):
-    """A place of the fleet behind a proxy of its own."""
+    """A worker of the fleet behind a proxy of its own."""
 
     def __init__(self, name: str, settings: WorkerSettings, proxy: Proxy, log: Path) -> None:
         super().__init__(name, settings, proxy.url, log)
         self.proxy = proxy
 
     async def close(self) -> None:
-        """End it and its proxy."""
+        """Stop it and its proxy."""
         await super().close()
         await self.proxy.close()
 
 
 class Fleet:
-    """One server and its workers."""
+    """A server and its workers."""
 
     def __init__(self, directory: Path, server: Server) -> None:
         self.directory = directory
-        """Holds the logs of the workers; kept after the end if `is_kept`."""
+        """Directory with the logs of the workers. It remains after the end if `is_kept`."""
         self.is_kept = False
         self.server = server
         self.workers: list[Worker] = []
@@ -259,12 +257,10 @@ class Fleet:
         *,
         user: str | None = None,
     ) -> Worker:
-        """A further worker, whose process is not started yet.
+        """Add a worker without starting its process.
 
-        Args:
-            name: its name in the client's id.
-            settings: what its process is told.
-            user: the role that it connects as; None: the one of the server's URL.
+        Args: name: its name in the client's id. settings: settings of its process. user: the role
+        that it connects as; None: the role of the server's URL.
         """
         proxy = self.server.proxy(user)
         await proxy.start()
@@ -274,7 +270,7 @@ class Fleet:
         return worker
 
     def keep(self, name: str, content: bytes) -> None:
-        """Write a file into the directory, which stays with the logs."""
+        """Write a file into the directory, and keep the directory with the logs."""
         self.is_kept = True
         (self.directory / name).write_bytes(content)
 
@@ -291,7 +287,7 @@ class Fleet:
 
 @asynccontextmanager
 async def running_fleet(make_server: Callable[[Path], Server] = Server) -> AsyncGenerator[Fleet]:
-    """A fleet without workers; its server runs and is migrated."""
+    """Yield a fleet without workers. Its server runs and is migrated."""
     directory = _new_directory()
     fleet = Fleet(directory, make_server(directory))
     try:
@@ -302,25 +298,25 @@ async def running_fleet(make_server: Callable[[Path], Server] = Server) -> Async
 
 
 def with_user(url: str, user: str) -> str:
-    """The URL for another role, which needs no password."""
+    """Return the URL for another role, which needs no password."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=f"{user}@{parts.netloc.rpartition('@')[2]}"))
 
 
 def end_with_the_fleet() -> None:
-    """Have this worker killed with the process that started it, however that ends."""
+    """Let the kernel kill this worker when the process that started it ends in any way."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _new_directory() -> Path:
     directory = Path(tempfile.mkdtemp(prefix="riverpy-fleet-"))
-    directory.chmod(0o711)  # the account that runs the server may not be ours
+    directory.chmod(0o711)  # the account that runs the server may be another
     return directory
 
 
 async def _to_the_end(fleet: Fleet) -> None:
-    """A second cancellation, as by a second Ctrl-C, leaves nothing behind either."""
+    """Shut the fleet down completely, even if this is cancelled again, as by a second Ctrl-C."""
     ending = asyncio.create_task(fleet.end())
     try:
         await asyncio.shield(ending)

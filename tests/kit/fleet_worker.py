@@ -1,8 +1,8 @@
 """The client of a fleet's worker processes: `riverpy worker tests.kit.fleet_worker:client`.
 
-It records its leading, its attempts at jobs and the times in which it did not run into the history,
-by a connection past its proxy. Each term has one service more than usual, which says so whenever it
-begins a pass and writes a row through the term's fence.
+It records its terms, its attempts and the times when it did not run, by a connection without the
+proxy. Each term has one more service than usual, which records each of its passes and writes a row
+through the fence of the term.
 """
 
 from __future__ import annotations
@@ -36,20 +36,21 @@ if TYPE_CHECKING:
     from riverpy._maintenance.base import TermContext
 
 LINES_MAX = 1_000_000
-"""About single jobs: tests want each."""
+"""Lines about single jobs per minute. Tests need all of them."""
 TICK = 0.05
 STALL = 0.25
-"""Seconds without a turn of the event loop that count as not having run."""
+"""If the event loop makes no turn for this many seconds, the process counts as not running."""
 PASS_INTERVAL = 0.05
 HOLD_MOST = 0.1
-"""Seconds that a fenced transaction stays open at most, so that faults hit some."""
+"""Maximum seconds that a fenced transaction stays open, so that faults hit some of them."""
 FLUSH_LIMIT = 3.0
 RECONNECT = 0.05
 CLOCK_STEP = timedelta(minutes=10)
 
 
 class Recorder:
-    """Brings what this process did into the history, in order, however often the server goes."""
+    """Stores the acts of this process in the history, in order, and across outages of the
+    server."""
 
     def __init__(self, url: str, name: str) -> None:
         self._url = url
@@ -67,7 +68,7 @@ class Recorder:
         stalled_since: datetime | None = None,
         job: riverpy.JobRow | None = None,
     ) -> None:
-        """Note an act, by default of now. The server reads the same clock."""
+        """Record an act, by default with the current time. The server reads the same clock."""
         self._number += 1
         act = Act(
             process=self._process,
@@ -81,7 +82,7 @@ class Recorder:
         self._send.send_nowait((self._number, act))
 
     async def run(self) -> None:
-        """Store what is noted."""
+        """Store the recorded acts."""
         connection: asyncpg.Connection | None = None
         async for number, act in self._receive:
             while self._stored < number:
@@ -97,7 +98,7 @@ class Recorder:
                     await anyio.sleep(RECONNECT)
 
     async def flush(self) -> None:
-        """Wait a moment until all that is noted so far is stored."""
+        """Wait a short time until all acts recorded so far are stored."""
         number = self._number
         with anyio.move_on_after(FLUSH_LIMIT):
             while self._stored < number:
@@ -121,13 +122,13 @@ class TermWriter(base.MaintenanceService):
     _began_at: datetime
 
     async def _pass(self, scope: StopScope) -> float:
-        """The time is taken before the trust in the term is asked for: the process may be frozen
-        between the two."""
+        """Read the time before the validity of the term, since the process may be frozen between
+        the two."""
         self._began_at = datetime.now(UTC)
         return await super()._pass(scope)
 
     async def run_once(self, scope: StopScope) -> float:
-        """Say that a pass begins, and write one row."""
+        """Record the start of a pass, and write one row."""
         fence = self.context.fence
         term = Term(fence.term.elected_at, fence.term.leader_id)
         recorder.record("pass", term=term, at=self._began_at)
@@ -175,8 +176,8 @@ async def _watch_stalls() -> None:
 
 
 class SteppingClock:
-    """riverpy's wall clock, which a signal moves forward and back. The history goes by the true
-    one."""
+    """riverpy's wall clock, which a signal sets forward and back. The history uses the true
+    time."""
 
     def __init__(self) -> None:
         self._offset = timedelta(0)
@@ -190,7 +191,7 @@ class SteppingClock:
 
 
 async def _exhaust_pool(client: riverpy.Client) -> None:
-    """Take what the pool has, again and again, and give nothing back."""
+    """Take all connections of the pool, again and again, and release none."""
     async with AsyncExitStack() as held:
         while True:
             with suppress(riverpy.ClientStateError, TimeoutError):
@@ -202,7 +203,7 @@ settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=WorkerSetting
 recorder = Recorder(settings.history_url, settings.name)
 usual_services = candidacy.domain_services
 candidacy.domain_services = _with_term_writer
-base.STAGGER = min(base.STAGGER, settings.leader_ttl / 15)  # a short term shall do something
+base.STAGGER = min(base.STAGGER, settings.leader_ttl / 15)  # even a short term makes a pass
 stepping_clock = SteppingClock()
 _log.LINES_MAX = LINES_MAX
 workers = riverpy.Workers()
@@ -210,8 +211,8 @@ workers = riverpy.Workers()
 
 @workers.job(timeout=None)
 async def touch(job: riverpy.Job[Touch]) -> None:
-    """Note the attempt, and take a while. It does not end before the note is stored, which is lost
-    where the process is killed before."""
+    """Record the attempt, and take a while. It ends only after the record is stored. A process that
+    is killed before loses the record."""
     recorder.record("attempt", job=job)
     await anyio.sleep(job.args.seconds)
     await recorder.flush()
@@ -219,17 +220,17 @@ async def touch(job: riverpy.Job[Touch]) -> None:
 
 @workers.job
 async def tick(_job: riverpy.Job[Tick]) -> None:
-    """It is never worked."""
+    """Do nothing; this job is never worked."""
 
 
 def make_tick() -> tuple[Tick, riverpy.InsertOpts]:
-    """Into a queue that nobody works: a job that is rescued, or put back, is due anew, and does not
-    tell its slot any more."""
+    """Return a job of a queue that no client works. A rescued or released job would be due at
+    another time than its slot."""
     return Tick(), riverpy.InsertOpts(queue="slots")
 
 
 def make_client() -> riverpy.Client:
-    """The client, as the settings say."""
+    """Create the client from the settings."""
     names = POLICIES if settings.periodic_jobs else ()
     return riverpy.Client(
         workers=workers,
@@ -248,7 +249,7 @@ def make_client() -> riverpy.Client:
 
 @asynccontextmanager
 async def client() -> AsyncGenerator[riverpy.Client]:
-    """The client, watched."""
+    """Yield the client and record its events."""
     end_with_the_fleet()
     watched = make_client()
     async with anyio.create_task_group() as tasks:

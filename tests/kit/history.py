@@ -1,7 +1,7 @@
-"""What a fleet did, as its tables tell, and what of it must not be.
+"""The history of a fleet as its tables record it, and the check for violations.
 
-All times are by the server's clock. The workers run on its machine and read the same clock, so that
-an act has the time at which it was done, whatever became of the row's way into its table.
+All times are by the server's clock. The workers run on the same machine and read the same clock, so
+an act has the time at which it was done, however late its row was stored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STATEMENTS = read_statements(Path(__file__).with_name("history.sql"))
 
 
 class Term(NamedTuple):
-    """One leadership. A newer one was elected later."""
+    """A term of a leader. A newer term was elected later."""
 
     elected_at: datetime
     leader_id: str
@@ -35,13 +35,12 @@ class Term(NamedTuple):
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process did or saw."""
+    """An act or an observation of one process."""
 
     process: str
     what: str
-    """`begin` and `end` of a term as the client tells, `pass` of a service in it, `attempt` at a
-    job, or `stall`: `at` is the end of a time that the process was frozen, or not run, since
-    `stalled_since`."""
+    """`begin` and `end` of a term as the client reports them, `pass` of a service, `attempt` at a
+    job, or `stall`: the process was frozen or did not run from `stalled_since` to `at`."""
     at: datetime
     term: Term | None = None
     stalled_since: datetime | None = None
@@ -66,7 +65,7 @@ class Slot(msgspec.Struct, frozen=True):
 
 
 class JobEnd(msgspec.Struct, frozen=True):
-    """How a job stands when all is over."""
+    """State of a job at the end of the run."""
 
     id: int
     state: str
@@ -74,20 +73,20 @@ class JobEnd(msgspec.Struct, frozen=True):
     rescues: int
     errors: int
     unstorable: int = 0
-    """The errors that say that the result of an attempt could not be stored."""
+    """Number of errors that say that the result of an attempt could not be stored."""
 
 
 class Crash(NamedTuple):
     """A time in which the server recovered from an immediate shutdown. River's table of leaders is
-    unlogged: it is empty then, so that the next bid wins while the old leader still trusts
-    itself."""
+    unlogged and then empty, so another client can win the election while the lease of the old
+    leader is still valid."""
 
     began: datetime
     ended: datetime
 
 
 class ClockStep(NamedTuple):
-    """A time in which the server's clock was set back. Leases may end early then."""
+    """A time in which the server's clock was set back. Leases may expire early in it."""
 
     began: datetime
     ended: datetime
@@ -102,7 +101,7 @@ class Broken(NamedTuple):
 
 
 class Span(NamedTuple):
-    """One term, from its election to the last moment in which it was acted under; true times."""
+    """A term in true times, from its election to the last act in it."""
 
     term: Term
     process: str
@@ -111,33 +110,33 @@ class Span(NamedTuple):
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """One thing that must not be."""
+    """A broken rule."""
 
     rule: str
     text: str
 
 
 class History(msgspec.Struct, kw_only=True):
-    """All that is known of a run."""
+    """All records of a run."""
 
     acts: list[Act] = msgspec.field(default_factory=list)
     writes: list[TermWrite] = msgspec.field(default_factory=list)
     slots: list[Slot] = msgspec.field(default_factory=list)
     jobs: list[JobEnd] = msgspec.field(default_factory=list)
     inserted: list[int] = msgspec.field(default_factory=list)
-    """The ids of the jobs whose insert was answered."""
+    """The ids of the jobs whose insert returned a result."""
     crashes: list[Crash] = msgspec.field(default_factory=list)
     clock_steps: list[ClockStep] = msgspec.field(default_factory=list)
     broken: list[Broken] | None = None
-    """What may be the reason of a rescue; None: that is not known."""
+    """Times that can explain a rescue; None: they are not known."""
     trust: timedelta = timedelta(seconds=15)
-    """How long a leader trusts itself without an answer of the server, at most."""
+    """The longest time for which a leader's lease is valid without an answer of the server."""
 
     def spans(self) -> list[Span]:
-        """The terms, in the order of their election.
+        """Return the terms in the order of their election.
 
-        A term is over when its process says so. Nothing says so for a process that was killed, and
-        too late for one that was frozen meanwhile: there the last act counts.
+        A term ends when its process reports the end. A killed process does not report it, and a
+        frozen one reports it late; for these the last act counts.
         """
         stalls = defaultdict[str, list[tuple[datetime, datetime]]](list)
         of_term = defaultdict[Term, list[Act]](list)
@@ -157,13 +156,13 @@ class History(msgspec.Struct, kw_only=True):
             )
             known = acted if was_stalled and acted else acted + ended
             first = min(act.at for act in acts)
-            # After a step the time of the election is not the true one.
+            # After a clock step the time of the election is not the true one.
             began = first if self.clock_steps else min(term.elected_at, first)
             spans.append(Span(term, process, began, max(known)))
         return spans
 
     def gaps(self) -> list[float]:
-        """Seconds without a leader between one term and the next, where there were any."""
+        """Return the seconds without a leader between terms."""
         return [
             max((after.began - before.ended).total_seconds(), 0.0)
             for before, after in pairwise(self.spans())
@@ -171,7 +170,7 @@ class History(msgspec.Struct, kw_only=True):
 
 
 def check(history: History) -> list[Violation]:
-    """What of a history must not be; empty if all is well."""
+    """Return the violations of a history; empty if there are none."""
     return [
         *_check_terms(history),
         *_check_writes(history),
@@ -223,9 +222,9 @@ def _check_writes(history: History) -> Iterator[Violation]:
 # --- periodic slots
 
 POLICIES = ("skip", "one", "all")
-"""What the periodic jobs of a fleet do about slots that were missed; they are named after it."""
+"""What the fleet's periodic jobs do about missed slots. Each job is named after its policy."""
 PERIOD = timedelta(seconds=1)
-"""Of each of them."""
+"""Period of each of them."""
 
 
 def _check_slots(history: History) -> Iterator[Violation]:
@@ -259,8 +258,8 @@ def _fault_between(before: Slot, after: Slot) -> str | None:
 
 
 def _fault_of(slot: Slot, trust: timedelta) -> str | None:
-    """Only `all` goes back to slots that a newer one has followed, but for the time from the
-    leader's look to its insert."""
+    """Return why a slot is wrong. Only `all` inserts slots older than the newest, except for the
+    time between the leader's read and its insert."""
     lateness = _lateness(slot)
     if lateness < timedelta(0):
         return "early"
@@ -278,10 +277,10 @@ def _line(slot: Slot) -> str:
 # --- jobs
 
 LOST_CLAIMS = timedelta(seconds=1)
-"""How long before a crash of the server the claims may be that it forgets, unless they are durable:
-those attempts begin once more."""
+"""How long before a crash of the server a lost claim may be, since claims are not durable. These
+attempts start once more."""
 RECENT = timedelta(seconds=5)
-"""For how long a fault that is over may keep a worker from its work."""
+"""How long a fault that ended may still keep a worker from its work."""
 
 
 def _check_jobs(history: History) -> Iterator[Violation]:
@@ -309,8 +308,8 @@ def _check_jobs(history: History) -> Iterator[Violation]:
 
 
 def _check_rescues(history: History) -> Iterator[Violation]:
-    """An attempt is followed by another only where something hit its worker: a step of the clock
-    and rows that are refused are no reason."""
+    """Check that an attempt is repeated only after a fault of its worker. A clock step and rows
+    that are refused are no reason."""
     if history.broken is None:
         return
     rescued = {job.id for job in history.jobs if job.rescues and not job.unstorable}
@@ -342,7 +341,7 @@ def _was_hit(history: History, attempt: Act, until: datetime) -> bool:
 
 
 async def read(connection: asyncpg.Connection) -> History:
-    """What the tables tell. Crashes and inserted ids are the caller's to add."""
+    """Read the tables. The caller adds crashes and inserted ids."""
 
     async def rows(name: str) -> list[Mapping[str, Any]]:
         return await connection.fetch(STATEMENTS[name])

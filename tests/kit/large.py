@@ -1,4 +1,4 @@
-"""Databases with a large table of jobs, for the tests of plans."""
+"""Databases with a large table of jobs, for the tests of query plans."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLAN_MODES = ["force_custom_plan", "force_generic_plan"]
 
 @contextmanager
 def large_database(server_url: str, fill: Callable[[str], Awaitable[None]]) -> Generator[str]:
-    """The URL of a database of its own, filled by `await fill(url)`."""
+    """Yield the URL of a database of its own, filled by `await fill(url)`."""
     name = new_database_name()
     url = run_apart(create_database, server_url, name)
     try:
@@ -30,7 +30,8 @@ def large_database(server_url: str, fill: Callable[[str], Awaitable[None]]) -> G
 
 @asynccontextmanager
 async def filling(url: str) -> AsyncGenerator[asyncpg.Connection[Any]]:
-    """A connection that fills the tables, quickly: the indexes of jobs are made afterwards."""
+    """Yield a connection that fills the tables quickly: it creates the indexes of jobs
+    afterwards."""
     async with connected(url) as connection:
         await migrate_all(connection)
         indexes = await connection.fetch(

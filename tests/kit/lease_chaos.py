@@ -1,4 +1,4 @@
-"""What the workers of `scripts/chaos leases` are told."""
+"""Settings of the workers of `scripts/chaos leases`."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from tests.kit.fleet import WorkerSettings
 
 
 class Break(StrEnum):
-    """A protection that is taken away, for the checker to find what it is for."""
+    """A protection that is switched off, so that the checker finds violations."""
 
     FENCE = "fence"
-    """Writers do not fence."""
+    """Writers do not use the fence."""
     MARGIN = "margin"
-    """A process trusts itself for longer than its lease lasts."""
+    """The lease of a process is valid locally for longer than in the database."""
     EPOCH = "epoch"
-    """A new holder has the epoch of the old one."""
+    """A new holder gets the epoch of the old one."""
 
 
 class LeaseChaosSettings(WorkerSettings, frozen=True, kw_only=True):
-    """What the process of a worker is told (`tests/kit/lease_chaos_worker.py`)."""
+    """Settings of a worker process (`tests/kit/lease_chaos_worker.py`)."""
 
     target: str = "tests.kit.lease_chaos_worker:client"
     notes: str = ""
-    """The file of its notes."""
+    """Path of the file with its records."""
     leases: tuple[str, ...] = ()
-    """All that it wants to hold by hand, by a manager of its own."""
+    """Leases that it acquires directly, by a manager of its own."""
     singletons: tuple[str, ...] = ()
-    """All that it registers."""
+    """Singletons that it registers."""
     domain: str = ""
-    """Whose lead it stands for."""
+    """The domain whose leader election it takes part in."""
     broken: Break | None = None

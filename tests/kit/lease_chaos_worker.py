@@ -1,11 +1,10 @@
 """The client of the workers of `scripts/chaos leases`: `riverpy worker
 tests.kit.lease_chaos_worker:client`.
 
-It holds leases by hand, runs singletons and stands for the lead of a domain. Under each term that
-it holds it notes that it believes in it, and writes through the fence. Under leases it does that
-whatever the term says of itself, and as a control also without the fence, after a look at its
-trust; when a lease is over for it, it goes on to write until the fence refuses, as one would who
-has not noticed.
+It holds leases directly, runs singletons and takes part in the election of a domain. In each term
+it records that its lease is valid, and writes through the fence. Under leases it writes even if the
+lease is no longer valid locally, like code that has not noticed the loss, until the fence refuses.
+As a control it also writes without the fence, after a check of the lease.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ LOOK_INTERVAL = 0.03
 WRITE_INTERVAL = 0.05
 RETRY = 0.1
 HOLD_MOST = 0.3
-"""Seconds that a transaction stays open after its fence, or an unfenced write comes after the look
-at the trust, at most: faults hit some."""
+"""Maximum seconds between the fence and the commit of a transaction, or between the check of the
+lease and an unfenced write, so that faults hit some of them."""
 KEPT = 6.0
-"""Lease times for which a lease is held, usually, before it is released."""
+"""Lease times for which a lease is usually held before it is released."""
 
 settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=LeaseChaosSettings)
 TTL = timedelta(seconds=settings.leader_ttl)
@@ -58,22 +57,22 @@ notes = os.open(settings.notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 numbers = count(1)
 workers = riverpy.Workers()
 usual_services = candidacy.domain_services
-base.STAGGER = min(base.STAGGER, settings.leader_ttl / 15)  # a short term shall do something
+base.STAGGER = min(base.STAGGER, settings.leader_ttl / 15)  # even a short term makes a pass
 
 
 class Nothing(msgspec.Struct, frozen=True):
-    """A job that nobody inserts: a worker works some kind."""
+    """A job that is never inserted. A worker needs at least one kind."""
 
     kind: ClassVar[str] = "nothing"
 
 
 @workers.job
 async def nothing(_job: riverpy.Job[Nothing]) -> None:
-    """It is never worked."""
+    """Do nothing; this job is never worked."""
 
 
 def note(what: str, lease: str, epoch: int, *, at: float | None = None, number: int = 0) -> None:
-    """Note it for good."""
+    """Append a record to the file and sync it."""
     line = Note(at or time.time(), what, PROCESS, lease, epoch, number)
     os.write(notes, msgspec.json.encode(line) + b"\n")
 
@@ -87,7 +86,7 @@ async def write(
 
 @asynccontextmanager
 async def connected() -> AsyncGenerator[asyncpg.Connection]:
-    """A connection of the work's own."""
+    """Open a connection for the writes."""
     connection = await asyncpg.connect(DATABASE_URL, timeout=5, command_timeout=10)
     try:
         yield connection
@@ -96,11 +95,11 @@ async def connected() -> AsyncGenerator[asyncpg.Connection]:
 
 
 class HeldLongError(Exception):
-    """A singleton has run for a while: another process shall run it."""
+    """A singleton ran for a while and leaves its lease to another process."""
 
 
 class Holding:
-    """What is done under one term of a lease."""
+    """The work under one term of a lease."""
 
     def __init__(self, lease: riverpy.Lease) -> None:
         self._lease = lease
@@ -109,7 +108,7 @@ class Holding:
         self._is_over = False
 
     async def run(self, late: TaskGroup) -> None:
-        """Hold it until it is lost, or for a while."""
+        """Write until the lease is lost, or for a while."""
         late.start_soon(self._again, self._write_fenced)
         try:
             with anyio.move_on_after(random.expovariate(1 / (KEPT * settings.leader_ttl))):
@@ -122,7 +121,8 @@ class Holding:
             self._is_over = True
 
     def _look(self) -> None:
-        """The time is taken before the look: the process may be frozen between the two."""
+        """Read the time before the validity of the lease, since the process may be frozen between
+        the two."""
         at = time.time()
         if self._lease.is_held:
             note("held", *self._term, at=at)
@@ -159,19 +159,19 @@ class Holding:
 
 
 class LeadWriter(base.MaintenanceService):
-    """Writes under the lead of the domain, in each of its terms."""
+    """Writes in each term as leader of the domain."""
 
     name = "lead writer"
     _began_at: float
 
     async def _pass(self, scope: StopScope) -> float:
-        """The time is taken before the trust in the term is asked for: the process may be frozen
-        between the two."""
+        """Read the time before the validity of the term, since the process may be frozen between
+        the two."""
         self._began_at = time.time()
         return await super()._pass(scope)
 
     async def run_once(self, scope: StopScope) -> float:
-        """Say that the term is believed in, and write one row."""
+        """Record that the term is valid, and write one row."""
         fence = self.context.fence
         term = f"d:{settings.domain}", fence.term.epoch
         note("held", *term, at=self._began_at)
@@ -184,12 +184,12 @@ class LeadWriter(base.MaintenanceService):
 
 
 def with_lead_writer(context: TermContext, *arguments: Any) -> list[base.MaintenanceService]:
-    """The services of a term, and one more."""
+    """Return the services of a term and one more."""
     return [*usual_services(context, *arguments), LeadWriter(context)]
 
 
 async def hold_again(manager: riverpy.LeaseManager, name: str, late: TaskGroup) -> None:
-    """Stand by, hold, release or lose, and begin anew."""
+    """Wait for the lease, hold it, release or lose it, and repeat."""
     while True:
         try:
             async with manager.hold(name) as lease:
@@ -199,7 +199,7 @@ async def hold_again(manager: riverpy.LeaseManager, name: str, late: TaskGroup) 
 
 
 async def hold_all(late: TaskGroup) -> None:
-    """Want every lease, from when the database is there."""
+    """Wait for the database, then acquire every lease."""
     while True:
         try:
             async with (
@@ -217,7 +217,7 @@ candidacy.domain_services = with_lead_writer
 
 
 def make_client(late: TaskGroup) -> riverpy.Client:
-    """The client, as the settings say."""
+    """Create the client from the settings."""
     domain = settings.domain
     made = riverpy.Client(
         workers=workers,
@@ -241,7 +241,7 @@ def make_client(late: TaskGroup) -> riverpy.Client:
 
 @asynccontextmanager
 async def client() -> AsyncGenerator[riverpy.Client]:
-    """The client, and beside it the leases that are held by hand."""
+    """Yield the client, and hold leases directly beside it."""
     end_with_the_fleet()
     if settings.broken is Break.MARGIN:
         LeaseTiming.trust = property(lambda self: 2 * self.ttl)

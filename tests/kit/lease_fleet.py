@@ -1,6 +1,5 @@
-"""Processes that hold one lease, or stand by for it, each behind a fault proxy of its own
-(`tests/kit/lease_worker.py`), and what they note of it in files: a process that is killed has
-noted all."""
+"""Processes that hold one lease or wait for it (`tests/kit/lease_worker.py`), each behind a fault
+proxy of its own. They record their acts in files, so that a killed process loses no record."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 LEASE = "projection"
 POLL = 0.005
 STARTS_WITHIN = 60.0
-"""Seconds that the processes may take to start."""
+"""Seconds for the processes to start."""
 TABLE = """
 CREATE TABLE IF NOT EXISTS lease_write (id bigserial PRIMARY KEY, epoch bigint NOT NULL)
 """
@@ -33,39 +32,40 @@ WRITE = """
 INSERT INTO lease_write (epoch) VALUES ($1)
 RETURNING EXISTS (SELECT FROM lease_write WHERE epoch > $1)
 """
-"""Whether somebody with a later term has written before: that is never to be."""
+"""Records a write, and whether a write of a later term came before, which must never happen."""
 
 
 class LeaseSettings(WorkerSettings, frozen=True, kw_only=True):
-    """What the process is told. `elect_interval` and `leader_ttl` are those of the lease."""
+    """Settings of the process. `elect_interval` and `leader_ttl` are those of the lease."""
 
     database_url: str = ""
-    """By its proxy. The fleet fills it in, and `notes`."""
+    """URL of its proxy. The fleet sets it, and `notes`."""
     notes: str = ""
-    """The file of its notes."""
+    """Path of the file with its records."""
     through: str = "manager"
-    """What it holds the lease by: a `manager` with a connection of its own, a manager over a
+    """What it acquires the lease with: a `manager` with a connection of its own, a manager on a
     `pool`, or a `client`."""
     is_pooler: bool = False
     """Whether its database URL leads through PgBouncer."""
 
 
 class Note(NamedTuple):
-    """What a process has noted, at a time of the clock that all processes of a machine share."""
+    """A record of a process, with a time of the clock that all processes of a machine share."""
 
     at: float
     worker: str
     pid: int
     what: str
-    """`stands` by, `begin`, `act` and `end` of a term, a fenced write that was `wrote` or `refused`
-    (`stale`: after that of a later term); `late_refused`: one more, after the end."""
+    """`stands`: it waits for the lease. `begin`, `act` and `end` of a term. A fenced write `wrote`
+    a row, was `refused`, or was `stale` (after a write of a later term). `late_refused`: a write
+    after the end was refused."""
     epoch: int
     is_held: bool
-    """What the lease said of itself just before."""
+    """Whether the lease was valid locally just before."""
 
 
 class Holding(NamedTuple):
-    """A term, as its process knows it."""
+    """A term as its process recorded it."""
 
     worker: str
     epoch: int
@@ -73,7 +73,7 @@ class Holding(NamedTuple):
 
 
 class LeaseWorker(Worker):
-    """A place of the fleet that runs `tests.kit.lease_worker`."""
+    """A process of the fleet that runs `tests.kit.lease_worker`."""
 
     def __init__(
         self, name: str, settings: LeaseSettings, proxy: Proxy, log: Path, extra: dict[str, str]
@@ -82,11 +82,11 @@ class LeaseWorker(Worker):
         self._extra = extra
 
     def hoard(self) -> None:
-        """Its work takes every connection of its pool, until the term ends."""
+        """Take every connection of its pool until the term ends."""
         self._signal(signal.SIGUSR1)
 
     def block(self) -> None:
-        """Its event loop is blocked for longer than the lease lasts."""
+        """Block its event loop for longer than the lease lasts."""
         self._signal(signal.SIGUSR2)
 
     def _command(self) -> list[str]:
@@ -97,12 +97,12 @@ class LeaseWorker(Worker):
 
 
 class LeaseStage:
-    """The server, the processes and their notes."""
+    """The server, the processes and their records."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
         self.notes: list[Note] = []
-        """In the order in which they were read."""
+        """The records in the order in which they were read."""
         self._tails: dict[str, Tail] = {}
 
     async def add(
@@ -113,13 +113,10 @@ class LeaseStage:
         proxy: Proxy | None = None,
         environment: dict[str, str] | None = None,
     ) -> LeaseWorker:
-        """A further process, which is started.
+        """Add a process and start it.
 
-        Args:
-            name: its name.
-            settings: what it is told.
-            proxy: its way to the database; None: a new one to the server.
-            environment: variables beside its usual ones.
+        Args: name: its name. settings: its settings. proxy: its proxy to the database; None: a new
+        one to the server. environment: environment variables in addition to the usual ones.
         """
         if proxy is None:
             proxy = self.fleet.server.proxy(None)
@@ -140,13 +137,13 @@ class LeaseStage:
         return worker
 
     def worker(self, name: str) -> LeaseWorker:
-        """The one of this name."""
+        """Return the worker with this name."""
         found = next(worker for worker in self.fleet.workers if worker.name == name)
         assert isinstance(found, LeaseWorker)
         return found
 
     def read(self) -> list[Note]:
-        """All notes so far."""
+        """Return all records so far."""
         for name, tail in self._tails.items():
             for line in tail.lines():
                 at, pid, what, epoch, is_held = line.split()
@@ -155,10 +152,9 @@ class LeaseStage:
         return self.notes
 
     async def until(self, is_true: Callable[[], object], limit: float = STARTS_WITHIN) -> None:
-        """Return when it holds of the notes.
+        """Return when the condition holds.
 
-        Raises:
-            TimeoutError: it did not within so many seconds.
+        Raises: TimeoutError: it did not hold within the limit in seconds.
         """
         async with asyncio.timeout(limit):
             while True:
@@ -168,18 +164,18 @@ class LeaseStage:
                 await asyncio.sleep(POLL)
 
     async def until_all_stand(self) -> None:
-        """Return when the present process of each place stands by or holds the lease."""
+        """Return when the current process of each worker waits for the lease or holds it."""
         pids = {worker.pid for worker in self.fleet.workers}
         await self.until(lambda: pids <= {note.pid for note in self.notes})
 
     def holdings(self) -> list[Holding]:
-        """The terms that were noted, by their begin."""
+        """Return the recorded terms, ordered by their start."""
         begins = [note for note in self.notes if note.what == "begin"]
         begins.sort()
         return [Holding(note.worker, note.epoch, note.at) for note in begins]
 
     async def next_holding(self, old: Holding | None, limit: float) -> Holding:
-        """The first term after `old`."""
+        """Return the first term after `old`."""
 
         def later() -> list[Holding]:
             return [one for one in self.holdings() if old is None or one.began > old.began]
@@ -188,7 +184,7 @@ class LeaseStage:
         return later()[0]
 
     async def present_holding(self, limit: float) -> Holding:
-        """The latest term, once its holder acts in it."""
+        """Return the latest term once its holder acts in it."""
 
         def present() -> list[Holding]:
             return [
@@ -202,7 +198,7 @@ class LeaseStage:
         return present()[0]
 
     def of_term(self, term: Holding, what: str) -> list[Note]:
-        """The notes of this kind in a term."""
+        """Return the records of this kind in a term."""
         return [
             note
             for note in self.notes
@@ -214,7 +210,7 @@ class LeaseStage:
 async def lease_stage(
     make_server: Callable[[Path], Server] = Server,
 ) -> AsyncGenerator[LeaseStage]:
-    """A stage without processes; its server runs and is migrated."""
+    """Yield a stage without processes. Its server runs and is migrated."""
     async with running_fleet(make_server) as fleet:
         async with fleet.server.connected() as connection:
             await connection.execute(TABLE)

@@ -1,7 +1,8 @@
-"""What the holders of leases did, as tables and their own notes tell, and what of it must not be.
+"""The history of leases and their holders, from tables and records of processes, and the check for
+violations.
 
-The order of commits is the server's (`tests/kit/lease_history.sql`). Times are of the one clock of
-the machine that all run on.
+The order of commits is the server's (`tests/kit/lease_history.sql`). All times are by the one clock
+of the machine.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ if TYPE_CHECKING:
 
 STATEMENTS = read_statements(Path(__file__).with_name("lease_history.sql"))
 AFTERMATH_MOST = 3.0
-"""Seconds after a fault for which it may keep somebody from taking a lease, at most. A bound may be
-longer, but then a fault of long before is no reason."""
+"""The longest time in seconds after a fault for which it can explain that a lease stays free. The
+limit for a free lease may be longer, but an older fault is no reason."""
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """A term, as it was given."""
+    """A term as the server granted it."""
 
     lease: str
     place: int
-    """In the order of all commits that concern the lease."""
+    """Position in the order of all commits that concern the lease."""
     epoch: int
     holder: str
     granted_at: float
     free_since: float | None
-    """When the lease was free, or its first term had never been."""
+    """When the lease became free, or None for its first term."""
 
 
 class Write(msgspec.Struct, frozen=True):
@@ -47,20 +48,20 @@ class Write(msgspec.Struct, frozen=True):
     lease: str
     is_fenced: bool
     place: int
-    """In the order of commits; of the fenced ones, that of the grants."""
+    """Position in the order of commits; of a fenced write, in the order of the grants."""
     epoch: int
     process: str
     number: int
-    """Of the process."""
+    """Number given by the process."""
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True):
-    """What a process noted, when it was so at that time."""
+    """A record of a process that was true at that time."""
 
     at: float
     what: str
-    """`up`: it is on its feet; `held`: it believes to hold the term; `wrote`: its write was
-    committed; `refused`: the fence let it not write."""
+    """`up`: it runs. `held`: its lease is valid locally. `wrote`: its write was committed.
+    `refused`: the fence refused its write."""
     process: str
     lease: str = ""
     epoch: int = 0
@@ -68,7 +69,7 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def worker(self) -> str:
-        """Whose process that is."""
+        """The name of the worker that the process belongs to."""
         return self.process.partition(":")[0]
 
 
@@ -76,22 +77,22 @@ class Span(NamedTuple):
     """A time in which something was broken."""
 
     what: str
-    """The name of a worker; empty: the server."""
+    """The name of a worker; empty for the server."""
     began: float
     ended: float
     is_restart: bool = False
-    """Whether the worker was started at the end of it."""
+    """Whether the worker was started again at its end."""
 
 
 class ClockStep(NamedTuple):
-    """A time in which the server's clock was set back, by `CLOCK_STEP`."""
+    """A time in which the server's clock was set back by `CLOCK_STEP`."""
 
     began: float
     ended: float
 
 
 class LeaseHistory(msgspec.Struct, kw_only=True):
-    """All that is known of a run."""
+    """All records of a run."""
 
     grants: list[Grant] = msgspec.field(default_factory=list)
     writes: list[Write] = msgspec.field(default_factory=list)
@@ -99,31 +100,32 @@ class LeaseHistory(msgspec.Struct, kw_only=True):
     broken: list[Span] = msgspec.field(default_factory=list)
     workers: list[str] = msgspec.field(default_factory=list)
     candidates: dict[str, list[str]] = msgspec.field(default_factory=dict)
-    """The workers that want a lease, where it is not all of them."""
+    """The workers that try to acquire a lease, where not all do."""
     clock_steps: list[ClockStep] = msgspec.field(default_factory=list)
     trust: float = 0.0
-    """Seconds for which a holder believes in its term without an answer of the server, at most."""
+    """The longest time in seconds for which a lease is valid locally without an answer of the
+    server."""
     calm_since: float = 0.0
-    """From then on nothing was broken."""
+    """The time after which nothing was broken."""
     bound: float = 0.0
-    """Seconds within which a lease that is free is taken, where a worker is well."""
+    """Seconds within which a free lease must be acquired while a worker runs undisturbed."""
 
     def true_time(self, server_time: float) -> float:
-        """What a time by the server's clock was in truth."""
+        """Convert a time of the server's clock to the true time."""
         true = server_time + CLOCK_STEP
         is_stepped = any(step.began <= true <= step.ended for step in self.clock_steps)
         return true if is_stepped else server_time
 
     def ended_early(self, granted: float, until: float) -> bool:
-        """Whether the term before a grant may have ended early, by a step of the clock, so that
-        its holder believed in it until then."""
+        """Return whether a clock step may have ended the term before a grant early, so that its
+        holder still had a locally valid lease at `until`."""
         return any(
             step.began <= granted and until <= step.ended + self.trust for step in self.clock_steps
         )
 
     def _is_measured(self, grant: Grant) -> bool:
-        """Whether its times tell for how long the lease was free: there was a term before it, and
-        no step of the clock."""
+        """Return whether the times of a grant show for how long the lease was free: it has a term
+        before it, and no clock step."""
         if grant.free_since is None:
             return False
         since, until = self.true_time(grant.free_since), self.true_time(grant.granted_at)
@@ -132,7 +134,8 @@ class LeaseHistory(msgspec.Struct, kw_only=True):
         )
 
     def takeovers(self) -> list[tuple[Grant, float]]:
-        """The terms that followed another of their lease, and for how many seconds it was free."""
+        """Return the terms that followed another term of their lease, with the seconds for which it
+        was free."""
         return [
             (grant, max(grant.granted_at - _free_since(grant), 0.0))
             for grant in self.grants
@@ -140,7 +143,8 @@ class LeaseHistory(msgspec.Struct, kw_only=True):
         ]
 
     def stale_writes(self, *, is_fenced: bool) -> list[Write]:
-        """Those that came after one of a newer term, or of the grant of one if they are fenced."""
+        """Return the writes that came after a write of a newer term. For fenced writes, the grant
+        of a newer term counts too."""
         stale: list[Write] = []
         writes = [write for write in self.writes if write.is_fenced == is_fenced]
         grants = self.grants if is_fenced else []
@@ -155,7 +159,7 @@ class LeaseHistory(msgspec.Struct, kw_only=True):
 
 
 def check(history: LeaseHistory) -> list[Violation]:
-    """What of a history must not be; empty if all is well."""
+    """Return the violations of a history; empty if there are none."""
     return [
         *_check_grants(history),
         *_check_trust(history),
@@ -188,7 +192,7 @@ def _check_grants(history: LeaseHistory) -> Iterator[Violation]:
 
 def _check_trust(history: LeaseHistory) -> Iterator[Violation]:
     held: dict[tuple[str, int], Note] = {}
-    """The last moment of each term in which its process believed in it."""
+    """The last moment of each term at which its lease was valid locally."""
     for note in history.notes:
         if note.what == "held":
             term = note.lease, note.epoch
@@ -229,7 +233,7 @@ def _check_takeovers(history: LeaseHistory) -> Iterator[Violation]:
 
 
 def _outage(history: LeaseHistory, grant: Grant) -> float:
-    """Seconds for which the server was away while the lease was free, or just before."""
+    """Return the seconds for which the server was away while the lease was free, or just before."""
     since = _just_before(history, grant)
     return sum(
         max(min(span.ended, grant.granted_at) - max(span.began, since), 0.0)
@@ -239,8 +243,8 @@ def _outage(history: LeaseHistory, grant: Grant) -> float:
 
 
 def _well(history: LeaseHistory, grant: Grant) -> set[str]:
-    """The workers that nothing was done to while they should have taken the lease, nor just before,
-    and that were on their feet."""
+    """Return the running workers that no fault hit while they should have acquired the lease, or
+    just before."""
     since, until = _just_before(history, grant), _free_since(grant) + history.bound
     hit = {
         span.what for span in history.broken if span.began < until and _end(history, span) > since
@@ -268,7 +272,7 @@ def _free_since(grant: Grant) -> float:
 
 
 async def read(connection: asyncpg.Connection) -> LeaseHistory:
-    """What the tables tell. The rest is the caller's to add."""
+    """Read the tables. The caller adds the rest."""
     released = {
         (row["lease"], row["epoch"]): row["at"].timestamp()
         for row in await connection.fetch(STATEMENTS["releases"])
@@ -286,7 +290,8 @@ async def read(connection: asyncpg.Connection) -> LeaseHistory:
 
 
 def read_notes(paths: Iterable[Path]) -> list[Note]:
-    """What the processes noted, each in a file; a last line that a kill cut off is left out."""
+    """Read the records in the files of the processes. A last line that a kill cut off is left
+    out."""
     decoder = msgspec.json.Decoder(Note)
     return [
         decoder.decode(line)

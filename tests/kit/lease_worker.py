@@ -1,9 +1,9 @@
-"""A process that holds a lease, or stands by for it, and notes what it does under it:
-`python -m tests.kit.lease_worker`.
+"""A process that holds a lease or waits for it, and records its acts: `python -m
+tests.kit.lease_worker`.
 
-Under a term it acts again and again, whatever the lease says of itself, and writes through its
-fence; after the term it tries one write more, by the fence alone, as one would who has not noticed.
-SIGUSR1 takes every connection of its pool until the term ends, SIGUSR2 blocks its event loop.
+In a term it acts again and again even if the lease is no longer valid locally, and writes through
+its fence. After the term it tries one more fenced write, like code that has not noticed the loss.
+SIGUSR1 takes every connection of its pool until the term ends. SIGUSR2 blocks its event loop.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 ACT_INTERVAL = 0.01
 HOLD_MOST = 0.05
-"""Seconds that a fenced transaction stays open at most, so that faults hit some."""
+"""Maximum seconds that a fenced transaction stays open, so that faults hit some of them."""
 RETRY = 0.05
 BLOCK_SHARE = 1.3
-"""Of the lease's time, how long SIGUSR2 blocks the loop."""
+"""How long SIGUSR2 blocks the loop, as a multiple of the lease time."""
 POOL_SIZE = 3
 CONNECT_LIMIT = 2.0
 
@@ -44,7 +44,8 @@ notes = os.open(settings.notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
 
 def note(what: str, lease: Lease | None = None) -> None:
-    """Note it for good. The time is taken first: at it, the lease was held if it still is."""
+    """Append a record to the file and sync it. The time is read before the validity of the
+    lease."""
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     epoch, is_held = (lease.epoch, lease.is_held) if lease else (0, False)
     os.write(notes, f"{now:.6f} {os.getpid()} {what} {epoch} {is_held}\n".encode())
@@ -52,7 +53,7 @@ def note(what: str, lease: Lease | None = None) -> None:
 
 @asynccontextmanager
 async def connected(url: str) -> AsyncGenerator[asyncpg.Connection]:
-    """A connection of the work's own."""
+    """Open a connection for the writes."""
     connection = await asyncpg.connect(url, timeout=CONNECT_LIMIT, statement_cache_size=0)
     try:
         yield connection
@@ -61,13 +62,13 @@ async def connected(url: str) -> AsyncGenerator[asyncpg.Connection]:
 
 
 class Holder:
-    """The lease's user."""
+    """The user of the lease."""
 
     def __init__(self, late: anyio.abc.TaskGroup) -> None:
         self._late = late
         self._hoard = anyio.Event()
         self.pool: asyncpg.Pool | None = None
-        """What SIGUSR1 takes all connections of."""
+        """The pool whose connections SIGUSR1 takes."""
 
     def hoard(self) -> None:
         """Take every connection of the pool."""
@@ -112,7 +113,8 @@ class Holder:
         return True
 
     async def _write_late(self, lease: Lease, fence_statement: str) -> None:
-        """Until the server refuses: it may still let a term go on that was given up here."""
+        """Write until the server refuses. The term may end in this process before it ends in the
+        database."""
         with anyio.move_on_after(20 * settings.leader_ttl):
             while True:
                 try:
@@ -139,7 +141,7 @@ class Holder:
         if self.pool is not None:
             held: list[Any] = []
             try:
-                while True:  # also what is given back
+                while True:  # take connections that are released later, too
                     held.append(await self.pool.acquire())
             finally:
                 for connection in held:
@@ -147,7 +149,7 @@ class Holder:
 
 
 async def run_client(holder: Holder) -> None:
-    """Have the lease as a singleton of a client's, which hears of a release."""
+    """Hold the lease as a singleton of a client, which is notified of a release."""
     config = Config(
         candidate=False,
         elect_interval=timedelta(seconds=settings.elect_interval),
@@ -162,7 +164,7 @@ async def run_client(holder: Holder) -> None:
 
 
 async def run_manager(holder: Holder, database: Any) -> None:
-    """Hold the lease again and again, or stand by."""
+    """Acquire the lease again and again."""
     manager = LeaseManager(
         database,
         ttl=timedelta(seconds=settings.leader_ttl),
@@ -180,7 +182,7 @@ async def run_manager(holder: Holder, database: Any) -> None:
 
 
 async def watch_signals(standing: anyio.CancelScope, holder: Holder) -> None:
-    """SIGTERM ends all, the others are faults."""
+    """SIGTERM ends the process; the other signals are faults."""
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2) as received:
         async for number in received:
             match number:
@@ -193,7 +195,7 @@ async def watch_signals(standing: anyio.CancelScope, holder: Holder) -> None:
 
 
 async def run(holder: Holder) -> None:
-    """As the settings say."""
+    """Run as the settings say."""
     match settings.through:
         case "client":
             await run_client(holder)

@@ -1,6 +1,6 @@
-"""A load of jobs on a fleet, and what must hold of it whatever was broken meanwhile: no job that
-was inserted is lost, none is finished twice or run more often than its attempts say, and the
-workers' logs are plain."""
+"""A load of jobs on a fleet, and the rules that hold during any fault: no committed job is lost,
+none finishes twice or runs more often than its attempts say, and the workers log nothing
+unexpected."""
 
 from __future__ import annotations
 
@@ -28,38 +28,39 @@ if TYPE_CHECKING:
 
 STATEMENTS = read_statements(Path(__file__).with_name("load.sql"))
 RATE = 500
-"""Jobs a second."""
+"""Jobs inserted per second."""
 BATCH_INTERVAL = 0.05
 JOB_SECONDS = 0.02
 LOOK_INTERVAL = 0.02
 LIMIT = 90.0
-"""Seconds that a machine, however busy, may take for anything that is waited for."""
+"""Timeout in seconds for anything that is waited for, on a machine however busy."""
 CALM_BACKLOG = RATE // 4
-"""Jobs that wait or run while nothing is broken, at most."""
+"""Maximum number of jobs that wait or run while nothing is broken."""
 CLAIMS_LOST = 1.0
-"""Seconds before a crash of the server whose claims it may forget, unless they are durable."""
+"""Seconds before a crash of the server within which claims may be lost, since they are not
+durable."""
 LOST, RESTORED = "database connection lost", "database connection restored"
 REFUSED = "job result refused: the attempt is no longer this client's"
 HELD = "job results are refused and will be tried again"
 PUT_BACK = "put back jobs whose claims were lost"
 DELETED = "deleted"
-"""The state in a line about a job of an earlier load, whose row is gone: its result was stored, but
-the worker did not get the answer and sends it again."""
+"""The state in a log line about a job of an earlier load whose row is deleted. Its result was
+stored, but the worker received no answer and sends it again."""
 
 
 class LoadSettings(WorkerSettings, frozen=True, kw_only=True):
-    """What a worker process under load is told (`tests/kit/load_worker.py`)."""
+    """Settings of a worker process under load (`tests/kit/load_worker.py`)."""
 
     target: str = "tests.kit.load_worker:client"
     effects: str = ""
-    """The file of its effects. The stage fills it in."""
+    """Path of the file with its effects. The stage sets it."""
     durable_claims: bool = False
     look_interval: float = 0.3
-    """Seconds between two uses of the connections that are used now and then."""
+    """Seconds between two uses of the connections that are rarely used."""
 
 
 class Start(NamedTuple):
-    """An attempt that began, as its handler noted."""
+    """The start of an attempt, as its handler recorded it."""
 
     job_id: int
     attempt: int
@@ -67,14 +68,14 @@ class Start(NamedTuple):
 
 
 class Tail:
-    """What is appended to a file, in whole lines."""
+    """Reads the whole lines that are appended to a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
     def lines(self) -> list[str]:
-        """What came since the last call."""
+        """Return the lines since the last call."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -86,20 +87,20 @@ class Tail:
 
 
 class Place:
-    """A worker of the stage, with what it wrote."""
+    """A worker of the stage, with its log and its effects."""
 
     def __init__(self, worker: Worker, settings: LoadSettings) -> None:
         self.worker = worker
         self._log = Tail(worker.log)
         self._effects = Tail(Path(settings.effects))
         self.said: list[dict[str, Any]] = []
-        """Its log since the load began."""
+        """Its log since the load started."""
         self.starts: list[Start] = []
         self.led_since = ""
-        """When it began to lead last."""
+        """When it last became leader."""
 
     def read(self) -> None:
-        """Take in what it wrote meanwhile."""
+        """Read what it wrote since the last call."""
         said = [json.loads(line) for line in self._log.lines()]
         self.said += said
         for line in said:
@@ -110,32 +111,32 @@ class Place:
             self.starts.append(Start(int(job_id), int(attempt), float(at)))
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Start again without earlier lines."""
         self.read()
         self.said, self.starts = [], []
 
     def count(self, event: str) -> int:
-        """How often it has said this."""
+        """Return how often it logged this event."""
         self.read()
         return [line["event"] for line in self.said].count(event)
 
     @property
     def begun(self) -> set[int]:
-        """The jobs that began here."""
+        """Return the jobs that started in this worker."""
         self.read()
         return {start.job_id for start in self.starts}
 
     @property
     def warnings(self) -> list[dict[str, Any]]:
-        """What it said at warning, and above, but of a machine that let it stand still, and of jobs
-        of an earlier load."""
+        """Return its log lines at warning and above, without those about a stalled machine and
+        about jobs of an earlier load."""
         self.read()
         loud = [line for line in self.said if line["level"] not in {"debug", "info"}]
         return [line for line in loud if not is_stall(line) and line.get("state") != DELETED]
 
     def unexpected(self, outages: int, expected: Collection[str]) -> list[dict[str, Any]]:
-        """What it said, or did not say, but for a line at the begin and the end of so many
-        outages, that it put back jobs whose claims were lost, and what is expected besides."""
+        """Return the unexpected and the missing log lines. Expected are a line at the start and the
+        end of this many outages, releases of lost claims, and the given events."""
         usual = {LOST, PUT_BACK, *expected}
         lines = [line for line in self.warnings if line["event"] not in usual]
         lines += [line for line in self.said if line["level"] in {"error", "critical"}]
@@ -146,7 +147,7 @@ class Place:
 
 
 class Stage:
-    """A fleet of two workers, for one load after the other."""
+    """A fleet of two workers that gets one load after the other."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -154,17 +155,17 @@ class Stage:
 
     @property
     def url(self) -> str:
-        """Past the proxies."""
+        """The URL without the proxies."""
         return self.fleet.server.url
 
     @property
     def leader(self) -> Place:
-        """The worker that began to lead last."""
+        """The worker that became leader last."""
         begun = [(place.led_since, place) for place in self.places if place.led_since]
         return max(begun, key=itemgetter(0))[1]
 
     async def start(self, settings: LoadSettings, workers: int = 2) -> None:
-        """Have the workers work."""
+        """Start the workers and wait until they work."""
         await self.execute("create")
         for number in range(workers):
             name = f"w{number}"
@@ -183,11 +184,10 @@ class Stage:
     async def load(
         self, *, outages: int | None = None, expected: Collection[str] = (), rate: int = RATE
     ) -> AsyncGenerator[Load]:
-        """A load for the time of the block; on leaving it recovers, ends, and is checked.
+        """Run a load during the block. At its end the load recovers, stops, and is checked.
 
-        Args:
-            outages: how many each worker must have told of, and of nothing else; None: any number.
-            expected: what else they may say at warning.
+        Args: outages: how many each worker must have logged, and nothing else; None: any number.
+        expected: other events that they may log at warning.
         """
         with self._keeping_logs():
             await self._clear()
@@ -214,7 +214,7 @@ class Stage:
         _expect_none([place.worker.name for place in self.places if not place.worker.is_running])
 
     async def _clear(self) -> None:
-        """Wait for what a failed load has left to end, and forget it."""
+        """Wait for the end of what a failed load left, and forget it."""
         await self.ends()
         await self.execute("clear")
         for place in self.places:
@@ -238,34 +238,35 @@ class Stage:
             raise
 
     async def fetchval(self, name: str, *arguments: object) -> Any:
-        """A value past the proxies; None where the server does not answer."""
+        """Return the value of a statement without a proxy; None where the server does not
+        answer."""
         with suppress(*DATABASE_ERRORS):
             async with self.fleet.server.connected() as connection:
                 return await connection.fetchval(STATEMENTS[name], *arguments)
         return None
 
     async def execute(self, name: str) -> None:
-        """Run a script past the proxies."""
+        """Run a script without a proxy."""
         async with self.fleet.server.connected() as connection:
             await connection.execute(STATEMENTS[name])
 
 
 class Load:
-    """Jobs that are inserted, and what became of them."""
+    """The jobs of a load and their results."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self.client = riverpy.Client(stage.url)
-        """A web side's."""
+        """The client that inserts, like that of a web application."""
         self._released = stage.fleet.directory / f"released-{time.monotonic_ns()}"
-        """Held jobs go on until it exists."""
+        """Held jobs run until this file exists."""
         self._cancelled: set[int] = set()
         self.inserted: list[int] = []
-        """The jobs whose insert was answered."""
+        """The ids of jobs whose insert returned a result."""
         self.failures: list[Exception] = []
-        """Of inserts."""
+        """Errors of inserts."""
         self.crashes: list[tuple[float, float]] = []
-        """From when to when the server crashed and recovered; it forgets claims then."""
+        """Start and end of each crash of the server, which can lose claims."""
 
     async def insert(self) -> None:
         """Insert until cancelled."""
@@ -284,7 +285,7 @@ class Load:
             await asyncio.sleep(due - time.monotonic())
 
     async def begin_held(self, count: int = 1, **args: object) -> list[int]:
-        """Insert jobs that run until `release`; returns their ids when all run."""
+        """Insert jobs that run until `release`, and return their ids when all run."""
         text = json.dumps({"until": str(self._released), **args})
         job = riverpy.InsertManyParams(riverpy.RawArgs("effect", text))
         ids = [result.job.id for result in await self.client.insert_many([job] * count)]
@@ -297,7 +298,7 @@ class Load:
         self._released.touch()
 
     async def cancel(self, job_id: int) -> None:
-        """Cancel a running job, and return when it has ended so."""
+        """Cancel a running job, and return when it is cancelled."""
 
         async def is_cancelled() -> bool:
             return await self._stage.fetchval("state", job_id) == "cancelled"
@@ -312,26 +313,25 @@ class Load:
 
     @property
     def begun_again(self) -> set[int]:
-        """The jobs of which a second attempt began."""
+        """Return the jobs with a second attempt."""
         return {start.job_id for start in self._starts() if start.attempt > 1}
 
     async def flows(self) -> None:
-        """Return when jobs that are inserted now are completed."""
+        """Return when jobs that are inserted from now on are completed."""
         newest = None
         while newest is None:
             newest = await self._stage.fetchval("newest")
         await until(lambda: self.is_positive("completed_since", newest))
 
     async def recovers(self) -> float:
-        """Return when new jobs are completed and none waits for longer than usual; gives the
-        seconds that this took."""
+        """Return the seconds until new jobs are completed and none waits for longer than usual."""
         began = time.monotonic()
         await self.flows()
         await until(self._is_calm)
         return time.monotonic() - began
 
     async def faults(self) -> list[str]:
-        """What became of the jobs that must not be."""
+        """Return the broken rules of the load."""
         async with self._stage.fleet.server.connected() as connection:
             ends = await connection.fetch(STATEMENTS["ends"])
         starts = self._starts()
@@ -361,7 +361,8 @@ class Load:
         return found
 
     def _faults_of_starts(self, starts: list[Start]) -> list[str]:
-        """An attempt begins once; once more for a claim that a crash made the server forget."""
+        """Check that each attempt starts once, and once more for a claim that a crash of the server
+        lost."""
         counts = Counter((start.job_id, start.attempt) for start in starts)
         forgotten = Counter(
             (start.job_id, start.attempt)
@@ -379,7 +380,7 @@ class Load:
         return unfinished is not None and unfinished <= CALM_BACKLOG
 
     async def is_positive(self, name: str, *arguments: object) -> bool:
-        """Whether a statement says so."""
+        """Return whether the value of a statement is positive."""
         return bool(await self._stage.fetchval(name, *arguments))
 
 
@@ -389,10 +390,9 @@ def _expect_none(found: Sequence[object]) -> None:
 
 
 async def until(holds: Callable[[], bool | Awaitable[bool]]) -> None:
-    """Return when this holds.
+    """Return when the condition holds.
 
-    Raises:
-        TimeoutError: it does not within `LIMIT`.
+    Raises: TimeoutError: it does not hold within `LIMIT`.
     """
     async with asyncio.timeout(LIMIT):
         while True:

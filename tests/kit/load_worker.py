@@ -1,6 +1,6 @@
 """The client of worker processes under load: `riverpy worker tests.kit.load_worker:client`.
 
-Each start of an attempt is a line in a file, which outlives the process and needs no database.
+Each start of an attempt is a line in a file. The file survives the process and needs no database.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.kit.load import LoadSettings
 
 LOOK_INTERVAL = 0.02
 LINES_MAX = 1_000_000
-"""About single jobs: tests want each."""
+"""Lines about single jobs per minute. Tests need all of them."""
 
 settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=LoadSettings)
 effects = os.open(settings.effects, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -31,7 +31,7 @@ job_scheduler.INTERVAL = reconciler.INTERVAL = settings.look_interval
 _log.LINES_MAX = LINES_MAX
 workers = riverpy.Workers()
 hoarding = anyio.Lock()
-"""Held by the one job that takes connections, so that two do not wait for each other's."""
+"""Held by the one job that takes connections, so that two jobs do not wait for each other's."""
 
 
 class Effect(msgspec.Struct, frozen=True):
@@ -39,16 +39,16 @@ class Effect(msgspec.Struct, frozen=True):
 
     kind: ClassVar[str] = "effect"
     seconds: float = 0.0
-    """How long it takes."""
+    """Seconds that it takes."""
     until: str = ""
-    """The path of a file until whose appearance it goes on."""
+    """Path of a file; the job runs until it exists."""
     hoards: int = 0
-    """How many connections of the client's pool it holds meanwhile."""
+    """Number of connections of the client's pool that it takes while it runs."""
 
 
 @workers.job(timeout=None)
 async def effect(job: riverpy.Job[Effect]) -> None:
-    """Note the start, and take a while."""
+    """Record the start, and take a while."""
     os.write(effects, b"%d %d %f\n" % (job.id, job.attempt, time()))
     pool = client._open_pool()
     async with hoarding:
@@ -65,7 +65,9 @@ client = riverpy.Client(
     queues={"default": riverpy.QueueConfig(max_workers=settings.slots)},
     config=riverpy.Config(
         reindexer_index_names=[],
-        fetch_poll_interval=timedelta(minutes=10),  # what is not heard of is not worked
+        fetch_poll_interval=timedelta(
+            minutes=10
+        ),  # kinds that the client does not register are not worked
         elect_interval=timedelta(seconds=settings.elect_interval),
         leader_ttl=timedelta(seconds=settings.leader_ttl),
         dead_after=timedelta(seconds=settings.dead_after),

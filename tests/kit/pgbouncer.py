@@ -1,4 +1,4 @@
-"""A PgBouncer in transaction mode before a server, on a Unix socket of its own."""
+"""A PgBouncer in transaction mode in front of a server, on a Unix socket of its own."""
 
 from __future__ import annotations
 
@@ -24,25 +24,26 @@ if TYPE_CHECKING:
 
 PROGRAMS = ("pgbouncer", "setpriv")
 _detours: dict[str, str] = {}
-"""The URL of a pooler by that of its database, for clients that know nothing of it."""
+"""URLs of poolers by the URL of their database, for clients that are created without knowing the
+pooler."""
 START_LIMIT = 20.0
 POOL_SIZE = 20
-"""Connections to the server, unless told otherwise."""
+"""Connections to the server, by default."""
 
 
 def is_installed() -> bool:
-    """Whether it can be started here."""
+    """Return whether PgBouncer can be started on this machine."""
     return all(map(shutil.which, PROGRAMS))
 
 
 def detour(url: str) -> str:
-    """The URL by which tests go to this database: a pooler's, where one stands before it."""
+    """Return the URL by which tests connect to this database: the pooler's, if it has one."""
     return _detours.get(url, url)
 
 
 @contextmanager
 def through_pooler(url: str) -> Generator[None]:
-    """Let all clients of this process that are made with this URL go through a pooler."""
+    """Let all clients of this process that are created with this URL use a pooler."""
     init = Client.__init__
 
     def init_pooled(client: Client, database: Any = None, **options: Any) -> None:
@@ -61,11 +62,11 @@ def through_pooler(url: str) -> Generator[None]:
 
 
 class Pooler:
-    """One PgBouncer, which can be killed and started again at the same place."""
+    """A PgBouncer that can be killed and started again at the same address."""
 
     def __init__(self, url: str, directory: Path, size: int, settings: dict[str, object]) -> None:
         self.url = f"postgresql://postgres@/db?host={quote(str(directory))}&port=6432"
-        """Leads through it."""
+        """The URL of the database through the pooler."""
         self._directory = directory
         self._user = _account(_host(url))
         self._process: subprocess.Popen[bytes] | None = None
@@ -75,10 +76,9 @@ class Pooler:
         (directory / "pgbouncer.ini").write_text(text)
 
     def start(self) -> None:
-        """Start it, and wait until it can be reached.
+        """Start it, and wait until it accepts connections.
 
-        Raises:
-            RuntimeError: it did not start; the text is its log.
+        Raises: RuntimeError: it did not start; the text is its log.
         """
         log, program = self._directory / "log", shutil.which("pgbouncer") or ""
         with log.open("wb") as output:
@@ -91,7 +91,7 @@ class Pooler:
         _wait_for(self._directory / ".s.PGSQL.6432", self._process, log)
 
     def kill(self) -> None:
-        """End it at once. Its connections are cut; nobody is let in."""
+        """Kill it. Its connections are cut, and new ones are refused."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -101,11 +101,10 @@ class Pooler:
 
 @contextmanager
 def pooler(url: str, *, size: int = POOL_SIZE, **settings: object) -> Generator[Pooler]:
-    """A pooler that leads to the database of `url` by at most `size` connections, with other
-    settings of `pgbouncer.ini`.
+    """Run a pooler for the database of `url` with at most `size` connections, and other settings of
+    `pgbouncer.ini`.
 
-    Raises:
-        RuntimeError: it did not start; the text is its log.
+    Raises: RuntimeError: it did not start; the text is its log.
     """
     with tempfile.TemporaryDirectory(prefix="riverpy-pgbouncer-") as place:
         pooler = Pooler(url, Path(place), size, settings)
@@ -118,7 +117,7 @@ def pooler(url: str, *, size: int = POOL_SIZE, **settings: object) -> Generator[
 
 @contextmanager
 def pooled(url: str, *, size: int = POOL_SIZE) -> Generator[str]:
-    """The URL of a pooler that leads to the database of `url`, by at most `size` connections."""
+    """Yield the URL of a pooler for the database of `url` with at most `size` connections."""
     with pooler(url, size=size) as made:
         yield made.url
 
@@ -129,7 +128,8 @@ def _host(url: str) -> str:
 
 
 def _account(host: str) -> pwd.struct_passwd:
-    """Who runs it: not root, and somebody who may enter the directory of the server's socket."""
+    """Return the account that runs it: not root, and allowed to enter the directory of the server's
+    socket."""
     if os.geteuid():
         return pwd.getpwuid(os.geteuid())
     return (
@@ -138,7 +138,7 @@ def _account(host: str) -> pwd.struct_passwd:
 
 
 def _as_user(user: pwd.struct_passwd) -> list[str]:
-    command = ["setpriv", "--pdeathsig", "KILL"]  # it ends with this process, however that ends
+    command = ["setpriv", "--pdeathsig", "KILL"]  # the kernel ends it with this process
     if not os.geteuid():
         command += ["--reuid", str(user.pw_uid), "--regid", str(user.pw_gid), "--clear-groups"]
     return command
@@ -177,7 +177,7 @@ def _wait_for(place: Path, process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def _listens(place: Path) -> bool:
-    """Whether connections are taken there: the file is there a moment before."""
+    """Return whether it accepts connections. The socket file exists a moment earlier."""
     with socket.socket(socket.AF_UNIX) as tried:
         try:
             tried.connect(str(place))

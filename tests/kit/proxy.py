@@ -1,5 +1,5 @@
-"""A TCP proxy before PostgreSQL that holds back, loses, cuts or refuses: some connections, by their
-name, or the whole path as a broken network does."""
+"""A TCP proxy in front of PostgreSQL that delays, drops, cuts or refuses connections by their name,
+or breaks the whole path like a broken network."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
 EVERY = ""
-"""Stands for the connections of every name."""
+"""Stands for connections of every name."""
 _CHUNK = 65536
 
 
 class Partition(Enum):
-    """What a broken network does to both old and new connections. Nobody is told: a peer that ends
-    meanwhile seems to live on."""
+    """The ways to break the network, for old and new connections. Neither side is notified, so a
+    peer that ends still seems alive."""
 
     REQUESTS_LOST = "requests lost"
-    """What the client sends never arrives; answers that are under way do."""
+    """The data that the client sends is dropped; answers on their way arrive."""
     ANSWERS_LOST = "answers lost"
-    """The server does what it is asked, and nobody hears of it."""
+    """The server executes requests, and its answers are dropped."""
     HELD = "held"
-    """Nothing passes either way until the network heals; then all of it does, late."""
+    """Nothing passes either way until the network is healed; then everything is delivered late."""
 
 
 class _Link:
@@ -37,7 +37,7 @@ class _Link:
         self.name = ""
         self.answers = 0
         self.has_lost = False
-        """Whether bytes of it were lost, so that it is of no use any more."""
+        """Whether some of its bytes were dropped, so that it is unusable."""
         self.client = client
         self.server: asyncio.StreamWriter | None = None
 
@@ -48,7 +48,7 @@ class _Link:
 
 
 class Proxy:
-    """Passes bytes on until it is told otherwise."""
+    """Passes bytes on, unless told otherwise by its attributes and methods."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -64,20 +64,21 @@ class Proxy:
         self._idle.set()
         self.url = ""
         self.accepted = 0
-        """Connections that were tried to be made."""
+        """Number of attempted connections."""
         self.most = 0
-        """The most connections that there were at once."""
+        """The largest number of connections at once."""
         self.refusing = False
         """Whether new connections are cut at once."""
         self.held = asyncio.Event()
-        """Set when an answer was held back."""
+        """Set when an answer is held back."""
         self.lost_next_answer: str | None = None
-        """Cut the connection of this name instead of passing on its next answer; then None."""
+        """Cut the connection of this name instead of passing on its next answer. It is None after
+        that."""
         self.partition: Partition | None = None
-        """How the network is broken now: set it to break it, `heal` mends it."""
+        """How the network is broken now. Set it to break the network; `heal` ends it."""
 
     async def start(self) -> None:
-        """Listen; `url` is known then."""
+        """Listen. `url` is set from then on."""
         self._listening = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         port = self._listening.sockets[0].getsockname()[1]
         user = quote(self._user, safe=":%")
@@ -85,11 +86,11 @@ class Proxy:
 
     @property
     def connections(self) -> int:
-        """How many there are now."""
+        """The current number of connections."""
         return len(self._links)
 
     async def close(self) -> None:
-        """Cut every connection and listen no more."""
+        """Cut every connection and stop listening."""
         self._listening.close()
         await self.release()
         await self.heal()
@@ -99,18 +100,18 @@ class Proxy:
                 await self._idle.wait()
 
     def hold(self, name: str = EVERY, *, after: int = 0) -> None:
-        """Keep back the server's answers on these connections, from the `after`-th chunk on."""
+        """Hold back the server's answers on these connections, from the `after`-th chunk on."""
         self._holds[name] = after
         self.held.clear()
 
     async def release(self) -> None:
-        """Pass on what is held, and all that comes."""
+        """Deliver what is held back, and pass all later data on."""
         self._holds.clear()
         async with self._changed:
             self._changed.notify_all()
 
     async def heal(self) -> None:
-        """Mend the network: what was held passes, and connections that lost bytes are reset."""
+        """End the partition: held data is delivered, and connections that lost bytes are reset."""
         self.partition = None
         for link in self._links:
             if link.has_lost:
@@ -119,7 +120,7 @@ class Proxy:
             self._changed.notify_all()
 
     def cut(self, name: str = EVERY) -> int:
-        """Reset these connections; returns how many."""
+        """Reset these connections, and return how many there were."""
         links = [link for link in self._links if name in {EVERY, link.name}]
         for link in links:
             link.cut()
@@ -187,14 +188,14 @@ class Proxy:
                 self.held.set()
                 async with self._changed:
                     await self._changed.wait_for(lambda: not self._is_held(link))
-            if link.client.is_closing():  # uvloop would raise what is no OSError
+            if link.client.is_closing():  # uvloop would raise an exception that is no OSError
                 raise EOFError
             link.answers += 1
             link.client.write(data)
             await link.client.drain()
 
     async def _until_passing(self, link: _Link, losing: Partition) -> None:
-        """Return when bytes of this direction pass. One that lost bytes is cut by then."""
+        """Return when bytes of this direction pass. A connection that lost bytes is already cut."""
         while self.partition in {losing, Partition.HELD}:
             link.has_lost |= self.partition is losing
             async with self._changed:
@@ -205,7 +206,7 @@ class Proxy:
 
 @asynccontextmanager
 async def proxied(url: str) -> AsyncGenerator[Proxy]:
-    """A proxy before the server of this URL."""
+    """Run a proxy in front of the server of this URL."""
     proxy = Proxy(url)
     await proxy.start()
     try:

@@ -1,7 +1,7 @@
-"""What a server, its administrator and its users do to those who are connected: each as a function,
-or as a block that breaks something and mends it again, whatever became of the server meanwhile.
+"""Faults that a server, its administrator and its users cause: each is a function, or a block that
+injects a fault and ends it again, even if the server went away during the block.
 
-Every URL leads past the proxies and is a superuser's, unless said otherwise.
+Every URL is without proxies and belongs to a superuser, unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -24,27 +24,29 @@ if TYPE_CHECKING:
     from tests.kit.wall_clock import WallClock
 
 MEND_LIMIT = 90.0
-"""Seconds within which the server must let itself be mended."""
+"""Seconds within which the server must accept the end of a fault."""
 RETRY = 0.05
 CLOCK_TURN = 0.3
 """Seconds between two steps of a clock."""
 LOCK_LIMIT = 100
-"""Milliseconds for which a statement waits for the lock of a table, and others behind it."""
+"""Milliseconds for which a statement waits for a table lock. Other statements wait behind it."""
 LOCK_RETRY = 0.5
 """Seconds between two tries to lock a table."""
 LOOK_LIMIT = 2.0
-"""Seconds for a look at a stopped process of the server, which may hold what the look needs."""
+"""Timeout in seconds for reading the state of a stopped process of the server, which may hold a
+lock that the read needs."""
 CONNECTION_NAMES = ("riverpy listener", "riverpy reserved", "riverpy claims", "riverpy results")
-"""What each worker has one of."""
+"""Names of the connections of which each worker has one."""
 POOL_NAME = "riverpy"
-"""What the connections of a client's pool are called."""
+"""Name of the connections of a client's pool."""
 
 
 # --- backends
 
 
 async def find_backends(url: str, name: str, *, user: str | None = None) -> list[int]:
-    """The processes of the connections of this `application_name`; of one role, if it is given."""
+    """Return the server processes of connections with this `application_name`, and of one role if
+    it is given."""
     async with _connected(url) as connection:
         rows = await connection.fetch(
             "SELECT pid FROM pg_stat_activity WHERE application_name = $1 "
@@ -55,7 +57,7 @@ async def find_backends(url: str, name: str, *, user: str | None = None) -> list
 
 
 async def kill_backends(url: str, name: str | None, *, user: str | None = None) -> int:
-    """End the connections of this name (None: of any) and role; returns how many were told to."""
+    """Terminate the connections of this name (None: any) and role, and return their number."""
     async with _connected(url) as connection:
         return await connection.fetchval(
             "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
@@ -68,9 +70,9 @@ async def kill_backends(url: str, name: str | None, *, user: str | None = None) 
 
 @asynccontextmanager
 async def frozen_backends(url: str, pids: Sequence[int]) -> AsyncGenerator[None]:
-    """These processes of the server do not run: their connections are half open. Each is stopped
-    where it waits for its client or for a lock of a table or row: elsewhere it may hold a latch or
-    a lock of the server's own, and stop all others with it."""
+    """Suspend these processes of the server, so that their connections are half open. Each is
+    stopped where it waits for its client, or for a lock of a table or row. Elsewhere it could hold
+    an internal lock of the server and stop all other processes."""
     try:
         async with _connected(url) as connection:
             for pid in pids:
@@ -98,7 +100,7 @@ async def _stop_where_it_waits(connection: asyncpg.Connection, pid: int) -> None
 
 
 def _runs(pid: int) -> bool:
-    """Whether a stop has not reached it yet."""
+    """Return whether the process still runs."""
     with suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "RSD"
     return False
@@ -116,7 +118,7 @@ def _signal(pid: int, number: signal.Signals) -> bool:
 
 @asynccontextmanager
 async def connections_refused(url: str, *users: str) -> AsyncGenerator[None]:
-    """The database takes no new connection, and those of these roles are ended."""
+    """Refuse new connections to the database, and terminate those of these roles."""
     database = urlsplit(url).path[1:]
     beside = urlunsplit(urlsplit(url)._replace(path="/template1"))
     await _execute(beside, f'ALTER DATABASE "{database}" ALLOW_CONNECTIONS false')
@@ -130,8 +132,8 @@ async def connections_refused(url: str, *users: str) -> AsyncGenerator[None]:
 
 @asynccontextmanager
 async def connections_exhausted(url: str) -> AsyncGenerator[None]:
-    """Nobody but a superuser gets a connection: all are held, those too that come free. `url` is an
-    ordinary role's."""
+    """Take all connections, also those that become free, so that only a superuser can connect.
+    `url` is of an ordinary role."""
     held: list[asyncpg.Connection] = []
     none_is_left = anyio.Event()
     async with anyio.create_task_group() as tasks:
@@ -158,7 +160,7 @@ async def _hold_connections(
 
 @asynccontextmanager
 async def server_settings(url: str, **settings: str) -> AsyncGenerator[None]:
-    """Settings of the whole server, in sessions that there are too, unless they set their own."""
+    """Change settings of the whole server, also for existing sessions that do not set their own."""
     await _set_all(url, settings)
     try:
         yield
@@ -176,7 +178,7 @@ async def _set_all(url: str, settings: dict[str, str]) -> None:
 
 @asynccontextmanager
 async def role_settings(url: str, role: str, **settings: str) -> AsyncGenerator[None]:
-    """Settings of the sessions that a role begins meanwhile."""
+    """Change the settings of new sessions of a role during the block."""
     for name, value in settings.items():
         await _execute(url, f"ALTER ROLE \"{role}\" SET {name} = '{value}'")
     try:
@@ -188,7 +190,7 @@ async def role_settings(url: str, role: str, **settings: str) -> AsyncGenerator[
 
 @asynccontextmanager
 async def clock_stepped(clock: WallClock, seconds: int) -> AsyncGenerator[None]:
-    """The clock of a `SteppedServer` is set forward, or back, by so many seconds."""
+    """Set the clock of a `SteppedServer` forward or back by this many seconds."""
     clock.step(seconds)
     try:
         yield
@@ -197,8 +199,8 @@ async def clock_stepped(clock: WallClock, seconds: int) -> AsyncGenerator[None]:
 
 
 async def step_clock_often(clock: WallClock, seconds: int, *, lasting: float) -> None:
-    """Step the clock and back: once for a while, and then again and again, so that some steps fall
-    between a heartbeat and whoever reads it."""
+    """Step the clock and back, once for a while and then again and again, so that some steps fall
+    between a heartbeat and its reader."""
     end = anyio.current_time() + lasting
     async with clock_stepped(clock, seconds):
         await anyio.sleep(lasting / 2)
@@ -213,8 +215,8 @@ async def step_clock_often(clock: WallClock, seconds: int, *, lasting: float) ->
 
 @asynccontextmanager
 async def rows_locked(url: str, select: str) -> AsyncGenerator[int]:
-    """An open transaction holds the locks of the rows that a statement with FOR UPDATE selects;
-    gives their number."""
+    """Hold the locks of the rows that a statement with FOR UPDATE selects, and yield their
+    number."""
     async with _connected(url) as connection, connection.transaction():
         yield len(await connection.fetch(select))
 
@@ -223,8 +225,7 @@ async def rows_locked(url: str, select: str) -> AsyncGenerator[int]:
 async def row_trigger(
     url: str, name: str, *, table: str, when: str, body: str
 ) -> AsyncGenerator[None]:
-    """A trigger runs `body` before each update of a row of a table that meets a condition
-    on OLD and NEW."""
+    """Run `body` as a trigger before each update of a row that meets a condition on OLD and NEW."""
     await _lock_and_execute(
         url,
         _trigger(name, body),
@@ -235,7 +236,7 @@ async def row_trigger(
     try:
         yield
     finally:
-        # At once for later statements. Those that run hold the lock that the drop needs.
+        # This affects later statements at once. Running ones hold the lock that the drop needs.
         await _mend(url, _trigger(name, ""))
         await _lock_and_execute(url, f"DROP FUNCTION IF EXISTS {name} CASCADE")
 
@@ -267,13 +268,13 @@ async def _execute(url: str, statement: str) -> None:
 
 
 async def _lock_and_execute(url: str, *statements: str) -> None:
-    """Run statements that lock a whole table, without stopping the others for long."""
+    """Run statements that lock a whole table, without blocking other sessions for long."""
     limited = "; ".join((f"SET lock_timeout = '{LOCK_LIMIT}ms'", *statements))
     await _mend(url, limited, retry=LOCK_RETRY)
 
 
 async def _mend(url: str, statement: str, *, retry: float = RETRY) -> None:
-    """Have a statement done, however often the server goes meanwhile."""
+    """Execute a statement, and try again as often as the server goes away."""
     with anyio.fail_after(MEND_LIMIT, shield=True):
         while True:
             try:

@@ -1,4 +1,4 @@
-"""What riverpy says of a process that does not run: any test may be told so on a busy machine."""
+"""Log lines about a process that does not run. On a busy machine they appear in any test."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ _STALLS = (
 
 
 def is_stall(line: Mapping[str, Any]) -> bool:
-    """Whether a line of the log is of that, and of nothing that a test is about."""
+    """Return whether a log line is about a stall of the process, which no test is about."""
     return str(line["event"]).startswith(_STALLS)

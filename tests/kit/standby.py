@@ -1,4 +1,4 @@
-"""A primary and its streaming standby, which change places in good order."""
+"""A primary and its streaming standby, which can switch their roles cleanly."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.kit.fleet import Server, Shutdown, with_user
 from tests.kit.proxy import Proxy
 
 LIMIT = 60.0
-"""Seconds for a promotion, and for a standby to stream."""
+"""Timeout in seconds for a promotion, and for a standby to stream."""
 
 
 class Member(Server):
-    """One of the two. It follows the other whenever it is started with its signal file."""
+    """One of the two servers. It follows the other whenever it starts with its signal file."""
 
     def __init__(self, directory: Path, name: str, other: str) -> None:
         peer = f"host={socket_directory(directory, other)} port=5432 user=postgres"
@@ -25,11 +25,11 @@ class Member(Server):
 
     @property
     def data(self) -> Path:
-        """Its cluster."""
+        """Its data directory."""
         return self._postgres.directory / "data"
 
     def copy_to(self, other: Member) -> None:
-        """Give the other the data of this one, which must not run."""
+        """Copy the data of this server, which must not run, to the other."""
         other.data.parent.mkdir(mode=0o755)
         shutil.copytree(self.data, other.data)
         owner = self.data.stat()
@@ -37,7 +37,7 @@ class Member(Server):
             os.chown(path, owner.st_uid, owner.st_gid)
 
     async def follow(self) -> None:
-        """Start as the other's standby, and return when it streams."""
+        """Start as the standby of the other, and return when it streams."""
         signal_file = self.data / "standby.signal"
         signal_file.touch()
         owner = self.data.stat()
@@ -56,16 +56,16 @@ class Member(Server):
 
 
 class PairProxy(Proxy):
-    """One client's way to both: a URL with two hosts that leads to the primary."""
+    """The proxies of one client to both servers, with a URL of two hosts that finds the primary."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(first)
         self._second = Proxy(second)
         self.ways = (self, self._second)
-        """To the first, and to the second."""
+        """The proxies to the first and to the second server."""
 
     async def start(self) -> None:
-        """Listen; `url` is known then."""
+        """Listen. `url` is set from then on."""
         await super().start()
         await self._second.start()
         parts = urlsplit(self.url)
@@ -74,13 +74,13 @@ class PairProxy(Proxy):
         self.url = urlunsplit(parts._replace(netloc=place, query=query))
 
     async def close(self) -> None:
-        """Cut every connection and listen no more."""
+        """Cut every connection and stop listening."""
         await self._second.close()
         await super().close()
 
 
 class Pair(Server):
-    """Two servers, of which one is the primary."""
+    """Two servers, one of which is the primary."""
 
     def __init__(self, directory: Path) -> None:
         self.primary = Member(directory, "first", "second")
@@ -89,14 +89,14 @@ class Pair(Server):
 
     @property
     def url(self) -> str:
-        """Past every proxy, to whichever is the primary."""
+        """The URL without proxies, to the current primary."""
         places = [urlsplit(member.url) for member in self._members]
         hosts = ",".join(parse_qs(place.query)["host"][0] for place in places)
         query = f"host={hosts}&port=5432,5432&target_session_attrs=primary"
         return urlunsplit(places[0]._replace(query=query))
 
     def proxy(self, user: str | None) -> Proxy:
-        """A way to both."""
+        """Return a proxy to both servers."""
         first, second = (
             member.url if user is None else with_user(member.url, user) for member in self._members
         )
@@ -104,11 +104,11 @@ class Pair(Server):
 
     @property
     def is_second_primary(self) -> bool:
-        """Which of a proxy's ways leads to the primary."""
+        """The index of the proxy to the primary."""
         return self.primary is self._members[1]
 
     async def start(self) -> None:
-        """Have the primary answer, with its tables, and the standby follow it."""
+        """Start the primary with its tables, and the standby that follows it."""
         await self.primary.start()
         await self.primary.shut_down(Shutdown.FAST)
         self.primary.copy_to(self.standby)
@@ -116,20 +116,20 @@ class Pair(Server):
         await self.standby.follow()
 
     async def switch_over(self) -> None:
-        """Stop the primary, which leaves when the standby has all that it wrote, and promote that;
-        the former primary follows it."""
+        """Stop the primary after the standby has all its writes, promote the standby, and let the
+        former primary follow it."""
         await self.primary.shut_down(Shutdown.FAST)
         await self.standby.promote()
         self.primary, self.standby = self.standby, self.primary
         await self.standby.follow()
 
     async def remove(self) -> None:
-        """End both and delete their data."""
+        """Stop both and delete their data."""
         for member in self._members:
             await member.remove()
 
 
 def socket_directory(directory: Path, name: str) -> Path:
-    """Where the server of this name listens."""
+    """Return the socket directory of the server with this name."""
     url = EmbeddedPostgres(name, base_dir=directory).url
     return Path(parse_qs(urlsplit(url).query)["host"][0])

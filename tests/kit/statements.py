@@ -1,4 +1,4 @@
-"""The statements of a script, kept in an SQL file in blocks that begin with `-- name: NAME`."""
+"""The statements of a script, stored in an SQL file in blocks that start with `-- name: NAME`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def read_statements(path: Path) -> dict[str, str]:
-    """Name to text."""
+    """Return the statements by name."""
     _, *blocks = path.read_text("utf-8").split("-- name: ")
     named = (block.split("\n", 1) for block in blocks)
     return {name: text.strip() for name, text in named}

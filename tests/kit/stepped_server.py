@@ -1,4 +1,4 @@
-"""A PostgreSQL whose wall clock can be stepped while it runs; needs a C compiler."""
+"""A PostgreSQL whose wall clock can be stepped while it runs. It needs a C compiler."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CLOCK_STEP = 600
-"""Seconds of the usual step."""
+"""Size of the usual step, in seconds."""
 
 
 class SteppedPostgres(EmbeddedPostgres):
-    """A server with its own clock, below `directory`, which every account may enter."""
+    """A server with a clock of its own, below `directory`, which every account may enter."""
 
     def __init__(self, directory: Path, **settings: str) -> None:
         super().__init__("fleet", base_dir=directory, settings=SERVER_SETTINGS | settings)
@@ -29,7 +29,7 @@ class SteppedPostgres(EmbeddedPostgres):
 
 
 class SteppedServer(Server):
-    """The server of a fleet, with its own clock."""
+    """The server of a fleet with a clock of its own."""
 
     def __init__(self, directory: Path, **settings: str) -> None:
         super().__init__(directory)
@@ -38,7 +38,7 @@ class SteppedServer(Server):
 
 
 def make_server(directory: Path, **settings: str) -> Server:
-    """The server of a fleet, with its own clock where that is possible."""
+    """Create the server of a fleet, with a clock of its own where that is possible."""
     if WallClock.is_possible():
         return SteppedServer(directory, **settings)
     print("no C compiler: the clock of the server is not stepped", file=sys.stderr)

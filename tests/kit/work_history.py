@@ -1,7 +1,7 @@
-"""What a fleet under random faults did with its jobs, and what of it must not be.
+"""The history of jobs in a fleet under random faults, and the check for violations.
 
-All times are seconds since 1970 by the one clock of the machine; a claim is known by its
-`attempted_at`, in microseconds since 2000.
+All times are seconds since 1970 by the one clock of the machine. A claim is identified by its
+`attempted_at` in microseconds since 2000.
 """
 
 from __future__ import annotations
@@ -25,37 +25,38 @@ if TYPE_CHECKING:
 
 STATEMENTS = read_statements(Path(__file__).with_name("work_history.sql"))
 CLAIMS_LOST = 1.0
-"""Seconds before a crash of the server whose claims it may forget, for they are not durable."""
+"""Seconds before a crash of the server within which claims may be lost, since they are not
+durable."""
 UNSTORABLE_ERROR = "the result of this attempt could not be stored"
 CANCEL_ERROR = "JobCancelError: job cancelled remotely"
 ENDED = {"completed", "cancelled"}
 FINAL = {"job_completed": "completed", "job_cancelled": "cancelled"}
-"""The events that end a job, and the state that it has for ever then."""
+"""The events that finish a job, each with the final state of the job."""
 AGAIN = {"JobSnooze", "CancelledError"}
-"""How an attempt ends that does not count: by a snooze, or as a stop interrupts it."""
+"""The ends of an attempt that do not count: a snooze, or an interruption by a stop."""
 CUT = {"processed", "blocking"}
-"""The kinds of which nothing is noted when their worker ends."""
+"""The kinds that record no end when their worker is killed."""
 CHILD_END_MAX = 1.0
-"""Seconds that a child may be found alive after the end of its worker, on a busy machine."""
+"""Maximum seconds that a child process may live after the end of its worker, on a busy machine."""
 EPOCH = 946684800
 """Seconds from 1970 to 2000."""
 DUE_AT_ONCE = {"quick", "once", "child"}
-"""The kinds of which nothing waits but for a slot."""
+"""The kinds that wait for nothing but a free slot."""
 STALL_LEAST = 0.5
-"""Seconds without a job completed below which nobody asks why."""
+"""Shorter times without a completed job, in seconds, need no explanation."""
 ALL = ""
 """The name that stands for every worker."""
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What one process of a worker did, or a child of it."""
+    """An act of one process of a worker, or of a child process."""
 
     process: str
-    """The worker's name and the process id, also for what a child did."""
+    """The worker's name and process id; of a child process, those of its worker."""
     what: str
-    """`begin` and `end` of an attempt's handler, `stored` where the client tells of a result,
-    `child` for a job that a handler inserted, `stall` for a time that the process did not run,
-    `alive` where a child process runs a job."""
+    """`begin` and `end` of an attempt's handler, `stored` when the client reports a result, `child`
+    for a job that a handler inserted, `stall` for a time that the process did not run, `alive`
+    while a child process runs a job."""
     at: float
     job_id: int = 0
     attempt: int = 0
@@ -63,21 +64,21 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     kind: str = ""
     number: int = 0
     how: str = ""
-    """How an attempt ended: `returned`, or the type of what it raised; which event tells of a
-    result."""
+    """How an attempt ended: `returned`, or the type of the exception. Of `stored`: the kind of the
+    event."""
     child_id: int = 0
     since: float = 0.0
     monotonic: float = 0.0
-    """When a child was alive, by the monotonic clock of the machine."""
+    """When a child process was alive, by the monotonic clock of the machine."""
 
     @property
     def worker(self) -> str:
-        """Whose process it was."""
+        """The name of the worker that the process belongs to."""
         return self.process.partition(":")[0]
 
 
 class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job stands when all is over."""
+    """State of a job at the end of the run."""
 
     id: int
     number: int
@@ -92,7 +93,7 @@ class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
     failed_at: list[float] = []
     created: float = 0.0
     failures: int | None = None
-    """How often it was to fail."""
+    """How often it was planned to fail."""
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -100,13 +101,13 @@ class Span(msgspec.Struct, frozen=True):
 
     kind: str
     worker: str
-    """Whose, or `ALL`."""
+    """The name of the worker, or `ALL`."""
     began: float
     ended: float
     halts: bool = True
-    """Whether nobody it hits can be expected to work meanwhile."""
+    """Whether the workers that it hits cannot work during it."""
     is_reason: bool = True
-    """Whether jobs of living workers may be rescued because of it."""
+    """Whether it explains rescues of jobs of living workers."""
     ends_worker: bool = False
 
 
@@ -116,11 +117,11 @@ class ClockStep(NamedTuple):
     began: float
     ended: float
     seconds: float
-    """How far it was ahead."""
+    """How far the clock was ahead, in seconds."""
 
 
 class Cancel(NamedTuple):
-    """A call of `job_cancel` that was answered."""
+    """A call of `job_cancel` that returned."""
 
     job_id: int
     answered: float
@@ -135,11 +136,11 @@ class LogLine(msgspec.Struct, frozen=True):
     client_id: str = ""
     exception: str = ""
     job_id: int | None = None
-    """The job that it names, if it is about one."""
+    """The job that the line is about, if any."""
 
 
 class Recovery(NamedTuple):
-    """How long a worker had nothing stored after something that hit it was over."""
+    """The time without a stored result of a worker after the end of a fault that hit it."""
 
     kind: str
     worker: str
@@ -150,36 +151,36 @@ class Recovery(NamedTuple):
 
 
 class History(msgspec.Struct, kw_only=True):
-    """All that is known of a run."""
+    """All records of a run."""
 
     jobs: list[JobEnd] = []
     acts: list[Act] = []
     committed: set[int] = set()
-    """The numbers of the jobs whose insert or commit was answered."""
+    """The numbers of jobs whose insert or commit returned."""
     rolled_back: set[int] = set()
-    """The numbers of those whose transaction was rolled back."""
+    """The numbers of jobs whose transaction was rolled back."""
     unique: list[int] = []
-    """The number of each answer that says that a unique job was inserted."""
+    """The number of each insert that returned a new unique job."""
     cancels: list[Cancel] = []
     spans: list[Span] = []
     crashes: list[tuple[float, float]] = []
-    """From when to when the server had crashed."""
+    """Start and end of each crash of the server."""
     clock_steps: list[ClockStep] = []
     ends: dict[str, float] = {}
     """When the processes of workers had ended, by the monotonic clock of the machine."""
     logs: dict[str, list[LogLine]] = {}
-    """By worker."""
+    """Log lines by worker."""
     began: float = 0.0
     ended: float = 0.0
-    """When the faults and the load were over."""
+    """When the faults and the load had ended."""
     dead_after: float = 60.0
     outages_most: int = 1
-    """How often a worker may tell that its connections are lost in one fault."""
+    """How often a worker may log in one fault that its connections are lost."""
     bound: float = 5.0
-    """Seconds after the end of a fault within which work must go on."""
+    """Seconds after the end of a fault within which jobs must run again."""
 
     def true_times(self, server_time: float) -> list[float]:
-        """What a time by the server's clock may have been in truth."""
+        """Return the possible true times of a time by the server's clock."""
         return [
             *(
                 true
@@ -191,12 +192,12 @@ class History(msgspec.Struct, kw_only=True):
 
     @property
     def workers(self) -> list[str]:
-        """The names of all."""
+        """The names of all workers."""
         return sorted(self.logs)
 
     def recoveries(self) -> list[Recovery]:
-        """Of each worker, after each fault; those that began before it worked again count as
-        one."""
+        """Return the recovery of each worker after each fault. Faults that started before it worked
+        again count as one."""
         stored = defaultdict[str, list[float]](list)
         for act in self.acts:
             if act.what == "stored":
@@ -231,7 +232,7 @@ class History(msgspec.Struct, kw_only=True):
             )
 
     def halts(self) -> list[tuple[float, float]]:
-        """The times in which nobody could be expected to work."""
+        """Return the times in which no worker could work."""
         spans = [span for span in self.spans if span.halts]
         times = sorted({time for span in spans for time in (span.began, span.ended)})
         halted: list[tuple[float, float]] = []
@@ -245,7 +246,7 @@ class History(msgspec.Struct, kw_only=True):
         return halted
 
     def stalls(self) -> list[tuple[float, float]]:
-        """Times without a completed job while jobs were due and somebody could be expected to work
+        """Return the times without a completed job although jobs were due and a worker could run
         them."""
         done = sorted(act.at for act in self.acts if act.how == "job_completed")
         begun: dict[int, float] = {}
@@ -271,7 +272,7 @@ class History(msgspec.Struct, kw_only=True):
 
 
 def check(history: History) -> list[Violation]:
-    """What of a history must not be; empty if all is well."""
+    """Return the violations of a history; empty if there are none."""
     by_job = defaultdict[int, list[Act]](list)
     for act in sorted(history.acts, key=lambda act: act.at):
         if act.job_id:
@@ -319,8 +320,8 @@ def _check_job(history: History, job: JobEnd, acts: list[Act]) -> Iterator[Viola
 
 
 def _check_results(job: JobEnd, acts: list[Act]) -> Iterator[Violation]:
-    """A result that the client tells of stays, and there is one of each claim and one that ends the
-    job."""
+    """Check that a reported result stays, and that each claim has one result and each job one final
+    one."""
     stored = [act for act in acts if act.what == "stored"]
     for claim, count in Counter(act.claim for act in stored).items():
         if count > 1:
@@ -343,7 +344,7 @@ def _check_results(job: JobEnd, acts: list[Act]) -> Iterator[Violation]:
 
 
 def _check_errors(history: History, job: JobEnd, acts: list[Act]) -> Iterator[Violation]:
-    """Each attempt but the last has one error, and each error a reason."""
+    """Check that each attempt except the last has one error, and each error a reason."""
     expected = list(range(1, job.attempt))
     is_last_told = job.state == "cancelled" and job.failed == [*expected, job.attempt]
     if job.failed != expected and not is_last_told:
@@ -365,8 +366,8 @@ def _check_errors(history: History, job: JobEnd, acts: list[Act]) -> Iterator[Vi
 
 
 def _is_rescue_explained(history: History, acts: list[Act], attempt: int, at: float) -> bool:
-    """Whether the worker of the attempt, or any if it did not begin, was hit shortly before. An
-    attempt that was snoozed has the same number as the one that was rescued after it."""
+    """Return whether a fault shortly before hit the worker of the attempt, or any worker if it did
+    not start. An attempt that was snoozed has the same number as the one rescued after it."""
     ended = {act.claim for act in acts if act.what == "stored"}
     workers = {
         act.worker
@@ -387,8 +388,8 @@ def _is_rescue_explained(history: History, acts: list[Act], attempt: int, at: fl
 
 
 def _check_attempts(history: History, job: JobEnd, acts: list[Act]) -> Iterator[Violation]:
-    """A claim begins once; the same attempt again after a snooze, an interruption, or a crash that
-    made the server forget the claim."""
+    """Check that each claim starts once. The same attempt may start again after a snooze, an
+    interruption, or a crash of the server that lost the claim."""
     begins = [act for act in acts if act.what == "begin"]
     for claim, count in Counter(act.claim for act in begins).items():
         if count > 1:
@@ -412,15 +413,16 @@ def _check_attempts(history: History, job: JobEnd, acts: list[Act]) -> Iterator[
 
 
 def _was_cut(history: History, begin: Act, how: str | None, until: float) -> bool:
-    """Whether the end of its worker cut an attempt off. A worker whose event loop is blocked stores
-    no result and cancels nothing: it releases all its jobs as it exits."""
+    """Return whether the end of its worker cut an attempt off. A worker whose event loop is blocked
+    stores no result and cancels nothing: it releases all its jobs as it exits."""
     if _was_ended(history, begin, until, FaultKind.STOP_BLOCKED):
         return True
     return how is None and begin.kind in CUT and _was_ended(history, begin, until)
 
 
 def _was_ended(history: History, begin: Act, until: float, fault: FaultKind | None = None) -> bool:
-    """Whether the worker of an attempt was ended after its begin, by this fault if one is given."""
+    """Return whether the worker of an attempt was ended after its start, by this fault if one is
+    given."""
     return any(
         span.ends_worker
         and fault in {None, span.kind}
@@ -456,13 +458,14 @@ def _check_cancels(history: History, by_job: dict[int, list[Act]]) -> Iterator[V
 
 
 def _claim_times(history: History, act: Act) -> list[float]:
-    """What the time of its claim may have been in truth; none is after the act."""
+    """Return the possible true times of an attempt's claim, which are not after the act."""
     claimed = act.claim / 1e6 + EPOCH
     return [true for true in history.true_times(claimed) if true <= act.at] or [act.at]
 
 
 def _check_children(history: History, by_job: dict[int, list[Act]]) -> Iterator[Violation]:
-    """A child ends with its worker, and no attempt runs beside the one after it."""
+    """Check that a child process ends with its worker, and that no attempt runs beside the next
+    one."""
     for acts in by_job.values():
         alive = defaultdict[int, list[Act]](list)
         for act in acts:
@@ -482,8 +485,8 @@ def _check_children(history: History, by_job: dict[int, list[Act]]) -> Iterator[
 
 
 def _may_be_taken(history: History, begin: Act, until: float) -> bool:
-    """Whether another client may have got the job although the worker lives: the worker could not
-    reach the database, or did not run, or the server forgot the claim."""
+    """Return whether another client may have claimed the job although the worker lives: the worker
+    could not reach the database or did not run, or the server lost the claim."""
     return any(
         span.is_reason
         and not span.ends_worker
@@ -515,9 +518,10 @@ def _check_going_on(history: History) -> Iterator[Violation]:
 
 LOST, RESTORED = "database connection lost", "database connection restored"
 LINES_MOST = 12
-"""Lines about one fault, of one worker, besides one for each job that they name."""
+"""Maximum number of log lines of one worker about one fault, besides one for each job that they
+name."""
 EARLY = 0.1
-"""Seconds by which a line may be earlier than the fault that it is about seems to begin."""
+"""Seconds by which a line may be earlier than the recorded start of its fault."""
 PER_JOB = {
     "job failed",
     "job result refused: the attempt is no longer this client's",
@@ -525,7 +529,7 @@ PER_JOB = {
     "jobs worked",
     "jobs fail",
 }
-"""Events of jobs, or of each minute, not of faults."""
+"""Events about jobs or of each minute, not about faults."""
 LAPSES = (
     "maintenance did not end in time: the lease is not released but lapses, and this client does "
     "not bid before it has ended"
@@ -537,7 +541,8 @@ EXPECTED_ERRORS = {
     "jobs did not end and were abandoned",
     LAPSES,
 }
-"""What a worker logs that is stopped, or deposed, in an outage, or whose rows are refused."""
+"""Errors that a worker may log when it stops or loses its term during an outage, or when its rows
+are refused."""
 
 
 def _check_logs(history: History) -> Iterator[Violation]:
@@ -563,7 +568,7 @@ def _check_logs(history: History) -> Iterator[Violation]:
 def _by_trouble(
     troubles: list[Recovery], lines: Iterable[LogLine]
 ) -> Iterator[tuple[Recovery, list[LogLine]]]:
-    """What was said about each: what came after its begin, and before that of the next."""
+    """Return the log lines of each fault: those between its start and the start of the next."""
     begins = [trouble.began - EARLY for trouble in troubles]
     about = defaultdict[int, list[LogLine]](list)
     for line in lines:
@@ -574,7 +579,7 @@ def _by_trouble(
 
 
 def _check_pairs(worker: str, lines: list[LogLine]) -> Iterator[Violation]:
-    """Of each process, a loss and a recovery by turns."""
+    """Check that each process logs losses and recoveries in turns."""
     last: dict[str, str] = {}
     for line in lines:
         if line.event not in {LOST, RESTORED}:
@@ -583,5 +588,5 @@ def _check_pairs(worker: str, lines: list[LogLine]) -> Iterator[Violation]:
             yield Violation("one line an outage", f"{worker}: again {line}")
         last[line.client_id] = line.event
     newest = next((line.client_id for line in reversed(lines) if line.client_id), "")
-    if last.get(newest) == LOST:  # others may have ended in an outage
+    if last.get(newest) == LOST:  # other connections may have ended during an outage
         yield Violation("one line a recovery", f"{worker}: the last outage has none")
