@@ -20,7 +20,7 @@ from riverpy._names import (
 )
 from riverpy._plugins import Plugins, is_async
 from riverpy.errors import ConfigError
-from riverpy.insert_opts import MAX_ATTEMPTS_DEFAULT
+from riverpy.insert_opts import MAX_ATTEMPTS_DEFAULT, MAX_ATTEMPTS_MAX
 from riverpy.periodic import next_time
 from riverpy.retry import DefaultRetryPolicy, ErrorHandler, RetryPolicy
 
@@ -263,8 +263,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             _expect_type("listen_url", self.listen_url, str)
             validate_url(self.listen_url)
         _expect_type("max_attempts", self.max_attempts, int)
-        if not 1 <= self.max_attempts <= 32767:
-            raise ConfigError(f"max_attempts must be between 1 and 32767, got {self.max_attempts}")
+        if not 1 <= self.max_attempts <= MAX_ATTEMPTS_MAX:
+            raise ConfigError(
+                f"max_attempts must be between 1 and {MAX_ATTEMPTS_MAX}, got {self.max_attempts}"
+            )
         _expect_type("pool_size", self.pool_size, int)
         if not 1 <= self.pool_size <= 1000:
             raise ConfigError(f"pool_size must be between 1 and 1000, got {self.pool_size}")

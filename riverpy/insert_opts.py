@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from riverpy.job import JobArgs, JobRow, RawArgs
 
 MAX_ATTEMPTS_DEFAULT = 25
+MAX_ATTEMPTS_MAX = 32_767
 PRIORITY_DEFAULT = 1
+PRIORITY_MAX = 4
 QUEUE_DEFAULT = "default"
 UNIQUE_STATES_DEFAULT = frozenset(
     {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from riverpy._calls.base import ClientCalls
-from riverpy._insert.row import encode_metadata, json_size
+from riverpy._insert.json_text import encode_metadata, json_size
 from riverpy._names import validate_queue
 from riverpy._postgres import queues
 from riverpy.errors import ArgsError, ConfigError, NotFoundError

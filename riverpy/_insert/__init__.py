@@ -1,1 +1,1 @@
-"""Inserting jobs: from args to committed rows and their notifications."""
+"""Inserting jobs: check and encode them, run hooks and middleware, send them to the database."""

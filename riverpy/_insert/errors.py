@@ -1,4 +1,4 @@
-"""What errors of the database mean at an insert, and what can be done about them."""
+"""Errors of an insert: what an error of the database means, and what to do about it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from riverpy.errors import (
     JobDamagedError,
     SchemaMissingError,
     TransactionError,
+    UniqueConflictError,
 )
 
 if TYPE_CHECKING:
@@ -28,39 +29,42 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Transaction
 
-_NOW = ". The transaction given as tx is aborted: roll it back, or back to a savepoint"
+_ABORTED_NOW = ". The transaction given as tx is aborted: roll it back, or back to a savepoint"
 _IN_FAILED_TRANSACTION = "25P02"
 _TOO_LARGE = "54000"
 _DAMAGED = "XX001"
 _NO_MEMORY = "invalid memory alloc request size"
 _STATEMENT_LOST = {"26000", "42P05"}
 _SCHEMA_MISSING = {"42P01", "42P10", "42703", "42704", "42883", "3F000"}
+_UNIQUE_INDEX = "river_job_unique_idx"
 
 
 def sqlstate(error: BaseException) -> str | None:
-    """The server's code of an error; None: it is none of the server's."""
+    """Return the server's code of an error. None: the error is not from the server."""
     return getattr(error, "sqlstate", None)
 
 
 @contextmanager
 def translated(tx: Transaction | None, *, in_savepoint: bool = False) -> Generator[None]:
-    """Raise errors of the database as ours where it is known what to do about them.
+    """Raise an error of riverpy in place of a database error with a known meaning.
 
     Args:
-        tx: what the caller gave, whose transaction an error of the server aborts.
-        in_savepoint: the transaction is usable again: a savepoint was rolled back.
+        tx: the caller's connection. An error of the server aborts its transaction.
+        in_savepoint: a savepoint was rolled back, so that the transaction is usable.
     """
     try:
         yield
     except DATABASE_ERRORS as error:
-        if (meaning := _meaning(error, tx, "" if tx is None or in_savepoint else _NOW)) is None:
+        aborted = "" if tx is None or in_savepoint else _ABORTED_NOW
+        meaning = _meaning(error, aborted) or _meaning_for_connection(error, tx, aborted)
+        if meaning is None:
             raise
         raise meaning from error
 
 
 @contextmanager
 def channel_named() -> Generator[None]:
-    """Raise ConfigError where a notification is refused because the schema has too long a name."""
+    """Raise ConfigError if a notification is refused because the schema's name is too long."""
     try:
         yield
     except DATABASE_ERRORS as error:
@@ -73,8 +77,8 @@ def _channel_error(error: Exception, aborted: str = "") -> ConfigError:
     return ConfigError(f"{SCHEMA_TOO_LONG}: nothing was stored ({describe(error)}){aborted}")
 
 
-def _meaning(error: Exception, tx: Transaction | None, aborted: str) -> Exception | None:
-    """Our error. `aborted` says what became of the caller's transaction."""
+def _meaning(error: Exception, aborted: str) -> Exception | None:
+    """Return riverpy's error. `aborted` is added to its text."""
     code = sqlstate(error)
     if code in _SCHEMA_MISSING:
         return SchemaMissingError(
@@ -83,38 +87,50 @@ def _meaning(error: Exception, tx: Transaction | None, aborted: str) -> Exceptio
         )
     if is_channel_too_long(error):
         return _channel_error(error, aborted)
-    if is_notification_queue_full(error):  # of the same class as what is too large
+    if is_notification_queue_full(error):  # it has the code of a value that is too large
         return None
     if code == _TOO_LARGE or _NO_MEMORY in str(error):
         return ArgsError(
-            f"PostgreSQL cannot store args or metadata of this size: {describe(error)}{aborted}"
+            f"the args or metadata are too large for PostgreSQL: {describe(error)}{aborted}"
         )
     if code == _DAMAGED:
         return JobDamagedError(
-            "nothing was inserted: the server cannot read the job that has the unique key "
-            f"({describe(error)}). `riverpy job list` names it{aborted}"
+            "nothing was inserted: the server cannot read the existing job with the same unique "
+            f"key ({describe(error)}). `riverpy job list` shows its id{aborted}"
         )
     if is_untranslatable(error):
         return ArgsError(
             "a text of these jobs has a character that the encoding of the database lacks "
             f"({describe(error)}): leave it out, or use a database with encoding UTF8{aborted}"
         )
+    if getattr(error, "constraint_name", None) == _UNIQUE_INDEX:
+        return UniqueConflictError(
+            "a job with the same unique key exists, or two jobs of the batch have the same key; "
+            f"no job was inserted ({getattr(error, 'detail', None)}). insert_many skips duplicates"
+        )
+    return None
+
+
+def _meaning_for_connection(
+    error: Exception, tx: Transaction | None, aborted: str
+) -> Exception | None:
+    """Return riverpy's error if the connection or its transaction is the cause."""
+    code = sqlstate(error)
     if code in _STATEMENT_LOST:
         remedy = (
             "set Config(pooler=True)"
             if tx is None
-            else "connect with statement_cache_size=0 what is given as tx"
+            else "make the connection given as tx with statement_cache_size=0"
         )
         return ConfigError(
-            "the session is not the one that its statements were prepared in, so a pooler in "
-            f"transaction mode stands before it: {remedy}{aborted}"
+            "a prepared statement is missing on the server, so the database URL seems to lead to a "
+            f"pooler in transaction mode: {remedy}{aborted}"
         )
-    if tx is None:
-        return None
-    if code == _IN_FAILED_TRANSACTION:
+    if tx is not None and code == _IN_FAILED_TRANSACTION:
         return TransactionError(ABORTED)
-    if is_closed_for_good(tx):
+    if tx is not None and is_closed_for_good(tx):
         return TransactionError(
-            f"the connection given as tx was lost, and its transaction with it: {describe(error)}"
+            "the connection given as tx was lost, and its transaction was rolled back: "
+            f"{describe(error)}"
         )
     return None

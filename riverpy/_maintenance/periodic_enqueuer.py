@@ -506,7 +506,7 @@ class PeriodicEnqueuer(MaintenanceService):
 
     async def _insert(self, jobs: list[PreparedJob], connection: Connection) -> list[InsertResult]:
         try:
-            return await self._inserter.insert_rows(jobs, tx=connection)
+            return await self._inserter.insert_prepared(jobs, tx=connection)
         except TransactionError as error:  # meant for whoever brings a connection: it is lost
             raise ConnectionError(describe(error.__cause__ or error)) from error
 

@@ -27,7 +27,7 @@ OWN_FILES = {
         str(Path(__file__).with_name(name))
         for name in ("executor.py", "middleware.py", "blocking.py", "child_process.py")
     ),
-    str(Path(__file__).parent.with_name("_plugins.py")),
+    str(Path(__file__).parent.with_name("_middleware_chain.py")),
 }
 """Whose frames stand before a job's own."""
 _UNSTORABLE = dict.fromkeys([0, *range(0xD800, 0xE000)], "\ufffd")

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from riverpy._lifecycle import StopCause
-from riverpy._plugins import through
+from riverpy._middleware_chain import run_middleware
 from riverpy._work.failure import is_cancellation
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class WorkStack:
         passage, given = _Passage(attempt, group), attempt.encoded_args
         try:
             own = self._own(attempt) if self._own else ()
-            await through(
+            await run_middleware(
                 [*own, *self._middleware],
                 lambda middleware, inner: passage.through(partial(middleware.work, attempt, inner)),
                 lambda: self._core(passage),

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from riverpy import _json
-from riverpy._insert.row import MAX_ATTEMPTS_MAX, PRIORITY_MAX
 from riverpy.cli._job_output import JobOutput, print_job
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import print_json
@@ -18,7 +17,7 @@ from riverpy.cli._run import run
 from riverpy.cli._types import DURATION, NAME, TEXT, TIMESTAMP, IntegerType
 from riverpy.client import Client
 from riverpy.config import Config
-from riverpy.insert_opts import InsertOpts, UniqueOpts
+from riverpy.insert_opts import MAX_ATTEMPTS_MAX, PRIORITY_MAX, InsertOpts, UniqueOpts
 from riverpy.job import JobState, RawArgs
 
 if TYPE_CHECKING:

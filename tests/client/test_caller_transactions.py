@@ -236,7 +236,7 @@ async def test_unique_conflicts(client: Client, schema: Schema) -> None:
             await tx.execute("insert into mark values (1)")
             with pytest.raises(UniqueConflictError, match="cannot be retried"):
                 await client.job_retry(first.id, tx=tx)
-            with pytest.raises(UniqueConflictError, match="nothing of it was inserted"):
+            with pytest.raises(UniqueConflictError, match="no job was inserted"):
                 await client.insert_many_fast(UNIQUE, tx=tx)
             assert await tx.fetchval("select n from mark") == 1
         assert await tx.fetchval("select n from mark") == 1

@@ -121,7 +121,7 @@ async def test_a_damaged_job_is_named(client: Client, schema: Schema) -> None:
             with pytest.raises(JobDamagedError, match=f"cannot read job {job_id} .*{DAMAGE}"):
                 await verb()
         assert await tx.fetchval("SELECT count(*) FROM river_job") == 1
-    with pytest.raises(JobDamagedError, match=f"job that has the unique key .*{DAMAGE}"):
+    with pytest.raises(JobDamagedError, match=f"job with the same unique key .*{DAMAGE}"):
         await client.insert(Task(), unique)
 
 

@@ -284,7 +284,7 @@ async def test_changes(schema: Schema, way: Callable[..., Any]) -> None:
         ("state", JobState.RUNNING, "state must be one of available"),
         ("tags", ["bad tag"], "tag"),
         ("unique_key", b"short", "32 bytes"),
-        ("unique_key", b"k" * 32, "not unique cannot be set"),
+        ("unique_key", b"k" * 32, "without unique_opts cannot be set"),
     ],
 )
 async def test_bad_changes(schema: Schema, name: str, value: object, text: str) -> None:
@@ -332,7 +332,7 @@ async def test_do_inner_is_over(schema: Schema) -> None:
     async with client_on(schema, middleware=[JobInsertMiddlewareFunc(leave)]) as client:
         with pytest.raises(RuntimeError, match="leave returned without calling do_inner"):
             await client.insert(Plain())
-        with pytest.raises(RuntimeError, match="leave was over"):
+        with pytest.raises(RuntimeError, match="leave called do_inner after it returned"):
             await tasks[0]
     assert await schema.jobs() == []
 

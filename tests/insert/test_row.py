@@ -167,9 +167,9 @@ ARGS: list[tuple[Any, type[Exception], str]] = [
     (RawArgs("bad kind", "{}"), ConfigError, "job kind starts with"),
     (RawArgs("kind\n", "{}"), ConfigError, "job kind starts with"),
     (RawArgs("k" * 128, "{}"), ConfigError, "at most 127 characters, got 128"),
-    (NoKind(), InsertError, r"NoKind says no kind: .*ClassVar"),
-    (KindField("x"), InsertError, "KindField says no kind"),
-    (BadOpts(), InsertError, r"BadOpts\.insert_opts returns must be InsertOpts, got dict"),
+    (NoKind(), InsertError, r"NoKind has no kind: .*ClassVar"),
+    (KindField("x"), InsertError, "KindField has no kind"),
+    (BadOpts(), InsertError, r"BadOpts\.insert_opts must be InsertOpts, got dict"),
 ]
 OPTS: list[tuple[Any, type[Exception], str]] = [
     *((InsertOpts(priority=n), InsertError, f"priority must be .* got {n}") for n in (0, 5, 99999)),
@@ -199,7 +199,7 @@ OPTS: list[tuple[Any, type[Exception], str]] = [
         (InsertOpts(tags=["good", tag]), ConfigError, "tag")
         for tag in ("ab", "", "-ab", "ab-", "a,b", "a b", "tägé", "tag\n", "t\0g", "t" * 256, "a.b")
     ),
-    (loose(tags="abc"), InsertError, "tags must be a sequence of texts, got the text 'abc'"),
+    (loose(tags="abc"), InsertError, "tags must be a sequence of strings, got the string 'abc'"),
     (loose(tags=[1]), InsertError, "a tag must be str, got int"),
     (loose(tags={"abc"}), InsertError, "tags must be Sequence, got set"),
     (loose(metadata=[1]), ArgsError, "metadata: must be a JSON object, got list"),
@@ -418,7 +418,7 @@ async def test_batches_larger_than_a_message_are_refused(
 def test_args_that_grow_in_the_database(error: Exception) -> None:
     """What only PostgreSQL finds too large is named as that (BI-07)."""
     with (
-        pytest.raises(ArgsError, match="PostgreSQL cannot store args or metadata of this size"),
+        pytest.raises(ArgsError, match="the args or metadata are too large for PostgreSQL"),
         translated(None),
     ):
         raise error

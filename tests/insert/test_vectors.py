@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from riverpy._duration import parse_duration
-from riverpy._insert.row import InsertRow, InsertRules, prepare
+from riverpy._insert.row import InsertRules, prepare
 from riverpy.errors import RiverError
 from riverpy.insert_opts import InsertManyParams, InsertOpts, UniqueOpts
 from riverpy.job import JobState, RawArgs
@@ -19,6 +19,7 @@ from tests.insert.vector_args import STRUCTS
 
 if TYPE_CHECKING:
     from riverpy._insert.inserter import Inserter
+    from riverpy._postgres.inserts import InsertRow
     from tests._database import Schema
 
 VECTORS: list[dict[str, Any]] = json.loads(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from riverpy import InsertResult
-    from riverpy._insert.row import InsertRow
+    from riverpy._postgres.inserts import InsertRow
     from tests.interop.inserting import Request
     from tests.interop.river_go import GoProcess, RiverGo, Row
     from tests.work.rig import Rig

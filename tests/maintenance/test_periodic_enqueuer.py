@@ -25,9 +25,9 @@ from tests.periodic.enqueuing import MINUTELY, Grid, Tick, enqueuing
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from riverpy._insert.row import InsertRow
     from riverpy._maintenance.periodic_enqueuer import Firing
     from riverpy._postgres.driver import Transaction
+    from riverpy._postgres.inserts import InsertRow
     from riverpy.periodic import (
         Missed,
         PeriodicJobsStart,
@@ -484,7 +484,7 @@ async def test_lost_connection(schema: Schema, monkeypatch: pytest.MonkeyPatch) 
     """A connection that is lost during an insert is an outage, and the slot is inserted on another
     one."""
     async with enqueuing(schema, ticks()) as one:
-        insert_rows = one.enqueuer._inserter.insert_rows
+        insert_rows = one.enqueuer._inserter.insert_prepared
 
         async def cut(rows: list[InsertRow], *, tx: Transaction) -> object:
             monkeypatch.undo()
@@ -492,7 +492,7 @@ async def test_lost_connection(schema: Schema, monkeypatch: pytest.MonkeyPatch) 
             await schema.execute("SELECT pg_terminate_backend($1, 5000)", pid)
             return await insert_rows(rows, tx=tx)
 
-        monkeypatch.setattr(one.enqueuer._inserter, "insert_rows", cut)
+        monkeypatch.setattr(one.enqueuer._inserter, "insert_prepared", cut)
         slot = await one.move("ticks", SECOND)
         with pytest.raises(DATABASE_ERRORS, match=r"closed|ended"):
             await one.run()
@@ -517,14 +517,14 @@ async def test_frozen_backend(schema: Schema, monkeypatch: pytest.MonkeyPatch, s
         async with enqueuing(schema, PeriodicJob(MINUTELY, construct, id="ticks")) as one:
             fence = one.held.context.fence
             limit, fence._limit = fence._limit, SECOND
-            insert_rows = one.enqueuer._inserter.insert_rows
+            insert_rows = one.enqueuer._inserter.insert_prepared
 
             async def insert(rows: list[InsertRow], *, tx: Transaction | None) -> object:
                 if stage == "insert":
                     proxy.hold("context leader")
                 return await insert_rows(rows, tx=tx)
 
-            monkeypatch.setattr(one.enqueuer._inserter, "insert_rows", insert)
+            monkeypatch.setattr(one.enqueuer._inserter, "insert_prepared", insert)
             slot = await one.move("ticks", SECOND)
             with suppress(TimeoutError):  # it may be the fault of the periodic job, which is held
                 await one.run()

@@ -445,7 +445,8 @@ async def test_do_inner_is_over(rig: Rig, function: Callable[..., Any], text: st
     tasks.clear()
     row = await rig.run_one(middleware=[WorkerMiddlewareFunc(function)])
     assert text in errors_of(row)[0]["error"]
-    with pytest.raises(RuntimeError, match=f"{function.__name__} was over"):
+    late = f"{function.__name__} called do_inner after it returned"
+    with pytest.raises(RuntimeError, match=late):
         await tasks[0]
 
 
@@ -738,7 +739,7 @@ async def test_stuck_middleware(rig: Rig) -> None:
         ("middleware", [HookWorkBeginFunc(_never)], "none of the methods insert_many, work"),
         ("middleware", [WorkerMiddlewareFunc(print)], "work of print must be an"),
         ("hooks", [riverpy.HookMetricEmitFunc(_never)], "must be a plain function"),
-        ("plugins", [lambda job: None], "a plain function needs one of the adapters"),
+        ("plugins", [lambda job: None], "wrap a plain function in an adapter"),
     ],
 )
 def test_refused(setting: str, value: Any, text: str) -> None:

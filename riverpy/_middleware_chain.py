@@ -1,0 +1,141 @@
+"""Running code inside middleware: each one is called with a `do_inner` that runs the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+import anyio
+
+from riverpy._plugins import plugin_name
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+MiddlewareT = TypeVar("MiddlewareT")
+ResultT = TypeVar("ResultT")
+
+
+class DoInner(Generic[ResultT]):
+    """The `do_inner` of one middleware. It runs once."""
+
+    result: ResultT
+    """The result of the inner code, after it has ended without an error."""
+
+    __slots__ = ("_error", "_has_ended", "_is_closed", "_middleware", "_rest", "_task", "result")
+
+    def __init__(self, middleware: object, rest: Callable[[], Awaitable[ResultT]]) -> None:
+        self._middleware, self._rest = middleware, rest
+        self._task: asyncio.Task[Any] | None = None
+        self._has_ended = self._is_closed = False
+        self._error: BaseException | None = None
+
+    @property
+    def _name(self) -> str:
+        return f"middleware {plugin_name(self._middleware)}"
+
+    async def __call__(self) -> ResultT:
+        """Run the inner code.
+
+        Raises:
+            RuntimeError: the middleware has called it before, or has returned.
+            BaseException: what the inner code raised.
+        """
+        if self._is_closed:
+            raise RuntimeError(f"{self._name} called do_inner after it returned: call it once")
+        if self._task is not None:
+            raise RuntimeError(f"{self._name} called do_inner twice: call it once")
+        self._task = asyncio.current_task()
+        try:
+            self.result = await self._rest()
+        except BaseException as error:
+            self._error = error
+            raise
+        finally:
+            self._has_ended = True
+        return self.result
+
+    def caught(self) -> BaseException | None:
+        """Return what the inner code raised, after the middleware has caught it and returned.
+
+        Raises:
+            RuntimeError: the middleware did not call `do_inner`, or did not await its end.
+        """
+        if self._task is None:
+            raise RuntimeError(
+                f"{self._name} returned without calling do_inner, so nothing was done: call "
+                "do_inner, or raise an exception"
+            )
+        if not self._has_ended:
+            raise RuntimeError(f"{self._name} returned before do_inner had ended: await it")
+        return self._error
+
+    async def end(self) -> None:
+        """Cancel the inner code if it still runs in another task, and wait for its end. The code of
+        a job must not run on after its attempt."""
+        task = self._task
+        if task is None or self._has_ended or task is asyncio.current_task():
+            return
+        task.cancel()
+        cancelled: asyncio.CancelledError | None = None
+        # Shielded: in a cancelled scope each wait would end at once.
+        with anyio.CancelScope(shield=True):
+            while not task.done():
+                try:
+                    await asyncio.wait([task])
+                except asyncio.CancelledError as error:
+                    cancelled = error
+        try:
+            if cancelled is not None:
+                raise cancelled
+        finally:
+            cancelled = None  # it holds this frame
+
+    def close(self) -> None:
+        """Refuse later calls, and drop the error, whose frames hold this object."""
+        self._is_closed, self._error = True, None
+
+
+async def run_middleware(
+    middleware: Sequence[MiddlewareT],
+    call: Callable[[MiddlewareT, DoInner[ResultT]], Awaitable[None]],
+    inner: Callable[[], Awaitable[ResultT]],
+    *,
+    may_catch: bool,
+) -> ResultT:
+    """Run `inner` inside the middleware; the first is the outermost.
+
+    Args:
+        middleware: the middleware.
+        call: calls one of them.
+        inner: the innermost code.
+        may_catch: whether a middleware may suppress an error of its inner code. The result is then
+            None. Otherwise the error is raised again.
+
+    Raises:
+        RuntimeError: a middleware did not call and await `do_inner` exactly once.
+        BaseException: what the middleware or `inner` raised.
+    """
+    if not middleware:
+        return await inner()
+    first, *others = middleware
+    error: BaseException | None = None
+    do_inner = DoInner(first, partial(run_middleware, others, call, inner, may_catch=may_catch))
+    try:
+        try:
+            await call(first, do_inner)
+            error = do_inner.caught()
+        except GeneratorExit:  # the event loop is gone
+            raise
+        except BaseException:
+            await do_inner.end()
+            raise
+        if error is None:
+            return do_inner.result
+        if may_catch:
+            return cast("ResultT", None)
+        raise error
+    finally:
+        do_inner.close()
+        error = None  # it holds this frame

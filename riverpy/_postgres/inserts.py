@@ -1,0 +1,138 @@
+"""Insert jobs: one typed function per statement of `sql/queries/river_job_insert.sql`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from riverpy._postgres.sql_files import query
+from riverpy.insert_opts import InsertResult
+from riverpy.job import JobColumn, JobRow, timestamp
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from asyncpg import Record
+
+    from riverpy._postgres.driver import Transaction
+
+_FILE = "river_job_insert"
+_NUMBERS = (JobColumn.ID, JobColumn.ATTEMPT, JobColumn.MAX_ATTEMPTS, JobColumn.PRIORITY)
+_BYTES = (
+    JobColumn.ATTEMPTED_AT,
+    JobColumn.CREATED_AT,
+    JobColumn.FINALIZED_AT,
+    JobColumn.SCHEDULED_AT,
+    JobColumn.UNIQUE_KEY,
+)
+_EXISTED = JobColumn.UNIQUE_STATES + 1
+_NOTIFIED = JobColumn.UNIQUE_STATES + 2
+_COPY_ROWS = 500
+"""Jobs that are encoded for COPY at a time."""
+_COPY_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"})
+
+
+class InsertRow(NamedTuple):
+    """The values of one job as text, since a connection may have its own codecs for other types."""
+
+    args: str
+    unique_key: str | None
+    """Hexadecimal digits."""
+    kind: str
+    metadata: str
+    queue: str
+    priority: str
+    max_attempts: str
+    state: str
+    tags: str
+    """Joined by commas. A tag has no comma."""
+    unique_states: str | None
+    """The eight bits, as the column holds them."""
+    scheduled_at: str | None
+    """None: the server's time. The last field, because COPY may leave it out."""
+
+    def shared(self) -> tuple[object, ...]:
+        """Return all values but the args and the unique key. They are equal in most batches."""
+        return self[2:]
+
+
+async def job_insert(
+    connection: Transaction, schema: str | None, rows: Sequence[InsertRow], *, notify: list[str]
+) -> tuple[list[InsertResult], int]:
+    """Insert jobs in one statement that also notifies queues.
+
+    Returns:
+        The results in the order of the rows, and the number of queues that were notified.
+    """
+    shared = rows[0].shared()
+    if all(row.shared() == shared for row in rows[1:]):
+        name, values = "job_insert", rows[0]._asdict()
+    else:
+        columns: map[Any] = map(list, zip(*rows, strict=True))
+        name, values = "job_insert_mixed", dict(zip(InsertRow._fields, columns, strict=True))
+    values["args"] = [row.args for row in rows]
+    values["unique_key"] = [row.unique_key for row in rows]
+    records = await query(_FILE, name, schema).fetch(connection, **values, notify=notify)
+    results = [InsertResult(_job(record), record[_EXISTED] == "t") for record in records]
+    return results, int(records[0][_NOTIFIED])
+
+
+def _job(record: Record) -> JobRow:
+    """Decode the values that cross as text."""
+    row = [*record[:_EXISTED]]
+    for column in _NUMBERS:
+        row[column] = int(row[column])
+    for column in _BYTES:
+        if row[column] is not None:
+            row[column] = bytes.fromhex(row[column])
+    mask = row[JobColumn.UNIQUE_STATES]
+    if mask is not None:
+        row[JobColumn.UNIQUE_STATES] = int(mask, 2)
+    return JobRow(row)
+
+
+async def insert_notify(connection: Transaction, schema: str | None, queues: list[str]) -> int:
+    """Notify queues of inserted jobs. Returns how many were notified."""
+    notify = query("river_notification", "insert_notify", schema)
+    return len(await notify.fetch(connection, notify=queues))
+
+
+async def job_copy(
+    connection: Transaction, schema: str | None, rows: Sequence[InsertRow], *, timeout: float
+) -> None:
+    """Insert jobs with COPY, in its text form: a connection's codecs do not change it."""
+    columns, now = InsertRow._fields, None
+    if any(row.scheduled_at for row in rows):
+        digits = await query(_FILE, "insert_now", None).fetchval(connection)
+        now = str(timestamp(bytes.fromhex(digits)))
+    else:
+        columns = columns[:-1]
+    await connection.copy_to_table(
+        "river_job",
+        schema_name=schema,
+        columns=columns,
+        source=_copy_text(rows, now),
+        format="text",
+        timeout=timeout,
+    )
+
+
+async def _copy_text(rows: Sequence[InsertRow], now: str | None) -> AsyncGenerator[bytes]:
+    ends: dict[tuple[object, ...], str] = {}
+    """The encoded shared values of rows. Encoding them once is much of the speed."""
+    for start in range(0, len(rows), _COPY_ROWS):
+        lines: list[str] = []
+        for row in rows[start : start + _COPY_ROWS]:
+            shared = row.shared()
+            if (end := ends.get(shared)) is None:
+                end = ends[shared] = _copy_end(row, now)
+            key = r"\N" if row.unique_key is None else rf"\\x{row.unique_key}"
+            lines.append(f"{row.args.translate(_COPY_ESCAPES)}\t{key}\t{end}\n")
+        yield "".join(lines).encode()
+
+
+def _copy_end(row: InsertRow, now: str | None) -> str:
+    """Encode the shared values of a row. Without `now` the line has no `scheduled_at`."""
+    tags = ",".join(f'"{tag}"' for tag in row.tags.split(",") if tag)
+    row = row._replace(tags=f"{{{tags}}}", scheduled_at=row.scheduled_at or now)
+    values = row[2:] if now is not None else row[2:-1]
+    return "\t".join(r"\N" if value is None else value.translate(_COPY_ESCAPES) for value in values)
