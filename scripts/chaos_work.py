@@ -19,7 +19,7 @@ import msgspec
 
 import riverpy
 from riverpy._postgres.driver import DATABASE_ERRORS
-from riverpy._postgres.rescue import RESCUE_ERROR
+from riverpy._postgres.job_maintenance import RESCUE_ERROR
 from tests.kit import server_faults
 from tests.kit.bad_rows import JOBS, refused_rows, slow_rows
 from tests.kit.chaos_jobs import Blocking, ChaosSettings, Hoarding, Processed

@@ -25,12 +25,12 @@ from riverpy._postgres.driver import (
 )
 from riverpy._postgres.executions import (
     ExecutionRow,
+    exec_check_transaction,
     exec_claim,
     exec_complete,
-    exec_expect_commit,
     exec_get,
-    exec_give_back,
     exec_insert,
+    exec_release,
 )
 from riverpy._postgres.schema import OWN_LINE, migrate_command
 from riverpy.errors import ConfigError, SchemaMissingError
@@ -135,7 +135,7 @@ class ExecutionCalls(ClientCalls):
                 return _answer(await exec_get(connection, schema, key=key))
             value = await fn(connection)
             if tx is None:  # else the savepoint is lost with the transaction
-                await exec_expect_commit(connection, transaction_id)
+                await exec_check_transaction(connection, transaction_id)
         return Execution(ExecutionState.RAN, value, self.id)
 
     async def run_at_most_once(
@@ -294,7 +294,7 @@ class ExecutionCalls(ClientCalls):
         try:
             with anyio.fail_after(GIVE_BACK_BOUND):
                 async with self._transaction(None) as connection:
-                    await exec_give_back(connection, self._config.schema, **claim._asdict())
+                    await exec_release(connection, self._config.schema, **claim._asdict())
         except DATABASE_ERRORS as error:
             _log.warning("a claim was not given back, it expires", error=describe(error))
 

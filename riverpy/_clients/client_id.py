@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from riverpy._clients.observer import HeartbeatObserver
 from riverpy._clients.process import is_gone, is_here, own_process
 from riverpy._log import get_logger
-from riverpy._postgres.clients import client_displace, client_holder, client_register
+from riverpy._postgres.clients import client_delete_dead, client_register, client_registered_run
 from riverpy.errors import ClientIdInUseError
 
 if TYPE_CHECKING:
     from riverpy._clock import Timer
-    from riverpy._postgres.clients import IdHolder, Registration
+    from riverpy._postgres.clients import RegisteredRun, Registration
     from riverpy._postgres.connection import DedicatedConnection
 
 TIMEOUT = 10.0
@@ -77,7 +77,7 @@ class IdClaim:
         if self._run is not None:
             _runs.discard(self._run)
 
-    async def _until_dead(self, holder: IdHolder) -> bytes | None:
+    async def _until_dead(self, holder: RegisteredRun) -> bytes | None:
         """Wait until another run is dead. Returns its last heartbeat; None: it has left.
 
         Raises:
@@ -93,7 +93,7 @@ class IdClaim:
             seconds=limit,
         )
         observer = HeartbeatObserver(self._timer)
-        now: IdHolder | None = holder
+        now: RegisteredRun | None = holder
         while now is not None:
             if now.heartbeat != holder.heartbeat:
                 raise ClientIdInUseError(self._client_id, now.since)
@@ -104,10 +104,12 @@ class IdClaim:
             step = min(READ_MOST, holder.heartbeat.limit * READ_SHARE)
             await self._timer.sleep(min(step, silence.next_in))
             async with self._connection.use("reading a heartbeat", TIMEOUT) as connection:
-                now = await client_holder(connection, self._schema, client_id=self._client_id)
+                now = await client_registered_run(
+                    connection, self._schema, client_id=self._client_id
+                )
         return None
 
-    def _is_gone(self, holder: IdHolder) -> bool:
+    def _is_gone(self, holder: RegisteredRun) -> bool:
         """Whether another run has certainly ended, by its process.
 
         Raises:
@@ -123,7 +125,7 @@ class IdClaim:
             raise ClientIdInUseError(self._client_id, holder.since)
         return False
 
-    async def _try(self, dead: bytes | None) -> tuple[int | None, IdHolder | None]:
+    async def _try(self, dead: bytes | None) -> tuple[int | None, RegisteredRun | None]:
         """Register, in place of the run whose last heartbeat is `dead`. Returns when it was
         registered, or which run has the id."""
         async with (
@@ -131,10 +133,12 @@ class IdClaim:
             connection.transaction(isolation="read_committed"),
         ):
             if dead is not None:
-                await client_displace(
+                await client_delete_dead(
                     connection, self._schema, client_id=self._client_id, heartbeat=dead
                 )
             registered_at = await client_register(connection, self._schema, self._registration)
             if registered_at is not None:
                 return registered_at, None
-            return None, await client_holder(connection, self._schema, client_id=self._client_id)
+            return None, await client_registered_run(
+                connection, self._schema, client_id=self._client_id
+            )

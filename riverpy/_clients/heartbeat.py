@@ -16,7 +16,12 @@ import anyio
 from riverpy._clients.client_id import IdClaim
 from riverpy._lifecycle import TestSignal
 from riverpy._log import get_logger
-from riverpy._postgres.clients import client_beat, client_is_current, client_leave, client_register
+from riverpy._postgres.clients import (
+    client_heartbeat,
+    client_is_current,
+    client_register,
+    client_unregister,
+)
 from riverpy._postgres.driver import (
     DATABASE_ERRORS,
     LockNotAvailableError,
@@ -181,7 +186,7 @@ class Heartbeat:
             return
         try:
             async with self._connections[0].use("leaving", LEAVE_TIMEOUT) as connection:
-                await client_leave(
+                await client_unregister(
                     connection,
                     self._config.schema,
                     client_id=self._registration.client_id,
@@ -225,7 +230,7 @@ class Heartbeat:
                     opened, self._config.schema, self._registration
                 )
                 return self.registered_at is not None
-            return await client_beat(
+            return await client_heartbeat(
                 opened,
                 self._config.schema,
                 self._registration,

@@ -15,9 +15,8 @@ from riverpy._clients.observer import HeartbeatObserver
 from riverpy._leading.queue_scope import All, Except, Only
 from riverpy._log import get_logger
 from riverpy._postgres.clients import LastHeartbeat
-from riverpy._postgres.domains import ORPHANED_AFTER
+from riverpy._postgres.domains import ORPHANED_AFTER, owner_exists, owner_is_empty, owner_read
 from riverpy._postgres.driver import InsufficientPrivilegeError, UndefinedTableError
-from riverpy._postgres.queue_owners import owner_is_empty, owner_is_there, owner_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from riverpy._clock import Timer
     from riverpy._leading.queue_scope import Scope
     from riverpy._postgres.connection import DedicatedConnection
-    from riverpy._postgres.queue_owners import OwnerRow
+    from riverpy._postgres.domains import OwnedQueue
 
 FRESH = 1.0
 """Seconds for which an answer serves: the services of a term often ask at once."""
@@ -115,7 +114,7 @@ class DomainQueues:
         purpose = "reading whose the queues are"
         async with self._connection.use(purpose, STATEMENT_TIMEOUT) as connection:
             if not (self._is_found or self._is_divided()):
-                self._is_found = await owner_is_there(connection, self._schema)
+                self._is_found = await owner_exists(connection, self._schema)
                 if not self._is_found:
                     return None
             try:
@@ -131,7 +130,7 @@ class DomainQueues:
                 self._tell_of_grant()
                 return ()
 
-    def _judge(self, rows: Sequence[OwnerRow]) -> Sequence[Owner]:
+    def _judge(self, rows: Sequence[OwnedQueue]) -> Sequence[Owner]:
         self._observer.saw(
             LastHeartbeat(row.queue, row.last_seen, 0.0 if row.is_old else ORPHANED_AFTER)
             for row in rows

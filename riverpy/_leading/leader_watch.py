@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from riverpy._lifecycle import TestSignal
 from riverpy._log import get_logger
 from riverpy._names import DEFAULT_DOMAIN
-from riverpy._postgres.clients import leader_look
+from riverpy._postgres.clients import election_status
+from riverpy._postgres.domains import domain_election_status
 from riverpy._postgres.driver import DATABASE_ERRORS, describe
-from riverpy._postgres.queue_owners import domain_look
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from riverpy._clock import Timer
     from riverpy._lifecycle import StopScope
-    from riverpy._postgres.clients import LeaderLook
+    from riverpy._postgres.clients import ElectionStatus
     from riverpy._postgres.connection import DedicatedConnection
     from riverpy._postgres.driver import Connection
     from riverpy.config import Config
@@ -104,12 +104,12 @@ class LeaderWatch:
             self._say_unled(look)
         self.looked.emit()
 
-    async def _ask(self, connection: Connection) -> LeaderLook:
+    async def _ask(self, connection: Connection) -> ElectionStatus:
         if self._domain is None:
-            return await leader_look(connection, self._config.schema)
-        return await domain_look(connection, self._config.schema, domain=self._domain)
+            return await election_status(connection, self._config.schema)
+        return await domain_election_status(connection, self._config.schema, domain=self._domain)
 
-    def _say_foreign(self, look: LeaderLook) -> None:
+    def _say_foreign(self, look: ElectionStatus) -> None:
         """Once for each term."""
         is_well = look.is_registered and (self._domain is None or look.knows_domains)
         if look.leader_id is None or is_well or look.elected_at == self._told_of:
@@ -152,7 +152,7 @@ class LeaderWatch:
             fix=FIX,
         )
 
-    def _say_unled(self, look: LeaderLook) -> None:
+    def _say_unled(self, look: ElectionStatus) -> None:
         """Once an outage, and each hour of it. A client that never leads notices it, since it is
         always there to see it."""
         now = self._timer.boottime()

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from riverpy._names import SCHEMA_LEASE
+from riverpy._postgres.domains import default_leader
 from riverpy._postgres.driver import LockNotAvailableError
 from riverpy._postgres.leaders import Bid
 from riverpy._postgres.leases import (
@@ -16,7 +17,6 @@ from riverpy._postgres.leases import (
     lease_release,
     lease_renew,
 )
-from riverpy._postgres.queue_owners import default_led
 
 if TYPE_CHECKING:
     from riverpy._leases.validity import Term
@@ -130,7 +130,7 @@ class SchemaLease(LeadLease):
         lock_bound: timedelta,
     ) -> Bid | None:
         """None: also if somebody leads `default`, or a transaction of the last term goes on."""
-        lead = await default_led(connection, self._schema)
+        lead = await default_leader(connection, self._schema)
         if lead.is_registered:
             return None
         self.is_foreign_led = lead.is_led

@@ -18,14 +18,14 @@ from riverpy._lifecycle import TestSignal
 from riverpy._log import get_logger
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.clients import client_heartbeats
-from riverpy._postgres.driver import DATABASE_ERRORS, describe
-from riverpy._postgres.queue_owners import (
-    member_keep,
+from riverpy._postgres.domains import (
+    member_update,
     owner_claim,
     owner_held,
     owner_lock,
     owner_notify,
 )
+from riverpy._postgres.driver import DATABASE_ERRORS, describe
 from riverpy.errors import DomainConflictError
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
     from riverpy._postgres.clients import Registration
     from riverpy._postgres.connection import DedicatedConnection
+    from riverpy._postgres.domains import QueueConflict
     from riverpy._postgres.driver import Connection
-    from riverpy._postgres.queue_owners import Holder
     from riverpy.config import Config
     from riverpy.periodic import PeriodicJobs
 
@@ -196,7 +196,7 @@ class Membership:
             await owner_notify(connection, self._config.schema)
             self._log.info("queues claimed for the domain", queues=claimed)
 
-    def _may_take(self, holder: Holder) -> bool:
+    def _may_take(self, holder: QueueConflict) -> bool:
         """Whether a queue may be taken from the domain that has it. False: it is left alone."""
         policy = self._config.on_domain_conflict
         if policy == "warn":
@@ -217,7 +217,7 @@ class Membership:
         )
 
     async def _keep(self, connection: Connection) -> Mapping[str, str]:
-        return await member_keep(
+        return await member_update(
             connection,
             self._config.schema,
             client_id=self._registration.client_id,

@@ -23,7 +23,6 @@ from riverpy._postgres.driver import (
     is_pool,
     is_transaction,
 )
-from riverpy._postgres.fences import elsewhere_error, expect_fenceable
 from riverpy._postgres.leases import (
     lease_acquire,
     lease_fence,
@@ -37,6 +36,7 @@ from riverpy._postgres.schema import (
     migrate_command,
     read_schema_state,
 )
+from riverpy._postgres.transactions import elsewhere_error, expect_fenceable
 from riverpy.errors import ConfigError, SchemaMissingError, TransactionError
 
 if TYPE_CHECKING:

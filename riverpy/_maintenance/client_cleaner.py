@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from riverpy._clients.observer import HeartbeatObserver
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batches import Batches
-from riverpy._postgres.clients import client_heartbeats, client_reap
+from riverpy._postgres.clients import client_delete_idle, client_heartbeats
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,6 +63,6 @@ class ClientCleaner(MaintenanceService):
     async def _reap(self, heartbeats: list[tuple[str, bytes]]) -> None:
         """Delete the rows of clients, each with the heartbeat that was observed."""
         async with self.batches.transaction() as connection:
-            reaped = await client_reap(connection, self.context.schema, dict(heartbeats))
+            reaped = await client_delete_idle(connection, self.context.schema, dict(heartbeats))
         if reaped:
             self.log.info("forgot dead clients", client_ids=reaped)

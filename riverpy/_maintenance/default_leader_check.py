@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from riverpy._maintenance.base import MaintenanceService
-from riverpy._postgres.queue_owners import default_led
+from riverpy._postgres.domains import default_leader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ class DefaultLeaderCheck(MaintenanceService):
         """Look once."""
         purpose = "looking who leads `default`"
         async with self.context.connection.use(purpose, STATEMENT_TIMEOUT) as connection:
-            lead = await default_led(connection, self.context.schema)
+            lead = await default_leader(connection, self.context.schema)
         if lead.is_registered or lead.is_led is not self._is_foreign_led:
             self._give_way("who leads `default` has changed")
         return self.context.config.elect_interval.total_seconds()

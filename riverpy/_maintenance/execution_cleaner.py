@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING
 
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batches import Batches
-from riverpy._postgres.executions import ExpiredMark, exec_expired, exec_forget, exec_is_there
+from riverpy._postgres.executions import (
+    ExpiredCursor,
+    exec_delete_expired,
+    exec_exists,
+    exec_expired,
+)
 
 if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
@@ -30,7 +35,7 @@ class ExecutionCleaner(MaintenanceService):
             context: what the services of the term share.
         """
         super().__init__(context)
-        self.batches: Batches[ExpiredMark] = Batches(
+        self.batches: Batches[ExpiredCursor] = Batches(
             self, "forgetting what was done once", self._forget, key=lambda row: row.key
         )
 
@@ -43,16 +48,18 @@ class ExecutionCleaner(MaintenanceService):
         """
         context = self.context
         async with context.connection.use("looking for a table", STATEMENT_TIMEOUT) as connection:
-            is_there = await exec_is_there(connection, context.schema)
+            is_there = await exec_exists(connection, context.schema)
         if is_there:
             await self.batches.handle_pages(self._read)
         return self.batches.delay(INTERVAL)
 
-    async def _read(self, after: ExpiredMark | None, limit: int) -> list[ExpiredMark]:
+    async def _read(self, after: ExpiredCursor | None, limit: int) -> list[ExpiredCursor]:
         context = self.context
         async with context.connection.use("reading expired keys", STATEMENT_TIMEOUT) as connection:
             return await exec_expired(connection, context.schema, after=after, limit=limit)
 
-    async def _forget(self, rows: list[ExpiredMark]) -> None:
+    async def _forget(self, rows: list[ExpiredCursor]) -> None:
         async with self.batches.transaction() as connection:
-            await exec_forget(connection, self.context.schema, keys=[row.key for row in rows])
+            await exec_delete_expired(
+                connection, self.context.schema, keys=[row.key for row in rows]
+            )

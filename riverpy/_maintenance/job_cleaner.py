@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from riverpy._leading.queue_scope import NOTHING
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batches import PAGE_MIN, Batches
-from riverpy._postgres.upkeep import (
-    EndedMark,
+from riverpy._postgres.job_maintenance import (
+    EndedCursor,
     JobScope,
     job_delete_ended,
     job_ended,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from riverpy._leading.queue_scope import Scope
     from riverpy._lifecycle import StopScope
     from riverpy._maintenance.base import TermContext
-    from riverpy._postgres.upkeep import EndedJob
+    from riverpy._postgres.job_maintenance import EndedJob
     from riverpy.config import Config, JobRetention
 
 INTERVAL = 30.0
@@ -109,7 +109,7 @@ class JobCleaner(MaintenanceService):
             key=lambda job: job.id,
             connection=context.cleaning,
         )
-        self._marks: dict[Rule, EndedMark | None] = {}
+        self._marks: dict[Rule, EndedCursor | None] = {}
         """Up to where each rule has read. A rule that another scope makes starts from the
         beginning: it may mean jobs that were passed over."""
         self._unfinished: set[Rule] = set()
@@ -176,11 +176,11 @@ class JobCleaner(MaintenanceService):
         while True:
             limit = max(self.batches.rows, PAGE_MIN)
             jobs = await self._read(rule, limit)
-            meant = [Ended(rule, job.mark.id) for job in jobs if job.is_meant]
+            meant = [Ended(rule, job.cursor.id) for job in jobs if job.is_in_scope]
             if not await self.batches.handle(meant):
                 return
             if jobs:
-                self._marks[rule] = jobs[-1].mark
+                self._marks[rule] = jobs[-1].cursor
             if len(jobs) < limit:
                 self._unfinished.discard(rule)
                 return

@@ -17,8 +17,14 @@ from riverpy._maintenance.batches import Batches
 from riverpy._postgres.clients import client_heartbeats, client_lock_dead, client_registered
 from riverpy._postgres.damaged_jobs import DamagedJobs
 from riverpy._postgres.driver import UndefinedTableError, describe
+from riverpy._postgres.job_maintenance import (
+    Rescue,
+    job_rescue,
+    job_running_of,
+    job_stuck,
+    job_stuck_rows,
+)
 from riverpy._postgres.jobs import ClaimKey
-from riverpy._postgres.rescue import Rescue, job_rescue, job_running_of, job_stuck, job_stuck_rows
 from riverpy.job import Job, JobColumn, wire_timestamp
 from riverpy.retry import DefaultRetryPolicy, retry_delay
 
@@ -32,8 +38,8 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
     from riverpy._maintenance.base import TermContext
     from riverpy._postgres.driver import Connection
+    from riverpy._postgres.job_maintenance import RunningClaim
     from riverpy._postgres.queue_filter import QueueFilter
-    from riverpy._postgres.rescue import Claim
     from riverpy.worker import WorkUnit
 
     EndAttempts: TypeAlias = Callable[[Connection, list[Rescue]], Awaitable[dict[int, str]]]
@@ -183,12 +189,12 @@ class JobRescuer(MaintenanceService):
 
     async def _claims_of(
         self, client_ids: list[str], within: QueueFilter | None, after: int
-    ) -> list[Claim]:
+    ) -> list[RunningClaim]:
         """Read a page of what these clients were working."""
         schema = self.context.schema
         async with self._reading() as connection:
 
-            async def read(skipped: list[int]) -> list[Claim]:
+            async def read(skipped: list[int]) -> list[RunningClaim]:
                 return await job_running_of(
                     connection,
                     schema,

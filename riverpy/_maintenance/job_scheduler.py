@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from riverpy._leading.term_fence import TRANSACTION_LIMIT
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batches import Batches
-from riverpy._postgres.upkeep import job_due, job_lock_limit, job_schedule
+from riverpy._postgres.job_maintenance import job_due, job_lock_limit, job_schedule
 
 if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope

@@ -9,8 +9,8 @@ import anyio
 
 from riverpy._lifecycle import cancelled_once
 from riverpy._maintenance.base import MaintenanceService
-from riverpy._postgres.fences import (
-    ASK_MOST,
+from riverpy._postgres.transactions import (
+    CHECK_TIMEOUT,
     elsewhere_error,
     expect_fenceable,
     expect_outermost,
@@ -67,7 +67,7 @@ class LeaderTerm:
         is_rivers = fence.term.epoch == 0  # the row
         if is_rivers:
             await expect_read_committed(connection)
-        with anyio.fail_after(ASK_MOST, reason="passing the fence of a lead took long"):
+        with anyio.fail_after(CHECK_TIMEOUT, reason="passing the fence of a lead took long"):
             is_held = await fence.passes(connection)
         if not is_held:
             if await fence.is_held_by_the_server():

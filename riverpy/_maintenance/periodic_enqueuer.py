@@ -25,18 +25,18 @@ from riverpy._postgres.batch import BatchSize, StatementErrors, split
 from riverpy._postgres.driver import DATABASE_ERRORS, describe
 from riverpy._postgres.periodic import (
     MISSING,
-    Advance,
-    Look,
-    Registration,
+    PeriodicAdvance,
+    PeriodicRegistration,
+    PeriodicRow,
     periodic_advance,
-    periodic_forget,
-    periodic_is_there,
-    periodic_keep,
+    periodic_delete_unused,
+    periodic_due,
+    periodic_exists,
     periodic_list,
-    periodic_look,
+    periodic_mark_used,
     periodic_now,
-    periodic_ran,
     periodic_register,
+    periodic_set_ran,
     periodic_unused,
 )
 from riverpy.errors import InsertError, TransactionError
@@ -95,7 +95,7 @@ class Run(NamedTuple):
 class Firing(NamedTuple):
     """What is to be done for one periodic job."""
 
-    advance: Advance
+    advance: PeriodicAdvance
     runs: list[Run]
     failed: Exception | None = None
     """Why it does not come further."""
@@ -104,7 +104,7 @@ class Firing(NamedTuple):
 class NewJob(NamedTuple):
     """A periodic job to register."""
 
-    row: Registration
+    row: PeriodicRegistration
     job: PeriodicJob
 
 
@@ -209,7 +209,7 @@ class PeriodicEnqueuer(MaintenanceService):
             async with self.context.connection.use(
                 "looking for the table of periodic jobs", STATEMENT_TIMEOUT
             ) as connection:
-                self._is_there = await periodic_is_there(connection, self.context.schema)
+                self._is_there = await periodic_exists(connection, self.context.schema)
         if not self._is_there and self._jobs and not self._is_missing_said:
             self._is_missing_said = True
             self.log.error(
@@ -269,10 +269,10 @@ class PeriodicEnqueuer(MaintenanceService):
             )
         self._registered.update({row_id: jobs[row_id] for row_id in done})
 
-    def _registration(self, job: PeriodicJob, now: datetime) -> Registration | None:
+    def _registration(self, job: PeriodicJob, now: datetime) -> PeriodicRegistration | None:
         try:
             row_id = self._row_id(job.id)
-            return Registration(row_id, job.schedule_text, next_time(job.schedule, now))
+            return PeriodicRegistration(row_id, job.schedule_text, next_time(job.schedule, now))
         except Exception as error:
             self._hold(self._row_id(job.id), error)
             return None
@@ -287,7 +287,7 @@ class PeriodicEnqueuer(MaintenanceService):
 
     async def _keep_rows(self, ids: list[str]) -> None:
         async with self._keeping.transaction() as connection:
-            await periodic_keep(connection, self.context.schema, ids)
+            await periodic_mark_used(connection, self.context.schema, ids)
 
     async def _read_unused(self, after: str | None, limit: int) -> list[str]:
         purpose = "looking for unused periodic jobs"
@@ -303,19 +303,19 @@ class PeriodicEnqueuer(MaintenanceService):
 
     async def _forget_rows(self, ids: list[str]) -> None:
         async with self._forgetting.transaction() as connection:
-            forgotten = await periodic_forget(
+            forgotten = await periodic_delete_unused(
                 connection, self.context.schema, ids=ids, age=FORGET_AFTER
             )
         if forgotten:
             self.log.info("unused periodic jobs forgotten", periodic_job_ids=sorted(forgotten))
 
-    async def _look(self) -> list[Look]:
+    async def _look(self) -> list[PeriodicRow]:
         async with self.context.connection.use(
             "looking for due periodic jobs", STATEMENT_TIMEOUT
         ) as connection:
-            return await periodic_look(connection, self.context.schema, list(self._registered))
+            return await periodic_due(connection, self.context.schema, list(self._registered))
 
-    def _seconds_until_next(self, looks: Sequence[Look]) -> float:
+    def _seconds_until_next(self, looks: Sequence[PeriodicRow]) -> float:
         now = self.context.timer.boottime()
         seconds = [LOOK_INTERVAL]
         for look in looks:
@@ -329,7 +329,7 @@ class PeriodicEnqueuer(MaintenanceService):
 
     # -- one periodic job
 
-    def _slices(self, looks: Sequence[Look]) -> Generator[list[Firing]]:
+    def _slices(self, looks: Sequence[PeriodicRow]) -> Generator[list[Firing]]:
         """What is to be done, in parts that keep neither the event loop nor a transaction long.
         What has failed before comes last."""
         firings: list[Firing] = []
@@ -346,7 +346,7 @@ class PeriodicEnqueuer(MaintenanceService):
         if firings:
             yield firings
 
-    def _plan(self, look: Look) -> Firing | None:
+    def _plan(self, look: PeriodicRow) -> Firing | None:
         """What is to be done for it now, as its user's code says."""
         job, slot = self._registered[look.id], look.next_run_at
         if self._is_held(look.id):
@@ -354,7 +354,7 @@ class PeriodicEnqueuer(MaintenanceService):
         try:
             if look.run_requested_at is not None:
                 firing = self._requested(job, look, look.run_requested_at)
-            elif slot is not None and slot <= look.looked_at:
+            elif slot is not None and slot <= look.read_at:
                 firing = self._due(job, look, slot)
             else:
                 return None
@@ -366,15 +366,15 @@ class PeriodicEnqueuer(MaintenanceService):
             return None
         return firing
 
-    def _requested(self, job: PeriodicJob, look: Look, at: datetime) -> Firing:
+    def _requested(self, job: PeriodicJob, look: PeriodicRow, at: datetime) -> Firing:
         """The run that somebody asked for; its slots wait for the next pass."""
         prepared = self._prepare(job, at)
         runs = [] if prepared is None else [Run(at, prepared)]
         return Firing(_advance(look, look.next_run_at), runs)
 
-    def _due(self, job: PeriodicJob, look: Look, first: datetime) -> Firing:
+    def _due(self, job: PeriodicJob, look: PeriodicRow, first: datetime) -> Firing:
         """Its slots, up to the first whose job cannot be made."""
-        due = due_slots(job.schedule, job.missed, first, look.looked_at)
+        due = due_slots(job.schedule, job.missed, first, look.read_at)
         if look.is_paused:
             return Firing(_advance(look, due.following), [])
         if due.passed_over:
@@ -480,7 +480,7 @@ class PeriodicEnqueuer(MaintenanceService):
                 if not result.unique_skipped_as_duplicate
             }
             if inserted:
-                await periodic_ran(connection, self.context.schema, inserted)
+                await periodic_set_ran(connection, self.context.schema, inserted)
         for (row_id, run), result in zip(runs, results, strict=True):
             if result.unique_skipped_as_duplicate:
                 self._say_skipped(row_id, run.slot, result.job)
@@ -517,8 +517,10 @@ class PeriodicEnqueuer(MaintenanceService):
             self.log.info("periodic job works again", periodic_job_id=firing.advance.id)
 
 
-def _advance(look: Look, next_run_at: datetime | None) -> Advance:
-    return Advance(look.id, look.next_run_at, look.run_requested_at, look.is_paused, next_run_at)
+def _advance(look: PeriodicRow, next_run_at: datetime | None) -> PeriodicAdvance:
+    return PeriodicAdvance(
+        look.id, look.next_run_at, look.run_requested_at, look.is_paused, next_run_at
+    )
 
 
 def _has_slot(job: PeriodicJob, after: datetime, until: datetime) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batches import Batches
-from riverpy._postgres.queues import queue_forget, queue_unused
+from riverpy._postgres.queues import queue_delete_unused, queue_unused
 
 if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
@@ -62,7 +62,7 @@ class QueueCleaner(MaintenanceService):
 
     async def _forget(self, names: list[str]) -> None:
         async with self.batches.transaction() as connection:
-            forgotten = await queue_forget(
+            forgotten = await queue_delete_unused(
                 connection, self.context.schema, names=names, age=RETENTION
             )
         if forgotten:

@@ -22,7 +22,7 @@ from riverpy._postgres.driver import (
 )
 from riverpy._postgres.indexes import (
     index_artifacts,
-    index_describe,
+    index_comment,
     index_drop,
     index_limits,
     index_list,
@@ -371,7 +371,7 @@ class Reindexer(MaintenanceService):
 
     async def _describe(self, connection: Connection, index: Index, comment: str) -> None:
         with _answered(STATEMENT_LIMIT):
-            await index_describe(connection, self.context.schema, name=index.name, comment=comment)
+            await index_comment(connection, self.context.schema, name=index.name, comment=comment)
 
 
 def reindexers(context: TermContext) -> list[Reindexer]:

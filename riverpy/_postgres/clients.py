@@ -1,4 +1,5 @@
-"""One typed function per block of `sql/queries/riverpy_client.sql`."""
+"""The statements on clients and their heartbeats: one typed function per block of
+`sql/queries/riverpy_client.sql`."""
 
 from __future__ import annotations
 
@@ -14,9 +15,11 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Transaction
 
+_FILE = "riverpy_client"
+
 
 class Registration(NamedTuple):
-    """What a client says of itself."""
+    """What a client writes about itself into its row."""
 
     client_id: str
     queues: list[str]
@@ -27,60 +30,60 @@ class Registration(NamedTuple):
     dead_after: timedelta
 
 
-class LeaderLook(NamedTuple):
-    """Who leads, and who else could."""
+class ElectionStatus(NamedTuple):
+    """Whether there is a leader, and whether a client could become one."""
 
     leader_id: str | None
-    """None: nobody."""
+    """None: there is no leader."""
     elected_at: str | None
     """In RFC 3339."""
     is_registered: bool
-    """Whether the leader is a client of riverpy's."""
+    """Whether the leader is a riverpy client."""
     has_candidate: bool
-    """Whether a client of riverpy's takes part in leader election and has a recent heartbeat."""
+    """Whether a riverpy client with a recent heartbeat takes part in leader election."""
     knows_domains: bool = True
-    """Whether the leader of `default` says that it knows of domains."""
+    """Whether the leader of `default` is of a version that supports domains."""
 
 
 class LastHeartbeat(NamedTuple):
-    """The last heartbeat of a client, or of what else writes heartbeats."""
+    """The last heartbeat of a client or a domain."""
 
     name: str
     value: bytes
-    """Its time by the server's clock: only to be compared with what was read before."""
+    """The server's time of the heartbeat. Only compare it with an earlier value."""
     limit: float
-    """For how many seconds it may at least stay the same."""
+    """Seconds for which a heartbeat of this writer may stay the same."""
 
 
-class IdHolder(NamedTuple):
-    """The run that is registered under an id."""
+class RegisteredRun(NamedTuple):
+    """The run that is registered under a client id."""
 
     registered_at: int
     heartbeat: LastHeartbeat
     since: str
-    """When it was registered, in RFC 3339."""
+    """When it registered, in RFC 3339."""
     process: str | None
-    """The process in which it runs. None: not known."""
+    """The process in which it runs. None if it is not known."""
     is_recent: bool
-    """Whether its heartbeat is recent by the server's clock, which proves nothing."""
+    """Whether its heartbeat is recent by the server's clock. This proves nothing."""
     server_start: bytes
 
 
 class SetAsideRow(NamedTuple):
-    """A row that a client has set aside, because it fails alone."""
+    """A row that a client has set aside, because the statement fails for it alone."""
 
     what: str
-    """What is done with it: `result`, `claim`, or the purpose of a pass of maintenance."""
+    """The purpose of the statement: `result`, `claim`, or that of a maintenance pass."""
     name: str
     """The id of the job, or the key of another row."""
     error: str
     tries: int
     since: float
-    """When it failed alone first, in monotonic seconds of the client."""
+    """When it failed alone first, in the client's monotonic seconds."""
 
 
 class Candidate(NamedTuple):
-    """A client that stands for election."""
+    """A client that takes part in leader election."""
 
     client_id: str
     version: str
@@ -91,59 +94,58 @@ class Candidate(NamedTuple):
 async def client_register(
     connection: Transaction, schema: str | None, registration: Registration
 ) -> int | None:
-    """Register a run. Returns when, raw, as the `attempted_at` of a claim key; None: another run is
-    registered under its id."""
-    statement = query("riverpy_client", "client_register", schema)
-    values: dict[str, object] = registration._asdict()
-    raw = await connection.fetchval(statement.text, *statement.arguments(values))
+    """Register a run. Return the raw time of the registration, or None if another run is registered
+    under the same id."""
+    statement = query(_FILE, "client_register", schema)
+    raw = await statement.fetchval(connection, **registration._asdict())
     return None if raw is None else wire_timestamp(raw)
 
 
-async def client_holder(
+async def client_registered_run(
     connection: Transaction, schema: str | None, *, client_id: str
-) -> IdHolder | None:
-    """The run that is registered under an id. None: there is none."""
-    statement = query("riverpy_client", "client_holder", schema)
-    row = await connection.fetchrow(statement.text, *statement.arguments({"client_id": client_id}))
+) -> RegisteredRun | None:
+    """Return the run that is registered under an id, if there is one."""
+    statement = query(_FILE, "client_registered_run", schema)
+    row = await statement.fetchrow(connection, client_id=client_id)
     if row is None:
         return None
     heartbeat = LastHeartbeat(client_id, row[1], row[2])
-    return IdHolder(wire_timestamp(row[0]), heartbeat, *row[3:])
+    return RegisteredRun(wire_timestamp(row[0]), heartbeat, *row[3:])
 
 
-async def client_displace(
+async def client_delete_dead(
     connection: Transaction, schema: str | None, *, client_id: str, heartbeat: bytes
 ) -> None:
-    """Delete the row of a run that is gone, if this is still its last heartbeat."""
-    statement = query("riverpy_client", "client_displace", schema)
-    values: dict[str, object] = {"client_id": client_id, "heartbeat": heartbeat}
-    await connection.execute(statement.text, *statement.arguments(values))
+    """Delete the row of a dead run, if this is still its last heartbeat."""
+    await query(_FILE, "client_delete_dead", schema).execute(
+        connection, client_id=client_id, heartbeat=heartbeat
+    )
 
 
-async def client_beat(
+async def client_heartbeat(
     connection: Transaction,
     schema: str | None,
     registration: Registration,
     *,
     registered_at: int,
 ) -> bool:
-    """Write a heartbeat of the run that was registered at that time. Returns whether it still has
-    its id; if not, another run has registered under it."""
-    statement = query("riverpy_client", "client_beat", schema)
-    values: dict[str, object] = {**registration._asdict(), "registered_at": registered_at}
-    return bool(await connection.fetchval(statement.text, *statement.arguments(values)))
+    """Write a heartbeat of the run that registered at that time. False: another run is registered
+    under its id now."""
+    statement = query(_FILE, "client_heartbeat", schema)
+    values = registration._asdict()
+    return bool(await statement.fetchval(connection, **values, registered_at=registered_at))
 
 
 async def client_is_current(
     connection: Transaction, schema: str | None, *, client_id: str, registered_at: int
 ) -> bool:
-    """Whether the run that was registered at that time still has its id."""
-    statement = query("riverpy_client", "client_is_current", schema)
-    values: dict[str, object] = {"client_id": client_id, "registered_at": registered_at}
-    return await connection.fetchval(statement.text, *statement.arguments(values))
+    """Whether the run that registered at that time is still registered under its id."""
+    return await query(_FILE, "client_is_current", schema).fetchval(
+        connection, client_id=client_id, registered_at=registered_at
+    )
 
 
-async def client_disclose(
+async def client_set_slots(
     connection: Transaction,
     schema: str | None,
     *,
@@ -152,16 +154,11 @@ async def client_disclose(
     slots: Sequence[int],
     stuck: Sequence[int],
 ) -> None:
-    """Say how many slots the client has, in the order of its registered queues, and the ids of its
+    """Write the client's slots per queue, in the order of its registered queues, and the ids of its
     stuck jobs."""
-    statement = query("riverpy_client", "client_disclose", schema)
-    values: dict[str, object] = {
-        "client_id": client_id,
-        "registered_at": registered_at,
-        "slots": slots,
-        "stuck": stuck,
-    }
-    await connection.execute(statement.text, *statement.arguments(values))
+    await query(_FILE, "client_set_slots", schema).execute(
+        connection, client_id=client_id, registered_at=registered_at, slots=slots, stuck=stuck
+    )
 
 
 async def client_set_state(
@@ -175,61 +172,53 @@ async def client_set_state(
     aside: Sequence[SetAsideRow] = (),
     aside_count: int = 0,
 ) -> None:
-    """Write whether the client is `working` or `stopping`, in which process it runs, how many rows
-    it has set aside, and some of them."""
-    statement = query("riverpy_client", "client_set_state", schema)
+    """Write the client's state (`working` or `stopping`), its process, how many rows it has set
+    aside, and some of these rows."""
     now = time.monotonic()
-    values: dict[str, object] = {
-        "client_id": client_id,
-        "registered_at": registered_at,
-        "state": state,
-        "process": process,
-        "aside_count": aside_count,
-        "what": [row.what for row in aside],
-        "name": [row.name for row in aside],
-        "error": [row.error for row in aside],
-        "tries": [row.tries for row in aside],
-        "age": [now - row.since for row in aside],
-    }
-    await connection.execute(statement.text, *statement.arguments(values))
+    await query(_FILE, "client_set_state", schema).execute(
+        connection,
+        client_id=client_id,
+        registered_at=registered_at,
+        state=state,
+        process=process,
+        aside_count=aside_count,
+        what=[row.what for row in aside],
+        name=[row.name for row in aside],
+        error=[row.error for row in aside],
+        tries=[row.tries for row in aside],
+        age=[now - row.since for row in aside],
+    )
 
 
-async def leader_look(connection: Transaction, schema: str | None) -> LeaderLook:
-    """Who leads, as far as a client wants to know."""
-    row = await connection.fetchrow(query("riverpy_client", "leader_look", schema).text)
-    assert row is not None  # noqa: S101 (there is always one)
-    return LeaderLook(*row)
-
-
-async def client_leave(
+async def client_unregister(
     connection: Transaction, schema: str | None, *, client_id: str, registered_at: int
 ) -> None:
-    """Take the registration of a run back, if it holds the lease no more."""
-    statement = query("riverpy_client", "client_leave", schema)
-    values: dict[str, object] = {"client_id": client_id, "registered_at": registered_at}
-    await connection.execute(statement.text, *statement.arguments(values))
+    """Delete the row of a run, unless it holds the leader's lease."""
+    await query(_FILE, "client_unregister", schema).execute(
+        connection, client_id=client_id, registered_at=registered_at
+    )
 
 
 async def client_candidates(
     connection: Transaction, schema: str | None, *, domain: str
 ) -> list[Candidate]:
-    """The clients that take part in the leader election of a domain and have a recent heartbeat, in
-    the order of their starts."""
-    statement = query("riverpy_client", "client_candidates", schema)
-    rows = await connection.fetch(statement.text, *statement.arguments({"domain": domain}))
+    """Return the clients with a recent heartbeat that take part in the leader election of a domain,
+    in the order of their starts."""
+    rows = await query(_FILE, "client_candidates", schema).fetch(connection, domain=domain)
     return [Candidate(*row) for row in rows]
 
 
-async def client_living(connection: Transaction, schema: str | None) -> int:
-    """How many clients have a recent heartbeat, by the server's clock."""
-    return await connection.fetchval(query("riverpy_client", "client_living", schema).text)
+async def client_count(connection: Transaction, schema: str | None) -> int:
+    """Return how many clients have a recent heartbeat by the server's clock."""
+    return await query(_FILE, "client_count", schema).fetchval(connection)
 
 
 async def client_heartbeats(
     connection: Transaction, schema: str | None
 ) -> tuple[list[LastHeartbeat], bytes]:
-    """The last heartbeat of each client, and when the server was started, to be compared."""
-    rows = await connection.fetch(query("riverpy_client", "client_heartbeats", schema).text)
+    """Return the last heartbeat of each client, and the start time of the server. Only compare
+    these times with earlier values."""
+    rows = await query(_FILE, "client_heartbeats", schema).fetch(connection)
     start = rows[0][3] if rows else b""
     return [LastHeartbeat(row[0], row[1], row[2]) for row in rows], start
 
@@ -241,43 +230,45 @@ async def client_lock_dead(
     *,
     server_start: bytes,
 ) -> set[str]:
-    """Which clients stay dead until the end of the transaction: those that have written no other
-    heartbeat.
+    """Lock the rows of those of the clients that have written no newer heartbeat. Return their ids:
+    they stay dead until the end of the transaction.
 
     Args:
-        connection: with its open transaction.
-        schema: of River's tables.
-        heartbeats: the last heartbeat of each client in question.
-        server_start: as it was read with them.
+        connection: with an open transaction.
+        schema: the schema of River's tables.
+        heartbeats: the last known heartbeat by client id.
+        server_start: the start time of the server that was read with them.
     """
-    statement = query("riverpy_client", "client_lock_dead", schema)
-    values: dict[str, object] = {
-        "client_id": list(heartbeats),
-        "heartbeat": list(heartbeats.values()),
-        "server_start": server_start,
-    }
-    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    rows = await query(_FILE, "client_lock_dead", schema).fetch(
+        connection,
+        client_id=list(heartbeats),
+        heartbeat=list(heartbeats.values()),
+        server_start=server_start,
+    )
     return {row[0] for row in rows}
 
 
 async def client_registered(
     connection: Transaction, schema: str | None, *, client_ids: Sequence[str]
 ) -> set[str]:
-    """Which of them are registered, alive or dead."""
-    statement = query("riverpy_client", "client_registered", schema)
-    rows = await connection.fetch(statement.text, *statement.arguments({"client_id": client_ids}))
+    """Return those of the clients that are registered, alive or dead."""
+    rows = await query(_FILE, "client_registered", schema).fetch(connection, client_id=client_ids)
     return {row[0] for row in rows}
 
 
-async def client_reap(
+async def client_delete_idle(
     connection: Transaction, schema: str | None, heartbeats: Mapping[str, bytes]
 ) -> list[str]:
-    """Forget those of these clients that have written no other heartbeat and have no running job;
-    returns their ids."""
-    statement = query("riverpy_client", "client_reap", schema)
-    values: dict[str, object] = {
-        "client_id": list(heartbeats),
-        "heartbeat": list(heartbeats.values()),
-    }
-    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    """Delete the rows of those of the clients that have written no newer heartbeat and have no
+    running job. Return their ids."""
+    rows = await query(_FILE, "client_delete_idle", schema).fetch(
+        connection, client_id=list(heartbeats), heartbeat=list(heartbeats.values())
+    )
     return [row[0] for row in rows]
+
+
+async def election_status(connection: Transaction, schema: str | None) -> ElectionStatus:
+    """Return the leader of `default`, and whether a client could become one."""
+    row = await query(_FILE, "election_status", schema).fetchrow(connection)
+    assert row is not None  # noqa: S101 (the statement always returns a row)
+    return ElectionStatus(*row)

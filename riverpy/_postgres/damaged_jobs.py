@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from riverpy._log import JobLines
 from riverpy._postgres.batch import split
 from riverpy._postgres.clients import SetAsideRow
-from riverpy._postgres.damage import job_damage_candidates, job_damage_check
 from riverpy._postgres.driver import (
     PostgresError,
     describe,
@@ -23,6 +22,7 @@ from riverpy._postgres.driver import (
     is_in_transaction,
     is_unreadable,
 )
+from riverpy._postgres.sql_files import query
 from riverpy.errors import JobDamagedError
 
 if TYPE_CHECKING:
@@ -42,6 +42,26 @@ REMEDY = (
 """What to do about a damaged job."""
 
 T = TypeVar("T")
+
+_FILE = "river_job_damage"
+
+
+async def job_damage_candidates(
+    connection: Transaction, schema: str | None, *, states: Sequence[str], limit: int
+) -> list[int]:
+    """Return the ids of the first `limit` jobs in each of these states."""
+    statement = query(_FILE, "job_damage_candidates", schema)
+    rows = await statement.fetch(connection, state=list(states), limit=limit)
+    return [row[0] for row in rows]
+
+
+async def job_damage_check(connection: Transaction, schema: str | None, ids: Sequence[int]) -> None:
+    """Read the wide columns of jobs, so that the statement fails if one of them is damaged.
+
+    Raises:
+        PostgresError: a job is damaged: `is_damage` of the error is True.
+    """
+    await query(_FILE, "job_damage_check", schema).fetch(connection, id=list(ids))
 
 
 @contextmanager

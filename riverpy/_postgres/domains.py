@@ -1,5 +1,5 @@
-"""What an operator reads and changes of domains: one typed function per block of
-`sql/queries/riverpy_domain.sql`, and the change of an owner."""
+"""The statements on domains and the owners of queues: one typed function per block of
+`sql/queries/riverpy_domain.sql`."""
 
 from __future__ import annotations
 
@@ -7,47 +7,79 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE, domain_lease
-from riverpy._postgres.queue_owners import owner_lock, owner_notify
+from riverpy._postgres.clients import ElectionStatus
 from riverpy._postgres.sql_files import query
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
     from riverpy._postgres.driver import Transaction
 
+OWNERS_ACTION = "ownership_changed"
+"""The `action` of notifications on topic `riverpy_event` when queues get another owner."""
 ORPHANED_AFTER = 600.0
-"""Seconds without a sign of life of a domain, after which the leader of `default` keeps its
+"""Seconds without a heartbeat of a domain after which the leader of `default` maintains its
 queues."""
 
 _FILE = "riverpy_domain"
 
 
-class LeadRow(NamedTuple):
-    """Who leads a domain, or holds `@schema`; or did last."""
+class OwnedQueue(NamedTuple):
+    """A queue that a domain owns."""
+
+    queue: str
+    domain: str
+    last_seen: bytes
+    """The domain's last heartbeat. Only compare it with an earlier value."""
+    is_old: bool
+    """Whether that heartbeat is old by the server's clock. This proves nothing."""
+
+
+class QueueConflict(NamedTuple):
+    """A queue that another domain owns."""
+
+    queue: str
+    domain: str
+    client_ids: list[str]
+    """At most ten clients of that domain with a recent heartbeat by the server's clock."""
+    silent_ids: list[str]
+    """At most ten other clients of that domain, without those that are known to be dead."""
+
+
+class DefaultLeader(NamedTuple):
+    """Whether domain `default` has a leader."""
+
+    is_led: bool
+    is_registered: bool
+    """Whether the leader is a riverpy client."""
+
+
+class DomainLeader(NamedTuple):
+    """The current or last leader of a domain, or holder of the lease `@schema`."""
 
     domain: str
     holder: str
     epoch: int | None
-    """None: the row is River's own, of `default`."""
+    """None for `default`: River's row has no epoch."""
     elected_at: datetime
     expires_at: datetime | None
-    """None: it was released."""
+    """None if the lease was released."""
     remaining: float | None
-    """Seconds until the lease expires; below zero: it has. None: it was released."""
+    """Seconds until the lease expires, negative if it has. None if it was released."""
     is_registered: bool
-    """Whether the holder is a client of riverpy's."""
+    """Whether the holder is a riverpy client."""
     knows_domains: bool
-    """Whether it says that it knows of domains."""
+    """Whether the holder is a client of a version that supports domains."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody holds it now."""
+        """Whether the lease expired or was released."""
         return self.remaining is None or self.remaining < 0
 
 
-class OwnerRow(NamedTuple):
-    """Whose a queue is."""
+class QueueOwner(NamedTuple):
+    """The owner of a queue, for an operator."""
 
     queue: str
     domain: str
@@ -55,105 +87,218 @@ class OwnerRow(NamedTuple):
     claimed_at: datetime
     last_seen_at: datetime
     silent: float
-    """Seconds since a client of the domain gave a sign of life."""
+    """Seconds since the last heartbeat of a client of the domain."""
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether the leader of `default` keeps it until its domain is back."""
+        """Whether the leader of `default` maintains the queue until its domain is back."""
         return self.silent >= ORPHANED_AFTER
 
 
-class MemberRow(NamedTuple):
-    """A client that has a recent heartbeat, by the server's clock."""
+class DomainMember(NamedTuple):
+    """A client with a recent heartbeat by the server's clock."""
 
     client_id: str
     domain: str
     queues: list[str]
     kinds: list[str]
     candidate: bool
-    """Whether it takes part in leader election, and is not stopping."""
+    """Whether it takes part in leader election and is not stopping."""
     settings: str | None
-    """What tells clients of one domain apart that keep it differently. None: it does not say, as
-    one that knows of no domains."""
+    """A text that differs between clients of one domain whose maintenance settings differ. None for
+    a version that does not support domains."""
     running: float
     """Seconds since its start."""
     is_stopping: bool = False
 
 
-class QueueHolder(NamedTuple):
-    """Whose a queue is that is to change hands."""
+class QueueOwnership(NamedTuple):
+    """The owner of a queue before an operator moves it to another domain."""
 
     domain: str | None
-    """None: nobody's, so that the leader of `default` keeps it."""
+    """None: no domain owns it, so the leader of `default` maintains it."""
     living: int
-    """How many clients of that domain give signs of life."""
+    """Clients of that domain with a recent heartbeat."""
     is_known: bool
-    """Whether the queue is known to anybody."""
+    """Whether a row, a client or a job names the queue."""
     is_domain_known: bool
-    """Whether a client or a queue is of the domain that it is to go to."""
+    """Whether a client or a queue belongs to the new domain."""
 
 
-async def domain_leads(connection: Transaction, schema: str | None) -> list[LeadRow]:
-    """Who leads what, and who holds `@schema`, by domain."""
-    statement = query(_FILE, "domain_leads", schema)
-    rows = await connection.fetch(
-        statement.text, *statement.arguments({"schema_lease": SCHEMA_LEASE})
+async def owner_read(
+    connection: Transaction, schema: str | None, *, orphaned_after: timedelta
+) -> list[OwnedQueue]:
+    """Return all queues that domains own, by name."""
+    rows = await query(_FILE, "owner_read", schema).fetch(connection, orphaned_after=orphaned_after)
+    return [OwnedQueue(*row) for row in rows]
+
+
+async def owner_exists(connection: Transaction, schema: str | None) -> bool:
+    """Whether the table of queue owners exists."""
+    return await query(_FILE, "owner_exists", None).fetchval(connection, schema=schema)
+
+
+async def owner_is_empty(connection: Transaction, schema: str | None) -> bool:
+    """Whether the table of queue owners is empty. Needs no right to read it. False may be wrong."""
+    return await query(_FILE, "owner_is_empty", None).fetchval(connection, schema=schema)
+
+
+async def owner_lock(connection: Transaction, schema: str | None) -> None:
+    """Lock the ownership of all queues until the end of the open transaction."""
+    await query(_FILE, "owner_lock", schema).execute(connection)
+
+
+async def owner_held(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    queues: Sequence[str],
+    dead: Mapping[str, bytes],
+) -> list[QueueConflict]:
+    """Return those of the queues that a domain owns. `dead` maps known dead clients to their last
+    heartbeat."""
+    rows = await query(_FILE, "owner_held", schema).fetch(
+        connection, queue=queues, client_id=list(dead), heartbeat=list(dead.values())
     )
-    return [LeadRow(*row) for row in rows]
+    return [QueueConflict(*row) for row in rows]
 
 
-async def domain_owners(connection: Transaction, schema: str | None) -> list[OwnerRow]:
-    """Whose each queue is that is a domain's, by queue."""
-    rows = await connection.fetch(query(_FILE, "domain_owners", schema).text)
-    return [OwnerRow(*row) for row in rows]
+async def owner_claim(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    queues: Sequence[str],
+    domain: str,
+    client_id: str,
+) -> list[str]:
+    """Make the domain the owner of the queues, in a transaction that holds `owner_lock`. Return the
+    queues that it did not own before."""
+    rows = await query(_FILE, "owner_claim", schema).fetch(
+        connection, queue=queues, domain=domain, client_id=client_id
+    )
+    return [row[0] for row in rows]
 
 
-async def domain_members(connection: Transaction, schema: str | None) -> list[MemberRow]:
-    """Who gives signs of life, in the order of their starts."""
-    rows = await connection.fetch(query(_FILE, "domain_members", schema).text)
-    return [MemberRow(*row) for row in rows]
+async def owner_notify(connection: Transaction, schema: str | None) -> None:
+    """Notify the leaders, at the commit, that queues have another owner."""
+    await query(_FILE, "owner_notify", schema).execute(connection, action=OWNERS_ACTION)
+
+
+async def member_update(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    client_id: str,
+    registered_at: int | None,
+    domain: str,
+    settings: str,
+    queues: Sequence[str],
+    interval: timedelta,
+) -> Mapping[str, str]:
+    """Write a client's domain and the domain's heartbeat. Return the owners of `queues`.
+
+    Args:
+        connection: any connection.
+        schema: the schema of River's tables.
+        client_id: the client's id.
+        registered_at: when its run registered, raw.
+        domain: the client's domain.
+        settings: a text that differs between clients whose maintenance settings differ.
+        queues: the queues whose owners to return.
+        interval: how often clients of the domain call this.
+    """
+    rows = await query(_FILE, "member_update", schema).fetch(
+        connection,
+        client_id=client_id,
+        registered_at=registered_at,
+        domain=domain,
+        settings=settings,
+        interval=interval,
+        queue=queues,
+    )
+    return {row[0]: row[1] for row in rows}
+
+
+async def member_mark_aware(
+    connection: Transaction, schema: str | None, *, client_id: str, registered_at: int
+) -> None:
+    """Write that this client of `default` is of a version that supports domains."""
+    await query(_FILE, "member_mark_aware", schema).execute(
+        connection, client_id=client_id, registered_at=registered_at
+    )
+
+
+async def domain_election_status(
+    connection: Transaction, schema: str | None, *, domain: str
+) -> ElectionStatus:
+    """Return the leader of `default`, and whether this domain has a leader or a candidate."""
+    rows = await query(_FILE, "domain_election_status", schema).fetch(
+        connection, lease=domain_lease(domain), domain=domain
+    )
+    return ElectionStatus(*rows[0])
+
+
+async def default_leader(connection: Transaction, schema: str | None) -> DefaultLeader:
+    """Whether domain `default` has a leader, and whether that is a riverpy client."""
+    rows = await query(_FILE, "default_leader", schema).fetch(connection)
+    return DefaultLeader(*rows[0])
+
+
+async def domain_leaders(connection: Transaction, schema: str | None) -> list[DomainLeader]:
+    """Return the leader of each domain and the holder of `@schema`, by domain."""
+    rows = await query(_FILE, "domain_leaders", schema).fetch(connection, schema_lease=SCHEMA_LEASE)
+    return [DomainLeader(*row) for row in rows]
+
+
+async def domain_owners(connection: Transaction, schema: str | None) -> list[QueueOwner]:
+    """Return the owner of each queue that a domain owns, by queue."""
+    rows = await query(_FILE, "domain_owners", schema).fetch(connection)
+    return [QueueOwner(*row) for row in rows]
+
+
+async def domain_members(connection: Transaction, schema: str | None) -> list[DomainMember]:
+    """Return the clients with a recent heartbeat, in the order of their starts."""
+    rows = await query(_FILE, "domain_members", schema).fetch(connection)
+    return [DomainMember(*row) for row in rows]
 
 
 async def domain_lock(
     connection: Transaction, schema: str | None, *, domains: Iterable[str]
 ) -> None:
-    """Wait, in the open transaction, until no leader of these domains writes under its fence; let
-    none begin to, and no queue change hands, until its end."""
+    """Wait until no leader of these domains has a fenced transaction open. Until the end of this
+    transaction no leader can open one, and no queue can get another owner."""
     others = set(domains)
     if DEFAULT_DOMAIN in others:
         others.remove(DEFAULT_DOMAIN)
-        await connection.execute(query(_FILE, "domain_lock_default", schema).text)
-    statement = query(_FILE, "domain_lock_leases", schema)
+        await query(_FILE, "domain_lock_default", schema).execute(connection)
     names = [domain_lease(domain) for domain in others]
-    await connection.execute(statement.text, *statement.arguments({"name": names}))
+    await query(_FILE, "domain_lock_leases", schema).execute(connection, name=names)
     await owner_lock(connection, schema)
 
 
 async def domain_queue(
     connection: Transaction, schema: str | None, *, queue: str, domain: str
-) -> QueueHolder:
-    """Whose a queue is that is to go to `domain`."""
-    statement = query(_FILE, "domain_queue", schema)
-    values: dict[str, object] = {"queue": queue, "domain": domain}
-    (row,) = await connection.fetch(statement.text, *statement.arguments(values))
-    return QueueHolder(*row)
+) -> QueueOwnership:
+    """Return the owner of a queue that is to move to `domain`."""
+    (row,) = await query(_FILE, "domain_queue", schema).fetch(
+        connection, queue=queue, domain=domain
+    )
+    return QueueOwnership(*row)
 
 
-async def domain_give(
+async def domain_assign_queue(
     connection: Transaction, schema: str | None, *, queue: str, domain: str, by: str
 ) -> None:
-    """Let a queue be a domain's, in the transaction under `domain_lock`, and tell the leaders at
-    the commit."""
+    """Make a domain the owner of a queue, in a transaction that holds `domain_lock`. The leaders
+    are notified at the commit."""
     if domain == DEFAULT_DOMAIN:
-        free = query(_FILE, "domain_free", schema)
-        await connection.execute(free.text, *free.arguments({"queue": queue}))
+        await query(_FILE, "domain_free", schema).execute(connection, queue=queue)
     else:
-        own = query(_FILE, "domain_own", schema)
-        values: dict[str, object] = {
-            "queue": queue,
-            "domain": domain,
-            "by": by,
-            "orphaned_after": timedelta(seconds=ORPHANED_AFTER),
-        }
-        await connection.execute(own.text, *own.arguments(values))
+        await query(_FILE, "domain_own", schema).execute(
+            connection,
+            queue=queue,
+            domain=domain,
+            by=by,
+            orphaned_after=timedelta(seconds=ORPHANED_AFTER),
+        )
     await owner_notify(connection, schema)

@@ -1,4 +1,8 @@
-"""One typed function per block of `sql/queries/riverpy_exec.sql`."""
+"""The statements of `run_once`: one typed function per block of `sql/queries/riverpy_exec.sql`.
+
+An execution is the row of one key. Its transaction id and epoch cross as text, because the
+connection may be the caller's and have codecs.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +23,22 @@ _FILE = "riverpy_exec"
 
 
 class ExecutionRow(NamedTuple):
-    """How it stands with a key."""
+    """The stored state of a key."""
 
     claimed_by: str
     claimed_at: datetime | None
-    """None: a time outside of Python's range."""
+    """None if the time is outside of Python's range."""
     can_expire: bool
-    """Whether the claim may be taken over one day."""
+    """Whether another caller may claim the key after a time."""
     is_completed: bool
+
+
+class ExpiredCursor(NamedTuple):
+    """The position of a key among the keys whose retention is over."""
+
+    kept_until: str
+    """The time as text, as the server wrote it."""
+    key: str
 
 
 async def exec_insert(
@@ -37,11 +49,11 @@ async def exec_insert(
     claimed_by: str,
     kept: timedelta | None,
 ) -> str | None:
-    """Note an effect of the transaction that is open; returns the transaction's id. None: it was
-    done before."""
-    statement = query(_FILE, "exec_insert", schema)
-    values: dict[str, object] = {"key": key, "claimed_by": claimed_by, "kept": _interval(kept)}
-    return await connection.fetchval(statement.text, *statement.arguments(values))
+    """Insert a key as completed in the open transaction. Return the transaction's id, or None if
+    the key was there already."""
+    return await query(_FILE, "exec_insert", schema).fetchval(
+        connection, key=key, claimed_by=claimed_by, kept=_interval(kept)
+    )
 
 
 async def exec_claim(
@@ -53,40 +65,37 @@ async def exec_claim(
     expires_after: timedelta | None,
     kept: timedelta | None,
 ) -> int | None:
-    """Claim a key; returns the epoch. None: it is done, or claimed."""
-    statement = query(_FILE, "exec_claim", schema)
-    values: dict[str, object] = {
-        "key": key,
-        "claimed_by": claimed_by,
-        "expires_after": _interval(expires_after),
-        "kept": _interval(kept),
-    }
-    epoch = await connection.fetchval(statement.text, *statement.arguments(values))
+    """Claim a key. Return the epoch, or None if the key is completed or claimed."""
+    epoch = await query(_FILE, "exec_claim", schema).fetchval(
+        connection,
+        key=key,
+        claimed_by=claimed_by,
+        expires_after=_interval(expires_after),
+        kept=_interval(kept),
+    )
     return None if epoch is None else int(epoch)
 
 
 async def exec_complete(
     connection: Transaction, schema: str | None, *, key: str, epoch: int, kept: timedelta | None
 ) -> bool:
-    """Say that it is done, once or again. False: another has taken the claim over."""
-    statement = query(_FILE, "exec_complete", schema)
-    values: dict[str, object] = {"key": key, "epoch": str(epoch), "kept": _interval(kept)}
-    return await connection.fetchval(statement.text, *statement.arguments(values)) is not None
+    """Complete a claimed key. Repeating it is safe. False: another caller has claimed the key."""
+    done = await query(_FILE, "exec_complete", schema).fetchval(
+        connection, key=key, epoch=str(epoch), kept=_interval(kept)
+    )
+    return done is not None
 
 
-async def exec_give_back(
+async def exec_release(
     connection: Transaction, schema: str | None, *, key: str, epoch: int
 ) -> None:
-    """Let anybody claim it at once."""
-    statement = query(_FILE, "exec_give_back", schema)
-    values: dict[str, object] = {"key": key, "epoch": str(epoch)}
-    await connection.execute(statement.text, *statement.arguments(values))
+    """Release a claimed key, so that any caller can claim it at once."""
+    await query(_FILE, "exec_release", schema).execute(connection, key=key, epoch=str(epoch))
 
 
 async def exec_get(connection: Transaction, schema: str | None, *, key: str) -> ExecutionRow | None:
-    """How it stands with a key. None: nobody has claimed it."""
-    statement = query(_FILE, "exec_get", schema)
-    row = await connection.fetchrow(statement.text, *statement.arguments({"key": key}))
+    """Return the stored state of a key. None: it was never claimed."""
+    row = await query(_FILE, "exec_get", schema).fetchrow(connection, key=key)
     if row is None:
         return None
     claimed_by, digits, can_expire, is_completed = row
@@ -94,58 +103,48 @@ async def exec_get(connection: Transaction, schema: str | None, *, key: str) -> 
     return ExecutionRow(claimed_by, claimed_at, can_expire == "t", is_completed == "t")
 
 
-async def exec_expect_commit(connection: Transaction, transaction_id: str) -> None:
-    """Check, before the commit, that code of the user's has left the transaction as it was: of one
-    that has failed, or is over, the server commits nothing and calls that no error.
+async def exec_check_transaction(connection: Transaction, transaction_id: str) -> None:
+    """Check, before the commit, that the caller's code has not ended the transaction. The server
+    reports no error when it commits a transaction that has failed or ended.
 
     Raises:
-        TransactionError: it is over; another one may have been begun.
-        Exception: one of DATABASE_ERRORS: it has failed.
+        TransactionError: the transaction has ended. Another one may be open.
+        Exception: one of DATABASE_ERRORS: the transaction has failed.
     """
-    is_the_same = is_in_transaction(connection) and transaction_id == await connection.fetchval(
-        query(_FILE, "exec_expect_commit", None).text
+    statement = query(_FILE, "exec_check_transaction", None)
+    is_same = is_in_transaction(connection) and transaction_id == await statement.fetchval(
+        connection
     )
-    if not is_the_same:
+    if not is_same:
         raise TransactionError(
-            "the function of run_once has ended the transaction that notes the key: leave it open, "
-            "and let the function raise to undo it"
+            "the function of run_once has ended the transaction that stores the key: leave it "
+            "open, and let the function raise to undo it"
         )
 
 
-async def exec_is_there(connection: Transaction, schema: str | None) -> bool:
-    """Whether the table exists."""
-    statement = query(_FILE, "exec_is_there", None)
-    return await connection.fetchval(statement.text, *statement.arguments({"schema": schema}))
-
-
-class ExpiredMark(NamedTuple):
-    """The place of a key among those whose time is over."""
-
-    kept_until: str
-    """As the server wrote it."""
-    key: str
+async def exec_exists(connection: Transaction, schema: str | None) -> bool:
+    """Whether the table of executions exists."""
+    return await query(_FILE, "exec_exists", None).fetchval(connection, schema=schema)
 
 
 async def exec_expired(
-    connection: Transaction, schema: str | None, *, after: ExpiredMark | None, limit: int
-) -> list[ExpiredMark]:
-    """Up to `limit` keys whose time is over, from behind the mark on."""
-    statement = query(_FILE, "exec_expired", schema)
-    values: dict[str, object] = {
-        "after_time": after and after.kept_until,
-        "after_key": after and after.key,
-        "limit": limit,
-    }
-    rows = await connection.fetch(statement.text, *statement.arguments(values))
-    return [ExpiredMark(row[1], row[0]) for row in rows]
+    connection: Transaction, schema: str | None, *, after: ExpiredCursor | None, limit: int
+) -> list[ExpiredCursor]:
+    """Return up to `limit` keys after the cursor whose retention is over."""
+    rows = await query(_FILE, "exec_expired", schema).fetch(
+        connection,
+        after_time=after and after.kept_until,
+        after_key=after and after.key,
+        limit=limit,
+    )
+    return [ExpiredCursor(row[1], row[0]) for row in rows]
 
 
-async def exec_forget(
+async def exec_delete_expired(
     connection: Transaction, schema: str | None, *, keys: Sequence[str]
 ) -> set[str]:
-    """Delete those of the rows whose time is over and that are not locked; return their keys."""
-    statement = query(_FILE, "exec_forget", schema)
-    rows = await connection.fetch(statement.text, *statement.arguments({"keys": keys}))
+    """Delete those of the keys whose retention is over and that are not locked. Return them."""
+    rows = await query(_FILE, "exec_delete_expired", schema).fetch(connection, keys=keys)
     return {row[0] for row in rows}
 
 

@@ -1,5 +1,5 @@
-"""One typed function per block of `sql/queries/river_index.sql`, and the statements that blocks
-make."""
+"""The statements of the reindexer: one typed function per block of
+`sql/queries/river_index.sql`."""
 
 from __future__ import annotations
 
@@ -13,90 +13,92 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Transaction
 
+_FILE = "river_index"
+
 
 class Index(NamedTuple):
     """An index that may be rebuilt."""
 
     name: str
     is_owner: bool
-    """Whether this role may rebuild it."""
+    """Whether this role owns it and so may rebuild it."""
     is_held: bool
-    """Whether another backend builds an index of the same table."""
+    """Whether another session is building an index of the same table."""
     read_at: datetime
-    """When this was read, by the server's clock."""
+    """The server's time when this was read."""
     size: int
-    """In bytes."""
+    """Its size in bytes."""
     comment: str
-    """Empty without one."""
+    """Empty if it has none."""
     rebuild: str
-    """The statement."""
+    """The statement that rebuilds it."""
 
 
 class Artifact(NamedTuple):
-    """What a rebuild that did not finish left."""
+    """An index that an interrupted rebuild left."""
 
     name: str
     is_ownerless: bool
-    """Whether it may be dropped: it is invalid, and no other backend builds it."""
+    """Whether it may be dropped: it is invalid, and no other session is building it."""
     removal: str
-    """The statement."""
+    """The statement that drops it."""
 
 
 async def index_lock(connection: Transaction, schema: str | None) -> bool:
-    """Exclude every other reindexer while the session lasts. False: there is one."""
-    return bool(await connection.fetchval(query("river_index", "index_lock", schema).text))
+    """Lock out other reindexers until the end of the session. False: another session holds the
+    lock."""
+    return bool(await query(_FILE, "index_lock", schema).fetchval(connection))
 
 
 async def index_limits(
     connection: Transaction, *, statement: timedelta | None, lock: timedelta | None, idle: timedelta
 ) -> None:
-    """Limit the session's statements, their waits for a lock, and its pauses between them."""
-    limits = query("river_index", "index_limits", None)
-    values: dict[str, object] = {
-        "statement": _milliseconds(statement),
-        "lock": _milliseconds(lock),
-        "idle": _milliseconds(idle),
-    }
-    await connection.execute(limits.text, *limits.arguments(values))
+    """Set the session's timeouts for a statement, for waiting for a lock, and for being idle."""
+    await query(_FILE, "index_limits", None).execute(
+        connection,
+        statement=_milliseconds(statement),
+        lock=_milliseconds(lock),
+        idle=_milliseconds(idle),
+    )
 
 
 async def index_now(connection: Transaction) -> datetime:
-    """The server's clock."""
-    return await connection.fetchval(query("river_index", "index_now", None).text)
+    """Return the server's time."""
+    return await query(_FILE, "index_now", None).fetchval(connection)
 
 
 async def index_list(
     connection: Transaction, schema: str | None, names: Sequence[str]
 ) -> list[Index]:
-    """Those of the indexes that exist, in the order of the names."""
-    rows = await connection.fetch(query("river_index", "index_list", schema).text, list(names))
+    """Return those of the indexes that exist, in the order of the names."""
+    rows = await query(_FILE, "index_list", schema).fetch(connection, name=list(names))
     return [Index(*row) for row in rows]
 
 
 async def index_artifacts(connection: Transaction, schema: str | None, name: str) -> list[Artifact]:
-    """What rebuilds of the index left."""
-    rows = await connection.fetch(query("river_index", "index_artifacts", schema).text, name)
+    """Return what interrupted rebuilds of this index left."""
+    rows = await query(_FILE, "index_artifacts", schema).fetch(connection, name=name)
     return [Artifact(*row) for row in rows]
 
 
-async def index_describe(
+async def index_comment(
     connection: Transaction, schema: str | None, *, name: str, comment: str
 ) -> None:
-    """Give the index a comment, or with an empty one none. A missing index is left missing."""
-    describe = query("river_index", "index_describe", schema)
-    values: dict[str, object] = {"name": name, "comment": comment}
-    statement = await connection.fetchval(describe.text, *describe.arguments(values))
+    """Set or, with an empty text, remove the comment of the index, if the index exists."""
+    statement = await query(_FILE, "index_comment", schema).fetchval(
+        connection, name=name, comment=comment
+    )
     if statement is not None:
         await connection.execute(statement)
 
 
 async def index_rebuild(connection: Transaction, index: Index) -> None:
-    """Rebuild it while it is used. The session's limits count."""
+    """Rebuild the index concurrently, within the session's timeouts."""
     await connection.execute(index.rebuild)
 
 
 async def index_drop(connection: Transaction, artifact: Artifact) -> None:
-    """Drop it while its table is used. The session's limits count."""
+    """Drop the artifact concurrently, within the session's timeouts."""
     await connection.execute(artifact.removal)
 
 

@@ -6,8 +6,8 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from riverpy._postgres.fences import savepoint_error
 from riverpy._postgres.sql_files import query
+from riverpy._postgres.transactions import savepoint_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,4 +1,5 @@
-"""One typed function per block of `sql/queries/riverpy_periodic.sql`."""
+"""The statements on periodic jobs: one typed function per block of
+`sql/queries/riverpy_periodic.sql`."""
 
 from __future__ import annotations
 
@@ -27,76 +28,72 @@ MISSING = (
 _FILE = "riverpy_periodic"
 
 
-class Registration(NamedTuple):
-    """A periodic job of this client."""
+class PeriodicRegistration(NamedTuple):
+    """A periodic job of this client, as it is registered."""
 
     id: str
     schedule: str
     next_run_at: datetime | None
-    """Its next slot, if the row is new or had another schedule."""
+    """The next slot to store if the row is new or its schedule has changed."""
 
 
-class Look(NamedTuple):
-    """How a row stands."""
+class PeriodicRow(NamedTuple):
+    """The row of a periodic job that has a next slot or a requested run."""
 
     id: str
     next_run_at: datetime | None
     run_requested_at: datetime | None
     is_paused: bool
     resumed_at: datetime | None
-    """Up to when its slots passed without a job."""
-    looked_at: datetime
-    """By the server's clock."""
+    """When it was last resumed. Slots before that get no job."""
+    read_at: datetime
+    """The server's time when the row was read."""
     due_in: float | None
     """Seconds until `next_run_at`."""
 
 
-class Advance(NamedTuple):
-    """From where to where a row is moved."""
+class PeriodicAdvance(NamedTuple):
+    """A change of a row's next slot. It applies only while the row is as it was read."""
 
     id: str
     slot: datetime | None
     requested_at: datetime | None
     is_paused: bool
     next_run_at: datetime | None
+    """The new next slot."""
 
 
-async def periodic_is_there(connection: Transaction, schema: str | None) -> bool:
-    """Whether the table exists."""
-    statement = query(_FILE, "periodic_is_there", schema)
-    found: bool = await connection.fetchval(
-        statement.text, *statement.arguments({"schema": schema})
-    )
-    return found
+async def periodic_exists(connection: Transaction, schema: str | None) -> bool:
+    """Whether the table of periodic jobs exists."""
+    return await query(_FILE, "periodic_exists", schema).fetchval(connection, schema=schema)
 
 
 async def periodic_now(connection: Transaction) -> datetime:
-    """The server's time."""
-    now: datetime = await connection.fetchval(query(_FILE, "periodic_now", None).text)
-    return now
+    """Return the server's time."""
+    return await query(_FILE, "periodic_now", None).fetchval(connection)
 
 
 async def periodic_list(connection: Transaction, schema: str | None) -> list[PeriodicJobState]:
-    """All that is known, by id.
+    """Return all rows, by id.
 
     Raises:
         SchemaMissingError: the table is missing.
     """
-    rows = await _expecting_table(connection.fetch(query(_FILE, "periodic_list", schema).text))
+    rows = await _expecting_table(query(_FILE, "periodic_list", schema).fetch(connection))
     return [PeriodicJobState(**row) for row in rows]
 
 
 async def periodic_get(
     connection: Transaction, schema: str | None, job_id: str
 ) -> PeriodicJobState:
-    """One row.
+    """Return one row.
 
     Raises:
-        NotFoundError: there is none; the text names ids that are alike.
+        NotFoundError: there is none; the text has similar ids.
         SchemaMissingError: the table is missing.
     """
     statement = query(_FILE, "periodic_get", schema)
-    row = await _expecting_table(connection.fetchrow(statement.text, job_id))
+    row = await _expecting_table(statement.fetchrow(connection, id=job_id))
     if row is None:
         raise await _not_found(connection, schema, job_id)
     return PeriodicJobState(**row)
@@ -105,58 +102,63 @@ async def periodic_get(
 async def periodic_register(
     connection: Transaction,
     schema: str | None,
-    registrations: Sequence[Registration],
+    registrations: Sequence[PeriodicRegistration],
     *,
     first: Sequence[str],
     each: Sequence[str],
 ) -> set[str]:
-    """Make or update rows; returns those that were not locked.
+    """Insert or update rows. Return the ids of those that were not locked.
 
     Args:
         connection: in a fenced transaction.
-        schema: that of River's tables.
-        registrations: what this client has.
-        first: ids that are to run when their row is made.
-        each: ids that are to run now.
+        schema: the schema of River's tables.
+        registrations: the periodic jobs of this client.
+        first: ids that run at once when their row is inserted.
+        each: ids that run at once.
     """
-    statement = query(_FILE, "periodic_register", schema)
-    values = {**_columns(Registration._fields, registrations), "first": first, "each": each}
-    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    rows = await query(_FILE, "periodic_register", schema).fetch(
+        connection,
+        **_columns(PeriodicRegistration._fields, registrations),
+        first=first,
+        each=each,
+    )
     return {row[0] for row in rows}
 
 
-async def periodic_look(
+async def periodic_due(
     connection: Transaction, schema: str | None, ids: Sequence[str]
-) -> list[Look]:
-    """How these stand, the first due first; those with nothing to come are left out."""
-    rows = await connection.fetch(query(_FILE, "periodic_look", schema).text, ids)
-    return [Look(*row) for row in rows]
+) -> list[PeriodicRow]:
+    """Return those of the rows that have a next slot or a requested run, earliest first."""
+    rows = await query(_FILE, "periodic_due", schema).fetch(connection, id=ids)
+    return [PeriodicRow(*row) for row in rows]
 
 
 async def periodic_advance(
-    connection: Transaction, schema: str | None, advances: Sequence[Advance]
+    connection: Transaction, schema: str | None, advances: Sequence[PeriodicAdvance]
 ) -> set[str]:
-    """Move rows on, in the fenced transaction that inserts their jobs; returns those that were as
-    they were seen."""
-    statement = query(_FILE, "periodic_advance", schema)
-    values = _columns(Advance._fields, advances)
-    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    """Store the new next slots, in the fenced transaction that inserts the jobs. Return the ids of
+    the rows that were still as they were read."""
+    rows = await query(_FILE, "periodic_advance", schema).fetch(
+        connection, **_columns(PeriodicAdvance._fields, advances)
+    )
     return {row[0] for row in rows}
 
 
-async def periodic_ran(
+async def periodic_set_ran(
     connection: Transaction, schema: str | None, ran: Mapping[str, datetime]
 ) -> None:
-    """Store, in the transaction of `periodic_advance`, the slot of the newest job that was inserted
-    for each id."""
-    statement = query(_FILE, "periodic_ran", schema)
-    values: dict[str, object] = {"id": list(ran), "ran_at": list(ran.values())}
-    await connection.execute(statement.text, *statement.arguments(values))
+    """Store the slot of the newest inserted job of each id, in the transaction of
+    `periodic_advance`."""
+    await query(_FILE, "periodic_set_ran", schema).execute(
+        connection, id=list(ran), ran_at=list(ran.values())
+    )
 
 
-async def periodic_keep(connection: Transaction, schema: str | None, ids: Sequence[str]) -> None:
-    """Note, in a fenced transaction, that these are in use."""
-    await connection.execute(query(_FILE, "periodic_keep", schema).text, ids)
+async def periodic_mark_used(
+    connection: Transaction, schema: str | None, ids: Sequence[str]
+) -> None:
+    """Store, in a fenced transaction, that these rows are in use now."""
+    await query(_FILE, "periodic_mark_used", schema).execute(connection, id=ids)
 
 
 async def periodic_unused(
@@ -168,57 +170,54 @@ async def periodic_unused(
     after: str,
     limit: int,
 ) -> list[str]:
-    """Up to `limit` ids behind `after`, but for the `used` ones, that no client has used for
-    `age`."""
-    statement = query(_FILE, "periodic_unused", schema)
-    values: dict[str, object] = {"used": used, "age": age, "after": after, "limit": limit}
-    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    """Return up to `limit` ids behind `after` that no client has used for `age`. Ids in `used` are
+    left out."""
+    rows = await query(_FILE, "periodic_unused", schema).fetch(
+        connection, used=used, age=age, after=after, limit=limit
+    )
     return [row[0] for row in rows]
 
 
-async def periodic_forget(
+async def periodic_delete_unused(
     connection: Transaction, schema: str | None, *, ids: Sequence[str], age: timedelta
 ) -> set[str]:
-    """Delete, in a fenced transaction, those that are still unused and not locked; return their
-    ids."""
-    statement = query(_FILE, "periodic_forget", schema)
-    rows = await connection.fetch(statement.text, *statement.arguments({"age": age, "id": ids}))
+    """Delete, in a fenced transaction, those of the rows that are still unused and not locked.
+    Return their ids."""
+    rows = await query(_FILE, "periodic_delete_unused", schema).fetch(connection, age=age, id=ids)
     return {row[0] for row in rows}
 
 
 async def periodic_pause(connection: Transaction, schema: str | None, job_id: str) -> None:
-    """Let no job be inserted.
+    """Pause a periodic job: no job is inserted for its slots.
 
     Raises:
-        NotFoundError: no leader has registered the id; the text names ids that are alike.
+        NotFoundError: no leader has registered the id; the text has similar ids.
         SchemaMissingError: the table is missing.
     """
     await _change(connection, schema, "periodic_pause", job_id)
 
 
 async def periodic_resume(connection: Transaction, schema: str | None, job_id: str) -> None:
-    """Undo `periodic_pause`; raises as it does."""
+    """Undo `periodic_pause`. Raises as it does."""
     await _change(connection, schema, "periodic_resume", job_id)
 
 
 async def periodic_run(connection: Transaction, schema: str | None, job_id: str) -> None:
-    """Ask the leader for one run now; raises as `periodic_pause`."""
+    """Request that the leader inserts a job now. Raises as `periodic_pause`."""
     await _change(connection, schema, "periodic_run", job_id)
 
 
 async def _change(connection: Transaction, schema: str | None, block: str, job_id: str) -> None:
     statement = query(_FILE, block, schema)
-    found = await _expecting_table(connection.fetch(statement.text, job_id))
-    if not found:
+    if not await _expecting_table(statement.fetch(connection, id=job_id)):
         raise await _not_found(connection, schema, job_id)
-    notify = query(_FILE, "periodic_notify", schema)
-    await connection.execute(notify.text, job_id)
+    await query(_FILE, "periodic_notify", schema).execute(connection, id=job_id)
 
 
 async def _not_found(connection: Transaction, schema: str | None, job_id: str) -> NotFoundError:
-    rows = await connection.fetch(query(_FILE, "periodic_ids", schema).text)
+    rows = await query(_FILE, "periodic_ids", schema).fetch(connection)
     near = get_close_matches(job_id, [row[0] for row in rows], n=3, cutoff=0.5)
-    hint = f"did you mean {', '.join(near)}?" if near else "a leader registers them"
+    hint = f"did you mean {', '.join(near)}?" if near else "the leader registers the ids"
     return NotFoundError(f"there is no periodic job {job_id!r}: {hint}")
 
 
@@ -230,5 +229,6 @@ async def _expecting_table(answer: Awaitable[ResultT]) -> ResultT:
 
 
 def _columns(names: Sequence[str], rows: Sequence[tuple[object, ...]]) -> dict[str, object]:
+    """Return the rows as one list per parameter."""
     columns = zip(*rows, strict=True)
     return {name: list(column) for name, column in zip(names, columns, strict=True)}

@@ -1,34 +1,36 @@
-"""Filters: a statement over all queues, over some, or over all but some."""
+"""Queue filters: run a statement for all queues, for some queues, or for all but some."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._postgres.sql_files import query
 
+if TYPE_CHECKING:
+    from asyncpg import Record
+
+    from riverpy._postgres.driver import Transaction
+
 
 class QueueFilter(NamedTuple):
-    """Which queues a statement is about."""
+    """The queues that a statement handles."""
 
     queues: tuple[str, ...]
     is_only: bool
-    """Whether it is about these, or about all others."""
+    """True: these queues. False: all other queues."""
 
 
-def filtered(
+async def fetch_filtered(
+    connection: Transaction,
     file: str,
     name: str,
     schema: str | None,
     within: QueueFilter | None,
-    values: dict[str, object],
-) -> tuple[str, list[object]]:
-    """The text of the block `name`, or of its variant for this filter, and its arguments.
-
-    Each variant is a text of its own. One that served all would hide from a generic plan that the
-    queue leads into an index.
-    """
+    /,
+    **values: object,
+) -> list[Record]:
+    """Run the block `name` for the queues of a filter, and return all rows. None: all queues."""
     if within is not None:
         name += "_in_queues" if within.is_only else "_except_queues"
-        values = {**values, "queues": within.queues}
-    statement = query(file, name, schema)
-    return statement.text, statement.arguments(values)
+        values["queues"] = within.queues
+    return await query(file, name, schema).fetch(connection, **values)

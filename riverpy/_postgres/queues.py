@@ -1,4 +1,4 @@
-"""One typed function per block of `sql/queries/river_queue.sql`."""
+"""The statements on queues: one typed function per block of `sql/queries/river_queue.sql`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from riverpy._postgres.queue_filter import filtered
+from riverpy._postgres.queue_filter import fetch_filtered
 from riverpy._postgres.sql_files import query
 from riverpy.job import timestamp
 from riverpy.queue import Queue
@@ -21,31 +21,32 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
     from riverpy._postgres.queue_filter import QueueFilter
 
+_FILE = "river_queue"
+
 
 async def queue_touch(
     connection: Transaction, schema: str | None, names: list[str]
 ) -> dict[str, bool]:
-    """Renew the rows of the queues, making those that are missing; returns whether each is
-    paused."""
-    rows = await connection.fetch(query("river_queue", "queue_touch", schema).text, names)
+    """Set `updated_at` of the queues, and insert missing rows. Return whether each is paused."""
+    rows = await query(_FILE, "queue_touch", schema).fetch(connection, name=names)
     return {row[0]: row[1] for row in rows}
 
 
 async def queue_paused(connection: Transaction, schema: str | None, names: list[str]) -> set[str]:
-    """Which of the queues are paused."""
-    rows = await connection.fetch(query("river_queue", "queue_paused", schema).text, names)
+    """Return those of the queues that are paused."""
+    rows = await query(_FILE, "queue_paused", schema).fetch(connection, name=names)
     return {row[0] for row in rows}
 
 
 async def queue_pause(connection: Transaction, schema: str | None, name: str) -> list[str]:
-    """Pause a queue, or `*`; returns the queues named so."""
-    rows = await connection.fetch(query("river_queue", "queue_pause", schema).text, name)
+    """Pause a queue, or all with `*`. Return the names of the paused queues."""
+    rows = await query(_FILE, "queue_pause", schema).fetch(connection, name=name)
     return [row[0] for row in rows]
 
 
 async def queue_resume(connection: Transaction, schema: str | None, name: str) -> list[str]:
-    """Resume a queue, or `*`; returns the queues named so."""
-    rows = await connection.fetch(query("river_queue", "queue_resume", schema).text, name)
+    """Resume a queue, or all with `*`. Return the names of the resumed queues."""
+    rows = await query(_FILE, "queue_resume", schema).fetch(connection, name=name)
     return [row[0] for row in rows]
 
 
@@ -58,43 +59,40 @@ async def queue_unused(
     after: str,
     limit: int,
 ) -> list[str]:
-    """Up to `limit` names behind `after` of queues that were left alone for `age` and are neither
-    paused nor described."""
-    values: dict[str, object] = {"age": age, "after": after, "limit": limit}
-    text, arguments = filtered("river_queue", "queue_unused", schema, within, values)
-    rows = await connection.fetch(text, *arguments)
+    """Return up to `limit` names behind `after` of queues that no client has touched for `age`.
+    Paused queues and queues with metadata are left out."""
+    rows = await fetch_filtered(
+        connection, _FILE, "queue_unused", schema, within, age=age, after=after, limit=limit
+    )
     return [row[0] for row in rows]
 
 
-async def queue_forget(
+async def queue_delete_unused(
     connection: Transaction, schema: str | None, *, names: Sequence[str], age: timedelta
 ) -> set[str]:
-    """Delete those of the queues that are still unused and not locked; return their names."""
-    statement = query("river_queue", "queue_forget", schema)
-    values: dict[str, object] = {"names": names, "age": age}
-    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    """Delete those of the queues that are still unused and not locked. Return their names."""
+    rows = await query(_FILE, "queue_delete_unused", schema).fetch(connection, names=names, age=age)
     return {row[0] for row in rows}
 
 
 async def queue_get(connection: Transaction, schema: str | None, name: str) -> Queue | None:
-    """One queue."""
-    row = await connection.fetchrow(query("river_queue", "queue_get", schema).text, name)
+    """Return one queue."""
+    row = await query(_FILE, "queue_get", schema).fetchrow(connection, name=name)
     return None if row is None else _queue(row)
 
 
 async def queue_list(connection: Transaction, schema: str | None, limit: int) -> list[Queue]:
-    """Up to `limit` queues, by name."""
-    rows = await connection.fetch(query("river_queue", "queue_list", schema).text, limit)
+    """Return up to `limit` queues, by name."""
+    rows = await query(_FILE, "queue_list", schema).fetch(connection, limit=limit)
     return [_queue(row) for row in rows]
 
 
 async def queue_update(
     connection: Transaction, schema: str | None, name: str, metadata: str
 ) -> Queue | None:
-    """Replace the metadata, given as JSON text, of a queue."""
-    statement = query("river_queue", "queue_update", schema)
-    row = await connection.fetchrow(
-        statement.text, *statement.arguments({"name": name, "metadata": metadata})
+    """Replace the metadata of a queue with an object, given as JSON text."""
+    row = await query(_FILE, "queue_update", schema).fetchrow(
+        connection, name=name, metadata=metadata
     )
     return None if row is None else _queue(row)
 
@@ -102,28 +100,27 @@ async def queue_update(
 async def queue_lag(
     connection: Transaction, schema: str | None, names: Sequence[str]
 ) -> dict[str, timedelta]:
-    """How long the oldest due job of each of the queues has waited; 0: none waits."""
-    rows = await connection.fetch(query("river_queue", "queue_lag", schema).text, names)
+    """Return how long the oldest due job of each queue has waited. 0 if none waits."""
+    rows = await query(_FILE, "queue_lag", schema).fetch(connection, name=names)
     return {name: timedelta(seconds=seconds) for name, seconds in rows}
 
 
 async def queue_waiting(connection: Transaction, schema: str | None, limit: int) -> list[str]:
-    """Up to `limit` queues that hold available jobs and are not paused."""
-    rows = await connection.fetch(query("river_queue", "queue_waiting", schema).text, limit)
+    """Return up to `limit` queues that have available jobs and are not paused."""
+    rows = await query(_FILE, "queue_waiting", schema).fetch(connection, limit=limit)
     return [row[0] for row in rows]
 
 
 async def control_notify(connection: Transaction, schema: str | None, payload: str) -> None:
-    """Send a control message to every client of the schema, at commit."""
-    statement = query("river_queue", "control_notify", schema)
-    await connection.execute(statement.text, payload)
+    """Send a control message to every client of the schema, at the commit."""
+    await query(_FILE, "control_notify", schema).execute(connection, payload=payload)
 
 
 def _queue(row: Record) -> Queue:
     name, created_at, metadata, paused_at, updated_at = row
     try:
         members = msgspec.json.decode(metadata, type=dict[str, Any])
-    except msgspec.ValidationError:  # no object: somebody wrote it by SQL
+    except msgspec.ValidationError:  # SQL can store metadata that is no object
         members = {}
     return Queue(
         name=name,

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from shlex import quote
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 
@@ -16,7 +16,6 @@ from riverpy._dsn import mask_url
 from riverpy._log import get_logger
 from riverpy._names import check_schema_length
 from riverpy._postgres.driver import check_server_version
-from riverpy._postgres.row_security import RowSecurity
 from riverpy._postgres.sql_files import query, quote_identifier, sql_directory
 from riverpy.errors import ConfigError, SchemaMissingError
 
@@ -123,6 +122,43 @@ def migrations(line: str) -> Mapping[int, Migration]:
         for (version, name), text in sorted(texts.items())
     }
     return MappingProxyType(known)
+
+
+class RowSecurity(NamedTuple):
+    """The tables in which row-level security hides rows from the role. The server raises no
+    error."""
+
+    role: str
+    hidden: Sequence[str]
+    """Tables without a policy: the role sees no row."""
+    filtered: Sequence[str]
+    """Tables whose policies may not allow every row."""
+
+    @property
+    def tables(self) -> list[str]:
+        """All these tables."""
+        return sorted([*self.hidden, *self.filtered])
+
+    @property
+    def problem(self) -> str:
+        """The effect in one sentence, for when there are `tables`."""
+        effect = (
+            "without a policy no job is worked or counted"
+            if self.hidden
+            else "jobs that no policy allows are neither worked nor counted"
+        )
+        return (
+            f'row-level security applies to "{self.role}" on {", ".join(self.tables)}: {effect}, '
+            "and no error is raised"
+        )
+
+    @property
+    def fix(self) -> str:
+        """The remedy."""
+        return (
+            "for each table ALTER TABLE … DISABLE ROW LEVEL SECURITY, or CREATE POLICY … TO "
+            f'"{self.role}" USING (true); or let the role own the tables'
+        )
 
 
 @dataclass(frozen=True, slots=True)

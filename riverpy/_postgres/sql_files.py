@@ -9,6 +9,9 @@ A file in `sql/queries` holds blocks. Each starts with a line `-- name: job_inse
 - `/* finite */ (x)` limits the timestamp `x` to the years 1 to 9999. A column may hold `infinity`
   or a year that Python lacks, and arithmetic on those fails.
 - A line `-- include: FILE.BLOCK` is replaced by the text of another block.
+- A line `-- queues: column` is where a condition on queues goes. It makes two more blocks:
+  `NAME_in_queues` for the queues of the parameter `@queues`, and `NAME_except_queues` for all
+  others. (One text for all three cases would hide from a generic plan that the queue is indexed.)
 
 Without includes psql can run a block as it stands in the file.
 """
@@ -30,6 +33,12 @@ if TYPE_CHECKING:
 
 _BLOCK = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _INCLUDE = re.compile(r"^\s*-- include: (\w+)\.(\w+)$", re.MULTILINE)
+_QUEUES = re.compile(r"^\s*-- queues: (\S+)$", re.MULTILINE)
+_QUEUE_CONDITIONS = {
+    "": "",
+    "_in_queues": r"and \1 = any(@queues::text[])",
+    "_except_queues": r"and \1 <> all(@queues::text[])",
+}
 _COMMENT_LINE = re.compile(r"^\s*--.*\n", re.MULTILINE)
 _PARAMETER = re.compile(r"(?<![\w@])@([a-z_]\w*)")
 _SCHEMA_MARK = re.compile(r"/\* schema \*/\s*")
@@ -109,16 +118,18 @@ def splice_schema(text: str, schema: str | None) -> str:
 def blocks(file: str) -> dict[str, str]:
     """Return the named blocks of `sql/queries/<file>.sql`, without their comment lines."""
     parts = _BLOCK.split(sql_directory().joinpath("queries", f"{file}.sql").read_text("utf-8"))
-    return {
-        name: _expand(body).strip().rstrip(";")
-        for name, body in zip(parts[1::2], parts[2::2], strict=True)
-    }
+    found: dict[str, str] = {}
+    for name, body in zip(parts[1::2], parts[2::2], strict=True):
+        for suffix, condition in _QUEUE_CONDITIONS.items():
+            if not suffix or _QUEUES.search(body):
+                found[name + suffix] = _expand(_QUEUES.sub(condition, body))
+    return found
 
 
 def _expand(body: str) -> str:
     """Replace the marks that do not depend on the schema, and drop comment lines."""
     body = _INCLUDE.sub(lambda match: blocks(match[1])[match[2]], body)
-    return _FINITE_MARK.sub(_finite, _COMMENT_LINE.sub("", body))
+    return _FINITE_MARK.sub(_finite, _COMMENT_LINE.sub("", body)).strip().rstrip(";")
 
 
 def _finite(match: re.Match[str]) -> str:

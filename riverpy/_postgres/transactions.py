@@ -1,9 +1,9 @@
-"""What `tx=` may be, and a savepoint in it."""
+"""Transactions of callers: checks of what `tx=` and a fence take, and a savepoint in them."""
 
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 ROLLBACK_TIMEOUT = 5.0
 """Seconds for a rollback to a savepoint."""
+CHECK_TIMEOUT = 5.0
+"""Seconds for one statement that checks a transaction."""
 ABORTED = (
     "the transaction given as tx is aborted by an earlier error, so nothing was done: roll it "
     "back, or back to a savepoint from before that error"
@@ -33,15 +35,15 @@ ABORTED = (
 
 
 def expect_transaction(tx: object) -> Transaction:
-    """Check what the caller gave as `tx`; costs no round trip.
+    """Check what the caller gave as `tx`. This costs no round trip.
 
     Raises:
-        TypeError: it is no connection of asyncpg.
-        TransactionError: it is closed, or in no transaction.
+        TypeError: it is no asyncpg connection.
+        TransactionError: it is closed or in no transaction.
     """
     if not is_transaction(tx):
         raise TypeError(
-            f"tx must be an asyncpg connection, its own or from a pool, got {type(tx).__name__}"
+            f"tx must be an asyncpg connection, from a pool or not, got {type(tx).__name__}"
         )
     if is_closed_for_good(tx):
         raise TransactionError(
@@ -57,41 +59,113 @@ def expect_transaction(tx: object) -> Transaction:
 
 @asynccontextmanager
 async def savepoint(connection: Transaction) -> AsyncGenerator[None]:
-    """Run a block in a savepoint of an open transaction, which an error of the block leaves usable,
-    and without what the block wrote. The transaction may have been begun without asyncpg's
-    knowledge, so its own savepoints cannot be used.
+    """Run a block in a savepoint of an open transaction. After an error of the block the
+    transaction is usable, without what the block wrote. (asyncpg's own savepoints need a
+    transaction that was begun through asyncpg.)
 
     Raises:
         TransactionError: the transaction was aborted before, or the block has ended it.
         Exception: what the block raised.
     """
     try:
-        await connection.execute(_text("session_savepoint"))
+        await _execute(connection, "session_savepoint")
     except InFailedTransactionError as error:
         raise TransactionError(ABORTED) from error
     try:
         yield
-        await connection.execute(_text("session_savepoint_release"))
+        await _execute(connection, "session_savepoint_release")
     except BaseException as error:
         failure = await finish(lambda: _roll_back(connection))
         if failure is not None and isinstance(error, Exception):
             raise TransactionError(
-                "the transaction given as tx is over, or aborted: its savepoint is lost "
+                "the transaction given as tx has ended or is aborted: its savepoint is lost "
                 f"({describe(failure)}). Roll it back, and do all of it again"
             ) from error
         raise
 
 
 async def _roll_back(connection: Transaction) -> Exception | None:
-    """Roll back to the savepoint; returns why that failed."""
+    """Roll back to the savepoint. Return the error if that fails."""
     try:
         with anyio.fail_after(ROLLBACK_TIMEOUT):
-            await connection.execute(_text("session_savepoint_rollback"))
-            await connection.execute(_text("session_savepoint_release"))
+            await _execute(connection, "session_savepoint_rollback")
+            await _execute(connection, "session_savepoint_release")
     except DATABASE_ERRORS as error:
         return error
     return None
 
 
-def _text(name: str) -> str:
-    return query("session", name, None).text
+async def _execute(connection: Transaction, block: str) -> None:
+    await query("session", block, None).execute(connection)
+
+
+def expect_fenceable(connection: object) -> Transaction:
+    """Check what the caller gave to a fence. This costs no round trip.
+
+    Raises:
+        TransactionError: it is no asyncpg connection, or it is in no transaction.
+    """
+    if not is_transaction(connection):
+        raise TransactionError(
+            "a fence takes an asyncpg connection that is in a transaction, got "
+            f"{type(connection).__name__}"
+        )
+    if not is_in_transaction(connection):
+        raise TransactionError(
+            "a fence outside a transaction guards nothing: call it inside `async with "
+            "connection.transaction():`, before the first write"
+        )
+    return connection
+
+
+def savepoint_error() -> TransactionError:
+    """Return the error for a fence that was called in a savepoint."""
+    return TransactionError(
+        "a fence in a savepoint ends if the savepoint is rolled back, and the transaction would go "
+        "on without it: call it in the outermost transaction, before any nested "
+        "`connection.transaction()` (when that fails, asyncpg leaves it open), and before "
+        "run_once(tx=…), which runs its function in a savepoint"
+    )
+
+
+async def expect_outermost(connection: Transaction) -> None:
+    """Check, after a fence on River's leader row, that no savepoint is open.
+
+    Raises:
+        TransactionError: a savepoint is open in which a row was locked or written.
+        Exception: one of DATABASE_ERRORS.
+    """
+    if await _check(connection, "session_in_savepoint"):
+        raise savepoint_error()
+
+
+async def elsewhere_error(connection: Transaction, what: str) -> TransactionError:
+    """Return the error for a fence in a transaction that cannot see the held lease or lead."""
+    place = await _check(connection, "session_database")
+    return TransactionError(
+        f"the table that this transaction sees, in {place}, does not have the term of {what}, "
+        "which is held: a fence takes a connection to the database and schema of its manager or "
+        "client, and no snapshot from before the term"
+    )
+
+
+async def expect_read_committed(connection: Transaction) -> None:
+    """Check the isolation of a transaction before a fence on River's leader row. In a snapshot a
+    lease that was renewed since would look expired.
+
+    Raises:
+        TransactionError: the transaction has another isolation.
+        Exception: one of DATABASE_ERRORS.
+    """
+    isolation = await _check(connection, "session_isolation")
+    if isolation != "read committed":
+        raise TransactionError(
+            "the fence of the leader of `default` takes a transaction that is read committed, this "
+            f"is {isolation}: begin it with `connection.transaction(isolation='read_committed')`"
+        )
+
+
+async def _check(connection: Transaction, block: str) -> Any:
+    reason = f"checking the transaction of a fence took longer than {CHECK_TIMEOUT:g} s"
+    with anyio.fail_after(CHECK_TIMEOUT, reason=reason):
+        return await query("session", block, None).fetchval(connection)

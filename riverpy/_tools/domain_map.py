@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE
-from riverpy._postgres.domains import domain_leads, domain_members, domain_owners
+from riverpy._postgres.domains import domain_leaders, domain_members, domain_owners
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from riverpy._postgres.domains import LeadRow, MemberRow, OwnerRow
+    from riverpy._postgres.domains import DomainLeader, DomainMember, QueueOwner
     from riverpy._postgres.driver import Transaction
 
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class DomainMap:
     """The domains of a schema, `default` among them."""
 
-    leads: Sequence[LeadRow]
-    owners: Sequence[OwnerRow]
-    members: Sequence[MemberRow]
+    leads: Sequence[DomainLeader]
+    owners: Sequence[QueueOwner]
+    members: Sequence[DomainMember]
     """Clients that give signs of life."""
 
     @property
@@ -36,7 +36,7 @@ class DomainMap:
         """The living clients of domains other than `default`."""
         return {one.client_id for one in self.members if one.domain != DEFAULT_DOMAIN}
 
-    def lead(self, domain: str) -> LeadRow | None:
+    def lead(self, domain: str) -> DomainLeader | None:
         """Who leads a domain, or led it last; of `@schema` who holds it."""
         return next((one for one in self.leads if one.domain == domain), None)
 
@@ -58,11 +58,11 @@ class DomainMap:
             lead is not None and not lead.is_over and lead.is_registered and not lead.knows_domains
         )
 
-    def owned(self, domain: str) -> list[OwnerRow]:
+    def owned(self, domain: str) -> list[QueueOwner]:
         """The queues of a domain other than `default`."""
         return [one for one in self.owners if one.domain == domain]
 
-    def living(self, domain: str) -> list[MemberRow]:
+    def living(self, domain: str) -> list[DomainMember]:
         """The clients of a domain that give signs of life."""
         return [one for one in self.members if one.domain == domain]
 
@@ -95,7 +95,7 @@ async def read_domains(connection: Transaction, schema: str | None) -> DomainMap
         Exception: one of DATABASE_ERRORS.
     """
     return DomainMap(
-        leads=await domain_leads(connection, schema),
+        leads=await domain_leaders(connection, schema),
         owners=await domain_owners(connection, schema),
         members=await domain_members(connection, schema),
     )

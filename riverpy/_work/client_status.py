@@ -9,9 +9,9 @@ import anyio
 
 from riverpy._clients.process import own_process
 from riverpy._log import get_logger
-from riverpy._postgres.clients import client_disclose, client_set_state
+from riverpy._postgres.clients import client_set_slots, client_set_state
+from riverpy._postgres.domains import member_mark_aware
 from riverpy._postgres.driver import DATABASE_ERRORS, describe
-from riverpy._postgres.queue_owners import member_mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -130,7 +130,7 @@ class ClientStatusReporter:
                         aside=now.aside,
                         aside_count=now.aside_count,
                     )
-                await client_disclose(
+                await client_set_slots(
                     connection,
                     self._schema,
                     client_id=self._client_id,
@@ -139,7 +139,7 @@ class ClientStatusReporter:
                     stuck=now.stuck,
                 )
                 if self.is_marked and (self._told is None or self._told.contacts != now.contacts):
-                    await member_mark(
+                    await member_mark_aware(
                         connection,
                         self._schema,
                         client_id=self._client_id,

@@ -256,7 +256,7 @@ class Completer:
             async with self._connection.use(
                 "telling of jobs that are due again", STATEMENT_TIMEOUT
             ) as connection:
-                await jobs.job_tell(connection, self._schema, sorted(self._untold))
+                await jobs.job_notify_queues(connection, self._schema, sorted(self._untold))
         except DATABASE_ERRORS as error:
             self._log.debug("queues are not told of jobs that are due", error=describe(error))
         else:

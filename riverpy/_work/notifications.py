@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from riverpy._postgres.domains import OWNERS_ACTION
+from riverpy._postgres.job_maintenance import DUE_ACTION
 from riverpy._postgres.notifier import decode_message
 from riverpy._postgres.periodic import CHANGED_ACTION, EVENT_TOPIC
-from riverpy._postgres.queue_owners import OWNERS_ACTION
-from riverpy._postgres.upkeep import DUE_ACTION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

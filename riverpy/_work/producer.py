@@ -21,7 +21,7 @@ from riverpy._postgres.driver import (
     is_refusal,
     is_statement_timeout,
 )
-from riverpy._postgres.jobs import job_claim, job_claim_time, job_next, job_place
+from riverpy._postgres.jobs import job_claim, job_claim_time, job_next, job_position
 from riverpy._work.claim_cursor import WHOLE, ClaimCursor, Position, Stretch
 from riverpy._work.prefetch import Prefetch
 from riverpy._work.unclaimable import UnclaimableJobs
@@ -395,7 +395,7 @@ class Producer:
         async with connection.transaction():
             if job_id is not None:
                 self._claiming = job_id
-                place = await job_place(connection, self._schema, job_id, queue=self.queue)
+                place = await job_position(connection, self._schema, job_id, queue=self.queue)
             else:
                 place = await job_next(
                     connection,

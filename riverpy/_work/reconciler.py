@@ -21,7 +21,7 @@ from riverpy._postgres import jobs, queues
 from riverpy._postgres.batch import BatchSender, BatchSize, SetAside, report_rows
 from riverpy._postgres.damaged_jobs import DamagedJobs
 from riverpy._postgres.driver import DATABASE_ERRORS, describe
-from riverpy._postgres.rescue import Rescue, job_rescue, job_running_of
+from riverpy._postgres.job_maintenance import Rescue, job_rescue, job_running_of
 from riverpy._work.producer import CLAIM_TIMEOUT
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
     from riverpy._postgres.clients import SetAsideRow
     from riverpy._postgres.connection import DedicatedConnection
+    from riverpy._postgres.job_maintenance import RunningClaim
     from riverpy._postgres.jobs import ClaimKey
-    from riverpy._postgres.rescue import Claim
     from riverpy._work.attempt import Attempt
     from riverpy._work.completer import Completer
     from riverpy._work.producer import Producer
@@ -392,7 +392,7 @@ class Reconciler:
         claims, as for lost ones."""
         async with self._claims.use("finding jobs to rescue", STATEMENT_TIMEOUT) as connection:
 
-            async def read(skipped: list[int]) -> list[Claim]:
+            async def read(skipped: list[int]) -> list[RunningClaim]:
                 return await job_running_of(
                     connection,
                     self._schema,

@@ -13,7 +13,7 @@ from riverpy._names import (
     domain_lease,
     validate_queue,
 )
-from riverpy._postgres.domains import domain_give, domain_lock, domain_queue
+from riverpy._postgres.domains import domain_assign_queue, domain_lock, domain_queue
 from riverpy._tools.doctor.domains import NOTHING_KNOWN, problems
 from riverpy._tools.doctor.finding import WORDS, Finding, count, span
 from riverpy._tools.domain_map import DomainMap, read_domains
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
-    from riverpy._postgres.domains import LeadRow, QueueHolder
+    from riverpy._postgres.domains import DomainLeader, QueueOwnership
     from riverpy.cli._connected import Connected
     from riverpy.cli._options import DatabaseSettings
 
@@ -165,7 +165,7 @@ def move(database: DatabaseSettings, *, queue: str, to: str, as_json: bool) -> N
     default. Exit code 1 if nobody knows the queue or the domain, or if it has the queue already.
     """
 
-    def allow(holder: QueueHolder) -> None:
+    def allow(holder: QueueOwnership) -> None:
         if not holder.is_known:
             raise CommandError(
                 f"there is no queue {queue!r}: a queue exists from when a client first works it. "
@@ -200,7 +200,7 @@ def claim(database: DatabaseSettings, *, queue: str, to: str, force: bool, as_js
     then use --force.
     """
 
-    def allow(holder: QueueHolder) -> None:
+    def allow(holder: QueueOwnership) -> None:
         if holder.living and not force:
             raise CommandError(
                 f"queue {queue!r} belongs to domain {holder.domain!r}, which has "
@@ -225,7 +225,7 @@ def _change(
     database: DatabaseSettings,
     queue: str,
     to: str,
-    allow: Callable[[QueueHolder], None],
+    allow: Callable[[QueueOwnership], None],
     *,
     as_json: bool,
 ) -> None:
@@ -242,7 +242,7 @@ def _change(
 
 
 async def give_queue(
-    database: DatabaseSettings, queue: str, to: str, allow: Callable[[QueueHolder], None]
+    database: DatabaseSettings, queue: str, to: str, allow: Callable[[QueueOwnership], None]
 ) -> ChangeOutput:
     """Let a domain have a queue, if `allow` does not raise.
 
@@ -261,7 +261,7 @@ async def give_queue(
 
 
 async def _try_to_give(
-    found: Connected, queue: str, to: str, allow: Callable[[QueueHolder], None]
+    found: Connected, queue: str, to: str, allow: Callable[[QueueOwnership], None]
 ) -> str | None:
     """Give the queue to a domain; returns which had it. None: it changed hands meanwhile, and
     nothing was done."""
@@ -277,7 +277,7 @@ async def _try_to_give(
         if (holder.domain or DEFAULT_DOMAIN) != before:
             return None
         allow(holder)
-        await domain_give(connection, schema, queue=queue, domain=to, by="riverpy domain")
+        await domain_assign_queue(connection, schema, queue=queue, domain=to, by="riverpy domain")
     return before
 
 
@@ -298,7 +298,7 @@ def _domain(seen: DomainMap, name: str) -> DomainOutput:
     )
 
 
-def _holder(lead: LeadRow | None) -> HolderOutput | None:
+def _holder(lead: DomainLeader | None) -> HolderOutput | None:
     if lead is None or lead.is_over or lead.expires_at is None or lead.remaining is None:
         return None
     held_for = (lead.expires_at - lead.elected_at).total_seconds() - lead.remaining

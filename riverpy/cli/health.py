@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from riverpy._duration import format_duration
-from riverpy._postgres.clients import client_living
+from riverpy._postgres.clients import client_count
 from riverpy._postgres.driver import DATABASE_ERRORS, InsufficientPrivilegeError
 from riverpy._postgres.queues import queue_lag, queue_waiting
 from riverpy._postgres.schema import CLIENTS_VERSION, DOMAINS_VERSION, OWN_LINE
@@ -125,7 +125,7 @@ async def _look_in(database: DatabaseSettings, max_lag: timedelta) -> Verdict:
         await bounded("reading what the server is", expect_primary(connection))
         checks: dict[str, Check] = {}
         if CLIENTS_VERSION in state.versions(OWN_LINE):
-            living = await bounded("reading the clients", client_living(connection, schema))
+            living = await bounded("reading the clients", client_count(connection, schema))
             checks["workers"] = Check(
                 ok=living > 0, reason=f"{living} with signs of life" if living else "none lives"
             )

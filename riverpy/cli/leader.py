@@ -13,7 +13,7 @@ import msgspec
 from riverpy._duration import format_duration
 from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE, domain_lease
 from riverpy._postgres.clients import client_candidates
-from riverpy._postgres.domains import domain_leads
+from riverpy._postgres.domains import domain_leaders
 from riverpy._postgres.leaders import leader_get, leader_request_resign
 from riverpy._postgres.leases import lease_request_resign
 from riverpy._postgres.schema import CLIENTS_VERSION, OWN_LINE
@@ -29,7 +29,7 @@ from riverpy.errors import NotFoundError
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from riverpy._postgres.domains import LeadRow
+    from riverpy._postgres.domains import DomainLeader
     from riverpy._postgres.leaders import LeaderRow
     from riverpy.cli._connected import Connected
     from riverpy.cli._options import DatabaseSettings
@@ -67,7 +67,7 @@ class LeaderOutput(msgspec.Struct, frozen=True):
         return cls(row.leader_id, row.elected_at, row.expires_at, expires_in, row.remaining < 0)
 
     @classmethod
-    def of_domain(cls, row: LeadRow) -> LeaderOutput | None:
+    def of_domain(cls, row: DomainLeader) -> LeaderOutput | None:
         """What to print of a domain's lease. None: it was released."""
         if row.expires_at is None or row.remaining is None:
             return None
@@ -242,7 +242,7 @@ async def _read_leader(
     if domain == DEFAULT_DOMAIN:
         row = await bounded(purpose, leader_get(found.connection, found.schema))
         return None if row is None else LeaderOutput.of(row)
-    rows = await bounded(purpose, domain_leads(found.connection, found.schema))
+    rows = await bounded(purpose, domain_leaders(found.connection, found.schema))
     lead = next((one for one in rows if one.domain == domain), None)
     return None if lead is None else LeaderOutput.of_domain(lead)
 

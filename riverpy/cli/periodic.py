@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from riverpy._postgres import periodic as table
-from riverpy._postgres.domains import domain_leads
+from riverpy._postgres.domains import domain_leaders
 from riverpy._postgres.leaders import leader_get
 from riverpy._postgres.schema import OWN_LINE, migrate_command
 from riverpy.cli._connected import bounded, connected
@@ -197,7 +197,7 @@ async def _run(connection: Connection, schema: str | None, *, job_id: str) -> st
     await table.periodic_run(connection, schema, job_id)
     _, _, domain = job_id.partition("@")
     if domain:
-        leads = await domain_leads(connection, schema)
+        leads = await domain_leaders(connection, schema)
         return next((one.holder for one in leads if one.domain == domain and not one.is_over), None)
     leader = await leader_get(connection, schema)
     return None if leader is None or leader.remaining < 0 else leader.leader_id
@@ -212,7 +212,7 @@ async def _call(
 ) -> ResultT:
     """What `act` returns on a connection to a database that has the table of periodic jobs."""
     async with connected(database) as (connection, schema, _state):
-        is_there = table.periodic_is_there(connection, schema)
+        is_there = table.periodic_exists(connection, schema)
         if not await bounded("looking for the table of periodic jobs", is_there):
             command = f"riverpy migrate up --line {OWN_LINE}"
             command = migrate_command(command, schema, database.required_url())

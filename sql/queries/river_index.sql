@@ -101,7 +101,7 @@ where
 order by artifact.relname;
 
 
--- name: index_describe
+-- name: index_comment
 -- The statement that gives an index its comment, or with an empty one none.
 select format('comment on index %I.%I is %L', namespace.nspname, index.relname, nullif(@comment::text, ''))
 from pg_class as index

@@ -60,7 +60,7 @@ limit 1
 for update skip locked;
 
 
--- name: job_place
+-- name: job_position
 -- The place of one job in the order of claims, if it can be claimed.
 select priority, scheduled_at, id
 from /* schema */ river_job
@@ -134,7 +134,7 @@ where job.id = done.id and job.state = 'running'
 returning job.id, job.state::text;
 
 
--- name: job_tell
+-- name: job_notify_queues
 -- Tell the clients of these queues that a job of theirs is due again.
 select pg_notify(
   /* schema of river_job */ current_schema()::text || '.river_insert', '{"queue": "' || queue || '"}'

@@ -66,31 +66,12 @@ returning
 select name
 from /* schema */ river_queue
 where name > @after::text and updated_at < now() - @age::interval and paused_at is null and metadata = '{}'
+  -- queues: name
 order by name
 limit @limit::bigint;
 
 
--- name: queue_unused_in_queues
--- The same of these queues.
-select name
-from /* schema */ river_queue
-where name = any(@queues::text[])
-  and name > @after::text and updated_at < now() - @age::interval and paused_at is null and metadata = '{}'
-order by name
-limit @limit::bigint;
-
-
--- name: queue_unused_except_queues
--- The same of all queues but these.
-select name
-from /* schema */ river_queue
-where name <> all(@queues::text[])
-  and name > @after::text and updated_at < now() - @age::interval and paused_at is null and metadata = '{}'
-order by name
-limit @limit::bigint;
-
-
--- name: queue_forget
+-- name: queue_delete_unused
 -- Delete those of the given queues that are still unused. Safe when two leaders run it at once: rows that are locked are
 -- passed over.
 delete from /* schema */ river_queue

@@ -17,7 +17,7 @@ on conflict (client_id) do nothing
 returning timestamptz_send(started_at);
 
 
--- name: client_holder
+-- name: client_registered_run
 -- Which run has an id. Through jsonb, since the column of the process may not be there.
 select
   timestamptz_send(started_at), timestamptz_send(heartbeat_at), extract(epoch from dead_after)::float8,
@@ -27,14 +27,14 @@ from /* schema */ riverpy_client as client
 where client_id = @client_id::text;
 
 
--- name: client_displace
+-- name: client_delete_dead
 -- Delete the row of a run that is gone, unless it has written a heartbeat since that one was read. Safe beside a leader:
 -- one that has locked the row to rescue its jobs ends first.
 delete from /* schema */ riverpy_client
 where client_id = @client_id::text and timestamptz_send(heartbeat_at) = @heartbeat::bytea;
 
 
--- name: client_beat
+-- name: client_heartbeat
 -- Write a heartbeat of a run, which inserts its row again if it was deleted; nothing is returned if another run has
 -- registered under the id. Safe beside a leader: it changes the client's own row alone. It touches no other table, or a
 -- lock there would stop the heartbeats.
@@ -66,7 +66,7 @@ select exists (
 );
 
 
--- name: client_disclose
+-- name: client_set_slots
 -- Say how many slots the client has in each of its queues, and which of its jobs are stuck. Safe beside a leader: it
 -- changes the client's own row alone.
 update /* schema */ riverpy_client
@@ -96,7 +96,7 @@ where client_id = @client_id::text
   and started_at = timestamptz '2000-01-01 00:00:00+00' + @registered_at::bigint * interval '1 microsecond';
 
 
--- name: leader_look
+-- name: election_status
 -- Who leads, whether that is a client of ours, and whether one of ours takes part in leader election and has a recent
 -- heartbeat, by the server's clock.
 select
@@ -112,7 +112,7 @@ from (select) as always
 left join /* schema */ river_leader as leader on leader.name = 'default' and leader.expires_at >= now();
 
 
--- name: client_leave
+-- name: client_unregister
 -- Take back the registration of a run that left nothing behind. Safe beside a leader: it is the client's own row, and
 -- a row of a later run under the same id stays; so does that of a run whose lease was not released, or it would be taken
 -- for a leader of another language.
@@ -163,14 +163,14 @@ where candidate and heartbeat_at between now() - dead_after and now() + dead_aft
 order by started_at, client_id;
 
 
--- name: client_living
+-- name: client_count
 -- How many clients have a recent heartbeat, by the server's clock.
 select count(*)
 from /* schema */ riverpy_client
 where heartbeat_at between now() - dead_after and now() + dead_after;
 
 
--- name: client_reap
+-- name: client_delete_idle
 -- Forget clients whose heartbeat is still the given one and that have no running job: those of others are still to be
 -- rescued by the row. Fenced by the transaction around it.
 with gone as materialized (

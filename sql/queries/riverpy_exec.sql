@@ -46,7 +46,7 @@ where key = @key::cstring::text and epoch = @epoch::cstring::text::bigint
 returning textout(key);
 
 
--- name: exec_give_back
+-- name: exec_release
 -- Let anybody claim at once what was not done.
 update /* schema */ riverpy_exec
 set expires_at = '-infinity'
@@ -62,13 +62,13 @@ from /* schema */ riverpy_exec
 where key = @key::cstring::text;
 
 
--- name: exec_expect_commit
+-- name: exec_check_transaction
 -- The id of the transaction; null: it has written nothing. An error in a transaction that has failed, of which a commit
 -- stores nothing and is none.
 select xid8out(pg_current_xact_id_if_assigned());
 
 
--- name: exec_is_there
+-- name: exec_exists
 -- Whether the table exists.
 select to_regclass(coalesce(quote_ident(@schema::text) || '.', '') || 'riverpy_exec') is not null;
 
@@ -85,7 +85,7 @@ order by kept_until, key
 limit @limit::bigint;
 
 
--- name: exec_forget
+-- name: exec_delete_expired
 -- Delete those of the given rows whose time is over. Two leaders of two domains may do it at once: each skips what the
 -- other has locked. The time is no plain column here, or its index would be read for all that is over.
 with over as materialized (

@@ -4,7 +4,7 @@
 -- them later.
 
 
--- name: periodic_is_there
+-- name: periodic_exists
 -- Whether the table exists.
 select to_regclass(coalesce(quote_ident(@schema::text) || '.', '') || 'riverpy_periodic') is not null;
 
@@ -81,7 +81,7 @@ union all
 select id from made;
 
 
--- name: periodic_look
+-- name: periodic_due
 -- What there is to do for these ids, and how many seconds until each is due: below zero, it is.
 select
   id, /* finite */ (next_run_at), /* finite */ (run_requested_at), paused_at is not null as is_paused,
@@ -121,7 +121,7 @@ where periodic.id = given.id
 returning periodic.id;
 
 
--- name: periodic_ran
+-- name: periodic_set_ran
 -- In the transaction of periodic_advance, after its insert: store the newest slots whose jobs were inserted.
 update /* schema */ riverpy_periodic as periodic
 set last_run_at = given.ran_at
@@ -129,7 +129,7 @@ from unnest(@id::text[], @ran_at::timestamptz[]) as given (id, ran_at)
 where periodic.id = given.id;
 
 
--- name: periodic_keep
+-- name: periodic_mark_used
 -- Fenced. Say that these ids are in use.
 with kept as materialized (
   select id
@@ -153,7 +153,7 @@ order by id
 limit @limit::bigint;
 
 
--- name: periodic_forget
+-- name: periodic_delete_unused
 -- Fenced. Delete those of the given rows that are still unused.
 with unused as materialized (
   select id

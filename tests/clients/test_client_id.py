@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from riverpy import ClientIdInUseError, Job
-from riverpy._postgres.clients import client_candidates, leader_look
+from riverpy._postgres.clients import client_candidates, election_status
 from riverpy._postgres.domains import domain_members
 from riverpy._tools.top.statements import top_clients
 from riverpy.migrate import Migrator
@@ -227,7 +227,7 @@ async def test_stopping(rig: Rig, version: int) -> None:
         await rig.until(leads, 1)
         client.stop()
         await rig.until(leads, 0)
-        look = await leader_look(connection, rig.schema.name)
+        look = await election_status(connection, rig.schema.name)
         candidates = await client_candidates(connection, rig.schema.name, domain="default")
         (member,) = await domain_members(connection, rig.schema.name)
         (row,) = await top_clients(connection, rig.schema.name, limit=1)

@@ -101,7 +101,7 @@ class FakeServer:
 def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
     """A server that answers signs of life."""
     server = FakeServer()
-    monkeypatch.setattr("riverpy._clients.heartbeat.client_beat", server.beat)
+    monkeypatch.setattr("riverpy._clients.heartbeat.client_heartbeat", server.beat)
     monkeypatch.setattr("riverpy._clients.client_id.client_register", server.register)
     return server
 
@@ -290,10 +290,10 @@ async def test_runs_of_one_id(schema: Schema) -> None:
     registers its run again (FR-08)."""
     async with schema.connected() as connection:
         register = partial(clients.client_register, connection, schema.name, REGISTRATION)
-        beat = partial(clients.client_beat, connection, schema.name, REGISTRATION)
-        leave = partial(clients.client_leave, connection, schema.name, client_id="me")
-        holder = partial(clients.client_holder, connection, schema.name, client_id="me")
-        displace = partial(clients.client_displace, connection, schema.name, client_id="me")
+        beat = partial(clients.client_heartbeat, connection, schema.name, REGISTRATION)
+        leave = partial(clients.client_unregister, connection, schema.name, client_id="me")
+        holder = partial(clients.client_registered_run, connection, schema.name, client_id="me")
+        displace = partial(clients.client_delete_dead, connection, schema.name, client_id="me")
         first = await register()
         assert first is not None
         assert await register() is None
@@ -324,7 +324,7 @@ async def test_beats_are_cheap(schema: Schema) -> None:
         at = await clients.client_register(connection, schema.name, REGISTRATION)
         assert at is not None
         for _ in range(10):
-            await clients.client_beat(connection, schema.name, REGISTRATION, registered_at=at)
+            await clients.client_heartbeat(connection, schema.name, REGISTRATION, registered_at=at)
         found = await connection.fetchrow(
             "SELECT pg_stat_get_xact_tuples_updated('riverpy_client'::regclass),"
             " pg_stat_get_xact_tuples_hot_updated('riverpy_client'::regclass)"
@@ -339,7 +339,7 @@ def no_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(*args: Any, **values: Any) -> bool:
         raise ConnectionError("no")
 
-    monkeypatch.setattr("riverpy._clients.heartbeat.client_beat", refuse)
+    monkeypatch.setattr("riverpy._clients.heartbeat.client_heartbeat", refuse)
 
 
 def heartbeat_of(client: Client) -> Heartbeat:
@@ -358,7 +358,7 @@ async def test_claims_wait_for_a_sign_of_life(
     async def work(job: Job[Task]) -> None:
         pass
 
-    beat = clients.client_beat
+    beat = clients.client_heartbeat
     async with rig.working(dead_after=timedelta(seconds=1)) as client:
         heartbeat = heartbeat_of(client)
         heartbeat.failed.init()
@@ -380,7 +380,7 @@ async def test_claims_wait_for_a_sign_of_life(
             await heartbeat.failed.wait()
         assert await rig.states() == {"completed": 1, "available": 1}
         assert claimed._seen == 0
-        monkeypatch.setattr("riverpy._clients.heartbeat.client_beat", beat)
+        monkeypatch.setattr("riverpy._clients.heartbeat.client_heartbeat", beat)
         await rig.until_state("completed", 2)
 
 

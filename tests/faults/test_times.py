@@ -21,13 +21,13 @@ from riverpy._dsn import PG_VARIABLES
 from riverpy._names import SCHEMA_LEASE
 from riverpy._postgres.clients import (
     Registration,
-    client_beat,
     client_candidates,
+    client_delete_idle,
+    client_heartbeat,
     client_heartbeats,
-    client_leave,
     client_lock_dead,
-    client_reap,
     client_register,
+    client_unregister,
 )
 from riverpy._postgres.leaders import (
     leader_elect,
@@ -337,13 +337,15 @@ async def test_clients(written: str) -> None:
         async with connection.transaction():
             dead = await client_lock_dead(connection, None, heartbeats, server_start=start)
         assert dead == set(heartbeats)
-        assert set(await client_reap(connection, None, heartbeats)) <= dead
+        assert set(await client_delete_idle(connection, None, heartbeats)) <= dead
         registered_at = await client_register(connection, None, REGISTRATION)
         assert registered_at is not None
-        assert await client_beat(connection, None, REGISTRATION, registered_at=registered_at)
+        assert await client_heartbeat(connection, None, REGISTRATION, registered_at=registered_at)
         await connection.execute("UPDATE riverpy_client SET started_at = 'infinity'")
-        assert not await client_beat(connection, None, REGISTRATION, registered_at=registered_at)
-        await client_leave(
+        assert not await client_heartbeat(
+            connection, None, REGISTRATION, registered_at=registered_at
+        )
+        await client_unregister(
             connection, None, client_id=REGISTRATION.client_id, registered_at=registered_at
         )
 

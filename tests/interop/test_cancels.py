@@ -12,7 +12,7 @@ from unittest.mock import ANY
 import pytest
 
 from riverpy._postgres import jobs as job_statements
-from riverpy._postgres.rescue import RESCUE_ERROR
+from riverpy._postgres.job_maintenance import RESCUE_ERROR
 from riverpy._work import reconciler
 from tests.interop.conform import conform, error_text
 from tests.interop.inserting import UNHEARD

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from riverpy._postgres.rescue import RESCUE_ERROR
+from riverpy._postgres.job_maintenance import RESCUE_ERROR
 from tests.interop.conform import KIND, conform
 from tests.interop.test_jobs import same_row
 from tests.interop.working import LANGUAGES, PythonWorker

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from riverpy._postgres.rescue import RESCUE_ERROR
+from riverpy._postgres.job_maintenance import RESCUE_ERROR
 from tests.kit.chaos_jobs import PLANNED
 from tests.kit.chaos_plan import FaultKind
 from tests.kit.history import Violation

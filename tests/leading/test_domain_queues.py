@@ -15,7 +15,7 @@ from riverpy._clock import SystemTimer
 from riverpy._leading import domain_queues as territory
 from riverpy._leading.queue_scope import All, Except
 from riverpy._postgres.connection import ConnectionOutage, DedicatedConnection, connect_maintenance
-from riverpy._postgres.queue_owners import OwnerRow, owner_is_there
+from riverpy._postgres.domains import OwnedQueue, owner_exists
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -62,9 +62,9 @@ async def test_claimed_while_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue that is claimed between the server's answer and its arrival: the announcement is
     heard before the answer, which is from before it. The answer serves for that pass alone, though
     one that no domain has a queue is good for minutes."""
-    answers = [[], [OwnerRow("one", "mail", b"", False)], []]
+    answers = [[], [OwnedQueue("one", "mail", b"", False)], []]
 
-    async def owner_read(*_args: object, **_options: object) -> list[OwnerRow]:
+    async def owner_read(*_args: object, **_options: object) -> list[OwnedQueue]:
         answer = answers.pop(0)
         if len(answers) == 2:
             seen.forget()
@@ -87,17 +87,17 @@ async def test_table_that_is_made_while_it_leads(monkeypatch: pytest.MonkeyPatch
     there = [False, True]
     asked: list[int] = []
 
-    async def owner_is_there(*_args: object) -> bool:
+    async def owner_exists(*_args: object) -> bool:
         asked.append(timer.skipped)
         return there.pop(0)
 
-    async def owner_read(*_args: object, **_options: object) -> list[OwnerRow]:
-        return [OwnerRow("one", "mail", b"", False)]
+    async def owner_read(*_args: object, **_options: object) -> list[OwnedQueue]:
+        return [OwnedQueue("one", "mail", b"", False)]
 
     for listens in (True, False):
         timer, there[:] = StoppedTimer(), [False, True]
         asked.clear()
-        monkeypatch.setattr(territory, "owner_is_there", owner_is_there)
+        monkeypatch.setattr(territory, "owner_exists", owner_exists)
         monkeypatch.setattr(territory, "owner_read", owner_read)
         seen = of_default(is_divided=False, listens=listens, timer=timer)
         assert await seen.scope() == All()
@@ -157,18 +157,18 @@ async def test_role_without_the_grant(schema: Schema) -> None:
 async def test_table_in_a_database(schema: Schema) -> None:
     """The table is looked for where River's tables are, and found where it is."""
     async with schema.connected() as connection:
-        assert await owner_is_there(connection, schema.name)
+        assert await owner_exists(connection, schema.name)
         await schema.execute("DROP TABLE riverpy_queue_owner")
-        assert not await owner_is_there(connection, schema.name)
+        assert not await owner_exists(connection, schema.name)
 
 
 async def test_orphans_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of the server's clock makes no domain silent: one whose heartbeat changes is alive,
     however old that is by the server's clock. A domain is silent after ten minutes without a
     change, or after `dead_after` if the server's clock says ten minutes too."""
-    rows = [OwnerRow(queue, "mail", b"1", queue != "new") for queue in ("new", "old", "beating")]
+    rows = [OwnedQueue(queue, "mail", b"1", queue != "new") for queue in ("new", "old", "beating")]
 
-    async def owner_read(*_args: object, **_options: object) -> list[OwnerRow]:
+    async def owner_read(*_args: object, **_options: object) -> list[OwnedQueue]:
         beat = str(timer.skipped).encode()
         return [row if row.queue != "beating" else row._replace(last_seen=beat) for row in rows]
 

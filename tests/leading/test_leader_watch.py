@@ -11,7 +11,7 @@ import pytest
 from riverpy import Config, Job
 from riverpy._leading.leader_watch import LeaderWatch
 from riverpy._lifecycle import ServiceGroup
-from riverpy._postgres.clients import LeaderLook
+from riverpy._postgres.clients import ElectionStatus
 from riverpy.periodic import PeriodicJob, PeriodicJobs, every
 from tests._time import VirtualTimer
 from tests.work.rig import Rig, Task
@@ -30,7 +30,7 @@ class FakeServer:
 
     def __init__(self) -> None:
         self.timer = VirtualTimer()
-        self.answer = LeaderLook(None, None, False, True)
+        self.answer = ElectionStatus(None, None, False, True)
         self.is_broken = False
 
     @asynccontextmanager
@@ -40,7 +40,7 @@ class FakeServer:
             raise TimeoutError(purpose)
         yield self
 
-    async def look(self, *_: Any) -> LeaderLook:
+    async def look(self, *_: Any) -> ElectionStatus:
         return self.answer
 
     @asynccontextmanager
@@ -66,7 +66,7 @@ class FakeServer:
 def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
     """A server that says who leads."""
     server = FakeServer()
-    monkeypatch.setattr("riverpy._leading.leader_watch.leader_look", server.look)
+    monkeypatch.setattr("riverpy._leading.leader_watch.election_status", server.look)
     return server
 
 
@@ -77,7 +77,7 @@ async def test_nobody_can_lead(server: FakeServer, log: list[Any]) -> None:
     def told() -> int:
         return len([entry for entry in log if "no client can lead" in entry["event"]])
 
-    nobody, somebody = (LeaderLook(None, None, False, could) for could in (False, True))
+    nobody, somebody = (ElectionStatus(None, None, False, could) for could in (False, True))
     server.answer = nobody
     async with server.watching(candidate=False):
         await server.timer.advance(15)
@@ -98,13 +98,13 @@ async def test_nobody_can_lead(server: FakeServer, log: list[Any]) -> None:
 
 async def test_nobody_could_give_a_sign_of_life(server: FakeServer, log: list[Any]) -> None:
     """The time of an outage does not count: at its end nobody has given a sign of life for long."""
-    server.answer = LeaderLook(None, None, False, False)
+    server.answer = ElectionStatus(None, None, False, False)
     async with server.watching(candidate=False):
         server.is_broken = True
         await server.timer.advance(100)
         server.is_broken = False
         await server.timer.advance(20)
-        server.answer = LeaderLook(None, None, False, True)
+        server.answer = ElectionStatus(None, None, False, True)
         await server.timer.advance(100)
     assert not [entry for entry in log if "no client can lead" in entry["event"]]
 
@@ -117,20 +117,20 @@ async def test_foreign_leader(server: FakeServer, log: list[Any]) -> None:
         return [entry for entry in log if FOREIGN in entry["event"]]
 
     first, second = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
-    server.answer = LeaderLook("go", first, False, True)
+    server.answer = ElectionStatus("go", first, False, True)
     async with server.watching():
         (entry,) = told()
         assert entry["log_level"] == "warning"
         assert (entry["leader_id"], entry["elected_at"]) == ("go", first)
         assert (entry["periodic_job_ids"], entry["kinds"]) == (["hourly"], ["task"])
-        server.answer = LeaderLook("go", first, False, False)  # still the same term
+        server.answer = ElectionStatus("go", first, False, False)  # still the same term
         await server.timer.advance(100)
-        server.answer = LeaderLook("me", second, True, True)
+        server.answer = ElectionStatus("me", second, True, True)
         await server.timer.advance(30)
         assert len(told()) == 1
         server.is_broken = True
         await server.timer.advance(30)
-        server.is_broken, server.answer = False, LeaderLook("go", second, False, False)
+        server.is_broken, server.answer = False, ElectionStatus("go", second, False, False)
         await server.timer.advance(30)
         assert len(told()) == 2
 

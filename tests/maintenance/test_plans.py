@@ -155,7 +155,7 @@ async def test_job_ended(
     those of some queues and kinds, or of all but some."""
     plan = await plan_of(
         large,
-        "river_job_upkeep",
+        "river_job_maintenance",
         "job_ended",
         state="'completed'",
         retention=f"'{age}'",
@@ -175,7 +175,7 @@ async def test_job_delete_ended(large: asyncpg.Connection[Any], count: int) -> N
     """Deleting takes the given jobs by primary key."""
     plan = await plan_of(
         large,
-        "river_job_upkeep",
+        "river_job_maintenance",
         "job_delete_ended",
         ids=array_of(range(1, count + 1), "bigint"),
         state="'completed'",
@@ -189,7 +189,7 @@ async def test_nothing_to_clean(large: asyncpg.Connection[Any]) -> None:
     (PF-01)."""
     plan = await plan_of(
         large,
-        "river_job_upkeep",
+        "river_job_maintenance",
         "job_states_to_clean",
         states="'{cancelled,completed,discarded}'",
         retentions="'{1 year,1 year,1 year}'",
@@ -239,7 +239,7 @@ async def test_cost_of_a_pass(
 ) -> None:
     """A pass of the scheduler or the cleaner reads what it moves, of all queues, of some or of all
     but some, and hundreds of thousands of jobs of history cost nothing (PF-01)."""
-    statement = query("river_job_upkeep", name, None)
+    statement = query("river_job_maintenance", name, None)
     arguments = {"skipped": "'{}'", "limit": "10000", **arguments}
     given = ", ".join(arguments[parameter] for parameter in statement.parameters)
     await large.execute(f"PREPARE planned AS {statement.text}")
@@ -258,17 +258,21 @@ async def test_job_due(large: asyncpg.Connection[Any], skipped: str) -> None:
     that are far from due are not read."""
     lane = {"state", "queue", "priority", "scheduled_at"}
     parameters = {"ahead": "'5 s'", "skipped": f"'{skipped}'", "limit": "10000"}
-    plan = await plan_of(large, "river_job_upkeep", "job_due", **parameters)
+    plan = await plan_of(large, "river_job_maintenance", "job_due", **parameters)
     assert (plan.scans, plan.walks) == ({FETCH}, set())
     assert lane in plan.bounds
     for queues in SOME:
         plan = await plan_of(
-            large, "river_job_upkeep", "job_due_in_queues", queues=f"'{queues}'", **parameters
+            large, "river_job_maintenance", "job_due_in_queues", queues=f"'{queues}'", **parameters
         )
         assert (plan.scans, plan.walks) == ({FETCH}, set())
         assert plan.bounds == [lane]
         plan = await plan_of(
-            large, "river_job_upkeep", "job_due_except_queues", queues=f"'{queues}'", **parameters
+            large,
+            "river_job_maintenance",
+            "job_due_except_queues",
+            queues=f"'{queues}'",
+            **parameters,
         )
         assert (plan.scans, plan.walks) == ({FETCH}, set())
         assert lane in plan.bounds
@@ -283,7 +287,7 @@ async def test_job_schedule(large: asyncpg.Connection[Any], count: int) -> None:
     )
     plan = await plan_of(
         large,
-        "river_job_upkeep",
+        "river_job_maintenance",
         "job_schedule",
         ids=array_of([row[0] for row in ids], "bigint"),
         ahead="'5 s'",
@@ -301,7 +305,7 @@ async def test_job_running_of(
     """The running jobs of clients that are gone are found among the running ones."""
     plan = await plan_of(
         large,
-        "river_job_rescue",
+        "river_job_maintenance",
         f"job_running_of{scope}",
         after=after,
         client_id="'{c1,c2}'",
@@ -320,7 +324,7 @@ async def test_job_stuck(
     """So are those that run for too long."""
     plan = await plan_of(
         large,
-        "river_job_rescue",
+        "river_job_maintenance",
         f"job_stuck{scope}",
         after=after,
         age="'1 hour'",
@@ -333,7 +337,7 @@ async def test_job_stuck(
 async def test_job_stuck_rows(large: asyncpg.Connection[Any]) -> None:
     """The columns of those are read by primary key, or among the running ones."""
     plan = await plan_of(
-        large, "river_job_rescue", "job_stuck_rows", id="'{5,6,7}'", age="'1 hour'"
+        large, "river_job_maintenance", "job_stuck_rows", id="'{5,6,7}'", age="'1 hour'"
     )
     assert plan.scans <= {FETCH, PRIMARY}
     assert plan.walks == set()
@@ -363,9 +367,11 @@ async def test_exec_expired(large: asyncpg.Connection[Any], after: str) -> None:
 
 async def test_forgetting_by_key(large: asyncpg.Connection[Any]) -> None:
     """Queues and expired keys are deleted by their keys."""
-    plan = await plan_of(large, "river_queue", "queue_forget", names="'{q1,q2}'", age="'24 hours'")
+    plan = await plan_of(
+        large, "river_queue", "queue_delete_unused", names="'{q1,q2}'", age="'24 hours'"
+    )
     assert (plan.scans, plan.walks) == ({QUEUE}, set())
-    plan = await plan_of(large, "riverpy_exec", "exec_forget", keys="'{key 1,key 2}'")
+    plan = await plan_of(large, "riverpy_exec", "exec_delete_expired", keys="'{key 1,key 2}'")
     assert (plan.scans, plan.walks) == ({"riverpy_exec_pkey"}, set())
 
 
@@ -374,7 +380,7 @@ async def test_job_rescue(large: asyncpg.Connection[Any], count: int) -> None:
     """Rescuing reads the given jobs by primary key, or among the running ones."""
     plan = await plan_of(
         large,
-        "river_job_rescue",
+        "river_job_maintenance",
         "job_rescue",
         id=array_of(range(1, count + 1), "bigint"),
         attempt=array_of([1] * count, "smallint"),
@@ -389,7 +395,7 @@ async def test_job_rescue(large: asyncpg.Connection[Any], count: int) -> None:
 async def test_client_reap(large: asyncpg.Connection[Any]) -> None:
     """Whether a client that is gone has running jobs is seen among the running ones."""
     plan = await plan_of(
-        large, "riverpy_client", "client_reap", client_id="'{gone}'", heartbeat="'{beef}'"
+        large, "riverpy_client", "client_delete_idle", client_id="'{gone}'", heartbeat="'{beef}'"
     )
     assert (plan.scans & {"Seq Scan", PRIMARY, ENDED}, FETCH in plan.scans) == (set(), True)
 

@@ -73,8 +73,8 @@ def _job(columns: str, values: str) -> str:
 _ENDED = _job("finalized_at", "'completed', now() - interval '25 hours'")
 _RUNNING = "SELECT queue FROM river_job WHERE state = 'running'"
 _CLEANED = "SELECT queue FROM river_job"
-_SWEEP = [("river_job_upkeep", "job_ended"), ("river_job_upkeep", "job_delete_ended")]
-_CLEAN = [("river_job_upkeep", "job_states_to_clean"), *_SWEEP]
+_SWEEP = [("river_job_maintenance", "job_ended"), ("river_job_maintenance", "job_delete_ended")]
+_CLEAN = [("river_job_maintenance", "job_states_to_clean"), *_SWEEP]
 
 
 def _by_age(context: TermContext) -> JobRescuer:
@@ -108,8 +108,8 @@ CASES = {
         _job("scheduled_at", "'scheduled', now() - interval '1 hour'"),
         "SELECT queue FROM river_job WHERE state = 'scheduled'",
         [
-            ("river_job_upkeep", "job_due"),
-            ("river_job_upkeep", "job_schedule"),
+            ("river_job_maintenance", "job_due"),
+            ("river_job_maintenance", "job_schedule"),
         ],
         {},
     ),
@@ -121,9 +121,9 @@ CASES = {
         ),
         _RUNNING,
         [
-            ("river_job_rescue", "job_stuck"),
-            ("river_job_rescue", "job_stuck_rows"),
-            ("river_job_rescue", "job_rescue"),
+            ("river_job_maintenance", "job_stuck"),
+            ("river_job_maintenance", "job_stuck_rows"),
+            ("river_job_maintenance", "job_rescue"),
         ],
         {},
     ),
@@ -133,10 +133,10 @@ CASES = {
         _RUNNING,
         [
             ("riverpy_client", "client_heartbeats"),
-            ("river_job_rescue", "job_running_of"),
+            ("river_job_maintenance", "job_running_of"),
             ("riverpy_client", "client_lock_dead"),
-            ("river_job_rescue", "job_rescue"),
-            ("river_job_rescue", "job_stuck"),
+            ("river_job_maintenance", "job_rescue"),
+            ("river_job_maintenance", "job_stuck"),
         ],
         {"dead_after": SECOND},
     ),
@@ -144,7 +144,7 @@ CASES = {
         QueueCleaner,
         "INSERT INTO river_queue (name, updated_at) VALUES ($1, now() - interval '2 days')",
         "SELECT name FROM river_queue",
-        [("river_queue", "queue_unused"), ("river_queue", "queue_forget")],
+        [("river_queue", "queue_unused"), ("river_queue", "queue_delete_unused")],
         {},
     ),
 }
@@ -282,7 +282,7 @@ async def test_rules_that_meet_nothing(schema: Schema, monkeypatch: pytest.Monke
     async with held_term(schema, retention_by_queue={"aa": HOUR, "other": FOREVER}) as held:
         held.scope = only("aa")
         await run(held, JobCleaner(held.context))
-    sweep = query("river_job_upkeep", "job_ended", schema.name).text
+    sweep = query("river_job_maintenance", "job_ended", schema.name).text
     assert [one.text for one in sent].count(sweep) == 1
     assert await done_in(schema, CASES["cleaner"]) == {"aa"}
 

@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from riverpy._postgres.queue_filter import QueueFilter
-from riverpy._postgres.queues import queue_forget
-from riverpy._postgres.rescue import job_running_of, job_stuck, job_stuck_rows
-from riverpy._postgres.upkeep import (
+from riverpy._postgres.job_maintenance import (
     JobScope,
     job_delete_ended,
     job_ended,
+    job_running_of,
     job_schedule,
     job_states_to_clean,
+    job_stuck,
+    job_stuck_rows,
 )
+from riverpy._postgres.queue_filter import QueueFilter
+from riverpy._postgres.queues import queue_delete_unused
 from riverpy.job import JobColumn
 from tests.maintenance.rows import insert_ended, insert_jobs, states_of
 
@@ -53,11 +55,11 @@ async def test_ended_jobs(schema: Schema) -> None:
             connection, schema.name, ids=ids, state="completed", retention=DAY
         )
     assert states == {"cancelled", "completed"}
-    assert [one.mark.id for one in found] == [oldest, newer]
+    assert [one.cursor.id for one in found] == [oldest, newer]
     assert deleted == {oldest, newer}
 
 
-@pytest.mark.parametrize(
+@pytest.cursor.parametrize(
     ("within", "expected"),
     [
         (None, ["a", "b"]),
@@ -131,5 +133,5 @@ async def test_unused_queues(schema: Schema) -> None:
     )
     names = ["unused", "worked", "paused", "described"]
     async with schema.connected() as connection:
-        forgotten = await queue_forget(connection, schema.name, names=names, age=DAY)
+        forgotten = await queue_delete_unused(connection, schema.name, names=names, age=DAY)
     assert forgotten == {"unused"}

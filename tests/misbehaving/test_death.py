@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from riverpy import EventKind, Job
-from riverpy._postgres.rescue import RESCUE_ERROR
+from riverpy._postgres.job_maintenance import RESCUE_ERROR
 from tests.cli.worker_process import running_worker
 from tests.work.rig import Task, errors_of
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from riverpy._postgres.clients import (
     SetAsideRow,
-    client_disclose,
+    client_delete_idle,
     client_heartbeats,
-    client_leave,
     client_lock_dead,
-    client_reap,
+    client_set_slots,
     client_set_state,
+    client_unregister,
 )
-from riverpy._postgres.queue_owners import member_keep, member_mark
+from riverpy._postgres.domains import member_mark_aware, member_update
 
 if TYPE_CHECKING:
     from tests._database import Schema
@@ -32,13 +32,13 @@ async def test_row_of_another_run(schema: Schema) -> None:
     run = {"client_id": "me", "registered_at": 1}
     name = schema.name
     async with schema.connected() as connection:
-        await client_disclose(connection, name, **run, slots=[1], stuck=[2])
+        await client_set_slots(connection, name, **run, slots=[1], stuck=[2])
         aside = [SetAsideRow("claim", "1", "full", 2, 0.0)]
         await client_set_state(
             connection, name, **run, state="stopping", process=None, aside=aside, aside_count=1
         )
-        await member_mark(connection, name, **run)
-        await member_keep(
+        await member_mark_aware(connection, name, **run)
+        await member_update(
             connection,
             name,
             **run,
@@ -47,7 +47,7 @@ async def test_row_of_another_run(schema: Schema) -> None:
             queues=[],
             interval=timedelta(seconds=1),
         )
-        await client_leave(connection, name, **run)
+        await client_unregister(connection, name, **run)
     assert await schema.fetch("SELECT * FROM riverpy_client") == before
 
 
@@ -66,5 +66,5 @@ async def test_rows_of_dead_clients(schema: Schema) -> None:
             connection, schema.name, {"me": heartbeat}, server_start=start
         )
         assert dead == {"me"}
-        assert await client_reap(connection, schema.name, {"me": b"other"}) == []
-        assert await client_reap(connection, schema.name, {"me": heartbeat}) == ["me"]
+        assert await client_delete_idle(connection, schema.name, {"me": b"other"}) == []
+        assert await client_delete_idle(connection, schema.name, {"me": heartbeat}) == ["me"]

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from riverpy._postgres.rescue import RESCUE_ERROR
+from riverpy._postgres.job_maintenance import RESCUE_ERROR
 from scripts.chaos import parse_arguments
 from scripts.chaos_work import run_chaos
 from tests.kit.chaos_plan import FaultKind, make_plan

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from riverpy._postgres.driver import use_raw_timestamps
+from riverpy._postgres.job_maintenance import Rescue, job_rescue
 from riverpy._postgres.jobs import (
     ClaimKey,
     Settlement,
@@ -16,7 +17,6 @@ from riverpy._postgres.jobs import (
     job_release,
     job_settle,
 )
-from riverpy._postgres.rescue import Rescue, job_rescue
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

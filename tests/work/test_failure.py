@@ -15,8 +15,8 @@ import pytest
 import riverpy._work.executor
 from riverpy import EventKind, InsertOpts, Job, JobCancel, JobSnooze
 from riverpy._postgres.driver import use_raw_timestamps
+from riverpy._postgres.job_maintenance import Rescue, job_rescue
 from riverpy._postgres.jobs import ClaimKey, Settlement, job_settle
-from riverpy._postgres.rescue import Rescue, job_rescue
 from tests.work.rig import Task, errors_of, metadata_of
 
 if TYPE_CHECKING:

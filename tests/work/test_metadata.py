@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from riverpy import EventKind, Job, JobCancel, JobSnooze
 from riverpy._postgres.driver import use_raw_timestamps
+from riverpy._postgres.job_maintenance import Rescue, job_rescue, job_schedule
 from riverpy._postgres.jobs import (
     ClaimKey,
     Settlement,
@@ -20,8 +21,6 @@ from riverpy._postgres.jobs import (
     job_release,
     job_settle,
 )
-from riverpy._postgres.rescue import Rescue, job_rescue
-from riverpy._postgres.upkeep import job_schedule
 from riverpy.cli import main
 from riverpy.job import JobState
 from tests.tools.doctor.conftest import examine

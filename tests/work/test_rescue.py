@@ -17,7 +17,7 @@ import asyncpg
 import pytest
 
 from riverpy import Client, Config, Job, QueueConfig, Workers
-from riverpy._postgres.rescue import RESCUE_ERROR
+from riverpy._postgres.job_maintenance import RESCUE_ERROR
 from riverpy.embedded import EmbeddedPostgres
 from riverpy.migrate import migrate_all
 from tests.cli.worker_process import running_worker

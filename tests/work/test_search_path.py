@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from riverpy import EventKind, InsertManyParams, Job
-from riverpy._postgres.queue_owners import owner_lock
+from riverpy._postgres.domains import owner_lock
 from riverpy._postgres.sql_files import blocks, sql_directory
 from tests._database import connected
 from tests.work.rig import PATIENCE, Rig, Task

@@ -12,7 +12,7 @@ import riverpy._postgres.batch
 import riverpy._work.producer
 import riverpy._work.unclaimable
 from riverpy import EventKind, Job, QueueConfig
-from riverpy._postgres.jobs import job_next, job_place
+from riverpy._postgres.jobs import job_next, job_position
 from riverpy.migrate import Migrator
 from tests._database import (
     Schema,
@@ -173,7 +173,7 @@ async def test_claims_of_one_job(rig: Rig) -> None:
             connection, schema, queue="default", kinds=kinds, skipped=order
         ):
             order.append(found[2])
-        places = [await job_place(connection, schema, n, queue="default") for n in range(1, 8)]
+        places = [await job_position(connection, schema, n, queue="default") for n in range(1, 8)]
     assert order == [3, 2, 1]
     assert [place[2] for place in places if place is not None] == [1, 2, 3, 4]
 

@@ -11,8 +11,7 @@ from riverpy._tools.doctor.finding import Finding, Level
 from riverpy._tools.doctor.statements import doctor_relations, doctor_schema
 
 if TYPE_CHECKING:
-    from riverpy._postgres.row_security import RowSecurity
-    from riverpy._postgres.schema import SchemaState
+    from riverpy._postgres.schema import RowSecurity, SchemaState
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
     from riverpy._tools.doctor.statements import RelationRow
 

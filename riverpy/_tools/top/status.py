@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 import msgspec
 
-from riverpy._postgres.clients import leader_look
+from riverpy._postgres.clients import election_status
 from riverpy._postgres.damaged_jobs import damaged_of, read_undamaged
 from riverpy._postgres.driver import DATABASE_ERRORS, close, connect
 from riverpy._postgres.jobs import FINAL_STATES
@@ -337,7 +337,7 @@ class StatusReader:
             return None
         foreign = None
         if self._has_clients and row.remaining >= 0:
-            foreign = not (await leader_look(connection, self._schema)).is_registered
+            foreign = not (await election_status(connection, self._schema)).is_registered
         return LeaderStatus(row.leader_id, row.elected_at, round(row.remaining, 3), foreign)
 
 

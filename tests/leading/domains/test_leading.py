@@ -22,7 +22,7 @@ from riverpy._postgres.connection import (
     close_all,
     connect_maintenance,
 )
-from riverpy._postgres.domains import domain_give, domain_lock
+from riverpy._postgres.domains import domain_assign_queue, domain_lock
 from riverpy._postgres.leases import lease_request_resign
 from riverpy.errors import FencedOutError
 from riverpy.periodic import PeriodicJob, PeriodicJobsStart, every
@@ -374,7 +374,9 @@ async def test_queue_that_is_moved(rig: Rig) -> None:
         await b.leads()
         async with rig.schema.connected() as connection, connection.transaction():
             await domain_lock(connection, rig.schema.name, domains=["mail", "pay"])
-            await domain_give(connection, rig.schema.name, queue="one", domain="pay", by="me")
+            await domain_assign_queue(
+                connection, rig.schema.name, queue="one", domain="pay", by="me"
+            )
         assert await owners(rig) == {"one": "pay", "two": "pay"}
         seats = [one.client._run._candidacy._own for one in (a, b)]  # type: ignore[union-attr]
         for seat in seats:

@@ -12,7 +12,7 @@ import pytest
 import riverpy
 from riverpy import Config, DomainConflictError, JobRetention, SchemaMissingError
 from riverpy._leading.membership import settings_of
-from riverpy._postgres.queue_owners import owner_claim, owner_lock
+from riverpy._postgres.domains import owner_claim, owner_lock
 from riverpy.migrate import Migrator
 from riverpy.periodic import PeriodicJob, PeriodicJobs, every
 from tests.leading.domains.members import member, owners

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from tests.work.rig import Rig
 
 SENT = {
-    "client_beat",
-    "client_disclose",
+    "client_heartbeat",
+    "client_set_slots",
     "client_heartbeats",
-    "client_leave",
+    "client_unregister",
     "client_register",
     "index_artifacts",
     "index_limits",
@@ -37,14 +37,14 @@ SENT = {
     "job_states_to_clean",
     "job_stuck",
     "leader_elect",
-    "leader_look",
+    "election_status",
     "leader_renew",
     "leader_resign",
     "migration_list",
     "migration_place",
     "notification_schemas",
     "notify",
-    "periodic_is_there",
+    "periodic_exists",
     "periodic_now",
     "periodic_unused",
     "queue_paused",
@@ -57,7 +57,7 @@ SENT = {
 DIGEST = "1007ad23a6376d04ae7b6eb8425a41baa55a2985dfb950fa980ecd897b8f9d98"
 """Of their texts, then."""
 SHORT = timedelta(seconds=6)
-EXECUTIONS = {"exec_is_there", "exec_expired"}
+EXECUTIONS = {"exec_exists", "exec_expired"}
 
 
 def texts() -> dict[str, str]:
@@ -93,14 +93,17 @@ async def test_default_leader_is_as_it_was(
     expected = SENT
     if version == 3:
         await Migrator(rig.url, schema=rig.schema.name, line="riverpy").down(target=3)
-        expected = SENT | {"exec_is_there", "owner_is_there"}
+        expected = SENT | {"exec_exists", "owner_exists"}
     else:
-        expected = SENT | EXECUTIONS | {"client_set_state", "member_mark", "owner_read"}
+        expected = SENT | EXECUTIONS | {"client_set_state", "member_mark_aware", "owner_read"}
     sent = record_statements(monkeypatch)
     async with member(rig, "a", None, "default", dead_after=SHORT) as a:
         await a.leads()
         with anyio.fail_after(PATIENCE, reason="the leader does not send what it did"):
-            while not names_of(sent, rig.schema) >= expected - {"leader_resign", "client_leave"}:
+            while not names_of(sent, rig.schema) >= expected - {
+                "leader_resign",
+                "client_unregister",
+            }:
                 await anyio.sleep(0.02)
     assert names_of(sent, rig.schema) == expected
     asked = [one for one in sent if "riverpy_queue_owner" in one.text]

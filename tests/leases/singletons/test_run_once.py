@@ -26,7 +26,7 @@ from riverpy import (
 from riverpy import client as client_module
 from riverpy._calls import executions
 from riverpy._maintenance.execution_cleaner import INTERVAL, ExecutionCleaner
-from riverpy._postgres.executions import exec_claim, exec_forget
+from riverpy._postgres.executions import exec_claim, exec_delete_expired
 from riverpy.migrate import Migrator
 from tests._time import settle
 from tests.kit.proxy import Partition, proxied
@@ -693,7 +693,7 @@ async def test_retention(client: Client, schema: Schema) -> None:
     await client.run_once("for ever", writing(schema), kept=None)
     async with held_term(schema) as held, schema.connected() as connection:
         assert await held.run(ExecutionCleaner(held.context)) == INTERVAL
-        assert await exec_forget(connection, schema.name, keys=["default"]) == set()
+        assert await exec_delete_expired(connection, schema.name, keys=["default"]) == set()
     rows = await schema.fetch("select key, kept_until - completed_at from riverpy_exec order by 1")
     assert [tuple(row) for row in rows] == [("default", timedelta(days=30)), ("for ever", None)]
     assert (await client.run_once("old", writing(schema))).ran
