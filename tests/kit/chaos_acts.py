@@ -20,9 +20,8 @@ ALIVE_INTERVAL = 0.05
 
 settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=ChaosSettings)
 _acts = os.open(settings.acts, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-_worker_pid = os.environ.setdefault(
-    "CHAOS_WORKER_PID", str(os.getpid())
-)  # child processes inherit it
+# Child processes inherit the variable.
+_worker_pid = os.environ.setdefault("CHAOS_WORKER_PID", str(os.getpid()))
 _process = f"{settings.name}:{_worker_pid}"
 _encoder = msgspec.json.Encoder()
 

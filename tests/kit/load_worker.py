@@ -65,9 +65,8 @@ client = riverpy.Client(
     queues={"default": riverpy.QueueConfig(max_workers=settings.slots)},
     config=riverpy.Config(
         reindexer_index_names=[],
-        fetch_poll_interval=timedelta(
-            minutes=10
-        ),  # kinds that the client does not register are not worked
+        # Jobs without a notification are not worked.
+        fetch_poll_interval=timedelta(minutes=10),
         elect_interval=timedelta(seconds=settings.elect_interval),
         leader_ttl=timedelta(seconds=settings.leader_ttl),
         dead_after=timedelta(seconds=settings.dead_after),
