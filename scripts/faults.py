@@ -1,9 +1,9 @@
-"""Measures how soon work is as before after each fault.
+"""Measures how soon work is back to normal after each fault.
 
-Two workers, each behind a proxy of its own, work 500 jobs a second of a PostgreSQL of their own.
-`back` is from the end of the fault until new jobs are completed and none waits longer than before
-it. Afterwards each row is checked: every job completed, none finished twice, no attempt begun
-twice. Exit code 1: something of that does not hold, or work did not come back.
+Two workers, each behind a proxy of its own, work 500 jobs per second on a PostgreSQL of their own.
+`back` is the time from the end of the fault until new jobs are completed and none waits longer than
+before it. Each row is also checked: every job is completed, none finishes twice, no attempt starts
+twice. Exit code 1: a check failed, or work did not come back.
 """
 
 from __future__ import annotations
@@ -52,24 +52,24 @@ EXPECTED = (
         "machine was suspended"
     ),
 )
-"""What workers may say besides the begin and the end of an outage, where it lasts."""
+"""Warnings that workers may log during a fault, besides the start and the end of an outage."""
 TICKS = os.sysconf("SC_CLK_TCK")
 RUNNING_ROWS = "SELECT id FROM river_job WHERE state = 'running' FOR UPDATE"
 
 
 class Bench:
-    """A stage with a load, while one fault is done to it."""
+    """A stage under load, into which one fault is injected."""
 
     def __init__(self, stage: Stage, load: Load, seconds: float) -> None:
         self.stage, self.load, self.seconds = stage, load, seconds
         self.users = [place.worker.name for place in stage.places]
 
     async def kill(self, name: str) -> None:
-        """End the connections of this name."""
+        """Terminate the connections with this name."""
         await kill_backends(self.stage.url, name)
 
     async def freeze(self, name: str) -> None:
-        """Freeze the backends of this name."""
+        """Freeze the server processes of the connections with this name."""
         async with frozen_backends(self.stage.url, await find_backends(self.stage.url, name)):
             await asyncio.sleep(self.seconds)
 
@@ -83,19 +83,19 @@ class Bench:
             self.load.crashes.append((began, time.time()))
 
     async def refuse(self) -> None:
-        """Take no connection, and end those there are."""
+        """Refuse new connections, and terminate the existing ones."""
         async with connections_refused(self.stage.url, *self.users):
             await asyncio.sleep(self.seconds)
 
     async def exhaust(self) -> None:
-        """Leave no connection, and kill those of the workers."""
+        """Take all free connections, and terminate those of the workers."""
         async with connections_exhausted(with_user(self.stage.url, self.users[0])):
             for name in CONNECTION_NAMES:
                 await self.kill(name)
             await asyncio.sleep(self.seconds)
 
     async def read_only(self) -> None:
-        """Let nobody write."""
+        """Make the server read-only."""
         async with server_settings(self.stage.url, default_transaction_read_only="on"):
             await asyncio.sleep(self.seconds)
 
@@ -105,7 +105,7 @@ class Bench:
             await asyncio.sleep(self.seconds)
 
     async def stop_process(self) -> None:
-        """SIGSTOP of both workers, then SIGCONT."""
+        """Suspend both workers by SIGSTOP, then continue them."""
         for place in self.stage.places:
             place.worker.freeze()
         await asyncio.sleep(self.seconds)
@@ -134,7 +134,7 @@ ROWS = _rows()
 
 
 async def measure(name: str, stage: Stage, seconds: float) -> dict[str, Any]:
-    """Do one fault, and tell what came of it."""
+    """Inject one fault, and return the figures and the broken rules."""
     places = stage.places
     error = None
     back = None
@@ -168,7 +168,7 @@ async def measure(name: str, stage: Stage, seconds: float) -> dict[str, Any]:
 
 
 def _cpu(stage: Stage) -> float:
-    """Seconds of CPU that the workers have used."""
+    """Return the CPU time of the workers in seconds."""
     total = 0
     for place in stage.places:
         fields = Path(f"/proc/{place.worker.pid}/stat").read_text().rpartition(") ")[2].split()
@@ -177,7 +177,7 @@ def _cpu(stage: Stage) -> float:
 
 
 async def run(names: list[str], seconds: float) -> list[dict[str, Any]]:
-    """All rows, one after the other, on one fleet."""
+    """Measure all rows one after the other on one fleet."""
     async with running_fleet() as fleet:
         stage = Stage(fleet)
         await stage.start(LoadSettings(slots=50))
@@ -189,7 +189,7 @@ async def run(names: list[str], seconds: float) -> list[dict[str, Any]]:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """A table."""
+    """Print the table."""
     print(
         f"{'row':20} {'fault s':>8} {'back s':>7} {'CPU %':>6} {'connects':>8} {'jobs':>6} "
         f"{'failed inserts':>14}  said"

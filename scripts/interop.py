@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 RIVER = "github.com/riverqueue/river"
 COMMAND_TIMEOUT = 300
-"""Seconds that a command of Go may take: it may have to fetch modules, and Go itself."""
+"""Timeout of a command of Go, in seconds. It may have to download modules, and Go itself."""
 EXIT_UNUSABLE = 2
 NO_GO = "Go is needed, and there is no `go` on the PATH"
 HELP_END = """
@@ -40,21 +40,21 @@ Exit code: pytest's; 2 if there is no Go, no such version, or the program does n
 
 
 class UnusableError(Exception):
-    """River cannot be had in that version."""
+    """River is not available in this version."""
 
 
 def pinned() -> str:
-    """The version of River in go.mod."""
+    """Return the version of River in go.mod."""
     return versions_of((SOURCES / "go.mod").read_text("utf-8"))[RIVER]
 
 
 def versions_of(go_mod: str) -> dict[str, str]:
-    """The version of each module of River's in a `go.mod`."""
+    """Return the version of each module of River in a `go.mod`."""
     return dict(re.findall(rf"^\s*({re.escape(RIVER)}\S*) (\S+)", go_mod, re.MULTILINE))
 
 
 def run_go(directory: Path, *arguments: str) -> str:
-    """Run Go; returns what it printed. Raises UnusableError with its error."""
+    """Run Go and return its output. Raises UnusableError with its error."""
     if shutil.which("go") is None:
         raise UnusableError(NO_GO)
     done = subprocess.run(
@@ -71,7 +71,7 @@ def run_go(directory: Path, *arguments: str) -> str:
 
 
 def copy_with(version: str, directory: Path) -> str:
-    """Copy the Go program, with this version of River; returns the version's number.
+    """Copy the Go program with this version of River, and return the version's number.
 
     The `v` may be missing.
     """
@@ -89,7 +89,7 @@ def copy_with(version: str, directory: Path) -> str:
 
 
 def test(version: str, arguments: Sequence[str]) -> int:
-    """Build the program and run the tests; returns the exit code of pytest."""
+    """Build the program, run the tests, and return the exit code of pytest."""
     try:
         if build() is None:
             raise UnusableError("Go is missing, or its modules cannot be fetched")
@@ -106,7 +106,7 @@ def test(version: str, arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """Run it."""
+    """Run the command."""
     parser = argparse.ArgumentParser(
         prog="scripts/interop",
         description=__doc__,

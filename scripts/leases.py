@@ -1,9 +1,9 @@
-"""Measures what leases cost, at default times: a ttl of 15 s, renewed each 5 s.
+"""Measures what leases cost, at default times: a ttl of 15 s, renewed every 5 s.
 
-`cost`: statements of a process that holds so many leases and of one that stands by for them, the
-time and the log of a renewal, how soon another process has all of them after a release and after a
-kill, and how the leases spread over three processes. `advisory`: how session advisory locks would
-fare instead. Both on a PostgreSQL of their own.
+`cost` measures, for several numbers of leases: the statements of a process that holds them and of
+one that waits for them, the time and the WAL of a renewal, how soon another process has all of them
+after a release and after a kill, and how the leases spread over three processes. `advisory`
+measures session advisory locks for comparison. Both use a PostgreSQL of their own.
 """
 
 from __future__ import annotations
@@ -45,17 +45,18 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Holder:
-    """A process that wants leases."""
+    """A process that acquires leases."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
         self.began: dict[str, float] = {}
-        """When its terms began, by their names."""
+        """Start times of its terms, by name of the lease."""
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
     async def start(cls, url: str, role: str, names: int, *options: str) -> Holder:
-        """Start one that connects as this role; `--client`: by a client, which listens."""
+        """Start a process that connects as this role. With `--client` it uses a client, which
+        listens."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "scripts._lease_holder", with_user(url, role)),
             *("--names", *(f"projection:{number}" for number in range(names))),
@@ -66,18 +67,18 @@ class Holder:
         return cls(process)
 
     async def until_held(self, names: int) -> None:
-        """Return when it has begun so many terms."""
+        """Return when it has started this many terms."""
         async with asyncio.timeout(LIMIT):
             while len(self.began) < names:  # noqa: ASYNC110 (it tells by lines)
                 await asyncio.sleep(0.005)
 
     def cpu(self) -> float:
-        """Seconds of a processor that it took."""
+        """Return its CPU time in seconds."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
 
     async def end(self, how: signal.Signals = signal.SIGKILL) -> None:
-        """Have it ended."""
+        """Send the signal and wait for its end."""
         if self.process.returncode is None:
             self.process.send_signal(how)
         await self.process.wait()
@@ -91,7 +92,7 @@ class Holder:
 
 
 class Site:
-    """The server."""
+    """The server of the measurements."""
 
     def __init__(self, server: Server, connection: asyncpg.Connection, seconds: float) -> None:
         self.url = server.url
@@ -102,8 +103,8 @@ class Site:
     async def holders(
         self, *wanted: tuple[str, int], options: Sequence[str] = ()
     ) -> AsyncGenerator[list[Holder]]:
-        """Processes, each by its role and how many names it wants, started one after the other when
-        the one before holds all; the table of leases is empty before."""
+        """Run processes, each given by its role and its number of names. Each starts when the one
+        before holds all of its leases. The table of leases is empty before the first."""
         await self.connection.execute(STATEMENTS["clear"])
         started: list[Holder] = []
         try:
@@ -118,7 +119,7 @@ class Site:
 
 
 async def cost(site: Site) -> dict[str, Any]:
-    """All of it."""
+    """Run all measurements of `cost`."""
     return {
         "held": [await held(site, names) for names in HELD],
         "takeover": [
@@ -131,7 +132,7 @@ async def cost(site: Site) -> dict[str, Any]:
 
 
 async def held(site: Site, names: int) -> dict[str, Any]:
-    """What one process that holds so many costs, and one that stands by for them."""
+    """Measure a process that holds this many leases, and one that waits for them."""
     async with site.holders(("holder", names), ("follower", names)) as (holder, follower):
         await asyncio.sleep(2 * INTERVAL)
         await site.connection.execute(STATEMENTS["reset"])
@@ -164,7 +165,7 @@ async def held(site: Site, names: int) -> dict[str, Any]:
 
 
 async def churn(site: Site) -> dict[str, int]:
-    """What the server has counted for the table; it counts a moment late."""
+    """Return the server's statistics of the table, which are a moment late."""
     await asyncio.sleep(1.5)
     row = await site.connection.fetchrow(STATEMENTS["churn"])
     assert row is not None
@@ -174,7 +175,8 @@ async def churn(site: Site) -> dict[str, int]:
 async def takeover(
     site: Site, names: int, how: signal.Signals, options: Sequence[str]
 ) -> dict[str, Any]:
-    """Seconds from the end of one process until another has the first, and all, of its leases."""
+    """Return the seconds from the end of one process until another has its first lease, and all of
+    its leases."""
     wanted = ("holder", names), ("follower", names)
     async with site.holders(*wanted, options=options) as (holder, follower):
         await asyncio.sleep(2 * INTERVAL)
@@ -192,8 +194,8 @@ async def takeover(
 
 
 async def spread(site: Site) -> dict[str, Any]:
-    """How many of 25 leases each of three processes has that are started together; and each of two
-    who stood by while the third, which had all, was killed."""
+    """Count how 25 leases spread over three processes that start together, and over two waiting
+    processes after the holder of all leases was killed."""
     async with site.holders() as holders:
         holders += [await Holder.start(site.url, "holder", NAMES) for _ in range(3)]
         await until_spread(holders)
@@ -207,7 +209,7 @@ async def spread(site: Site) -> dict[str, Any]:
 
 
 async def until_spread(holders: list[Holder]) -> None:
-    """Return when somebody has each name."""
+    """Return when each name is held."""
     async with asyncio.timeout(LIMIT):
         while sum(len(Counter(holder.began)) for holder in holders) < NAMES:  # noqa: ASYNC110
             await asyncio.sleep(0.01)

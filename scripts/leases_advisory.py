@@ -1,4 +1,4 @@
-"""What `scripts/leases advisory` shows: how session advisory locks fare where leases are used."""
+"""Measures for `scripts/leases advisory` how session advisory locks work in place of leases."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRY = "SELECT pg_try_advisory_lock(hashtextextended($1, 0))"
 UNLOCK = "SELECT pg_advisory_unlock(hashtextextended($1, 0))"
 PAIRS = 100
 NAMES = 25
-"""Twenty projections and five automations."""
+"""The number of names of 20 projections and five automations."""
 FROZEN_FOR = 30.0
 COLLISION_NAMES = 100_000
 HOLDER = f"""
@@ -41,7 +41,7 @@ _PRIVATE = ("Private_Clean:", "Private_Dirty:")
 
 @asynccontextmanager
 async def connected(url: str) -> AsyncGenerator[asyncpg.Connection]:
-    """A connection that a pooler can take too."""
+    """Open a connection that also works through a pooler."""
     connection = await asyncpg.connect(url, statement_cache_size=0, timeout=20)
     try:
         yield connection
@@ -50,7 +50,7 @@ async def connected(url: str) -> AsyncGenerator[asyncpg.Connection]:
 
 
 async def measure(url: str) -> dict[str, Any]:
-    """All of it."""
+    """Run all measurements."""
     return {
         "pooler": await behind_a_pooler(url) if is_installed() else None,
         "connections": await connections(url),
@@ -61,8 +61,9 @@ async def measure(url: str) -> dict[str, Any]:
 
 
 async def behind_a_pooler(url: str) -> dict[str, Any]:
-    """In transaction mode. Two clients, who do a little each, try for the same lock; the winners
-    unlock it; all go. What stays locked stays so until the pooler closes its connections."""
+    """Measure behind a pooler in transaction mode. Two clients with little work try to get the same
+    lock. The winners unlock it, and all disconnect. A lock that is still held remains until the
+    pooler closes its connections."""
     async with AsyncExitStack() as stack:
         pooler_url = stack.enter_context(pooled(url, size=2))
         both = lost = 0
@@ -74,7 +75,7 @@ async def behind_a_pooler(url: str) -> dict[str, Any]:
                     for connection, name in zip((one, two), names, strict=True)
                 ]
                 both += all(won)
-                # Other work of the pool's: another client has the server's connection meanwhile.
+                # Other work of the pool: another client uses the server's connection in between.
                 async with one.transaction():
                     await one.fetchval("SELECT 1")
                     for connection, has_won in zip((two, two), won, strict=True):
@@ -86,7 +87,7 @@ async def behind_a_pooler(url: str) -> dict[str, Any]:
 
 
 async def connections(url: str) -> dict[str, Any]:
-    """What a connection for each lock costs the server: its private memory."""
+    """Return the server's private memory for a connection per lock."""
     async with AsyncExitStack() as stack:
         pids: list[int] = []
         for number in range(NAMES):
@@ -98,14 +99,14 @@ async def connections(url: str) -> dict[str, Any]:
 
 
 def _private(pid: int) -> int:
-    """KiB."""
+    """Return the private memory of a process in KiB."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith(_PRIVATE))
 
 
 async def free_after(url: str, how: signal.Signals) -> float:
-    """Seconds until the lock of a process to which this was done is free; `FROZEN_FOR` if it still
-    is not."""
+    """Return the seconds until the lock of a process that got this signal is free; `FROZEN_FOR` if
+    it still is not."""
     holder = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", HOLDER, url), stdout=asyncio.subprocess.PIPE
     )
@@ -127,7 +128,8 @@ async def free_after(url: str, how: signal.Signals) -> float:
 
 
 async def collisions(url: str) -> dict[str, Any]:
-    """The chance that two of M names have one number, and how many of 100,000 do."""
+    """Return the chance that two of M names have the same number, and how many of 100,000 names
+    do."""
     async with connected(url) as connection:
         found = await connection.fetchval(COLLISIONS, COLLISION_NAMES)
     chances = {
@@ -138,5 +140,6 @@ async def collisions(url: str) -> dict[str, Any]:
 
 
 def chance(names: int, bits: int) -> float:
-    """That two of so many names are hashed to one number: 1 - exp(-M (M - 1) / 2^(bits + 1))."""
+    """Return the chance that two of this many names have the same hash: 1 - exp(-M (M - 1) /
+    2^(bits + 1))."""
     return float(f"{-math.expm1(-names * (names - 1) / 2 ** (bits + 1)):.2g}")

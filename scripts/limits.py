@@ -43,7 +43,8 @@ KNOWN = {
     "riverpy._work.subscriptions is in an import cycle",
     "riverpy.singletons is in an import cycle",
 }
-"""Violations that are left to mend. The check fails for an entry that is mended: remove it."""
+"""Violations that still exist. The check fails for an entry without a violation, so that it is
+removed."""
 
 _BLOCKS = (
     ast.If,

@@ -1,7 +1,7 @@
-"""Measures what one PostgreSQL carries, and what helps to go beyond it.
+"""Measures the limits of one PostgreSQL, and ways beyond them.
 
-Each measurement compares some variants in turns, on one embedded server with default durability:
-the machine's other load moves them alike, so the ratios count more than the rates.
+Each measurement compares variants in turns on one embedded server with default durability. Other
+load on the machine affects all variants alike, so the ratios mean more than the rates.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ RIVERPY = Path(sys.executable).with_name("riverpy")
 STATEMENTS = read_statements(Path(__file__).with_suffix(".sql"))
 SCHEMAS = ("scaling_one", "scaling_two")
 INSERTERS = 20
-"""Connections that insert at a time."""
+"""Number of connections that insert at the same time."""
 POLLED_QUEUES = 20
 WAL_JOBS = 5_000
-"""At most: they are all claimed before the first is completed."""
+"""Maximum number of jobs: all are claimed before the first is completed."""
 SETTLING = 3.0
-"""Seconds in which workers open what they need."""
+"""Seconds for workers to open their connections."""
 LIMIT = 120.0
 
 
 class Size(NamedTuple):
-    """How much is measured."""
+    """The size of the measurements."""
 
     rounds: int
     jobs: int
     """Jobs that are worked in one turn."""
     seconds: float
-    """Of inserting in one turn."""
+    """Seconds of inserting in one turn."""
     pickups: int
     """Single inserts into each of the idle queues."""
 
@@ -71,12 +71,12 @@ class Site:
         self.url = url
         self.size = size
         self.connections: dict[str, asyncpg.Connection] = {}
-        """One for each schema, which is its search path."""
+        """One connection for each schema, which is its search path."""
         self.server: ServerProcesses | None = None
 
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[Site]:
-        """Make the schemas if need be, and connect."""
+        """Connect, and create the schemas if they are missing."""
         async with AsyncExitStack() as stack:
             for schema in SCHEMAS:
                 connection = await asyncpg.connect(
@@ -91,29 +91,29 @@ class Site:
             yield self
 
     async def fetchval(self, name: str, *values: object, schema: str = SCHEMAS[0]) -> Any:
-        """Ask in one schema."""
+        """Return the value of a statement in one schema."""
         return await self.connections[schema].fetchval(STATEMENTS[name], *values)
 
     async def fetchrow(self, name: str, *values: object, schema: str = SCHEMAS[0]) -> Any:
-        """The same for a row."""
+        """Return the row of a statement in one schema."""
         return await self.connections[schema].fetchrow(STATEMENTS[name], *values)
 
     async def execute(self, name: str, *, schema: str = SCHEMAS[0]) -> None:
-        """Do something in one schema."""
+        """Execute a statement in one schema."""
         await self.connections[schema].execute(STATEMENTS[name])
 
     async def until(self, holds: Callable[[], Awaitable[bool]]) -> None:
-        """Look until it holds."""
+        """Poll until the condition holds."""
         async with asyncio.timeout(LIMIT):
             while not await holds():  # noqa: ASYNC110 (nothing tells)
                 await asyncio.sleep(0.02)
 
     def client(self, schema: str = SCHEMAS[0], **config: Any) -> riverpy.Client:
-        """A client that only inserts and pauses."""
+        """Open a client that only inserts and pauses."""
         return riverpy.Client(self.url, config=riverpy.Config(schema=schema, **config))
 
     def server_cpu(self) -> float:
-        """Seconds of processor time of the server until now."""
+        """Return the CPU time of the server in seconds."""
         assert self.server is not None, "the server's processes are not to be seen"
         return self.server.cpu_seconds()
 
@@ -122,7 +122,7 @@ Measurement = dict[str, Any]
 
 
 def in_turns(rounds: int, names: Sequence[str]) -> list[str]:
-    """The names, once a round; who comes first changes."""
+    """Yield the names once a round. Another name is first in each round."""
     return [
         name
         for number in range(rounds)
@@ -131,7 +131,7 @@ def in_turns(rounds: int, names: Sequence[str]) -> list[str]:
 
 
 def compared(found: dict[str, list[float]], base: str) -> Measurement:
-    """Medians, and the median and range of the ratios to `base`, taken round by round."""
+    """Return medians, and the median and range of the ratios to `base` per round."""
     result: Measurement = {}
     for name, values in found.items():
         ratios = [value / other for value, other in zip(values, found[base], strict=True)]
@@ -148,7 +148,7 @@ def compared(found: dict[str, list[float]], base: str) -> Measurement:
 
 
 async def measure_notify(site: Site) -> Measurement:
-    """Single inserts from 20 connections at a time: what the notifications cost."""
+    """Measure the cost of notifications, with single inserts on 20 connections at a time."""
     variants: dict[str, tuple[bool, bool]] = {
         "tx, no notification": (True, False),
         "tx, one notification each": (True, True),
@@ -202,7 +202,7 @@ async def _insert_rate(site: Site, client: riverpy.Client, *, in_tx: bool) -> fl
 
 
 async def measure_wal(site: Site) -> Measurement:
-    """Bytes of WAL for each job, by what is done to it."""
+    """Measure the bytes of WAL per job, by operation."""
     found: dict[str, list[float]] = {}
     for _ in range(site.size.rounds):
         for name, value in (await _wal_of_one_round(site)).items():
@@ -318,8 +318,8 @@ class Crew:
         return await self._site.fetchval("alive", since, schema=schema) == self._count
 
     async def drain(self) -> tuple[float, float]:
-        """Jobs a second, from the first claim to the last stored result, and microseconds of the
-        server's processor time for each."""
+        """Return jobs per second from the first claim to the last stored result, and the server's
+        CPU time in microseconds per job."""
         site, jobs = self._site, self._site.size.jobs
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(site.client(one)) for one in self.schemas]
@@ -349,7 +349,7 @@ class Crew:
 
 
 async def _compare_crews(site: Site, crews: dict[str, Callable[[], Crew]]) -> Measurement:
-    """The first is what the others are compared with."""
+    """Compare groups of worker processes with the first one."""
     rates: dict[str, list[float]] = {name: [] for name in crews}
     cpu: dict[str, list[float]] = {name: [] for name in crews}
     for name in in_turns(site.size.rounds, list(crews)):
@@ -364,7 +364,7 @@ async def _compare_crews(site: Site, crews: dict[str, Callable[[], Crew]]) -> Me
 
 
 async def measure_processes(site: Site) -> Measurement:
-    """Worker processes on one schema."""
+    """Measure several worker processes on one schema."""
     return await _compare_crews(
         site,
         {
@@ -377,7 +377,7 @@ async def measure_processes(site: Site) -> Measurement:
 
 
 async def measure_schemas(site: Site) -> Measurement:
-    """Two worker processes on one schema, and on a schema each."""
+    """Measure two worker processes on one schema, and on a schema each."""
     return await _compare_crews(
         site,
         {
@@ -388,7 +388,7 @@ async def measure_schemas(site: Site) -> Measurement:
 
 
 async def measure_pooler(site: Site) -> Measurement:
-    """One worker process, directly and through PgBouncer in transaction mode."""
+    """Measure one worker process, directly and through PgBouncer in transaction mode."""
     if not is_installed():
         return {}
     with pooled(site.url) as url:
@@ -402,7 +402,7 @@ async def measure_pooler(site: Site) -> Measurement:
 
 
 async def measure_connections(site: Site) -> Measurement:
-    """Connections of two idle worker processes, one of which leads."""
+    """Count the connections of two idle worker processes, one of which is the leader."""
     async with Crew(site, 2, SCHEMAS[:1]).working():
         await asyncio.sleep(SETTLING)
         rows = await site.connections[SCHEMAS[0]].fetch(STATEMENTS["connections"])
@@ -413,7 +413,7 @@ async def measure_connections(site: Site) -> Measurement:
 
 
 async def measure_pickup(site: Site) -> Measurement:
-    """Milliseconds from the insert to the claim of single jobs in idle queues, by the server's
+    """Measure the milliseconds from insert to claim of single jobs in idle queues, by the server's
     clock."""
     return {
         "LISTEN": await _pick_up(site),
@@ -469,7 +469,7 @@ MEASUREMENTS: dict[str, Callable[[Site], Awaitable[Measurement]]] = {
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="scripts/scaling", description=__doc__)
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"of {', '.join(MEASUREMENTS)} (all)"
@@ -483,7 +483,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 async def measure(url: str, arguments: argparse.Namespace) -> Measurement:
-    """All that was asked for."""
+    """Run the chosen measurements."""
     async with Site(url, QUICK if arguments.quick else FULL).opened() as site:
         _, version = await site.fetchrow("server")
         found: Measurement = {
@@ -499,7 +499,7 @@ async def measure(url: str, arguments: argparse.Namespace) -> Measurement:
 
 
 def show(found: Measurement) -> None:
-    """As the rows of the two tables in docs/scaling.md."""
+    """Print the rows of the two tables in docs/scaling.md."""
     rates, others = [], []
     for name, value in found.items():
         if not isinstance(value, dict):

@@ -1,9 +1,9 @@
-"""Works many jobs and loses many connections, and shows whether anything is left of them.
+"""Works many jobs and loses many connections, and checks that nothing of them is left in memory.
 
-A PostgreSQL of its own and one worker, in this process. Of the jobs some fail, run into their time
-limit, are cancelled by themselves or by somebody, snooze, run in threads, record outputs. Samples
-are taken between batches, with nothing running. Exit code 1: a value at the end is higher than
-after the warm-up by more than its tolerance.
+It uses a PostgreSQL of its own and one worker in this process. Some jobs fail, time out, are
+cancelled by themselves or by another session, snooze, run in threads or record outputs. Samples are
+taken between batches, while no job runs. Exit code 1: a value at the end exceeds the value after
+the warm-up by more than its tolerance.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 BATCH = 10_000
 SLOTS = 100
 PATIENCE = 120.0
-"""Seconds that a batch may take."""
+"""Timeout of a batch, in seconds."""
 INSERT = """
 INSERT INTO river_job (kind, args, max_attempts, metadata)
 SELECT 'soak', jsonb_build_object('n', n % 100), 2, '{}' FROM generate_series(1, $1::int) AS n
@@ -51,20 +51,20 @@ WHERE application_name LIKE 'riverpy %' AND datname = current_database()
 
 
 class Soak(msgspec.Struct):
-    """The args of each job: what it does goes by `n`."""
+    """Args of each job. `n` selects what it does."""
 
     kind: ClassVar[str] = "soak"
     n: int
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """What the process holds at one moment."""
+    """The resources of the process at one moment."""
 
     memory_mib: float
     objects: int
-    """That the garbage collector knows."""
+    """Objects that the garbage collector tracks."""
     blocks: int
-    """Of memory that Python has given out."""
+    """Memory blocks that Python has allocated."""
     tasks: int
     threads: int
     descriptors: int
@@ -73,12 +73,11 @@ class Sample(msgspec.Struct, frozen=True):
 TOLERANCES = Sample(
     memory_mib=16.0, objects=2_000, blocks=5_000, tasks=3, threads=SLOTS, descriptors=2
 )
-"""How much more there may be at the end. There are as many threads as jobs have been in threads at
-once."""
+"""How much each value may grow. There are as many threads as jobs have run in threads at once."""
 
 
 def sample() -> Sample:
-    """What it is now."""
+    """Measure the resources now."""
     gc.collect()
     return Sample(
         memory_mib=round(memory_mib() or 0.0, 1),
@@ -91,7 +90,7 @@ def sample() -> Sample:
 
 
 def growth(first: Sample, last: Sample) -> dict[str, float]:
-    """What there is more of than is tolerated, and how much more."""
+    """Return the values that grew beyond their tolerance, and by how much."""
     found: dict[str, float] = {}
     for name in Sample.__struct_fields__:
         more = getattr(last, name) - getattr(first, name)
@@ -101,23 +100,23 @@ def growth(first: Sample, last: Sample) -> dict[str, float]:
 
 
 class AtOnce:
-    """A retry policy."""
+    """A retry policy without a delay."""
 
     def next_retry(self, job: riverpy.JobRow, /) -> timedelta:
         return timedelta(0)
 
 
 class Place:
-    """A client at work, and a connection of its own to its tables."""
+    """A running client, and another connection to its tables."""
 
     def __init__(self, client: riverpy.Client, connection: asyncpg.Connection) -> None:
         self.client, self._connection = client, connection
         self.ends: dict[str, int] = {}
-        """How many jobs ended in which state."""
+        """Number of jobs by their final state."""
         self.reconnects = 0
 
     async def work(self, jobs: int) -> None:
-        """Have so many jobs worked to their end."""
+        """Insert this many jobs, and wait until they are finished."""
         await self._connection.execute(INSERT, jobs)
         await self._until(LEFT, 0)
         for state, count in await self._connection.fetch(ENDS):
@@ -125,7 +124,7 @@ class Place:
         await self._connection.execute("TRUNCATE river_job")
 
     async def lose_connections(self, *, jobs: int) -> None:
-        """Have every connection of the client's ended, and then so many jobs worked."""
+        """Terminate every connection of the client, then work this many jobs."""
         self.reconnects += await self._connection.fetchval(KILL)
         await self.work(jobs)
 
@@ -136,7 +135,7 @@ class Place:
 
 
 def make_client(url: str, schema: str) -> riverpy.Client:
-    """A client whose jobs end in every way."""
+    """Return a client whose jobs end in every way."""
     workers = riverpy.Workers()
 
     @workers.job(timeout=timedelta(minutes=1), kind="soak")
@@ -192,14 +191,14 @@ class SoakThread(msgspec.Struct):
 
 
 class SoakTimeout(msgspec.Struct):
-    """Args of a job that does not end in time."""
+    """Args of a job that times out."""
 
     kind: ClassVar[str] = "soak_timeout"
 
 
 @asynccontextmanager
 async def working(url: str, schema: str) -> AsyncGenerator[Place]:
-    """A client at work on these tables."""
+    """Run a client on these tables."""
     client = make_client(url, schema)
     connection = await asyncpg.connect(url, server_settings={"search_path": f'"{schema}"'})
     try:
@@ -210,7 +209,7 @@ async def working(url: str, schema: str) -> AsyncGenerator[Place]:
 
 
 async def soak_jobs(place: Place, jobs: int, *, batch: int = BATCH) -> AsyncIterator[Sample]:
-    """Work so many jobs in batches; a sample after each."""
+    """Work this many jobs in batches, and yield a sample after each."""
     for first in range(0, jobs, batch):
         await place.work(min(batch, jobs - first))
         yield sample()
@@ -219,8 +218,8 @@ async def soak_jobs(place: Place, jobs: int, *, batch: int = BATCH) -> AsyncIter
 async def soak_reconnects(
     place: Place, reconnects: int, *, jobs: int = 100
 ) -> AsyncIterator[Sample]:
-    """Lose all connections again and again, until so many were lost; a sample after each time, when
-    `jobs` jobs have been worked over those that came instead."""
+    """Lose all connections again and again until this many are lost. Each time, work `jobs` jobs on
+    the new connections, then yield a sample."""
     end = place.reconnects + reconnects
     while place.reconnects < end:
         await place.lose_connections(jobs=jobs)
@@ -229,7 +228,7 @@ async def soak_reconnects(
 
 @asynccontextmanager
 async def server() -> AsyncGenerator[str]:
-    """The URL of a server with River's tables and riverpy's, which is deleted at the end."""
+    """Yield the URL of a server with the tables of River and riverpy. It is deleted at the end."""
     postgres = EmbeddedPostgres(f"soak-{os.getpid()}")
     try:
         url = await asyncio.to_thread(postgres.start)
@@ -257,7 +256,7 @@ async def run(options: argparse.Namespace) -> int:
 
 
 async def report(name: str, samples: AsyncIterator[Sample]) -> dict[str, dict[str, float]]:
-    """Take the samples, the first tenth as warm-up, and say how the last compares."""
+    """Take the samples, the first tenth as warm-up, and print how the last one differs."""
     taken: list[Sample] = []
     began = time.monotonic()
     async for one in samples:
@@ -275,7 +274,7 @@ async def report(name: str, samples: AsyncIterator[Sample]) -> dict[str, dict[st
 
 
 def main() -> int:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
     parser.add_argument("--jobs", type=int, default=1_000_000, help="jobs to work (1000000)")
     parser.add_argument("--reconnects", type=int, default=1_000, help="connections to lose (1000)")
