@@ -28,12 +28,16 @@ def parse_arguments(arguments: list[str] | None = None) -> Options:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="scripts/bench compare", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--quick", action="store_true", help="20,000 jobs, and what is long less")
-    parser.add_argument("-n", "--jobs", type=int, help="jobs a run (50000; --quick: 20000)")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each (3)")
-    parser.add_argument("--rows", type=int, help="old rows, and backlog (1000000)")
-    parser.add_argument("--only", help="measures, as in work_100,insert_one")
-    parser.add_argument("--competitors", default=",".join(NAMES), help="who (all)")
+    parser.add_argument(
+        "--quick", action="store_true", help="20,000 jobs, and shorter measurements"
+    )
+    parser.add_argument("-n", "--jobs", type=int, help="jobs per run (50000; --quick: 20000)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each competitor (3)")
+    parser.add_argument("--rows", type=int, help="old rows, and jobs of the backlog (1000000)")
+    parser.add_argument("--only", help="measurements, as in work_100,insert_one")
+    parser.add_argument(
+        "--competitors", default=",".join(NAMES), help="competitors, joined by commas (all)"
+    )
     parser.add_argument(
         "--snapshot-seconds", type=float, default=300, help="how long a snapshot is open (300)"
     )
@@ -43,7 +47,7 @@ def parse_arguments(arguments: list[str] | None = None) -> Options:
     names = given.competitors.split(",")
     if only and only - known:
         parser.error(
-            f"no such measure: {', '.join(sorted(only - known))}; there are "
+            f"no such measurement: {', '.join(sorted(only - known))}; there are "
             f"{', '.join(sorted(known))}"
         )
     if set(names) - set(NAMES):
@@ -79,7 +83,7 @@ async def compare(options: Options, *, is_json: bool) -> str:
         await tables.full_tables(run)
         await tables.memory(run)
         await tables.two_processes(run)
-        await durations.all_of_them(run)
+        await durations.run_all(run)
         about = await run.about()
     if is_json:
         return json.dumps(as_json(run.samples, about))

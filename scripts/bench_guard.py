@@ -42,7 +42,7 @@ async def guard(jobs: int, rounds_count: int) -> list[Verdict]:
 def main() -> int:
     """Measure and print; exit with 1 if a tolerance is not met or was not measured."""
     parser = argparse.ArgumentParser(prog="scripts/bench guard", description=__doc__)
-    parser.add_argument("-n", "--jobs", type=int, default=50_000, help="jobs a run (50000)")
+    parser.add_argument("-n", "--jobs", type=int, default=50_000, help="jobs per run (50000)")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each (5)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args()

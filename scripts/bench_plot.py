@@ -96,7 +96,7 @@ def write(directory: Path, name: str, points: dict[int, list[float]]) -> None:
     (directory / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n")
     figure, axes = plt.subplots(figsize=(6, 3.5))
     axes.plot(list(medians), list(medians.values()), marker="o")
-    axes.set(xlabel=name, ylabel="jobs a second", ylim=(0, None))
+    axes.set(xlabel=name, ylabel="jobs per second", ylim=(0, None))
     if name == "slots":
         axes.set_xscale("log")
     figure.tight_layout()
@@ -110,7 +110,7 @@ def write(directory: Path, name: str, points: dict[int, list[float]]) -> None:
 def main() -> int:
     """Measure and write."""
     parser = argparse.ArgumentParser(prog="scripts/bench plot", description=__doc__)
-    parser.add_argument("-n", "--jobs", type=int, default=50_000, help="jobs a point (50000)")
+    parser.add_argument("-n", "--jobs", type=int, default=50_000, help="jobs per point (50000)")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each point (3)")
     parser.add_argument("--only", default=",".join(SERIES), help="series (all)")
     parser.add_argument("--to", type=Path, default=Path("docs/performance"), help="directory")

@@ -17,72 +17,73 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _LEADER_EPILOG = """
-Each worker is `riverpy worker` with a fault proxy of its own before a PostgreSQL of its own. The
-leader's maintenance has one service more, which writes rows under the term's fence; clients insert
-jobs, and three periodic jobs are due each second. The server restarts and crashes, its clock is
-stepped, rows of jobs are slow or refused. Workers record what they do, past the proxy. Afterwards
-everything is mended and must work again; then it is checked:
+Each worker is `riverpy worker` with a fault proxy of its own in front of a PostgreSQL of its own.
+The leader's maintenance has one more service, which writes rows through the fence of the term.
+Clients insert jobs, and three periodic jobs are due every second. The server restarts and crashes,
+its clock is stepped, and job rows are slow or refused. Workers record their acts without the proxy.
+After the last fault everything must work again. Then these rules are checked:
 
-  no overlap of terms            by what their processes said and did; after a crash of the server,
-                                 whose table of leaders is empty then, and after a step of its
-                                 clock, by which leases end early, a trust's time may overlap
-  no write of an older term      committed after the begin or a write of a newer
-  every slot as its policy says  none twice, none early; `all` has each, `one` and `skip` the newest
-  every job completed            one attempt and one for each rescue, none lost, no attempt twice
-  a rescue has a reason          a fault that hit the worker; not a step of the clock, nor a bad row
+  no overlap of terms            by the acts of the processes. Exceptions: after a crash of the
+                                 server, which empties its table of leaders, and after a step of
+                                 its clock, which ends leases early, terms may overlap for as long
+                                 as a lease is valid
+  no write of an older term      committed after the start or a write of a newer term
+  every slot follows its policy  none twice, none early; `all` has each slot, `one` and `skip` the
+                                 newest
+  every job completed            one attempt plus one per rescue, none lost, no attempt twice
+  a rescue has a reason          a fault that hit the worker; a clock step or a bad row is none
 
-Exit code: 0 nothing was found, 1 violations (the workers' logs and the history are kept), 2 wrong
-usage.
+Exit code: 0 no violation, 1 violations (the workers' logs and the history are kept), 2 wrong usage.
 """
 
 
 _WORK_EPILOG = """
-Jobs of many kinds are inserted in every way: singly, in batches, by COPY, in transactions some of
-which are rolled back. Each worker is `riverpy worker` with a role and a fault proxy of its own
-before a PostgreSQL of its own. Backends of each of its connections are killed and frozen, networks
-are cut, the server restarts, crashes, stays down, refuses, is full, is read-only, has timeouts set,
-its clock is stepped; users lock rows and fill pools, and have triggers that make rows slow or
-refuse them; workers are killed, stopped and frozen, also with jobs in processes and with a blocked
-event loop. What handlers do is written to files as they do it. Afterwards every job must end; then
-it is checked:
+Jobs of many kinds are inserted in every way: one at a time, in batches, by COPY, and in
+transactions of which some roll back. Each worker is `riverpy worker` with a role and a fault proxy
+of its own in front of a PostgreSQL of its own. Backends of each connection are killed and frozen,
+and networks are cut. The server restarts, crashes, stays down, refuses connections, is full, is
+read-only, has short timeouts, and its clock is stepped. Users lock rows, fill pools, and create
+triggers that make rows slow or refuse them. Workers are killed, stopped and frozen, also with jobs
+in processes and with a blocked event loop. Handlers write their acts to files. After the last fault
+every job must finish. Then these rules are checked:
 
-  jobs        no committed one lost, nothing of a transaction that was rolled back, what is unique
-              once, what is cancelled ended
-  results     one that ends a job, one of each claim, and what was stored stays
-  attempts    each has an error but the last; each error, rescue and repetition has a reason: a
-              crash of the server excuses claims of its last second, which are not durable; a step
-              of its clock and a bad row excuse no rescue
-  children    end with their worker, and no attempt runs beside the next
-  going on    no restart of ours; each worker stores results within 5 s of the end of what hit it,
-              and no job that is due waits for longer
-  logs        one line an outage and one a recovery, no traceback, no storm
+  jobs        no committed job is lost, no job of a rolled back transaction exists, unique jobs
+              exist once, cancelled jobs end
+  results     one per claim, one that finishes the job, and a stored result stays
+  attempts    each except the last has an error; each error, rescue and repetition has a reason.
+              A crash of the server explains lost claims of its last second, which are not durable.
+              A step of its clock and a bad row explain no rescue
+  children    they end with their worker, and no attempt runs beside the next
+  recovery    no worker restarts by itself; each stores results within 5 s of the end of a fault
+              that hit it, and no due job waits longer
+  logs        one line per outage and one per recovery, no traceback, no flood of lines
 
-Exit code: 0 nothing was found, 1 violations (the workers' logs, their acts and the history are
-kept), 2 wrong usage.
+Exit code: 0 no violation, 1 violations (the workers' logs, their acts and the history are kept),
+2 wrong usage.
 """
 
 
 _LEASES_EPILOG = """
-Each worker is `riverpy worker` with a fault proxy of its own before a PostgreSQL of its own. All
-want the same leases, some by hand and some for singletons, and half of them the lead of one domain,
-half that of another. Whoever holds one writes under it, through its fence, whatever it believes of
-the term, and as a control without the fence after a look at its trust. A process that has lost a
-lease goes on writing until the fence refuses. The rows of leases are slow or refused for a while,
-and the server's clock is stepped. The server puts grants and writes of a lease into one
-order, that of their commits. Afterwards everything is mended and every lease must be held; then it
-is checked:
+Each worker is `riverpy worker` with a fault proxy of its own in front of a PostgreSQL of its own.
+All try to acquire the same leases, some directly and some for singletons. Half of them take part in
+the leader election of one domain, half in that of another. The holder of a lease writes through its
+fence, even if the lease is no longer valid locally, and as a control without the fence after a
+check of the lease. A process that lost a lease continues to write until the fence refuses. Rows of
+leases are slow or refused for a while, and the server's clock is stepped. The server records grants
+and writes of a lease in the order of their commits. After the last fault every lease must be held.
+Then these rules are checked:
 
   epochs                rise with each grant; none has two holders
-  trust                 no process believes in a term when a newer one is granted; a step of the
+  validity              no lease is valid in a process when a newer term is granted; a step of the
                         clock may end a lease early
-  fenced writes         none after the grant of a newer term; none that was committed is lost
-  takeovers             in time, wherever a worker was well that wants it
+  fenced writes         none after the grant of a newer term; no committed one is lost
+  takeovers             in time, while a worker that tries to acquire the lease is undisturbed
   the stop              clean, and all leases are released
 
-Stale writes of the control are counted: they are no violations, but what the fence is for.
+Stale writes of the control are counted. They are no violations, but show what the fence prevents.
 
-Exit code: 0 nothing was found, 1 violations (the workers' logs, their notes and the history are
-kept), 2 wrong usage.
+Exit code: 0 no violation, 1 violations (the workers' logs, their notes and the history are kept),
+2 wrong usage.
 """
 
 
@@ -93,27 +94,29 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     leader = parts.add_parser(
         "leader",
         help="elections and maintenance",
-        description="Kills, stops, freezes and cuts off workers at random, the leader above all.",
+        description="Kills, stops, freezes and cuts off workers at random, mostly the leader.",
         epilog=_LEADER_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     work = parts.add_parser(
         "work",
-        help="jobs",
-        description="Breaks connections, the server and workers at random while jobs are worked.",
+        help="work on jobs",
+        description="Injects faults into connections, server and workers while jobs are worked.",
         epilog=_WORK_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     leases = parts.add_parser(
         "leases",
-        help="leases and what is written under them",
-        description="Kills, stops, freezes and cuts off processes at random, holders above all.",
+        help="leases and the writes under them",
+        description="Kills, stops, freezes and cuts off processes at random, mostly holders.",
         epilog=_LEASES_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for part, workers in ((leader, 4), (leases, 6), (work, 3)):
         part.add_argument("--seconds", type=float, default=60, help="how long faults happen (60)")
-        part.add_argument("--seed", type=int, help="of the plan of faults (a new one, printed)")
+        part.add_argument(
+            "--seed", type=int, help="seed of the plan of faults (default: a new one, printed)"
+        )
         part.add_argument("--workers", type=int, default=workers, help=f"processes ({workers})")
         part.add_argument("--json", action="store_true", help="print one JSON object")
     short = chaos_leader.SHORT
@@ -128,9 +131,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         dest="broken",
         type=Break,
         choices=list(Break),
-        help="take a protection away: violations are found then",
+        help="switch a protection off, so that violations are found",
     )
-    work.add_argument("--rate", type=float, default=500, help="jobs inserted a second (500)")
+    work.add_argument("--rate", type=float, default=500, help="jobs inserted per second (500)")
     parsed = parser.parse_args(arguments)
     if parsed.seconds <= 0 or parsed.workers < 1 or getattr(parsed, "rate", 1) <= 0:
         parser.error("--seconds and --rate must be above 0, --workers 1 or more")

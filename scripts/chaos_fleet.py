@@ -302,7 +302,9 @@ class ChaosOfFleet:
         code = await worker.ended()
         if code not in EXPECTED_CODES:
             self.violations.append(
-                Violation("no worker fails", f"{worker.name} ended with {code}: see {worker.log}")
+                Violation(
+                    "no worker fails", f"{worker.name} exited with code {code}: see {worker.log}"
+                )
             )
 
     async def _show_progress(self) -> None:
@@ -335,7 +337,9 @@ class ChaosOfFleet:
             code = await worker.ended()
             if code:
                 self.violations.append(
-                    Violation("a calm stop is clean", f"{worker.name} ended with {code}")
+                    Violation(
+                        "a stop without faults is clean", f"{worker.name} exited with code {code}"
+                    )
                 )
 
     # -- help

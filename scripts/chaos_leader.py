@@ -109,7 +109,7 @@ class Chaos(ChaosOfFleet):
             return f"{alive} workers give signs of life"
         policies = await self._fetch_value(STATEMENTS["policies_since"], calm_since)
         missing = sorted(set(POLICIES) - set(policies or ()))
-        return f"no slot is inserted of {', '.join(missing)}" if missing else ""
+        return f"no slot is inserted for {', '.join(missing)}" if missing else ""
 
 
 # --- the command

@@ -56,7 +56,7 @@ class ChaosOfLeases(ChaosOfFleet):
         async with self._fleet.server.connected() as connection:
             history = await read(connection)
             if held := await connection.fetch(STATEMENTS["held"]):
-                self.violations.append(Violation("a calm stop releases all", str(held)))
+                self.violations.append(Violation("a stop releases all leases", str(held)))
         history.notes = read_notes(map(self._notes, self._fleet.workers))
         names = [worker.name for worker in self._fleet.workers]
         history.broken, history.workers = [*self.spans, *self.row_spans], names
@@ -112,7 +112,7 @@ class ChaosOfLeases(ChaosOfFleet):
 
     async def _what_is_missing(self, calm_since: datetime) -> str:
         if nobody := HELD - await self._held():
-            return f"nobody holds {', '.join(sorted(nobody))}"
+            return f"no process holds {', '.join(sorted(nobody))}"
         alive = await self._fetch_value(STATEMENTS_OF_FLEET["alive_since"], calm_since)
         count = len(self._fleet.workers)
         return "" if alive == count else f"{alive} of {count} workers give signs of life"

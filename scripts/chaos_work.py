@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 PROGRESS_INTERVAL = 5.0
 STARTED = b'"event": "worker started"'
-LAST_WORDS = "riverpy: "
+STARTUP_ERROR = "riverpy: "
 START_LIMIT = 60.0
 """Seconds after the server's last fault until a started worker must work."""
 CALM_LIMIT = 120.0
@@ -76,7 +76,7 @@ TIMEOUTS = {"statement_timeout": "1s", "idle_in_transaction_session_timeout": "3
 READ_ONLY = {"default_transaction_read_only": "on"}
 BOUND = 5.0
 """Seconds after the end of a fault within which jobs must run again."""
-OUTAGES_MOST = 3
+OUTAGES_MAX = 3
 """How often a worker may log for one fault that its connections are lost. An idle connection may be
 found lost after the others are back, and a frozen backend may hold locks that others need."""
 CONNECTIONS_MOST = 90
@@ -86,7 +86,7 @@ OWN_FIRST = 1_000_000_000
 """The first number of the jobs that faults insert. The numbers of the load are lower."""
 IN_PROCESS = 10.0
 """Seconds that a process job runs whose worker is killed."""
-BEGIN_LIMIT = 10.0
+JOB_START_TIMEOUT = 10.0
 """Seconds to wait for the job of a fault to start."""
 
 
@@ -152,17 +152,17 @@ class ChaosOfWork:
         """Check that the event loop of the inserting tasks reports no unhandled error."""
         loop = asyncio.get_running_loop()
         before = loop.get_exception_handler()
-        loop.set_exception_handler(self._heard_complaint)
+        loop.set_exception_handler(self._on_loop_error)
         try:
             yield
         finally:
             loop.set_exception_handler(before)
 
-    def _heard_complaint(self, _: object, context: dict[str, Any]) -> None:
+    def _on_loop_error(self, _: object, context: dict[str, Any]) -> None:
         """Ignore one error of asyncpg: it leaves a future behind when a call is cancelled before
         its connection is lost."""
         if not isinstance(context.get("exception"), asyncpg.ConnectionDoesNotExistError):
-            self._violate("no complaint of the event loop", f"{context}")
+            self._violate("no error of the event loop", f"{context}")
 
     async def _prepare(self, workers: int) -> None:
         for number in range(workers):
@@ -324,7 +324,7 @@ class ChaosOfWork:
         """Insert the job for this worker, and wait for its start."""
         acts = Tail(self._fleet.directory / f"{worker.name}.acts")
         acts.lines()
-        with anyio.move_on_after(BEGIN_LIMIT):
+        with anyio.move_on_after(JOB_START_TIMEOUT):
             await self._insert(job, queue=worker.name)
             while True:
                 if any(f'"number":{job.number},' in line for line in acts.lines()):
@@ -394,7 +394,7 @@ class ChaosOfWork:
             if self._server_lock.locked():
                 limit = time.monotonic() + START_LIMIT
             if time.monotonic() > limit:
-                self._violate("a worker starts", f"{worker.name} does not")
+                self._violate("a worker starts", f"{worker.name} does not start")
                 return
             await anyio.sleep(LOOK_INTERVAL)
 
@@ -411,7 +411,9 @@ class ChaosOfWork:
     def _note_end(self, worker: Worker, code: int, expected: set[int]) -> None:
         self.ends[f"{worker.name}:{worker.pid}"] = time.monotonic()
         if code not in expected:
-            self._violate("no worker fails", f"{worker.name} ended with {code}: see {worker.log}")
+            self._violate(
+                "no worker fails", f"{worker.name} exited with code {code}: see {worker.log}"
+            )
 
     def _violate(self, rule: str, text: str) -> None:
         self.violations.append(Violation(rule, text))
@@ -484,7 +486,7 @@ def _read_log(path: Path) -> list[LogLine]:
         try:
             line = json.loads(text)
         except ValueError:
-            if text.startswith(LAST_WORDS) or not text:
+            if text.startswith(STARTUP_ERROR) or not text:
                 continue
             lines.append(LogLine(text, "error", lines[-1].at if lines else 0.0))
             continue
@@ -512,12 +514,12 @@ async def run_chaos(
     workers: int,
     rate: float,
     bound: float = BOUND,
-    outages_most: int = OUTAGES_MOST,
+    outages_max: int = OUTAGES_MAX,
 ) -> dict[str, Any]:
     """Run once, and return figures and violations.
 
     Args: seed, seconds, workers: the plan. rate: jobs inserted per second. bound: seconds after the
-    end of a fault within which jobs must run again. outages_most: how often a worker may lose its
+    end of a fault within which jobs must run again. outages_max: how often a worker may lose its
     connections in one fault. A busy machine needs more than 1, when an answer takes as long as a
     connection timeout.
     """
@@ -528,7 +530,7 @@ async def run_chaos(
         chaos = ChaosOfWork(fleet, settings, plan)
         with chaos.watching_loop():
             history = await chaos.run(workers, seconds, load)
-        history.bound, history.outages_most = bound, outages_most
+        history.bound, history.outages_max = bound, outages_max
         violations = [*chaos.violations, *check(history)]
         if violations:
             fleet.keep("history.json", msgspec.json.encode(history))
@@ -587,8 +589,8 @@ def show(found: dict[str, Any]) -> None:
         f"{found['rolled_back']} rolled back; {found['failed_calls']} calls failed"
     )
     print(f"{found['lost']} lost, {found['finished_twice']} finished twice")
-    print(f"longest stall {found['longest_stall_s']} s, beside {found['halted_s']} s of outages")
-    print("faults, and seconds from the end of one until a worker stored results again:")
+    print(f"longest stall {found['longest_stall_s']} s, besides {found['halted_s']} s of outages")
+    print("faults, and seconds from the end of each until a worker stored results again:")
     recoveries = found["recovery_s"]
     for kind in sorted({*found["faults"], *recoveries}):
         count = found["faults"].get(kind, "")

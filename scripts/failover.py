@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 DEFAULT = WorkerSettings(slots=1, periodic_jobs=False)
 SHORT = msgspec.structs.replace(DEFAULT, elect_interval=0.5, leader_ttl=1.5)
 POLL = 0.01
-STARTS_WITHIN = 60.0
+START_TIMEOUT = 60.0
 """Seconds for the processes to start while all rows are measured at once."""
 
 
@@ -82,15 +82,15 @@ class Row:
             await (await self.fleet.add(name, settings)).start()
         leading = await self.next_leading(None)
         for _ in range(repeat):
-            await self.until_all_stand()
+            await self.until_all_ready()
             await asyncio.sleep(settings.elect_interval * (1 + random.random()))
             leading = await self._once(leading)
 
-    async def until_all_stand(self) -> None:
+    async def until_all_ready(self) -> None:
         """Return when the current process of each worker has registered and takes part in leader
         election."""
         names = {f"{worker.name}:{worker.pid}" for worker in self.fleet.workers}
-        async with asyncio.timeout(STARTS_WITHIN), self.fleet.server.connected() as connection:
+        async with asyncio.timeout(START_TIMEOUT), self.fleet.server.connected() as connection:
             while names - {  # noqa: ASYNC110 (the server tells nobody)
                 client_id.rpartition(":")[0]
                 for (client_id,) in await connection.fetch("SELECT client_id FROM riverpy_client")
@@ -206,7 +206,7 @@ class Frozen(Row):
 class RequestsLost(Row):
     """A partition that drops what the leader sends."""
 
-    name, what = "requests_lost", "what the leader sends is lost"
+    name, what = "requests_lost", "data that the leader sends is dropped"
 
     async def fault(self, leader: Worker) -> None:
         leader.proxy.partition = Partition.REQUESTS_LOST
@@ -218,7 +218,7 @@ class RequestsLost(Row):
 class AnswersLost(RequestsLost):
     """A partition that drops what the server answers."""
 
-    name, what = "answers_lost", "what the server answers the leader is lost"
+    name, what = "answers_lost", "answers of the server to the leader are dropped"
 
     async def fault(self, leader: Worker) -> None:
         leader.proxy.partition = Partition.ANSWERS_LOST
@@ -227,7 +227,7 @@ class AnswersLost(RequestsLost):
 class ImmediateStop(Row):
     """The server crashes and comes back. The leader's row is lost."""
 
-    name, what = "immediate_stop", "the server crashes and comes back; the leader's row is gone"
+    name, what = "immediate_stop", "the server crashes and comes back; the leader's row is lost"
 
     async def fault(self, leader: Worker) -> None:
         await self.fleet.server.shut_down(Shutdown.IMMEDIATE)
@@ -264,7 +264,7 @@ class ExhaustedPool(Steady):
 class Restart(Steady):
     """The server restarts cleanly. The leader's row survives."""
 
-    name, what = "restart", "the server restarts in good order; the leader's row survives"
+    name, what = "restart", "the server restarts cleanly; the leader's row survives"
 
     async def fault(self, leader: Worker) -> None:
         await self.fleet.server.shut_down(Shutdown.FAST)
@@ -371,11 +371,11 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("what", nargs="?", choices=["leader", "leases"], default="leader")
     parser.add_argument("--rows", help="only these, joined by commas (all)")
-    parser.add_argument("--repeat", type=int, default=20, help="times each (20)")
+    parser.add_argument("--repeat", type=int, default=20, help="repetitions of each row (20)")
     parser.add_argument(
         "--short",
         action="store_true",
-        help="renew each 0.5 s and lapse after 1.5 s, not 5 and 15 s",
+        help="renew every 0.5 s and expire after 1.5 s, instead of 5 and 15 s",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()

@@ -62,9 +62,9 @@ class LeaseRow:
     is_survived = False
     """Whether the term may continue. It has had the time to end when `fault` returns."""
     ends_its_process = False
-    is_dear = False
+    needs_own_servers = False
     """Whether each repetition needs servers of its own."""
-    may_overlap = False
+    can_overlap = False
     """Whether two terms may be valid at once for a while. Their writes are fenced."""
     make_server: Callable[[Path], Server] = Server
 
@@ -103,7 +103,7 @@ class LeaseRow:
         """Measure it this many times."""
         async with self.running():
             for _ in range(repeat):
-                await self.stage.until_all_stand()
+                await self.stage.until_all_ready()
                 await asyncio.sleep(self.settings.elect_interval * (1 + random.random()))
                 await self._once(await self.prepare(await self.stage.present_holding(LATE_LIMIT)))
 
@@ -204,7 +204,7 @@ class Blocked(LeaseRow):
 class RequestsLost(LeaseRow):
     """A partition that drops what the holder sends."""
 
-    name, what = "requests_lost", "what the holder sends is lost"
+    name, what = "requests_lost", "data that the holder sends is dropped"
     partition = Partition.REQUESTS_LOST
 
     async def fault(self, worker: LeaseWorker) -> None:
@@ -217,21 +217,21 @@ class RequestsLost(LeaseRow):
 class AnswersLost(RequestsLost):
     """A partition that drops what the server answers."""
 
-    name, what = "answers_lost", "what the server answers the holder is lost"
+    name, what = "answers_lost", "answers of the server to the holder are dropped"
     partition = Partition.ANSWERS_LOST
 
 
 class BothHeld(RequestsLost):
     """A partition that holds data back and delivers it late."""
 
-    name, what = "cut_off", "nothing passes between holder and server; later all of it does"
+    name, what = "cut_off", "data between holder and server is held back, then delivered"
     partition = Partition.HELD
 
 
 class ExhaustedPool(LeaseRow):
     """User code takes the connections that the lease needs."""
 
-    name, what = "exhausted_pool", "a manager over a pool, whose connections the work takes"
+    name, what = "exhausted_pool", "a manager on a pool whose connections user code takes"
     through = "pool"
 
     async def fault(self, worker: LeaseWorker) -> None:
@@ -249,7 +249,7 @@ class ExhaustedClientPool(ExhaustedPool):
 class Restart(LeaseRow):
     """The server restarts cleanly."""
 
-    name, what = "restart", "the server restarts in good order"
+    name, what = "restart", "the server restarts cleanly"
     is_survived = True
     how = Shutdown.FAST
 
@@ -280,9 +280,9 @@ class Failover(LeaseRow):
     """The primary is lost. Its standby has neither the term nor its renewals."""
 
     name = "failover"
-    what = "the primary is gone; its standby, which knows nothing of the term, is promoted"
-    is_dear = True
-    may_overlap = True
+    what = "the primary is lost; its standby without the term is promoted"
+    needs_own_servers = True
+    can_overlap = True
     make_server = Pair
 
     @property
@@ -301,7 +301,7 @@ class Failover(LeaseRow):
         new = await self.stage.next_holding(old, LATE_LIMIT)
         await worker.ended()
         await worker.start()
-        await self.stage.until_all_stand()
+        await self.stage.until_all_ready()
         return new
 
     async def fault(self, worker: LeaseWorker) -> None:
@@ -342,7 +342,7 @@ class ServerClockForward(LeaseRow):
 
     name, what = "server_clock_forward", "the server's clock steps forward by an hour"
     make_server = SteppedServer
-    may_overlap = True
+    can_overlap = True
     step = STEP
 
     @classmethod
@@ -443,7 +443,7 @@ class Result(msgspec.Struct):
     @property
     def is_bad(self) -> bool:
         """Return whether something happened that is never allowed."""
-        is_overlap = min(self.gaps, default=0) < 0 and not ROWS[self.row].may_overlap
+        is_overlap = min(self.gaps, default=0) < 0 and not ROWS[self.row].can_overlap
         return bool(self.error or self.stale or is_overlap or not self.is_rising)
 
     def add(self, row: LeaseRow) -> None:
@@ -463,7 +463,7 @@ async def run_row(row_type: type[LeaseRow], settings: LeaseSettings, repeat: int
     """Measure one row on servers of its own."""
     result = Result(row_type.name, row_type.what, settings.leader_ttl)
     result.error = row_type.obstacle()
-    stages, times = (repeat, 1) if row_type.is_dear else (1, repeat)
+    stages, times = (repeat, 1) if row_type.needs_own_servers else (1, repeat)
     for _ in range(stages):
         if result.error is None:
             async with lease_stage(row_type.make_server) as stage:
@@ -471,7 +471,7 @@ async def run_row(row_type: type[LeaseRow], settings: LeaseSettings, repeat: int
                 try:
                     await row.measure(times)
                 except TimeoutError:
-                    result.error = f"nobody took over (logs: {stage.fleet.directory})"
+                    result.error = f"no process acquired the lease (logs: {stage.fleet.directory})"
                     stage.fleet.is_kept = True
                 result.add(row)
     return result

@@ -150,7 +150,7 @@ async def measure(name: str, stage: Stage, seconds: float) -> dict[str, Any]:
                 place.worker.proxy.accepted - before
                 for place, before in zip(places, tried, strict=True)
             )
-            back = await load.recovers()
+            back = await load.until_recovered()
     except (AssertionError, TimeoutError) as raised:
         error = f"{raised or 'work did not come back'}"
     said = Counter(line["event"] for place in places for line in place.warnings)

@@ -234,7 +234,9 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("what", nargs="?", choices=["cost", "advisory"], default="cost")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each cost (30)")
+    parser.add_argument(
+        "--seconds", type=float, default=30.0, help="seconds of each cost measurement (30)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object in one line")
     arguments = parser.parse_args()
     found = asyncio.run(run(arguments.what, arguments.seconds))

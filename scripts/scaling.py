@@ -114,7 +114,7 @@ class Site:
 
     def server_cpu(self) -> float:
         """Return the CPU time of the server in seconds."""
-        assert self.server is not None, "the server's processes are not to be seen"
+        assert self.server is not None, "the server's processes cannot be read"
         return self.server.cpu_seconds()
 
 
@@ -417,8 +417,8 @@ async def measure_pickup(site: Site) -> Measurement:
     clock."""
     return {
         "LISTEN": await _pick_up(site),
-        "polling each second": await _pick_up(site, poll_only=True),
-        "polling each 100 ms": await _pick_up(
+        "polling every second": await _pick_up(site, poll_only=True),
+        "polling every 100 ms": await _pick_up(
             site, poll_only=True, fetch_poll_interval=timedelta(milliseconds=100)
         ),
     }
@@ -474,7 +474,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"of {', '.join(MEASUREMENTS)} (all)"
     )
-    parser.add_argument("--quick", action="store_true", help="smaller and in fewer rounds")
+    parser.add_argument("--quick", action="store_true", help="smaller, with fewer rounds")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(MEASUREMENTS):

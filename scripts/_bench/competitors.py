@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LIMIT = 600.0
 """Timeout of one program, in seconds."""
-PEER_LIMIT = 30.0
+PEER_TIMEOUT = 30.0
 """Timeout of a peer's program, in seconds. It is shorter, so that a peer that hangs does not delay
 the run."""
 NAMES = ("riverpy", "river_go", "bare", "pgqueuer", "procrastinate", "oban", "chancy")
@@ -204,7 +204,7 @@ class Peer(Competitor):
     """Another Python job queue. `peers` has a program for each."""
 
     share = 0.25
-    least_batches = 5
+    min_batches = 5
     """The number of jobs is at least this many times the slots, since the first batch starts at
     once."""
 
@@ -223,10 +223,12 @@ class Peer(Competitor):
 
     async def _run(self, verb: str, *rest: object) -> Output:
         database = await self.database()
-        return await run_json(program(f"peers.{self.name}", verb, database.url, *rest), PEER_LIMIT)
+        return await run_json(
+            program(f"peers.{self.name}", verb, database.url, *rest), PEER_TIMEOUT
+        )
 
     async def work(self, jobs: int, slots: int) -> Work:
-        jobs = max(jobs, self.least_batches * slots)
+        jobs = max(jobs, self.min_batches * slots)
         await self._run("insert", "many", jobs)
         await (await self.database()).settle()
         out = await self._run("work", jobs, slots)
@@ -239,9 +241,9 @@ class Peer(Competitor):
         database = await self._server.database(f"{self.name}_insert")
         module = f"peers.{self.name}"
         if not await database.value("table_count"):
-            await run_json(program(module, "install", database.url), PEER_LIMIT)
+            await run_json(program(module, "install", database.url), PEER_TIMEOUT)
         found: dict[str, Any] = (
-            await run_json(program(module, "insert", database.url, how, jobs), PEER_LIMIT)
+            await run_json(program(module, "insert", database.url, how, jobs), PEER_TIMEOUT)
         ).found
         return found["per_s"]
 
@@ -256,7 +258,7 @@ class Procrastinate(Peer):
     """Procrastinate."""
 
     name = "procrastinate"
-    least_batches = 0  # it takes one job at a time, however many slots there are
+    min_batches = 0  # it takes one job at a time, however many slots there are
     share = 0.02
 
 

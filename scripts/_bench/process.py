@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE_INTERVAL = 0.05
-STOP_LIMIT = 40.0
+STOP_TIMEOUT = 40.0
 
 
 class Unavailable(Exception):
@@ -72,7 +72,7 @@ async def running(command: Sequence[str]) -> AsyncGenerator[asyncio.subprocess.P
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
         with suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), STOP_LIMIT)
+            await asyncio.wait_for(process.wait(), STOP_TIMEOUT)
         await _kill(process)
         reading.cancel()
 

@@ -70,7 +70,7 @@ async def test_topics_after_losses(stage: Stage) -> None:
         await until(lambda place=place: place.count(RESTORED) == 1)
         place.forget()
     async with stage.load() as load:
-        (job_id,) = await load.begin_held()
+        (job_id,) = await load.start_held()
         await load.client.queue_pause("default")
         for place in stage.places:
             await until(lambda place=place: place.count("queue paused") == 1)
@@ -91,7 +91,7 @@ async def test_killed_pool(stage: Stage) -> None:
     async with stage.load() as load:
         for _ in range(KILLS):
             await kill_backends(stage.url, POOL_NAME)
-            await load.flows()
+            await load.until_completed()
         assert len(load.failures) <= KILLS
         assert all(isinstance(error, DATABASE_ERRORS) for error in load.failures)
     assert [place.warnings for place in stage.places] == [[], []]
@@ -108,10 +108,10 @@ async def test_frozen_claims_and_results(stage: Stage) -> None:
             *await find_backends(stage.url, "riverpy results", user=storing.worker.name),
         ]
         async with frozen_backends(stage.url, pids):
-            await load.flows()
+            await load.until_completed()
             for place in stage.places:
                 await until(lambda place=place: place.count(RESTORED) == 1)
-            await load.flows()
+            await load.until_completed()
     for place, name in ((claiming, "claims"), (storing, "results")):
         assert [line["connection"] for line in place.said if line["event"] == LOST] == [name]
         assert {line["event"] for line in place.warnings} <= {LOST, PUT_BACK}
@@ -128,7 +128,7 @@ async def test_frozen_beside_the_work(stage: Stage) -> None:
             for pid in await find_backends(stage.url, f"riverpy {name}")
         ]
         async with frozen_backends(stage.url, pids):
-            await load.flows()
+            await load.until_completed()
             for place in stage.places:
                 await until(lambda place=place: place.count(RESTORED) == place.count(LOST) > 0)
     for place in stage.places:
@@ -146,6 +146,6 @@ async def test_frozen_pool(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Non
     async with stage.load() as load:
         async with frozen_backends(stage.url, await find_backends(stage.url, POOL_NAME)):
             await until(lambda: len(load.failures) > 0)
-            await load.flows()
+            await load.until_completed()
         assert all(isinstance(error, TimeoutError) for error in load.failures)
     assert [place.warnings for place in stage.places] == [[], []]

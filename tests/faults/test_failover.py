@@ -54,13 +54,13 @@ async def test_switch_over(stage: FailingOver) -> None:
     nothing is lost, somebody leads there, and nothing of ours is started again; inserts go on with
     a client that knows both (NR-12)."""
     async with stage.load(outages=1, expected=[ENDS]) as load:
-        await load.begin_held(5)
+        await load.start_held(5)
         await stage.pair.switch_over()
         load.release()
         for place in stage.places:
             await restored(place)
         await until(lambda: any(place.count(BEGINS) for place in stage.places))
-        await load.flows()
+        await load.until_completed()
 
 
 async def test_machine_is_gone(stage: FailingOver) -> None:
@@ -73,7 +73,7 @@ async def test_machine_is_gone(stage: FailingOver) -> None:
         await stage.pair.switch_over()
         for place in stage.places:
             await restored(place)
-        await load.recovers()
+        await load.until_recovered()
     for way in ways:
         await way.heal()
 
@@ -90,10 +90,10 @@ async def test_worker_before_a_standby(stage: FailingOver) -> None:
     and then, and works when that server is the primary again (NR-12)."""
     place = await add_single(stage)
     async with stage.load(expected=[ENDS]) as load:
-        await until(lambda: bool(place.begun))
+        await until(lambda: bool(place.started_jobs))
         await stage.pair.switch_over()
         seen = place.worker.proxy.accepted
-        await load.flows()
+        await load.until_completed()
         await until(lambda: place.worker.proxy.accepted >= seen + TRIES)
         assert (place.count(LOST), place.count(RESTORED)) == (1, 0)
         await stage.pair.switch_over()

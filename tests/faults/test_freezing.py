@@ -36,8 +36,8 @@ async def test_look_that_the_frozen_process_holds_up(monkeypatch: pytest.MonkeyP
 
     connection: Any = Held()
     monkeypatch.setattr(server_faults, "_signal", recorded)
-    monkeypatch.setattr(server_faults, "LOOK_LIMIT", 0.05)
-    monkeypatch.setattr(server_faults, "MEND_LIMIT", 30.0)
+    monkeypatch.setattr(server_faults, "STATE_TIMEOUT", 0.05)
+    monkeypatch.setattr(server_faults, "MEND_TIMEOUT", 30.0)
     try:
         await server_faults._stop_where_it_waits(connection, process.pid)
         assert looks == [psutil.STATUS_STOPPED] * 2

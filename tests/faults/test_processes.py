@@ -29,11 +29,11 @@ async def test_killed_worker(stage: Stage) -> None:
     killed = stage.leader
     async with stage.load(expected=EXPECTED) as load:
         held: set[int] = set()
-        while not (lost := killed.begun & held):
-            held.update(await load.begin_held(5))
+        while not (lost := killed.started_jobs & held):
+            held.update(await load.start_held(5))
         killed.worker.kill()
         await killed.worker.ended()
-        await load.flows()
+        await load.until_completed()
         await killed.worker.start()
         await until(lambda: killed.count("worker started") == 1)
-        await until(lambda: lost <= load.begun_again)
+        await until(lambda: lost <= load.restarted_jobs)

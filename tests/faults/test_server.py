@@ -46,7 +46,7 @@ async def test_restart(stage: Stage) -> None:
     """The server restarts while jobs run: those end where they began, their results are kept and
     stored, and the rest is worked (NR-02, NR-03, LD-18)."""
     async with stage.load(outages=1) as load:
-        await load.begin_held(5)
+        await load.start_held(5)
         await stage.fleet.server.shut_down(Shutdown.FAST)
         load.release()
         await lost(stage)
@@ -59,8 +59,8 @@ async def test_crash(stage: Stage) -> None:
     worked again. All others end where they began (NR-02, LD-18)."""
     async with stage.load(outages=1, expected=[REFUSED, ENDS]) as load:
         leader = stage.leader
-        held = await load.begin_held(5)
-        await load.flows()  # later commits have brought these claims to the disk
+        held = await load.start_held(5)
+        await load.until_completed()  # later commits have brought these claims to the disk
         began = time.time()
         await stage.fleet.server.shut_down(Shutdown.IMMEDIATE)
         load.release()
@@ -79,7 +79,7 @@ async def test_refused_connections(stage: Stage) -> None:
         async with connections_refused(stage.url, *(place.worker.name for place in stage.places)):
             await lost(stage)
         await restored(stage)
-        await load.flows()
+        await load.until_completed()
 
 
 async def test_no_connection_left(stage: Stage) -> None:
@@ -118,7 +118,7 @@ async def test_statement_timeout(stage: Stage, limit: str) -> None:
             await stack.enter_async_context(settings)
             await kill_backends(stage.url, None, user=name)
         await restored(stage)
-        await load.flows()
+        await load.until_completed()
         await stack.aclose()
         for name in names:
             await kill_backends(stage.url, None, user=name)
@@ -130,7 +130,7 @@ async def test_idle_in_transaction_timeout(stage: Stage) -> None:
         stage.load(outages=0) as load,
         server_settings(stage.url, idle_in_transaction_session_timeout="1s"),
     ):
-        await load.recovers()
+        await load.until_recovered()
 
 
 async def test_read_only(stage: Stage) -> None:
@@ -138,13 +138,13 @@ async def test_read_only(stage: Stage) -> None:
     end meanwhile are kept and stored, and a connection that was told so is made anew (NR-12)."""
     users = [place.worker.name for place in stage.places]
     async with stage.load(outages=1) as load:
-        await load.begin_held(5)
+        await load.start_held(5)
         before = {user: await find_dedicated(stage, user) for user in users}
         async with server_settings(stage.url, default_transaction_read_only="on"):
             load.release()
             await lost(stage)
         await restored(stage)
-        await load.recovers()
+        await load.until_recovered()
         for user in users:
             assert not before[user] <= await find_dedicated(stage, user)
 
@@ -166,4 +166,4 @@ async def test_down_for_a_while(stage: Stage) -> None:
             await until(lambda place=place, seen=seen: place.worker.proxy.accepted >= seen + TRIES)
         await stage.fleet.server.come_back()
         await restored(stage)
-        await load.flows()
+        await load.until_completed()

@@ -25,13 +25,13 @@ async def test_locked_running_rows(stage: Stage) -> None:
     """Somebody's transaction holds the locks of running jobs' rows: their results wait for it, and
     nothing else does. Who waits for long says so."""
     async with stage.load(outages=0, expected={HELD}) as load:
-        held = await load.begin_held(5)
+        held = await load.start_held(5)
         async with rows_locked(stage.url, LOCK_RUNNING) as count:
             assert count >= len(held)
             load.release()
-            await load.flows()
-            await load.flows()
-        await load.recovers()
+            await load.until_completed()
+            await load.until_completed()
+        await load.until_recovered()
 
 
 async def test_locked_available_rows(stage: Stage) -> None:
@@ -41,12 +41,12 @@ async def test_locked_available_rows(stage: Stage) -> None:
         await load.client.queue_pause("default")
         for place in stage.places:
             await until(lambda place=place: place.count("queue paused") == 1)
-        await load.piles_up()
+        await load.until_jobs_wait()
         async with rows_locked(stage.url, LOCK_AVAILABLE) as count:
             assert count > 0
             await load.client.queue_resume("default")
-            await load.flows()
-        await load.recovers()
+            await load.until_completed()
+        await load.until_recovered()
 
 
 async def test_pool_is_held(stage: Stage) -> None:
@@ -54,10 +54,10 @@ async def test_pool_is_held(stage: Stage) -> None:
     the lease and signs of life have connections of their own, and go on (PB-10)."""
     async with stage.load(outages=0) as load:
         held: set[int] = set()
-        while not all(place.begun & held for place in stage.places):
-            held.update(await load.begin_held(hoards=POOL_SIZE))
+        while not all(place.started_jobs & held for place in stage.places):
+            held.update(await load.start_held(hoards=POOL_SIZE))
         began = await stage.fetchval("now")
-        await load.flows()
+        await load.until_completed()
         await until(lambda: load.is_positive("all_have_beaten", began))
         await until(lambda: load.is_positive("lease_is_renewed", began))
 
@@ -68,6 +68,6 @@ async def test_frozen_worker(stage: Stage) -> None:
     frozen, _ = stage.places
     async with stage.load(outages=0) as load:
         frozen.worker.freeze()
-        await load.flows()
+        await load.until_completed()
         frozen.worker.thaw()
-        await load.flows()
+        await load.until_completed()

@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 TURN = 0.1
 """Seconds between two inserts by the same way."""
-CALL_LIMIT = 20.0
+CALL_TIMEOUT = 20.0
 """Timeout of a call, in seconds."""
 RETRY = 0.1
 ROLLBACK_SHARE = 0.3
 """The share of transactions that roll back."""
 ONCE_SHARE = 20
 """One job in this many has a unique number. Each unique number is inserted several times."""
-CANCEL_MOST = 3.0
+CANCEL_DELAY_MAX = 3.0
 """Maximum seconds until a job is cancelled."""
 FAILURES = (riverpy.TransactionError, *DATABASE_ERRORS)
 """Errors that a call raises during an outage."""
@@ -88,7 +88,7 @@ class Load:
         await anyio.sleep(delay)
         while True:
             with suppress(*FAILURES):
-                with anyio.fail_after(CALL_LIMIT):
+                with anyio.fail_after(CALL_TIMEOUT):
                     await self._client.job_cancel(job_id)
                 self.cancels.append(Cancel(job_id, time()))
                 return
@@ -114,7 +114,7 @@ class Load:
             left -= len(jobs)
             if jobs:
                 try:
-                    with anyio.fail_after(CALL_LIMIT):
+                    with anyio.fail_after(CALL_TIMEOUT):
                         await way(jobs)
                 except FAILURES:
                     self.failed_calls += 1
@@ -165,7 +165,7 @@ class Load:
             return
         self.tell([job], [result])
         if isinstance(job, Endless) or self._dice.random() < 0.02:
-            delay = self._dice.random() * CANCEL_MOST
+            delay = self._dice.random() * CANCEL_DELAY_MAX
             if not isinstance(job, Once):
                 self._tasks.start_soon(self.cancel, result.job.id, delay)
 
@@ -202,7 +202,7 @@ class Transactions:
     async def insert(self, jobs: list[JobArgs]) -> None:
         """Insert these jobs in one transaction, which is committed or rolled back."""
         if self._connection is None or self._connection.is_closed():
-            self._connection = await asyncpg.connect(self._url, timeout=CALL_LIMIT)
+            self._connection = await asyncpg.connect(self._url, timeout=CALL_TIMEOUT)
         unique_none = [job for job in jobs if not isinstance(job, Once)]
         is_asked_to_commit = False
         try:

@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RIVERPY = Path(sys.executable).with_name("riverpy")
 SETTINGS_VARIABLE = "FLEET_SETTINGS"
 PR_SET_PDEATHSIG = 1
-STOP_LIMIT = 60.0
+STOP_TIMEOUT = 60.0
 """Seconds for a worker to exit after SIGTERM."""
 SERVER_SETTINGS = {
     "max_connections": "200",
@@ -107,7 +107,7 @@ class Server:
         """Stop the server; every connection is lost."""
         pid = int((self._postgres.directory / "data" / "postmaster.pid").read_text().split()[0])
         os.kill(pid, how.value)
-        async with asyncio.timeout(STOP_LIMIT):
+        async with asyncio.timeout(STOP_TIMEOUT):
             while _exists(pid):
                 await asyncio.sleep(0.01)
 
@@ -200,7 +200,7 @@ class WorkerProcess:
         Raises: TimeoutError: it did not end in time.
         """
         assert self._process is not None
-        async with asyncio.timeout(STOP_LIMIT):
+        async with asyncio.timeout(STOP_TIMEOUT):
             code = await self._process.wait()
         self.is_frozen = False
         return code

@@ -41,7 +41,7 @@ TICK = 0.05
 STALL = 0.25
 """If the event loop makes no turn for this many seconds, the process counts as not running."""
 PASS_INTERVAL = 0.05
-HOLD_MOST = 0.1
+HOLD_MAX = 0.1
 """Maximum seconds that a fenced transaction stays open, so that faults hit some of them."""
 FLUSH_LIMIT = 3.0
 RECONNECT = 0.05
@@ -138,7 +138,7 @@ class TermWriter(base.MaintenanceService):
                 STATEMENTS["term_write"],
                 *(term.leader_id, term.elected_at, self.number, datetime.now(UTC)),
             )
-            await anyio.sleep(random.uniform(0, HOLD_MOST))
+            await anyio.sleep(random.uniform(0, HOLD_MAX))
         return PASS_INTERVAL
 
 

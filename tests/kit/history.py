@@ -201,7 +201,9 @@ def _check_terms(history: History) -> Iterator[Violation]:
             processes[act.term].add(act.process)
     for term, names in processes.items():
         if len(names) > 1:
-            yield Violation("one holder a term", f"{', '.join(sorted(names))} acted in the {term}")
+            yield Violation(
+                "one process per term", f"{', '.join(sorted(names))} acted in the {term}"
+            )
 
 
 def _check_writes(history: History) -> Iterator[Violation]:
@@ -236,13 +238,13 @@ def _check_slots(history: History) -> Iterator[Violation]:
         for before, after in pairwise(found):
             if fault := _fault_between(before, after):
                 yield Violation(
-                    "every slot as its policy says",
+                    "every slot follows its policy",
                     f"{periodic_id}: {fault}: {_line(before)}, then {_line(after)}",
                 )
         for slot in found:
             if fault := _fault_of(slot, history.trust):
                 yield Violation(
-                    "every slot as its policy says", f"{periodic_id}: {fault}: {_line(slot)}"
+                    "every slot follows its policy", f"{periodic_id}: {fault}: {_line(slot)}"
                 )
 
 
@@ -276,7 +278,7 @@ def _line(slot: Slot) -> str:
 
 # --- jobs
 
-LOST_CLAIMS = timedelta(seconds=1)
+LOST_CLAIMS_WINDOW = timedelta(seconds=1)
 """How long before a crash of the server a lost claim may be, since claims are not durable. These
 attempts start once more."""
 RECENT = timedelta(seconds=5)
@@ -290,18 +292,22 @@ def _check_jobs(history: History) -> Iterator[Violation]:
         (act.job_id, act.attempt)
         for act in history.acts
         if act.what == "attempt"
-        and any(crash.began - LOST_CLAIMS <= act.at <= crash.ended for crash in history.crashes)
+        and any(
+            crash.began - LOST_CLAIMS_WINDOW <= act.at <= crash.ended for crash in history.crashes
+        )
     )
     for job in history.jobs:
         if job.state != "completed":
             yield Violation("every job completed", f"{job}")
         elif job.errors != job.rescues + job.unstorable or job.attempt != 1 + job.errors:
-            yield Violation("one attempt, and one for each rescue", f"{job}")
+            yield Violation("one attempt plus one per rescue", f"{job}")
         elif not 1 <= attempts[job.id] <= job.attempt:
-            yield Violation("no job without an attempt", f"{attempts[job.id]} begun of {job}")
+            yield Violation("no job without an attempt", f"{attempts[job.id]} started of {job}")
     for (job_id, attempt), count in begun.items():
         if count > 1 + claims_lost[job_id, attempt]:
-            yield Violation("no attempt twice", f"job {job_id} attempt {attempt}: {count} times")
+            yield Violation(
+                "no attempt starts twice", f"job {job_id} attempt {attempt}: {count} times"
+            )
     yield from _check_rescues(history)
     for job_id in sorted(set(history.inserted) - {job.id for job in history.jobs}):
         yield Violation("no job lost", f"job {job_id}")

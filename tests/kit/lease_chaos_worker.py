@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 LOOK_INTERVAL = 0.03
 WRITE_INTERVAL = 0.05
 RETRY = 0.1
-HOLD_MOST = 0.3
+HOLD_MAX = 0.3
 """Maximum seconds between the fence and the commit of a transaction, or between the check of the
 lease and an unfenced write, so that faults hit some of them."""
 KEPT = 6.0
@@ -146,14 +146,14 @@ class Holding:
                     return False
             elif self._is_over and not self._lease.is_held and random.random() < 0.1:
                 return False
-            await anyio.sleep(random.random() ** 3 * HOLD_MOST)
+            await anyio.sleep(random.random() ** 3 * HOLD_MAX)
             await write(connection, *self._term, number)
         note("wrote", *self._term, number=number)
         return True
 
     async def _write_unfenced(self, connection: asyncpg.Connection) -> bool:
         if self._lease.is_held:
-            await anyio.sleep(random.random() ** 3 * HOLD_MOST)
+            await anyio.sleep(random.random() ** 3 * HOLD_MAX)
             await write(connection, *self._term, next(numbers), is_fenced=False)
         return True
 
@@ -177,7 +177,7 @@ class LeadWriter(base.MaintenanceService):
         note("held", *term, at=self._began_at)
         number = next(numbers)
         async with fence.transaction(self.context.connection, "a write of the lead") as connection:
-            await anyio.sleep(random.random() ** 3 * HOLD_MOST)
+            await anyio.sleep(random.random() ** 3 * HOLD_MAX)
             await write(connection, *term, number)
         note("wrote", *term, number=number)
         return WRITE_INTERVAL

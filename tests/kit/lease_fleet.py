@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LEASE = "projection"
 POLL = 0.005
-STARTS_WITHIN = 60.0
+START_TIMEOUT = 60.0
 """Seconds for the processes to start."""
 TABLE = """
 CREATE TABLE IF NOT EXISTS lease_write (id bigserial PRIMARY KEY, epoch bigint NOT NULL)
@@ -151,7 +151,7 @@ class LeaseStage:
                 self.notes.append(note)
         return self.notes
 
-    async def until(self, is_true: Callable[[], object], limit: float = STARTS_WITHIN) -> None:
+    async def until(self, is_true: Callable[[], object], limit: float = START_TIMEOUT) -> None:
         """Return when the condition holds.
 
         Raises: TimeoutError: it did not hold within the limit in seconds.
@@ -163,7 +163,7 @@ class LeaseStage:
                     return
                 await asyncio.sleep(POLL)
 
-    async def until_all_stand(self) -> None:
+    async def until_all_ready(self) -> None:
         """Return when the current process of each worker waits for the lease or holds it."""
         pids = {worker.pid for worker in self.fleet.workers}
         await self.until(lambda: pids <= {note.pid for note in self.notes})

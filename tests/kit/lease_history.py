@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import asyncpg
 
 STATEMENTS = read_statements(Path(__file__).with_name("lease_history.sql"))
-AFTERMATH_MOST = 3.0
+AFTERMATH_MAX = 3.0
 """The longest time in seconds after a fault for which it can explain that a lease stays free. The
 limit for a free lease may be longer, but an older fault is no reason."""
 
@@ -187,7 +187,7 @@ def _check_grants(history: LeaseHistory) -> Iterator[Violation]:
     for found in (holders, processes):
         for term, names in found.items():
             if len(names) > 1:
-                yield Violation("one holder an epoch", f"{term}: {', '.join(sorted(names))}")
+                yield Violation("one process per epoch", f"{term}: {', '.join(sorted(names))}")
 
 
 def _check_trust(history: LeaseHistory) -> Iterator[Violation]:
@@ -204,8 +204,8 @@ def _check_trust(history: LeaseHistory) -> Iterator[Violation]:
             continue
         if not history.ended_early(granted, last.at):
             yield Violation(
-                "no trust in a term beside a newer one",
-                f"{last.process} believed in it {last.at - granted:.3f} s after {after}",
+                "no lease is valid beside a newer term",
+                f"its lease was valid in {last.process} {last.at - granted:.3f} s after {after}",
             )
 
 
@@ -227,8 +227,8 @@ def _check_takeovers(history: LeaseHistory) -> Iterator[Violation]:
         limit = history.bound + _outage(history, grant)
         if seconds > limit and _well(history, grant):
             yield Violation(
-                "a free lease is taken in time",
-                f"after {seconds:.3f} s, which should have been {limit:.3f} s at most: {grant}",
+                "a free lease is acquired in time",
+                f"after {seconds:.3f} s, not within {limit:.3f} s: {grant}",
             )
 
 
@@ -260,7 +260,7 @@ def _end(history: LeaseHistory, span: Span) -> float:
 
 
 def _just_before(history: LeaseHistory, grant: Grant) -> float:
-    return _free_since(grant) - min(history.bound, AFTERMATH_MOST)
+    return _free_since(grant) - min(history.bound, AFTERMATH_MAX)
 
 
 def _free_since(grant: Grant) -> float:

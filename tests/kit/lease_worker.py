@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from riverpy import Lease
 
 ACT_INTERVAL = 0.01
-HOLD_MOST = 0.05
+HOLD_MAX = 0.05
 """Maximum seconds that a fenced transaction stays open, so that faults hit some of them."""
 RETRY = 0.05
 BLOCK_SHARE = 1.3
@@ -104,7 +104,7 @@ class Holder:
         try:
             async with connection.transaction():
                 await lease.fence(connection)
-                await anyio.sleep(random.random() * HOLD_MOST)
+                await anyio.sleep(random.random() * HOLD_MAX)
                 is_stale = await connection.fetchval(WRITE, lease.epoch)
         except LeaseLostError:
             note("refused", lease)

@@ -36,7 +36,7 @@ LIMIT = 90.0
 """Timeout in seconds for anything that is waited for, on a machine however busy."""
 CALM_BACKLOG = RATE // 4
 """Maximum number of jobs that wait or run while nothing is broken."""
-CLAIMS_LOST = 1.0
+LOST_CLAIMS_WINDOW = 1.0
 """Seconds before a crash of the server within which claims may be lost, since they are not
 durable."""
 LOST, RESTORED = "database connection lost", "database connection restored"
@@ -121,7 +121,7 @@ class Place:
         return [line["event"] for line in self.said].count(event)
 
     @property
-    def begun(self) -> set[int]:
+    def started_jobs(self) -> set[int]:
         """Return the jobs that started in this worker."""
         self.read()
         return {start.job_id for start in self.starts}
@@ -161,8 +161,8 @@ class Stage:
     @property
     def leader(self) -> Place:
         """The worker that became leader last."""
-        begun = [(place.led_since, place) for place in self.places if place.led_since]
-        return max(begun, key=itemgetter(0))[1]
+        led = [(place.led_since, place) for place in self.places if place.led_since]
+        return max(led, key=itemgetter(0))[1]
 
     async def start(self, settings: LoadSettings, workers: int = 2) -> None:
         """Start the workers and wait until they work."""
@@ -202,12 +202,12 @@ class Stage:
     async def _checked(self, load: Load) -> AsyncGenerator[Load]:
         async with load.client, asyncio.TaskGroup() as tasks:
             inserting = tasks.create_task(load.insert())
-            await load.flows()
+            await load.until_completed()
             try:
                 yield load
             finally:
                 load.release()
-            await load.recovers()
+            await load.until_recovered()
             inserting.cancel()
         await self.ends()
         _expect_none(await load.faults())
@@ -258,7 +258,7 @@ class Load:
         self._stage = stage
         self.client = riverpy.Client(stage.url)
         """The client that inserts, like that of a web application."""
-        self._released = stage.fleet.directory / f"released-{time.monotonic_ns()}"
+        self.release_file = stage.fleet.directory / f"released-{time.monotonic_ns()}"
         """Held jobs run until this file exists."""
         self._cancelled: set[int] = set()
         self.inserted: list[int] = []
@@ -284,9 +284,9 @@ class Load:
             due = max(due + BATCH_INTERVAL, time.monotonic() - BATCH_INTERVAL)
             await asyncio.sleep(due - time.monotonic())
 
-    async def begin_held(self, count: int = 1, **args: object) -> list[int]:
+    async def start_held(self, count: int = 1, **args: object) -> list[int]:
         """Insert jobs that run until `release`, and return their ids when all run."""
-        text = json.dumps({"until": str(self._released), **args})
+        text = json.dumps({"until": str(self.release_file), **args})
         job = riverpy.InsertManyParams(riverpy.RawArgs("effect", text))
         ids = [result.job.id for result in await self.client.insert_many([job] * count)]
         self.inserted += ids
@@ -295,7 +295,7 @@ class Load:
 
     def release(self) -> None:
         """Let the held jobs end."""
-        self._released.touch()
+        self.release_file.touch()
 
     async def cancel(self, job_id: int) -> None:
         """Cancel a running job, and return when it is cancelled."""
@@ -307,26 +307,26 @@ class Load:
         await until(is_cancelled)
         self._cancelled.add(job_id)
 
-    async def piles_up(self) -> None:
+    async def until_jobs_wait(self) -> None:
         """Return when jobs wait."""
         await until(lambda: self.is_positive("many_available", CALM_BACKLOG))
 
     @property
-    def begun_again(self) -> set[int]:
+    def restarted_jobs(self) -> set[int]:
         """Return the jobs with a second attempt."""
         return {start.job_id for start in self._starts() if start.attempt > 1}
 
-    async def flows(self) -> None:
+    async def until_completed(self) -> None:
         """Return when jobs that are inserted from now on are completed."""
         newest = None
         while newest is None:
             newest = await self._stage.fetchval("newest")
         await until(lambda: self.is_positive("completed_since", newest))
 
-    async def recovers(self) -> float:
+    async def until_recovered(self) -> float:
         """Return the seconds until new jobs are completed and none waits for longer than usual."""
         began = time.monotonic()
-        await self.flows()
+        await self.until_completed()
         await until(self._is_calm)
         return time.monotonic() - began
 
@@ -346,7 +346,7 @@ class Load:
             place.read()
         return [start for place in self._stage.places for start in place.starts]
 
-    def _faults_of_ends(self, ends: Sequence[Any], begun: set[int]) -> list[str]:
+    def _faults_of_ends(self, ends: Sequence[Any], started_jobs: set[int]) -> list[str]:
         found: list[str] = []
         for row in ends:
             is_cancelled = row["id"] in self._cancelled
@@ -356,8 +356,12 @@ class Load:
                 "attempt": 1 + row["rescues"],
                 "errors": is_cancelled + row["rescues"],
             }
-            if row["id"] not in begun or any(row[name] != expected[name] for name in expected):
-                found.append(f"{dict(row)}, {'begun' if row['id'] in begun else 'never begun'}")
+            if row["id"] not in started_jobs or any(
+                row[name] != expected[name] for name in expected
+            ):
+                found.append(
+                    f"{dict(row)}, {'started' if row['id'] in started_jobs else 'never started'}"
+                )
         return found
 
     def _faults_of_starts(self, starts: list[Start]) -> list[str]:
@@ -367,7 +371,7 @@ class Load:
         forgotten = Counter(
             (start.job_id, start.attempt)
             for start in starts
-            if any(began - CLAIMS_LOST <= start.at <= ended for began, ended in self.crashes)
+            if any(began - LOST_CLAIMS_WINDOW <= start.at <= ended for began, ended in self.crashes)
         )
         return [
             f"attempt {attempt} of job {job_id} began {count} times"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tests.kit.wall_clock import WallClock
 
-MEND_LIMIT = 90.0
+MEND_TIMEOUT = 90.0
 """Seconds within which the server must accept the end of a fault."""
 RETRY = 0.05
 CLOCK_TURN = 0.3
@@ -32,7 +32,7 @@ LOCK_LIMIT = 100
 """Milliseconds for which a statement waits for a table lock. Other statements wait behind it."""
 LOCK_RETRY = 0.5
 """Seconds between two tries to lock a table."""
-LOOK_LIMIT = 2.0
+STATE_TIMEOUT = 2.0
 """Timeout in seconds for reading the state of a stopped process of the server, which may hold a
 lock that the read needs."""
 CONNECTION_NAMES = ("riverpy listener", "riverpy reserved", "riverpy claims", "riverpy results")
@@ -84,11 +84,11 @@ async def frozen_backends(url: str, pids: Sequence[int]) -> AsyncGenerator[None]
 
 
 async def _stop_where_it_waits(connection: asyncpg.Connection, pid: int) -> None:
-    with anyio.fail_after(MEND_LIMIT):
+    with anyio.fail_after(MEND_TIMEOUT):
         while _signal(pid, signal.SIGSTOP):
             while _runs(pid):
                 await anyio.sleep(RETRY / 50)
-            with anyio.move_on_after(LOOK_LIMIT):
+            with anyio.move_on_after(STATE_TIMEOUT):
                 if await connection.fetchval(
                     "SELECT wait_event_type IN ('Client', 'Lock') FROM pg_stat_activity"
                     " WHERE pid = $1",
@@ -275,7 +275,7 @@ async def _lock_and_execute(url: str, *statements: str) -> None:
 
 async def _mend(url: str, statement: str, *, retry: float = RETRY) -> None:
     """Execute a statement, and try again as often as the server goes away."""
-    with anyio.fail_after(MEND_LIMIT, shield=True):
+    with anyio.fail_after(MEND_TIMEOUT, shield=True):
         while True:
             try:
                 await _execute(url, statement)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 STATEMENTS = read_statements(Path(__file__).with_name("work_history.sql"))
-CLAIMS_LOST = 1.0
+LOST_CLAIMS_WINDOW = 1.0
 """Seconds before a crash of the server within which claims may be lost, since they are not
 durable."""
 UNSTORABLE_ERROR = "the result of this attempt could not be stored"
@@ -42,7 +42,7 @@ EPOCH = 946684800
 """Seconds from 1970 to 2000."""
 DUE_AT_ONCE = {"quick", "once", "child"}
 """The kinds that wait for nothing but a free slot."""
-STALL_LEAST = 0.5
+STALL_MIN = 0.5
 """Shorter times without a completed job, in seconds, need no explanation."""
 ALL = ""
 """The name that stands for every worker."""
@@ -174,7 +174,7 @@ class History(msgspec.Struct, kw_only=True):
     ended: float = 0.0
     """When the faults and the load had ended."""
     dead_after: float = 60.0
-    outages_most: int = 1
+    outages_max: int = 1
     """How often a worker may log in one fault that its connections are lost."""
     bound: float = 5.0
     """Seconds after the end of a fault within which jobs must run again."""
@@ -261,12 +261,12 @@ class History(msgspec.Struct, kw_only=True):
         halts = self.halts()
         found: list[tuple[float, float]] = []
         for before, after in pairwise([*done, self.ended] if done else []):
-            if after - before < STALL_LEAST:
+            if after - before < STALL_MIN:
                 continue
             waiting = [created for created, first in due if created < after and first > before]
             since = max([before, *(end for start, end in halts if start < after)])
             since = max(since, min(waiting, default=after))
-            if after - since >= STALL_LEAST:
+            if after - since >= STALL_MIN:
                 found.append((since, after))
         return found
 
@@ -304,10 +304,10 @@ def _check_existence(history: History, by_job: dict[int, list[Act]]) -> Iterator
         if act.what == "child" and act.child_id not in ids:
             yield Violation("no committed job lost", f"job {act.child_id}, inserted by a job")
     for number in sorted(history.rolled_back & numbers):
-        yield Violation("nothing of what was rolled back", f"job number {number} exists")
+        yield Violation("nothing of a rolled back transaction", f"job number {number} exists")
     for job_id in sorted(by_job.keys() - ids):
         act = by_job[job_id][0]
-        yield Violation("nothing of what was rolled back", f"job {job_id} ran: {act}")
+        yield Violation("nothing of a rolled back transaction", f"job {job_id} ran: {act}")
 
 
 def _check_job(history: History, job: JobEnd, acts: list[Act]) -> Iterator[Violation]:
@@ -325,7 +325,7 @@ def _check_results(job: JobEnd, acts: list[Act]) -> Iterator[Violation]:
     stored = [act for act in acts if act.what == "stored"]
     for claim, count in Counter(act.claim for act in stored).items():
         if count > 1:
-            yield Violation("one result of each claim", f"{count} of claim {claim} of {job}")
+            yield Violation("one result per claim", f"{count} of claim {claim} of {job}")
     finals = [act for act in stored if act.how in FINAL]
     if len(finals) > 1:
         yield Violation("no job finished twice", f"{job}: {finals}")
@@ -340,7 +340,7 @@ def _check_results(job: JobEnd, acts: list[Act]) -> Iterator[Violation]:
     if job.state == "completed" and not any(
         act.what == "end" and act.how == "returned" and act.claim == job.claim for act in acts
     ):
-        yield Violation("what is completed has returned", f"{job}")
+        yield Violation("the handler of a completed job returned", f"{job}")
 
 
 def _check_errors(history: History, job: JobEnd, acts: list[Act]) -> Iterator[Violation]:
@@ -348,11 +348,11 @@ def _check_errors(history: History, job: JobEnd, acts: list[Act]) -> Iterator[Vi
     expected = list(range(1, job.attempt))
     is_last_told = job.state == "cancelled" and job.failed == [*expected, job.attempt]
     if job.failed != expected and not is_last_told:
-        yield Violation("an error for each attempt but the last", f"{job}")
+        yield Violation("one error per attempt except the last", f"{job}")
     planned = sum(PLANNED in text for text in job.errors)
     is_unplanned = job.failures is not None and planned > job.failures
     if is_unplanned or (job.state == "completed" and planned < (job.failures or 0)):
-        yield Violation("it fails as planned", f"{job}")
+        yield Violation("a job fails as planned", f"{job}")
     for attempt, text, at in zip(job.failed, job.errors, job.failed_at, strict=True):
         if text == RESCUE_ERROR:
             times = history.true_times(at)
@@ -393,7 +393,7 @@ def _check_attempts(history: History, job: JobEnd, acts: list[Act]) -> Iterator[
     begins = [act for act in acts if act.what == "begin"]
     for claim, count in Counter(act.claim for act in begins).items():
         if count > 1:
-            yield Violation("a claim begins once", f"claim {claim} of {job}: {count} times")
+            yield Violation("a claim starts once", f"claim {claim} of {job}: {count} times")
     ends = {act.claim: act.how for act in acts if act.what == "end"}
     stored = {act.claim for act in acts if act.what == "stored"}
     for attempt, group in groupby(
@@ -401,13 +401,13 @@ def _check_attempts(history: History, job: JobEnd, acts: list[Act]) -> Iterator[
     ):
         for begin, later in pairwise(group):
             is_forgotten = any(
-                since - CLAIMS_LOST <= begin.at <= until for since, until in history.crashes
+                since - LOST_CLAIMS_WINDOW <= begin.at <= until for since, until in history.crashes
             )
             how = ends.get(begin.claim)
             is_cut = begin.claim not in stored and _was_cut(history, begin, how, later.at)
             if how not in AGAIN and not is_forgotten and not is_cut:
                 yield Violation(
-                    "an attempt begins again for a reason",
+                    "an attempt starts again for a reason",
                     f"attempt {attempt} of {job}, which began at {begin.at}",
                 )
 
@@ -437,10 +437,10 @@ def _check_unique(history: History) -> Iterator[Violation]:
     rows = Counter(job.number for job in history.jobs if job.kind == "once")
     for number, count in rows.items():
         if count > 1:
-            yield Violation("what is unique exists once", f"{count} jobs number {number}")
+            yield Violation("a unique job exists once", f"{count} jobs number {number}")
     for number, count in Counter(history.unique).items():
         if count > 1:
-            yield Violation("what is unique is inserted once", f"number {number}: {count} times")
+            yield Violation("a unique job is inserted once", f"number {number}: {count} times")
 
 
 def _check_cancels(history: History, by_job: dict[int, list[Act]]) -> Iterator[Violation]:
@@ -450,11 +450,11 @@ def _check_cancels(history: History, by_job: dict[int, list[Act]]) -> Iterator[V
         if job is None:
             continue
         if job.kind == "endless" and job.state != "cancelled":
-            yield Violation("what is cancelled ends", f"{job}")
+            yield Violation("a cancelled job ends", f"{job}")
         asked = cancel.answered
         for act in by_job.get(job.id, []):
             if act.what == "begin" and min(_claim_times(history, act)) > asked:
-                yield Violation("what is cancelled does not run again", f"{job}: {act}")
+                yield Violation("a cancelled job does not run again", f"{job}: {act}")
 
 
 def _claim_times(history: History, act: Act) -> list[float]:
@@ -481,7 +481,7 @@ def _check_children(history: History, by_job: dict[int, list[Act]]) -> Iterator[
             if before[-1].monotonic > after[0].monotonic and not _may_be_taken(
                 history, before[0], after[0].at
             ):
-                yield Violation("no attempt beside the next", f"{before[-1]}, then {after[0]}")
+                yield Violation("no attempt runs beside the next", f"{before[-1]}, then {after[0]}")
 
 
 def _may_be_taken(history: History, begin: Act, until: float) -> bool:
@@ -506,7 +506,7 @@ def _may_be_taken(history: History, begin: Act, until: float) -> bool:
 def _check_going_on(history: History) -> Iterator[Violation]:
     for recovery in history.recoveries():
         if recovery.seconds > history.bound:
-            yield Violation("work goes on soon after a fault", f"{recovery}")
+            yield Violation("jobs run soon after a fault", f"{recovery}")
     for since, until in history.stalls():
         if until - since > history.bound:
             yield Violation(
@@ -517,7 +517,7 @@ def _check_going_on(history: History) -> Iterator[Violation]:
 # --- logs
 
 LOST, RESTORED = "database connection lost", "database connection restored"
-LINES_MOST = 12
+LINES_MAX = 12
 """Maximum number of log lines of one worker about one fault, besides one for each job that they
 name."""
 EARLY = 0.1
@@ -551,18 +551,18 @@ def _check_logs(history: History) -> Iterator[Violation]:
         for line in lines:
             is_error = line.level in {"error", "critical"} and line.event not in EXPECTED_ERRORS
             if line.exception or is_error:
-                yield Violation("plain logs", f"{worker}: {line}")
+                yield Violation("no unexpected log lines", f"{worker}: {line}")
         yield from _check_pairs(worker, lines)
         mine = [recovery for recovery in recoveries if recovery.worker == worker]
         for recovery, about in _by_trouble(mine, lines):
             named = {(line.event, line.job_id) for line in about if line.job_id is not None}
-            if len(about) - len(named) > LINES_MOST * recovery.spans:
+            if len(about) - len(named) > LINES_MAX * recovery.spans:
                 yield Violation("no storm of log lines", f"{len(about)} lines about {recovery}")
             lost = sum(line.event == LOST for line in about)
-            if lost > history.outages_most * recovery.spans:
-                yield Violation("one line an outage", f"{lost} lines about {recovery}")
+            if lost > history.outages_max * recovery.spans:
+                yield Violation("one log line per outage", f"{lost} lines about {recovery}")
         if not mine and any(line.event == LOST for line in lines):
-            yield Violation("one line an outage", f"{worker} tells of one where none was")
+            yield Violation("one log line per outage", f"{worker} logs one without a fault")
 
 
 def _by_trouble(
@@ -585,8 +585,8 @@ def _check_pairs(worker: str, lines: list[LogLine]) -> Iterator[Violation]:
         if line.event not in {LOST, RESTORED}:
             continue
         if last.get(line.client_id, RESTORED) == line.event:
-            yield Violation("one line an outage", f"{worker}: again {line}")
+            yield Violation("one log line per outage", f"{worker}: again {line}")
         last[line.client_id] = line.event
     newest = next((line.client_id for line in reversed(lines) if line.client_id), "")
     if last.get(newest) == LOST:  # other connections may have ended during an outage
-        yield Violation("one line a recovery", f"{worker}: the last outage has none")
+        yield Violation("one log line per recovery", f"{worker}: no line for the last outage")

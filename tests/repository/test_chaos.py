@@ -159,7 +159,7 @@ def test_rescues() -> None:
 def test_two_holders_of_a_term() -> None:
     """One term acted under by two processes."""
     acts = [*good_history().acts, act("pass", 4, OLD, "two:2")]
-    assert rules(acts=acts) == ["one holder a term"]
+    assert rules(acts=acts) == ["one process per term"]
 
 
 def test_late_write() -> None:
@@ -187,7 +187,7 @@ SLOTS = {
 @pytest.mark.parametrize("found", SLOTS.values(), ids=SLOTS.keys())
 def test_slots(found: list[Slot]) -> None:
     """A periodic slot that its policy does not allow."""
-    assert rules(slots=found) == ["every slot as its policy says"]
+    assert rules(slots=found) == ["every slot follows its policy"]
 
 
 def test_jobs() -> None:
@@ -196,16 +196,16 @@ def test_jobs() -> None:
     one = {"acts": [*acts, attempt(1)], "inserted": [1]}
     assert rules(jobs=[job(1)], **one) == []
     assert rules(jobs=[job(1, "running")], **one) == ["every job completed"]
-    explained = "one attempt, and one for each rescue"
+    explained = "one attempt plus one per rescue"
     assert rules(jobs=[job(1, attempt=2)], **one) == [explained]
     assert rules(jobs=[job(1, errors=1)], **one) == [explained]
     assert rules(jobs=[job(1, attempt=2, errors=1)], **one) == [explained]
     assert rules(jobs=[], acts=acts, inserted=[1]) == ["no job lost"]
     assert rules(jobs=[job(1)], acts=acts, inserted=[1]) == ["no job without an attempt"]
     twice = {"jobs": [job(1)], "acts": [*acts, attempt(1), attempt(1)], "inserted": [1]}
-    assert rules(**twice) == ["no attempt twice"]
+    assert rules(**twice) == ["no attempt starts twice"]
     assert rules(**twice, crashes=[Crash(at(1.5), at(2))]) == []  # it forgot the claim
-    assert rules(**twice, crashes=[Crash(at(3), at(4))]) == ["no attempt twice"]
+    assert rules(**twice, crashes=[Crash(at(3), at(4))]) == ["no attempt starts twice"]
 
 
 def test_plan() -> None:

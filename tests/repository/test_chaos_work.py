@@ -15,7 +15,7 @@ from tests.kit.chaos_plan import FaultKind, make_plan
 from tests.kit.work_history import (
     ALL,
     CANCEL_ERROR,
-    LINES_MOST,
+    LINES_MAX,
     LOST,
     RESTORED,
     UNSTORABLE_ERROR,
@@ -219,15 +219,15 @@ BROKEN = {
     ),
     "a job of a rolled back transaction exists": (
         history(rolled_back={1}),
-        "nothing of what was rolled back",
+        "nothing of a rolled back transaction",
     ),
     "a job of a rolled back transaction ran": (
         history(acts=[*history().acts, *attempt(8, at=1.0)]),
-        "nothing of what was rolled back",
+        "nothing of a rolled back transaction",
     ),
     "a job never ends": (with_job(1, state="running"), "every job ends"),
     "a job is discarded": (with_job(1, state="discarded"), "every job ends"),
-    "a claim has two results": (with_job(1, TWICE), "one result of each claim"),
+    "a claim has two results": (with_job(1, TWICE), "one result per claim"),
     "a job is finished by two claims": (
         with_job(1, *attempt(1, 2, at=0.3, process="w1:1")),
         "no job finished twice",
@@ -242,22 +242,22 @@ BROKEN = {
     ),
     "a job is completed whose handler did not end": (
         with_acts(1, ACTS[1][:1]),
-        "what is completed has returned",
+        "the handler of a completed job returned",
     ),
     "a job is completed by another claim than its last": (
         with_job(1, claim=claim(0.3)),
-        "what is completed has returned",
+        "the handler of a completed job returned",
     ),
     "an attempt is not counted": (
         with_job(2, attempt=1, failed=[1]),
-        "an error for each attempt but the last",
+        "one error per attempt except the last",
     ),
     "an attempt has two errors": (
         with_job(2, failed=[1, 1], errors=["planned"] * 2, failed_at=[START] * 2, failures=2),
-        "an error for each attempt but the last",
+        "one error per attempt except the last",
     ),
-    "a job did not fail as it should": (with_job(2, failures=2), "it fails as planned"),
-    "a job failed too often": (with_job(2, failures=0), "it fails as planned"),
+    "a job did not fail as it should": (with_job(2, failures=2), "a job fails as planned"),
+    "a job failed too often": (with_job(2, failures=0), "a job fails as planned"),
     "an error that nobody raised": (
         with_job(2, errors=["oh"], failures=0),
         "an error has a reason",
@@ -283,33 +283,33 @@ BROKEN = {
             acts=[*history().acts, *BESIDE],
             spans=[span("worker killed", 1.1, 2.0, ends_worker=True), SPANS[1]],
         ),
-        "no attempt beside the next",
+        "no attempt runs beside the next",
     ),
-    "a claim that begins twice": (with_job(1, ACTS[1][0]), "a claim begins once"),
+    "a claim that begins twice": (with_job(1, ACTS[1][0]), "a claim starts once"),
     "an attempt that begins again": (
         with_job(1, *attempt(1, at=0.05, stored=None)),
-        "an attempt begins again for a reason",
+        "an attempt starts again for a reason",
     ),
     "an attempt that begins again without the crash": (
         history(crashes=[]),
-        "an attempt begins again for a reason",
+        "an attempt starts again for a reason",
     ),
     "a unique job twice": (
         history(jobs=[*JOBS.values(), job(8, number=5, claimed=0.1, kind="once")]),
-        "what is unique exists once",
+        "a unique job exists once",
     ),
-    "a unique job inserted twice": (history(unique=[5, 5]), "what is unique is inserted once"),
+    "a unique job inserted twice": (history(unique=[5, 5]), "a unique job is inserted once"),
     "a cancelled job goes on": (
         with_job(4, state="completed", failed=[], errors=[], failed_at=[]),
-        "what is cancelled ends",
+        "a cancelled job ends",
     ),
     "a cancelled job runs again": (
         with_job(4, *attempt(4, 2, at=4.5)),
-        "what is cancelled does not run again",
+        "a cancelled job does not run again",
     ),
     "a worker does not work again": (
         history(ended=START + 60, spans=[*SPANS, span("cut", 7.0, 7.0)]),
-        "work goes on soon after a fault",
+        "jobs run soon after a fault",
     ),
     "jobs wait while workers could work": (
         history(
@@ -321,35 +321,35 @@ BROKEN = {
     ),
     "a traceback": (
         history(logs={"w0": [log("job failed", 1, exception="Traceback …")]}),
-        "plain logs",
+        "no unexpected log lines",
     ),
-    "an error": (history(logs={"w0": [log("oh", 1, level="error")]}), "plain logs"),
+    "an error": (history(logs={"w0": [log("oh", 1, level="error")]}), "no unexpected log lines"),
     "many lines": (
-        history(logs=LOGS | {"w0": [log(f"{n}", 5.5) for n in range(LINES_MOST + 1)]}),
+        history(logs=LOGS | {"w0": [log(f"{n}", 5.5) for n in range(LINES_MAX + 1)]}),
         "no storm of log lines",
     ),
     "many lines about one job": (
-        history(logs=LOGS | {"w0": [log("refused", 5.5, job_id=1)] * (LINES_MOST + 2)}),
+        history(logs=LOGS | {"w0": [log("refused", 5.5, job_id=1)] * (LINES_MAX + 2)}),
         "no storm of log lines",
     ),
     "two lines about one loss": (
         history(logs=LOGS | {"w0": [*LOGS["w0"][:1], *LOGS["w0"]]}),
-        "one line an outage",
+        "one log line per outage",
     ),
     "two losses in one outage": (
         history(logs=LOGS | {"w0": [*LOGS["w0"][:2], *LOGS["w0"]]}),
-        "one line an outage",
+        "one log line per outage",
     ),
     "a loss that never ends": (
         history(logs=LOGS | {"w0": LOGS["w0"][:1]}),
-        "one line a recovery",
+        "one log line per recovery",
     ),
 }
 
 
 def test_a_line_for_each_job() -> None:
     """Many rows may be refused at once; each may be named once."""
-    lines = [log("refused", 5.5, job_id=number) for number in range(LINES_MOST + 1)]
+    lines = [log("refused", 5.5, job_id=number) for number in range(LINES_MAX + 1)]
     assert not rules(history(logs=LOGS | {"w0": [*LOGS["w0"], *lines]}))
 
 
@@ -378,7 +378,7 @@ def test_blocked_worker(ended: bool) -> None:
     begins_again.jobs = list((JOBS | {1: job(1, claimed=4.0)}).values())
     for kind, expected in (
         (FaultKind.STOP_BLOCKED, set[str]()),
-        (FaultKind.STOP, {"an attempt begins again for a reason"}),
+        (FaultKind.STOP, {"an attempt starts again for a reason"}),
     ):
         begins_again.spans = [*SPANS, span(kind, 0.1, 3.9, ends_worker=True)]
         assert rules(begins_again) == expected
@@ -390,7 +390,7 @@ def test_stepped_clock() -> None:
     stepped = with_acts(4, acts)
     jobs = JOBS | {3: msgspec.structs.replace(JOBS[3], failed_at=[START + 603.9])}
     stepped.jobs = list(jobs.values())
-    assert rules(stepped) == {"a rescue has a reason", "what is cancelled does not run again"}
+    assert rules(stepped) == {"a rescue has a reason", "a cancelled job does not run again"}
     stepped.clock_steps = [ClockStep(START + 3.5, START + 4.5, 600)]
     assert check(stepped) == []
 
@@ -460,9 +460,7 @@ def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
 async def test_minute_of_chaos() -> None:
     """A minute of faults of a fixed seed: no committed job is lost, none is finished twice, every
     attempt has a reason, and work goes on after each fault."""
-    found = await run_chaos(
-        SEED, seconds=60, workers=3, rate=RATE, bound=BUSY_BOUND, outages_most=4
-    )
+    found = await run_chaos(SEED, seconds=60, workers=3, rate=RATE, bound=BUSY_BOUND, outages_max=4)
     assert found["violations"] == []
     assert found["faults"]
     for name in ("completed", "cancelled", "rolled_back"):

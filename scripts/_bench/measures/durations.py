@@ -128,7 +128,7 @@ async def idle(run: Run) -> None:
             run.samples.add("idle_cpu", one.name, 0, cpu / seconds)
 
 
-async def all_of_them(run: Run) -> None:
+async def run_all(run: Run) -> None:
     """Run each of these measurements in turn."""
     await occupancy(run)
     await sustained(run)
