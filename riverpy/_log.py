@@ -8,6 +8,12 @@ from typing import Any
 
 import structlog
 
+from riverpy._log_events import (
+    LOG_EVENTS_LIMITED,
+    NOTIFICATION_QUEUE_DRAINED,
+    NOTIFICATION_QUEUE_FILLED,
+)
+
 LINES_MAX = 10
 """Lines of one sentence that are told at their level within `WINDOW`."""
 WINDOW = 60.0
@@ -125,7 +131,7 @@ class JobLines:
             getattr(self._log, self._level)(event, **keys)
             return
         if self._count == LINES_MAX + 1:
-            self._log.warning("more lines like this are at debug, for a minute at most", line=event)
+            self._log.warning(LOG_EVENTS_LIMITED, limited_event=event)
         if tells_of_jobs(self._log):
             if self._level == "exception":
                 keys["exc_info"] = True
@@ -146,9 +152,9 @@ class NotificationQueueLog:
         self._is_full = is_full
         if is_full:
             self._log.warning(
-                "notification queue full",
-                effect="jobs are stored without a notification, and are found by polling",
-                advice="`riverpy doctor` names the session that holds the queue back",
+                NOTIFICATION_QUEUE_FILLED,
+                effect="jobs are stored without a notification and found by polling",
+                advice="`riverpy doctor` shows the session that blocks the queue",
             )
         else:
-            self._log.info("notification queue no longer full")
+            self._log.info(NOTIFICATION_QUEUE_DRAINED)

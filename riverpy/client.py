@@ -26,6 +26,7 @@ from riverpy._leading.subscriptions import Leadership, LeadershipSubscription
 from riverpy._leases.calls import LeaseCalls
 from riverpy._lifecycle import only_error
 from riverpy._log import get_logger
+from riverpy._log_events import HELD_POOL_CONNECTIONS_CLOSED
 from riverpy._names import process_id
 from riverpy._plugins import Plugins
 from riverpy._postgres.driver import close_pool, create_pool, is_pool
@@ -302,7 +303,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
             await self._leases.close()
         finally:
             if pool is not None and pool is not self._database and not await close_pool(pool):
-                self._log.warning("connections of the pool were still held and were cut")
+                self._log.warning(HELD_POOL_CONNECTIONS_CLOSED)
 
     def _open_pool(self) -> Pool:
         if self._pool is None or self._home is None:

@@ -18,6 +18,16 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from riverpy._log_events import (
+    EVENT_LOOP_RESUMED,
+    HEARTBEAT_LOST,
+    JOB_RESULT_REFUSED,
+    JOB_RESULTS_REJECTED,
+    LEADER_ELECTION_FAILED,
+    LEADER_LEASE_RENEWAL_FAILED,
+    LEADERSHIP_LOST,
+    PROCESS_PAUSED,
+)
 from tests.kit.fleet import Shutdown, running_fleet, with_user
 from tests.kit.load import LoadSettings, Stage
 from tests.kit.server_faults import (
@@ -37,20 +47,14 @@ if TYPE_CHECKING:
     from tests.kit.load import Load
 
 EXPECTED = (
-    "cannot stand for election, trying again",
-    "job result refused: the attempt is no longer this client's",
-    "job results are refused and will be tried again",
-    "leading ends",
-    (
-        "the client can give no sign of life and claims no jobs; its running jobs will be given "
-        "to others"
-    ),
-    "the event loop was blocked",
-    "the lease was not renewed, trying again",
-    (
-        "this process did not run for a while: a job holds the event loop, or the process or the "
-        "machine was suspended"
-    ),
+    LEADER_ELECTION_FAILED,
+    JOB_RESULT_REFUSED,
+    JOB_RESULTS_REJECTED,
+    LEADERSHIP_LOST,
+    HEARTBEAT_LOST,
+    EVENT_LOOP_RESUMED,
+    LEADER_LEASE_RENEWAL_FAILED,
+    PROCESS_PAUSED,
 )
 """Warnings that workers may log during a fault, besides the start and the end of an outage."""
 TICKS = os.sysconf("SC_CLK_TCK")

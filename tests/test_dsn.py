@@ -28,6 +28,7 @@ from riverpy._dsn import (
     split_url,
     validate_url,
 )
+from riverpy._log_events import DATABASE_URL_PARAMETERS_IGNORED, DATABASE_VARIABLES_IGNORED
 from riverpy._postgres.driver import CONNECT_TIMEOUT, close, close_pool, connect, create_pool
 from tests.cli.invoking import invoke
 
@@ -389,9 +390,9 @@ async def test_ignored_parameters_are_logged_once(
     with structlog.testing.capture_logs() as logged:
         async with Client(url), Client(url):
             pass
-    assert [entry for entry in logged if entry["event"] == "database URL parameters ignored"] == [
+    assert [entry for entry in logged if entry["event"] == DATABASE_URL_PARAMETERS_IGNORED] == [
         {
-            "event": "database URL parameters ignored",
+            "event": DATABASE_URL_PARAMETERS_IGNORED,
             "log_level": "warning",
             "parameters": ["channel_binding", "keepalives_count"],
         }
@@ -441,7 +442,7 @@ def test_ignored_variables(database_url: str) -> None:
         PGGSSENCMODE="prefer",
         PGSSLMODE="prefer",
     )
-    (line,) = (line for line in result.stderr.splitlines() if "database variables ignored" in line)
+    (line,) = (line for line in result.stderr.splitlines() if DATABASE_VARIABLES_IGNORED in line)
     assert re.findall(r"PG\w+", line) == [
         *("PGAPPNAME", "PGCLIENTENCODING", "PGOPTIONS", "PGTZ", "PGGSSENCMODE"),
         "PGLOADBALANCEHOSTS",

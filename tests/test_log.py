@@ -16,6 +16,7 @@ import structlog
 
 import riverpy
 from riverpy._log import JobLines, get_logger
+from riverpy._log_events import JOB_FAILED
 
 if TYPE_CHECKING:
     from tests._database import Schema
@@ -124,7 +125,7 @@ async def test_records_are_records_of_logging(
     assert [(record.name, record.levelname) for record in records] == [("riverpy", "WARNING")]
     assert records[0].__dict__["kinds"]["failing"]["failed"] == 1
     assert records[0].filename == "summary.py"
-    assert ("job failed" in caplog.text) is (level == "DEBUG")
+    assert (JOB_FAILED in caplog.text) is (level == "DEBUG")
 
 
 class Unprintable:

@@ -14,6 +14,7 @@ from riverpy._calls.base import ClientCalls
 from riverpy._clock import Backoff
 from riverpy._lifecycle import finish
 from riverpy._log import get_logger
+from riverpy._log_events import EXECUTION_CLAIM_RELEASE_FAILED, EXECUTION_END_NOT_RECORDED
 from riverpy._names import validate_execution_key
 from riverpy._postgres.driver import (
     DATABASE_ERRORS,
@@ -283,9 +284,7 @@ class ExecutionCalls(ClientCalls):
                 delay = backoff.next()
                 if anyio.current_time() + delay > deadline:
                     # Said here: a caller that is cancelled meanwhile does not hear of it.
-                    _log.error(
-                        "the end of an effect was not noted", key=claim.key, error=describe(error)
-                    )
+                    _log.error(EXECUTION_END_NOT_RECORDED, key=claim.key, error=describe(error))
                     raise
                 await anyio.sleep(delay)
 
@@ -296,7 +295,7 @@ class ExecutionCalls(ClientCalls):
                 async with self._transaction(None) as connection:
                     await exec_release(connection, self._config.schema, **claim._asdict())
         except DATABASE_ERRORS as error:
-            _log.warning("a claim was not given back, it expires", error=describe(error))
+            _log.warning(EXECUTION_CLAIM_RELEASE_FAILED, error=describe(error))
 
     @contextmanager
     def _waiting_for_key(self, wait: float, *, can_retry_conflicts: bool) -> Generator[None]:

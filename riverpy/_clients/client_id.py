@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from riverpy._clients.observer import HeartbeatObserver
 from riverpy._clients.process import is_gone, is_here, own_process
 from riverpy._log import get_logger
+from riverpy._log_events import CLIENT_ID_ALREADY_REGISTERED
 from riverpy._postgres.clients import client_delete_dead, client_register, client_registered_run
 from riverpy.errors import ClientIdInUseError
 
@@ -87,7 +88,7 @@ class IdClaim:
             return holder.heartbeat.value
         limit = max(self._registration.dead_after.total_seconds(), holder.heartbeat.limit)
         self._log.warning(
-            "another client is registered under this id, waiting to see whether it is alive",
+            CLIENT_ID_ALREADY_REGISTERED,
             client_id=self._client_id,
             registered_at=holder.since,
             seconds=limit,

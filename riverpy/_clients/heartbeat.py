@@ -16,6 +16,14 @@ import anyio
 from riverpy._clients.client_id import IdClaim
 from riverpy._lifecycle import TestSignal
 from riverpy._log import get_logger
+from riverpy._log_events import (
+    CLIENT_DEREGISTRATION_FAILED,
+    CLIENT_ID_LOST,
+    HEARTBEAT_FAILED,
+    HEARTBEAT_LOST,
+    HEARTBEAT_RESTORED,
+    HEARTBEAT_TABLE_NOT_FOUND,
+)
 from riverpy._postgres.clients import (
     client_heartbeat,
     client_is_current,
@@ -193,7 +201,7 @@ class Heartbeat:
                     registered_at=self.registered_at,
                 )
         except DATABASE_ERRORS as error:  # the row lapses
-            self._log.debug("the client's registration stays", error=describe(error))
+            self._log.debug(CLIENT_DEREGISTRATION_FAILED, error=describe(error))
 
     async def _beat_somewhere(self) -> None:
         """One sign of life, over the first connection that answers."""
@@ -211,7 +219,7 @@ class Heartbeat:
             except DATABASE_ERRORS as raised:
                 error = raised
                 self._log.debug(
-                    "no sign of life on this connection",
+                    HEARTBEAT_FAILED,
                     connection=connection.name,
                     error=describe(error),
                 )
@@ -241,7 +249,8 @@ class Heartbeat:
         self.is_displaced = True
         self._claims_end = -math.inf
         self._log.error(
-            "another client has registered under this id, so this one stops",
+            CLIENT_ID_LOST,
+            effect="this client stops",
             client_id=self._registration.client_id,
         )
         self._displaced()
@@ -256,7 +265,7 @@ class Heartbeat:
         self._beaten.set()
         if self._is_warned:
             self._is_warned = False
-            self._log.info("the client gives signs of life again")
+            self._log.info(HEARTBEAT_RESTORED)
         self.beaten.emit()
 
     def _unregister(self, error: Exception) -> None:
@@ -267,8 +276,8 @@ class Heartbeat:
         if not self._is_warned:
             self._is_warned = True
             self._log.error(
-                "signs of life are off, and with them the rescue of dead clients' jobs: the table "
-                "was dropped after it was migrated",
+                HEARTBEAT_TABLE_NOT_FOUND,
+                effect="heartbeats, and the rescue of dead clients' jobs, are off",
                 error=describe(error),
             )
         self.failed.emit()
@@ -278,8 +287,8 @@ class Heartbeat:
         if age > self._dead_after * GAP_SHARE and not self._is_warned:
             self._is_warned = True
             self._log.warning(
-                "the client can give no sign of life and claims no jobs; its running jobs will be "
-                "given to others",
+                HEARTBEAT_LOST,
+                effect="the client claims no jobs, and its running jobs will be rescued",
                 seconds_since_last=round(age, 3),
                 dead_after=self._dead_after,
                 error=error and describe(error),

@@ -15,6 +15,7 @@ import msgspec
 
 from riverpy import _json
 from riverpy._log import get_logger
+from riverpy._log_events import UNIQUE_FIELDS_IGNORED
 from riverpy.errors import InsertError
 from riverpy.insert_opts import UNIQUE_STATES_DEFAULT, UNIQUE_STATES_REQUIRED, Unique, UniqueOpts
 from riverpy.job import UNIQUE_STATE_BITS, JobState
@@ -116,7 +117,8 @@ def check_marks(opts: UniqueOpts | None, *, kind: str, args_class: type[object])
         return
     if fields:
         _log.warning(
-            "fields marked Unique have no effect without by_args",
+            UNIQUE_FIELDS_IGNORED,
+            advice="set UniqueOpts(by_args=True)",
             kind=kind,
             fields=fields,
         )

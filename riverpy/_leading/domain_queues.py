@@ -14,6 +14,7 @@ import anyio
 from riverpy._clients.observer import HeartbeatObserver
 from riverpy._leading.queue_scope import All, Except, Only
 from riverpy._log import get_logger
+from riverpy._log_events import QUEUE_OWNER_PERMISSION_DENIED
 from riverpy._postgres.clients import LastHeartbeat
 from riverpy._postgres.domains import ORPHANED_AFTER, owner_exists, owner_is_empty, owner_read
 from riverpy._postgres.driver import InsufficientPrivilegeError, UndefinedTableError
@@ -142,9 +143,9 @@ class DomainQueues:
         if not self._is_told:
             self._is_told = True
             self._log.warning(
-                "this role may not read whose the queues are; no domain has any yet, so that this "
-                "leader keeps all, but its maintenance fails from the first domain on: GRANT "
-                "SELECT, INSERT, UPDATE, DELETE ON riverpy_queue_owner to it"
+                QUEUE_OWNER_PERMISSION_DENIED,
+                effect="maintenance will fail as soon as a domain owns a queue",
+                advice="GRANT SELECT, INSERT, UPDATE, DELETE ON riverpy_queue_owner to this role",
             )
 
 

@@ -26,6 +26,21 @@ from riverpy._leases.validity import (
 )
 from riverpy._lifecycle import StopCause, TestSignal
 from riverpy._log import get_logger
+from riverpy._log_events import (
+    ELECTION_RESULT_ARRIVED_TOO_LATE,
+    LEADER_ELECTED,
+    LEADER_ELECTION_FAILED,
+    LEADER_LEASE_ALREADY_LOST,
+    LEADER_LEASE_RELEASE_FAILED,
+    LEADER_LEASE_RELEASED,
+    LEADER_LEASE_RENEWAL_FAILED,
+    LEADER_LEASE_RENEWAL_RESTORED,
+    LEADERSHIP_CALLBACK_FAILED,
+    LEADERSHIP_ENDED,
+    LEADERSHIP_LOST,
+    MAINTENANCE_STOP_TIMED_OUT,
+    PROCESS_PAUSED,
+)
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.driver import DATABASE_ERRORS, describe
 from riverpy.events import LeadershipChange
@@ -235,7 +250,7 @@ class Elector:
             except DATABASE_ERRORS as error:
                 is_new = not (is_told or self._is_outage_told())
                 say = self._log.warning if is_new else self._log.debug
-                say("cannot stand for election, trying again", error=describe(error))
+                say(LEADER_ELECTION_FAILED, error=describe(error))
                 is_told = is_told or is_new
                 wait = backoff.next()
             else:
@@ -262,7 +277,7 @@ class Elector:
         try:
             await anyio.lowlevel.checkpoint_if_cancelled()  # by a stop that came during the bid
             if self._timer.boottime() >= asked_at + self._timing.trust - self._timing.grace:
-                self._log.warning("elected, but the answer came too late to lead by it")
+                self._log.warning(ELECTION_RESULT_ARRIVED_TOO_LATE)
                 return
             self._begin(tenure, asked_at)
             with tenure.scope:
@@ -276,7 +291,7 @@ class Elector:
     def _begin(self, tenure: _Tenure, asked_at: float) -> None:
         self._tenure = tenure
         self._trust.granted(tenure.term, asked_at=asked_at)
-        self._log.info("leading begins", elected_at=tenure.term.elected_at.isoformat())
+        self._log.info(LEADER_ELECTED, elected_at=tenure.term.elected_at.isoformat())
         self._tell(tenure, None)
         self._services.begin(tenure.term)
         self.elected.emit()
@@ -292,8 +307,7 @@ class Elector:
             late = self._timer.boottime() - before - planned
             if late > STALL:
                 self._log.warning(
-                    "this process did not run for a while: a job holds the event loop, or the "
-                    "process or the machine was suspended",
+                    PROCESS_PAUSED,
                     seconds=round(late, 1),
                 )
         self._close(tenure, "the lease could not be renewed in time", is_expected=False)
@@ -320,7 +334,7 @@ class Elector:
                 is_new = not (is_told or self._is_outage_told())
                 say = self._log.warning if is_new else self._log.debug
                 say(
-                    "the lease was not renewed, trying again",
+                    LEADER_LEASE_RENEWAL_FAILED,
                     seconds_left=round(left, 1),
                     error=describe(error),
                 )
@@ -339,7 +353,7 @@ class Elector:
             backoff.reset()
             if is_told:
                 is_told = False
-                self._log.info("the lease is renewed again")
+                self._log.info(LEADER_LEASE_RENEWAL_RESTORED)
             due = asked_at + self._timing.interval
 
     def _close(
@@ -350,23 +364,28 @@ class Elector:
             return
         tenure.cause, tenure.may_hold = StopCause.LEADERSHIP_LOST, may_hold
         tenure.scope.cancel(reason=why)
-        self._disbelieve(tenure, self._log.info if is_expected else self._log.warning, why)
+        self._disbelieve(tenure, why, is_expected=is_expected)
 
-    def _disbelieve(self, tenure: _Tenure, say: Callable[..., None], why: str) -> None:
+    def _disbelieve(self, tenure: _Tenure, why: str, *, is_expected: bool) -> None:
         tenure.is_over = True
         self._tenure = None
         self._trust.ended()
-        say("leading ends", why=why, elected_at=tenure.term.elected_at.isoformat())
+        elected_at = tenure.term.elected_at.isoformat()
+        if is_expected:
+            self._log.info(LEADERSHIP_ENDED, reason=why, elected_at=elected_at)
+        else:
+            self._log.warning(LEADERSHIP_LOST, reason=why, elected_at=elected_at)
         self._tell(tenure, tenure.cause)
 
     async def _end(self, tenure: _Tenure) -> None:
         """Let the services end, then release the lease if it may be held."""
         if self._tenure is tenure:
-            self._disbelieve(tenure, self._log.info, "the client stops")
+            self._disbelieve(tenure, "the client stops", is_expected=True)
         if not await self._services.end(tenure.cause):
             self._log.error(
-                "maintenance did not end in time: the lease is not released but lapses, and this "
-                "client does not bid before it has ended"
+                MAINTENANCE_STOP_TIMED_OUT,
+                effect="the lease is not released but expires; this client takes part in no "
+                "election until maintenance has stopped",
             )
         elif tenure.may_hold:
             await self._release(tenure.term)
@@ -377,12 +396,12 @@ class Elector:
             is_released = await self._store.resign(term, min(RELEASE_MOST, self._timing.interval))
         except DATABASE_ERRORS as error:
             say = self._log.debug if self._is_outage_told() else self._log.warning
-            say("the lease could not be released and lapses", error=describe(error))
+            say(LEADER_LEASE_RELEASE_FAILED, error=describe(error))
             return
         if is_released:
-            self._log.info("the lease is released")
+            self._log.info(LEADER_LEASE_RELEASED)
         else:
-            self._log.debug("the lease was not held any more")
+            self._log.debug(LEADER_LEASE_ALREADY_LOST)
 
     def _tell(self, tenure: _Tenure, cause: StopCause | None) -> None:
         if self._changed is None:
@@ -400,7 +419,7 @@ class Elector:
                 )
             )
         except Exception:  # what it does is no reason to lead on, or not to
-            self._log.exception("a change of the leadership could not be told")
+            self._log.exception(LEADERSHIP_CALLBACK_FAILED)
 
     # -- time
 

@@ -12,6 +12,12 @@ from typing import TYPE_CHECKING
 
 from riverpy._lifecycle import TestSignal
 from riverpy._log import get_logger
+from riverpy._log_events import (
+    LEADER_CHECK_FAILED,
+    LEADER_WITHOUT_DOMAINS_FOUND,
+    LEADER_WITHOUT_RIVERPY_FOUND,
+    NO_LEADER_CANDIDATE_FOUND,
+)
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.clients import election_status
 from riverpy._postgres.domains import domain_election_status
@@ -37,7 +43,7 @@ REPEAT = 3600.0
 """Seconds after which it is said again that nobody can lead: the first line may be gone by then."""
 
 
-FIX = (
+ADVICE = (
     "register a worker or stub for each of these kinds in the program of the leader, or let only "
     "riverpy clients take part in leader election (docs/go.md)"
 )
@@ -96,7 +102,7 @@ class LeaderWatch:
             async with self._connection.use("looking for a leader", STATEMENT_TIMEOUT) as opened:
                 look = await self._ask(opened)
         except DATABASE_ERRORS as error:
-            self._log.debug("could not look for a leader", error=describe(error))
+            self._log.debug(LEADER_CHECK_FAILED, error=describe(error))
             self._unled_since = None  # nobody could give a sign of life in an outage
             return
         self._say_foreign(look)
@@ -117,10 +123,10 @@ class LeaderWatch:
         self._told_of = look.elected_at
         if look.is_registered:
             self._log.warning(
-                "the leader of the domain `default` does not say that it knows of domains: one of "
-                "an older version of riverpy maintains the queues of this one too, so that jobs "
-                "which ended are deleted by its retention; restart it with this version, also if "
-                "it has it, for a client says so at its start, after `riverpy migrate up`",
+                LEADER_WITHOUT_DOMAINS_FOUND,
+                effect="it maintains the queues of this domain too, and deletes finished jobs by "
+                "its own retention",
+                advice="restart it with this version after `riverpy migrate up`",
                 leader_id=look.leader_id,
                 elected_at=look.elected_at,
                 domain=self._domain,
@@ -129,7 +135,7 @@ class LeaderWatch:
             return
         if self._domain is not None:
             self._log.warning(
-                "the leader of the domain `default` is not a riverpy client",
+                LEADER_WITHOUT_RIVERPY_FOUND,
                 leader_id=look.leader_id,
                 elected_at=look.elected_at,
                 domain=self._domain,
@@ -138,18 +144,18 @@ class LeaderWatch:
                 effect="it maintains the queues of this domain too: it deletes finished jobs by "
                 "its own retention, and discards jobs that run for an hour if it has no worker "
                 "for their kind",
-                fix=FIX,
+                advice=ADVICE,
             )
             return
         self._log.warning(
-            "the leader is not a riverpy client",
+            LEADER_WITHOUT_RIVERPY_FOUND,
             leader_id=look.leader_id,
             elected_at=look.elected_at,
             periodic_job_ids=[job.id for job in self._periodic_jobs],
             kinds=list(self._kinds),
             effect="it does not insert these periodic jobs, rescues jobs of dead clients only "
             "after an hour, and discards stuck jobs of kinds that it has no worker for",
-            fix=FIX,
+            advice=ADVICE,
         )
 
     def _say_unled(self, look: ElectionStatus) -> None:
@@ -164,14 +170,9 @@ class LeaderWatch:
         is_long = now - self._unled_since > self._config.leader_ttl.total_seconds()
         if is_long and now - self._unled_told_at >= REPEAT:
             self._unled_told_at = now
-            if self._domain is not None:
-                self._log.warning(
-                    "no client of this domain can lead it: the jobs of its queues are not "
-                    "scheduled, retried, rescued or cleaned; run one with candidate=True",
-                    domain=self._domain,
-                )
-                return
             self._log.warning(
-                "no client can lead: jobs are not scheduled, retried, rescued or cleaned; run one "
-                "with candidate=True"
+                NO_LEADER_CANDIDATE_FOUND,
+                domain=self._domain,
+                effect="jobs are not scheduled, retried, rescued or deleted",
+                advice="run a client with candidate=True",
             )

@@ -16,6 +16,15 @@ from riverpy._clients.heartbeat import BEATS, GAP_SHARE
 from riverpy._clients.observer import HeartbeatObserver
 from riverpy._lifecycle import TestSignal
 from riverpy._log import get_logger
+from riverpy._log_events import (
+    DOMAIN_HEARTBEAT_FAILED,
+    DOMAIN_HEARTBEAT_LOST,
+    DOMAIN_HEARTBEAT_RESTORED,
+    QUEUE_MOVED_TO_ANOTHER_DOMAIN,
+    QUEUE_OF_ANOTHER_DOMAIN_FOUND,
+    QUEUE_TAKEOVER_STARTED,
+    QUEUES_CLAIMED_FOR_DOMAIN,
+)
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.clients import client_heartbeats
 from riverpy._postgres.domains import (
@@ -108,8 +117,7 @@ class Membership:
             if not is_told:
                 is_told = True
                 self._log.warning(
-                    "waiting to see whether clients of another domain are alive, to take its queue "
-                    "over",
+                    QUEUE_TAKEOVER_STARTED,
                     client_ids=sorted(doubtful),
                     seconds=dead_after,
                 )
@@ -167,13 +175,14 @@ class Membership:
             self.kept.emit()
 
     def _failed(self, error: Exception) -> None:
-        self._log.debug("no sign of life of the domain", error=describe(error))
+        self._log.debug(DOMAIN_HEARTBEAT_FAILED, error=describe(error))
         age = self._timer.boottime() - self._last
         if not self._is_warned and age > self._config.dead_after.total_seconds() * GAP_SHARE:
             self._is_warned = True
             self._log.warning(
-                "the client can give no sign of life of its domain; if no other client of it does, "
-                "the leader of `default` keeps its queues after ten minutes",
+                DOMAIN_HEARTBEAT_LOST,
+                effect="if no client of the domain sends heartbeats, the leader of `default` "
+                "maintains its queues after ten minutes",
                 seconds_since_last=round(age, 3),
                 error=describe(error),
             )
@@ -182,7 +191,7 @@ class Membership:
         self._last = self._timer.boottime()
         if self._is_warned:
             self._is_warned = False
-            self._log.info("the client gives signs of life of its domain again")
+            self._log.info(DOMAIN_HEARTBEAT_RESTORED)
 
     async def _claim(self, connection: Connection) -> None:
         claimed = await owner_claim(
@@ -194,15 +203,15 @@ class Membership:
         )
         if claimed:
             await owner_notify(connection, self._config.schema)
-            self._log.info("queues claimed for the domain", queues=claimed)
+            self._log.info(QUEUES_CLAIMED_FOR_DOMAIN, queues=claimed)
 
     def _may_take(self, holder: QueueConflict) -> bool:
         """Whether a queue may be taken from the domain that has it. False: it is left alone."""
         policy = self._config.on_domain_conflict
         if policy == "warn":
             self._log.warning(
-                "a queue belongs to another domain: this client works it, and that domain's leader "
-                "maintains it",
+                QUEUE_OF_ANOTHER_DOMAIN_FOUND,
+                effect="this client works its jobs, and the other domain's leader maintains it",
                 queue=holder.queue,
                 owner=holder.domain,
             )
@@ -239,7 +248,8 @@ class Membership:
         for queue, owner in moved.items():
             if self._moved.get(queue) != owner:
                 self._log.warning(
-                    "a queue was moved to another domain, whose leader maintains it now",
+                    QUEUE_MOVED_TO_ANOTHER_DOMAIN,
+                    effect="the leader of that domain maintains it",
                     queue=queue,
                     owner=owner,
                 )

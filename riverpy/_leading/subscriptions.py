@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
+from riverpy._log_events import LEADERSHIP_CHANGES_DROPPED
 from riverpy._stream import Stream, Streams
 from riverpy.events import LeadershipChange
 
@@ -34,7 +35,7 @@ class LeadershipSubscription(Stream[LeadershipChange]):
     def put(self, change: LeadershipChange) -> None:
         """Take a transition; drop the oldest where there is no room."""
         if self._is_full:
-            self._drop("subscriber is full; the oldest transitions are dropped")
+            self._drop(LEADERSHIP_CHANGES_DROPPED)
             self._waiting.popleft()
         self._append(change)
 

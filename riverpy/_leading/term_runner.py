@@ -17,6 +17,13 @@ import anyio
 from riverpy._clock import Backoff
 from riverpy._lifecycle import ServiceGroup, StopCause, StopScope, only_error
 from riverpy._log import get_logger
+from riverpy._log_events import (
+    MAINTENANCE_FAILED,
+    MAINTENANCE_FAILED_TOO_OFTEN,
+    MAINTENANCE_FAILED_WHILE_STOPPING,
+    MAINTENANCE_RAN_PAST_ITS_TERM,
+    RESIGNATION_FAILED,
+)
 from riverpy._postgres.driver import DATABASE_ERRORS, describe
 from riverpy.errors import FencedOutError
 
@@ -182,7 +189,7 @@ class _Tenure:
     async def _failed(self, error: BaseException) -> None:
         """Say it, and wait before the next attempt or give the term up."""
         if self._is_stopped:
-            self._log.error("maintenance did not end well", **_account(error))
+            self._log.error(MAINTENANCE_FAILED_WHILE_STOPPING, **_account(error))
             return
         if self._was_steady():
             self._failures = 0
@@ -194,7 +201,7 @@ class _Tenure:
         delay = self._backoff.next()
         say = self._say_of(error)
         say(
-            "maintenance failed, trying again",
+            MAINTENANCE_FAILED,
             attempt=self._failures,
             attempts=ATTEMPTS,
             seconds=round(delay, 1),
@@ -217,13 +224,12 @@ class _Tenure:
         try:
             is_resigned = self._leader.resign(self._term)
         except Exception:
-            self._log.exception("could not resign: the lease will lapse")
+            self._log.exception(RESIGNATION_FAILED)
             return
         say = self._say_of(error)
         say(
-            "maintenance failed too often, so this client resigns"
-            if is_resigned
-            else "maintenance failed too often, after its term had ended",
+            MAINTENANCE_FAILED_TOO_OFTEN,
+            effect="this client resigns" if is_resigned else "none: its term had ended",
             attempt=ATTEMPTS,
             attempts=ATTEMPTS,
             **_account(error),
@@ -234,9 +240,9 @@ class _Tenure:
         since = self._timer.boottime()
         while True:
             self._log.warning(
-                "maintenance of an ended term goes on: a hook or a statement ignores its "
-                "cancellation. It can write nothing through riverpy's fence, and this client does "
-                "not lead before it ends",
+                MAINTENANCE_RAN_PAST_ITS_TERM,
+                effect="its fenced transactions fail, and this client does not become leader "
+                "until it ends",
                 seconds=round(self._timer.boottime() - since),
             )
             await self._timer.sleep(QUARANTINE_REPORT)

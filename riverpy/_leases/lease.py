@@ -11,6 +11,7 @@ import anyio
 from riverpy._leases.validity import LeaseValidity, Term
 from riverpy._lifecycle import StopCause
 from riverpy._log import get_logger
+from riverpy._log_events import LEASE_CHECK_FAILED
 from riverpy._names import process_id
 from riverpy._postgres.driver import PostgresError
 from riverpy.errors import LeaseLostError
@@ -224,7 +225,7 @@ class Lease:
             held = await self._store.renew(self.holder, [(self.name, self.epoch)], bound=ASK_MOST)
         except Exception as error:  # in doubt, and the first error tells more
             get_logger().debug(
-                "it is not known whether a lease is held",
+                LEASE_CHECK_FAILED,
                 lease=self.name,
                 error_type=type(error).__name__,
             )

@@ -7,6 +7,8 @@ import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from riverpy._log_events import BLOCK_RAN_PAST_ITS_LEASE
+
 if TYPE_CHECKING:
     from collections.abc import Generator
     from types import TracebackType
@@ -62,9 +64,9 @@ class Blocks:
             if now >= due:
                 self._running[lease] = over_at, now + REPORT_INTERVAL
                 self._log.warning(
-                    "a block goes on although its lease is over: it ignores its cancellation. "
-                    "Nothing passes the fence of its lease, and this process does not bid for it "
-                    "before the block ends",
+                    BLOCK_RAN_PAST_ITS_LEASE,
+                    effect="its fenced transactions fail, and this process does not acquire the "
+                    "lease until the block ends",
                     lease=lease.name,
                     epoch=lease.epoch,
                     seconds=round(now - over_at, 1),

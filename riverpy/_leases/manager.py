@@ -24,6 +24,21 @@ from riverpy._leases.validity import (
 )
 from riverpy._lifecycle import StopCause, TestSignal, finish
 from riverpy._log import get_logger
+from riverpy._log_events import (
+    LEASE_ACQUIRED,
+    LEASE_ACQUIRED_TOO_LATE,
+    LEASE_ACQUISITION_FAILED,
+    LEASE_ALREADY_LOST,
+    LEASE_BLOCK_STOP_TIMED_OUT,
+    LEASE_ENDED,
+    LEASE_LOST,
+    LEASE_MANAGER_FAILED,
+    LEASE_RELEASE_FAILED,
+    LEASE_RELEASED,
+    LEASE_RENEWAL_FAILED,
+    LEASE_RENEWAL_RESTORED,
+    PROCESS_PAUSED,
+)
 from riverpy._names import USER_PREFIX
 from riverpy._postgres.driver import DATABASE_ERRORS, describe
 from riverpy._postgres.leases import LeaseLockedError
@@ -31,7 +46,7 @@ from riverpy._postgres.notifier import decode_message
 from riverpy.errors import ClientStateError, ConfigError, TransactionError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable
+    from collections.abc import AsyncGenerator, Iterable
 
     from riverpy._clock import Timer
     from riverpy._leases.store import LeaseStore
@@ -173,7 +188,8 @@ class LeaseManagerService:
                 await self._changed.wait()
         for lease in self.kept:
             self._log.error(
-                "what is done under a lease did not end: it is not released but lapses",
+                LEASE_BLOCK_STOP_TIMED_OUT,
+                effect="the lease is not released but expires",
                 lease=lease.name,
                 epoch=lease.epoch,
             )
@@ -280,7 +296,7 @@ class LeaseManagerService:
                             "it open for as long as the manager or client is"
                         ) from error
                     say = self._log.debug if self._failing else self._log.warning
-                    say("cannot bid for a lease, trying again", lease=name, error=describe(error))
+                    say(LEASE_ACQUISITION_FAILED, lease=name, error=describe(error))
                     self._failing.add(name)
                     pause = backoff.next()
                 else:
@@ -354,7 +370,7 @@ class LeaseManagerService:
             raise question.error
         lease = self._won(name, question, asked_at)
         if lease is not None and self._time_left(lease) <= 0:
-            self._log.warning("a lease was granted too late to act under it", lease=name)
+            self._log.warning(LEASE_ACQUIRED_TOO_LATE, lease=name)
             await self.release(lease)
             lease = None
         return lease, self._until_next_bid(question.bid)
@@ -400,7 +416,7 @@ class LeaseManagerService:
             self._due = self._timer.boottime() + self._timing.interval - asked_before
         self._kept[lease.name] = lease
         lease.when_over(lambda: self._tell_end(lease))
-        self._log.info("lease begins", lease=lease.name, epoch=lease.epoch)
+        self._log.info(LEASE_ACQUIRED, lease=lease.name, epoch=lease.epoch)
         self._change()
         if self._task is None or self._task.done():
             # It is no part of the task that happens to begin it.
@@ -435,8 +451,9 @@ class LeaseManagerService:
                 del self._kept[lease.name]
             self._change()
             self._wake_all() if self._max_held is not None else self._wake(lease.name)
-        text = "lease is released" if is_freed else "a release freed nothing"
-        self._log.debug(text, lease=lease.name, epoch=lease.epoch)
+        self._log.debug(
+            LEASE_RELEASED if is_freed else LEASE_ALREADY_LOST, lease=lease.name, epoch=lease.epoch
+        )
         return is_freed
 
     async def _give_back(self, lease: Lease) -> bool:
@@ -446,7 +463,7 @@ class LeaseManagerService:
             )
         except _UNKNOWN as error:
             self._log.warning(
-                "a lease could not be released and lapses",
+                LEASE_RELEASE_FAILED,
                 lease=lease.name,
                 epoch=lease.epoch,
                 error=describe(error),
@@ -459,9 +476,10 @@ class LeaseManagerService:
         self._store.rest(bids=not self._standing, renewals=not self._kept)
 
     def _tell_end(self, lease: Lease) -> None:
-        is_expected = lease.cause is StopCause.CLIENT_STOP
-        say: Callable[..., None] = self._log.info if is_expected else self._log.warning
-        say("lease ends", lease=lease.name, epoch=lease.epoch, why=lease.why)
+        if lease.cause is StopCause.CLIENT_STOP:
+            self._log.info(LEASE_ENDED, lease=lease.name, epoch=lease.epoch, reason=lease.why)
+        else:
+            self._log.warning(LEASE_LOST, lease=lease.name, epoch=lease.epoch, reason=lease.why)
 
     @property
     def _held(self) -> list[Lease]:
@@ -480,7 +498,7 @@ class LeaseManagerService:
                     await self._renew_on_time()
                     tasks.cancel_scope.cancel()
         except Exception:
-            self._log.exception("the keeper of leases failed, and gives up what it holds")
+            self._log.exception(LEASE_MANAGER_FAILED, effect="all leases of this process end")
         finally:
             for lease in self._held:  # only after a failure
                 lease.end("nobody renews it any more")
@@ -500,8 +518,7 @@ class LeaseManagerService:
             late = self._timer.boottime() - before - planned
             if late > STALL and self._held:
                 self._log.warning(
-                    "this process did not run for a while: something holds the event loop, or the "
-                    "process or the machine was suspended",
+                    PROCESS_PAUSED,
                     seconds=round(late, 1),
                 )
 
@@ -528,14 +545,14 @@ class LeaseManagerService:
                 if isinstance(error, LeaseLockedError):
                     locked = error.names
                 say = self._log.debug if is_told else self._log.warning
-                say("leases were not renewed, trying again", error=describe(error))
+                say(LEASE_RENEWAL_FAILED, error=describe(error))
                 is_told = True
                 self.renewal_failures += 1
                 left = min(map(self._time_left, self._held), default=math.inf)
                 self._due = self._timer.boottime() + min(backoff.next(), max(left, 0.0) / 2)
             else:
                 if is_told:
-                    self._log.info("leases are renewed again")
+                    self._log.info(LEASE_RENEWAL_RESTORED)
                 is_told, locked = False, frozenset[str]()
                 backoff.reset()
                 self._due = due

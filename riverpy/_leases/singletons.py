@@ -20,6 +20,14 @@ from riverpy._clock import Backoff
 from riverpy._leases.validity import LeaseTiming
 from riverpy._lifecycle import StopCause, StopScope, cancelled_once, only_exceptions
 from riverpy._log import get_logger
+from riverpy._log_events import (
+    SINGLETON_ENDED,
+    SINGLETON_FAILED,
+    SINGLETON_FAILED_FOR_GOOD,
+    SINGLETON_FAILED_WHILE_STOPPING,
+    SINGLETON_LOST_ITS_LEASE,
+    SINGLETON_RAN_PAST_ITS_LEASE,
+)
 from riverpy._postgres.driver import DATABASE_ERRORS, describe
 from riverpy.errors import FencedOutError
 from riverpy.stats import SingletonStats
@@ -124,20 +132,20 @@ class SingletonRunner:
         error, lease = tenure.error, tenure.lease
         if tenure.was_stopped or (tenure.was_lost and isinstance(error, FencedOutError)):
             self._losses += 1
-            self._log.warning("singleton has lost its lease and stands by", epoch=lease.epoch)
+            self._log.warning(SINGLETON_LOST_ITS_LEASE, epoch=lease.epoch)
             return True
         if error is None:
-            self._log.info("singleton has ended and does not run here again", epoch=lease.epoch)
+            self._log.info(SINGLETON_ENDED, epoch=lease.epoch)
             return False
         self._failures += 1
         if self.singleton.restart == "never":
-            self._log.error("singleton failed and does not run here again", **_account(error))
+            self._log.error(SINGLETON_FAILED_FOR_GOOD, **_account(error))
             return False
         if tenure.seconds >= STEADY:
             self._backoff.reset()
         delay = self._backoff.next()
         self._log.error(
-            "singleton failed, another process may run it",
+            SINGLETON_FAILED,
             seconds=round(delay, 1),
             **_account(error),
         )
@@ -237,7 +245,7 @@ class _Tenure:
         client, nobody else does."""
         error, self._untold = self._untold, None
         if error is not None and not isinstance(error, FencedOutError):
-            self._log.error("singleton failed when it was stopped", **_account(error))
+            self._log.error(SINGLETON_FAILED_WHILE_STOPPING, **_account(error))
 
     async def _run(self) -> None:
         began_at = self._timer.boottime()
@@ -288,9 +296,9 @@ class _Tenure:
         await self._timer.sleep(self._timing.grace)
         while True:
             self._log.warning(
-                "a singleton goes on although its lease is over: its function ignores its "
-                "cancellation, or is a thread that does not ask lease.is_held. Nothing passes the "
-                "fence of its lease, and it does not run here again before it ends",
+                SINGLETON_RAN_PAST_ITS_LEASE,
+                effect="its fenced transactions fail, and it does not start here again until it "
+                "ends",
                 seconds=round(self._timer.boottime() - stopped_at, 1),
             )
             await self._timer.sleep(REPORT_INTERVAL)

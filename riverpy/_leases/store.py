@@ -53,7 +53,7 @@ BID_LOCK_LIMIT = timedelta(milliseconds=500)
 the same connection."""
 OPEN_LIMIT = 15.0
 """Seconds that the first look at the database may take."""
-MEANWHILE = "leases that cannot be renewed are given up in time, and connecting is tried again"
+OUTAGE_EFFECT = "leases that cannot be renewed end in time, and the process keeps connecting"
 
 
 class LeaseStore(Protocol):
@@ -195,7 +195,7 @@ class LeaseTable:
         A bid may wait for a transaction of the last holder's, and a release for whoever has locked
         the row. Renewals wait for nobody.
         """
-        outage = ConnectionOutage(holder=self._holder, meanwhile=MEANWHILE)
+        outage = ConnectionOutage(holder=self._holder, effect=OUTAGE_EFFECT)
 
         async def connect(name: str) -> Connection:
             return await connect_limited(

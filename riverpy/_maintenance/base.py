@@ -14,6 +14,7 @@ from riverpy._clock import Backoff
 from riverpy._leading.queue_scope import everything
 from riverpy._lifecycle import TestSignal
 from riverpy._log import get_logger
+from riverpy._log_events import MAINTENANCE_RUN_FAILED, MAINTENANCE_RUN_SUCCEEDED_AGAIN
 from riverpy._postgres.driver import DATABASE_ERRORS, describe
 from riverpy.errors import FencedOutError
 
@@ -123,7 +124,7 @@ class MaintenanceService(ABC):
             return self._backoff.next()
         if self._failing is not None:
             self._failing = None
-            self.log.info("maintenance pass works again")
+            self.log.info(MAINTENANCE_RUN_SUCCEEDED_AGAIN)
         self._backoff.reset()
         self.ran.emit()
         return delay
@@ -134,10 +135,10 @@ class MaintenanceService(ABC):
         is_outage = isinstance(error, DATABASE_ERRORS)
         kind = "outage" if is_outage else type(error).__name__
         if kind == self._failing or (is_outage and self.context.connection.is_outage_told):
-            self.log.debug("maintenance pass failed again", error=describe(error))
+            self.log.debug(MAINTENANCE_RUN_FAILED, error=describe(error))
             return
         self._failing = kind
         if is_outage:
-            self.log.warning("maintenance pass failed, trying again", error=describe(error))
+            self.log.warning(MAINTENANCE_RUN_FAILED, error=describe(error))
         else:
-            self.log.error("maintenance pass failed, trying again", exc_info=error)
+            self.log.error(MAINTENANCE_RUN_FAILED, exc_info=error)

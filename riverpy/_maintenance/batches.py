@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from riverpy._log import JobLines
+from riverpy._log_events import MAINTENANCE_RUN_CUT_SHORT, ROW_RECOVERED, ROW_SET_ASIDE
 from riverpy._postgres.batch import BatchSender, BatchSize, SetAside, report_rows
 from riverpy._postgres.driver import describe
 
@@ -125,7 +126,8 @@ class Batches(Generic[Row]):
                 self._failures = 0
                 self._sender.discard()
                 self._log.warning(
-                    "too many rows fail, the others wait for the next pass",
+                    MAINTENANCE_RUN_CUT_SHORT,
+                    effect="the remaining rows wait for the next pass",
                     purpose=self._purpose,
                 )
                 return False
@@ -162,7 +164,7 @@ class Batches(Generic[Row]):
 
     def _set_aside(self, row: Row, error: Exception) -> None:
         self._lines.say(
-            "row set aside, trying it again later",
+            ROW_SET_ASIDE,
             purpose=self._purpose,
             row=self._name(row),
             error=describe(error),
@@ -171,4 +173,4 @@ class Batches(Generic[Row]):
             self._sender.forget(self.aside.rows[0].row)
 
     def _recovered(self, row: Row) -> None:
-        self._log.info("row no longer set aside", purpose=self._purpose, row=self._name(row))
+        self._log.info(ROW_RECOVERED, purpose=self._purpose, row=self._name(row))

@@ -6,6 +6,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from riverpy._clients.observer import HeartbeatObserver
+from riverpy._log_events import DEAD_CLIENTS_DELETED
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batches import Batches
 from riverpy._postgres.clients import client_delete_idle, client_heartbeats
@@ -65,4 +66,4 @@ class ClientCleaner(MaintenanceService):
         async with self.batches.transaction() as connection:
             reaped = await client_delete_idle(connection, self.context.schema, dict(heartbeats))
         if reaped:
-            self.log.info("forgot dead clients", client_ids=reaped)
+            self.log.info(DEAD_CLIENTS_DELETED, client_ids=reaped)

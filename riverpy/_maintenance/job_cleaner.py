@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._leading.queue_scope import NOTHING
+from riverpy._log_events import FINISHED_JOBS_DELETED
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batches import PAGE_MIN, Batches
 from riverpy._postgres.job_maintenance import (
@@ -164,7 +165,7 @@ class JobCleaner(MaintenanceService):
             await self._sweep(rule)
         finally:
             if self._deleted:
-                self.log.info("ended jobs deleted", state=rule.state.value, count=self._deleted)
+                self.log.info(FINISHED_JOBS_DELETED, state=rule.state.value, count=self._deleted)
 
     async def _sweep(self, rule: Rule) -> None:
         """Read the jobs of a rule page by page, and delete them. A rule for all jobs reads from the

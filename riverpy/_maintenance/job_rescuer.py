@@ -12,6 +12,12 @@ from msgspec import UNSET
 from riverpy._clients.observer import HeartbeatObserver
 from riverpy._lifecycle import only_exceptions
 from riverpy._log import JobLines
+from riverpy._log_events import (
+    JOBS_OF_UNKNOWN_KIND_SKIPPED,
+    JOBS_RESCUED,
+    RETRY_POLICY_FAILED,
+    STUCK_JOB_DECODING_FAILED,
+)
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batches import Batches
 from riverpy._postgres.clients import client_heartbeats, client_lock_dead, client_registered
@@ -296,7 +302,7 @@ class JobRescuer(MaintenanceService):
                 job.decode(unit)
                 timeout = UNSET if unit.job_timeout is None else unit.job_timeout(job)
         except Exception as error:  # args of another age, or code of the user's
-            self.log.debug("stuck job not understood", job_id=job.id, error=describe(error))
+            self.log.debug(STUCK_JOB_DECODING_FAILED, job_id=job.id, error=describe(error))
             return self._retry_delay(job, None)
         if timeout is UNSET:
             timeout = self._config.job_timeout if unit.timeout is UNSET else unit.timeout
@@ -310,7 +316,8 @@ class JobRescuer(MaintenanceService):
                 return retry_delay(job, unit and unit.next_retry, self._config.retry_policy)
         except Exception as error:
             self._policy_lines.say(
-                "retry policy failed, using the default",
+                RETRY_POLICY_FAILED,
+                effect="the default retry policy is used",
                 job_id=job.id,
                 kind=job.kind,
                 error=describe(error),
@@ -325,7 +332,7 @@ class JobRescuer(MaintenanceService):
         for kind in sorted(unknown.keys() - self._told):
             self._told.add(kind)
             self.log.warning(
-                "stuck jobs are left as they are, for the leader has no worker for their kind",
+                JOBS_OF_UNKNOWN_KIND_SKIPPED,
                 kind=kind,
                 count=unknown[kind],
             )
@@ -343,7 +350,7 @@ class JobRescuer(MaintenanceService):
         if states:
             clients = {rescue.client_id for rescue in rescues if rescue.claim_key.id in states}
             self.log.warning(
-                "jobs rescued",
+                JOBS_RESCUED,
                 count=len(states),
                 reason=reason,
                 states=dict(Counter(states.values())),

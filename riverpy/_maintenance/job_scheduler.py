@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from riverpy._leading.term_fence import TRANSACTION_LIMIT
+from riverpy._log_events import DUPLICATE_JOBS_DISCARDED
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batches import Batches
 from riverpy._postgres.job_maintenance import job_due, job_lock_limit, job_schedule
@@ -81,6 +82,4 @@ class JobScheduler(MaintenanceService):
             moved = await job_schedule(connection, self.context.schema, ids=ids, ahead=AHEAD)
         self._left += moved.left
         if moved.discarded:
-            self.log.info(
-                "jobs discarded that have the unique key of another", count=moved.discarded
-            )
+            self.log.info(DUPLICATE_JOBS_DISCARDED, count=moved.discarded)

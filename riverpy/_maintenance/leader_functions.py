@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from riverpy._lifecycle import cancelled_once
+from riverpy._log_events import LEADER_FUNCTION_ENDED
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._postgres.transactions import (
     CHECK_TIMEOUT,
@@ -94,5 +95,5 @@ class LeaderFunctionService(MaintenanceService):
         """
         term = LeaderTerm(self.context.fence)
         await cancelled_once(self.name, lambda: self._function.fn(term))
-        self.log.info("leader function has ended and does not run again in this term")
+        self.log.info(LEADER_FUNCTION_ENDED)
         return math.inf

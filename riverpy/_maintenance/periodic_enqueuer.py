@@ -16,6 +16,15 @@ import msgspec
 
 from riverpy._clock import Backoff
 from riverpy._lifecycle import awaiting_only_exceptions
+from riverpy._log_events import (
+    MISSED_PERIODIC_SLOTS_DROPPED,
+    PERIODIC_JOB_INSERT_FAILED,
+    PERIODIC_JOB_INSERTED_AGAIN,
+    PERIODIC_JOB_REGISTRATION_FAILED,
+    PERIODIC_JOBS_DISABLED,
+    PERIODIC_SLOT_SKIPPED,
+    UNUSED_PERIODIC_JOBS_DELETED,
+)
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batches import Batches
 from riverpy._maintenance.due_slots import due_slots
@@ -75,7 +84,7 @@ KEEP_INTERVAL = 3600.0
 """Seconds between two marks on the rows that they are in use."""
 FORGET_AFTER = timedelta(days=30)
 """How long the row is kept of a periodic job that no leader has had."""
-SKIP_REMEDY = (
+SKIP_ADVICE = (
     "the finished job keeps the unique key: leave completed out of UniqueOpts(by_state=…), so that "
     "a job is inserted whenever none is waiting or running"
 )
@@ -185,7 +194,7 @@ class PeriodicEnqueuer(MaintenanceService):
             try:
                 await self._register()
             except DATABASE_ERRORS as error:  # each pass begins with it
-                self.log.debug("periodic jobs not registered yet", error=describe(error))
+                self.log.debug(PERIODIC_JOB_REGISTRATION_FAILED, error=describe(error))
 
     async def run_once(self, scope: StopScope) -> float:
         """Insert what is due; returns the seconds until there is something to do."""
@@ -213,7 +222,7 @@ class PeriodicEnqueuer(MaintenanceService):
         if not self._is_there and self._jobs and not self._is_missing_said:
             self._is_missing_said = True
             self.log.error(
-                "periodic jobs are off", reason=MISSING, periodic_job_ids=[j.id for j in self._jobs]
+                PERIODIC_JOBS_DISABLED, reason=MISSING, periodic_job_ids=[j.id for j in self._jobs]
             )
         return self._is_there
 
@@ -307,7 +316,7 @@ class PeriodicEnqueuer(MaintenanceService):
                 connection, self.context.schema, ids=ids, age=FORGET_AFTER
             )
         if forgotten:
-            self.log.info("unused periodic jobs forgotten", periodic_job_ids=sorted(forgotten))
+            self.log.info(UNUSED_PERIODIC_JOBS_DELETED, periodic_job_ids=sorted(forgotten))
 
     async def _look(self) -> list[PeriodicRow]:
         async with self.context.connection.use(
@@ -378,9 +387,7 @@ class PeriodicEnqueuer(MaintenanceService):
         if look.is_paused:
             return Firing(_advance(look, due.following), [])
         if due.passed_over:
-            self.log.warning(
-                "too many slots were missed, only the newest are inserted", periodic_job_id=job.id
-            )
+            self.log.warning(MISSED_PERIODIC_SLOTS_DROPPED, periodic_job_id=job.id)
         runs: list[Run] = []
         for slot in due.slots:
             if look.resumed_at is not None and slot <= look.resumed_at:
@@ -414,7 +421,7 @@ class PeriodicEnqueuer(MaintenanceService):
         delay = failure.hold(self.context.timer.boottime())
         say = self.log.error if is_first else self.log.debug
         say(
-            "periodic job could not be inserted, trying again",
+            PERIODIC_JOB_INSERT_FAILED,
             periodic_job_id=job_id,
             error=describe(error),
             retry_in=round(delay, 3),
@@ -496,12 +503,12 @@ class PeriodicEnqueuer(MaintenanceService):
             self._skipped.add(row_id)
             say = self.log.warning
         say(
-            "periodic slot skipped as a duplicate",
+            PERIODIC_SLOT_SKIPPED,
             periodic_job_id=job.id,
             slot=slot.isoformat(),
             job_id=existing.id,
             state=existing.state.value,
-            remedy=SKIP_REMEDY if is_lost else None,
+            advice=SKIP_ADVICE if is_lost else None,
         )
 
     async def _insert(self, jobs: list[PreparedJob], connection: Connection) -> list[InsertResult]:
@@ -514,7 +521,7 @@ class PeriodicEnqueuer(MaintenanceService):
         if firing.failed is not None:
             self._hold(firing.advance.id, firing.failed)
         elif self._failures.pop(firing.advance.id, None) is not None:
-            self.log.info("periodic job works again", periodic_job_id=firing.advance.id)
+            self.log.info(PERIODIC_JOB_INSERTED_AGAIN, periodic_job_id=firing.advance.id)
 
 
 def _advance(look: PeriodicRow, next_run_at: datetime | None) -> PeriodicAdvance:

@@ -6,6 +6,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
+from riverpy._log_events import UNUSED_QUEUES_DELETED
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batches import Batches
 from riverpy._postgres.queues import queue_delete_unused, queue_unused
@@ -66,4 +67,6 @@ class QueueCleaner(MaintenanceService):
                 connection, self.context.schema, names=names, age=RETENTION
             )
         if forgotten:
-            self.log.info("queues forgotten", count=len(forgotten), queues=sorted(forgotten)[:10])
+            self.log.info(
+                UNUSED_QUEUES_DELETED, count=len(forgotten), queues=sorted(forgotten)[:10]
+            )

@@ -11,6 +11,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio
 
 from riverpy._log import get_logger
+from riverpy._log_events import (
+    CONFIGURED_INDEXES_NOT_FOUND,
+    INDEX_ARTIFACT_DROP_FAILED,
+    INDEX_ARTIFACT_DROPPED,
+    INDEX_ARTIFACTS_LEFT_BEHIND,
+    INDEX_CLEANUP_FAILED,
+    INDEX_REBUILD_FAILED,
+    INDEX_REBUILD_TIMED_OUT,
+    INDEX_REBUILT,
+    INDEXES_OF_ANOTHER_OWNER_SKIPPED,
+    REINDEXING_DISABLED,
+    REINDEXING_POSTPONED,
+)
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._postgres.driver import (
     CONNECT_TIMEOUT,
@@ -217,7 +230,7 @@ class Reindexer(MaintenanceService):
         with _answered(STATEMENT_LIMIT):
             is_locked = await index_lock(connection, self.context.schema)
         if not is_locked and not self._is_locked_out:
-            self.log.info("another session reindexes, or has not ended yet; trying again")
+            self.log.info(REINDEXING_POSTPONED)
         self._is_locked_out = not is_locked
         return is_locked
 
@@ -237,7 +250,7 @@ class Reindexer(MaintenanceService):
         missing = [name for name in self._names if name not in found]
         if missing and missing != self._missing:
             self.log.warning(
-                "indexes to rebuild do not exist: check reindexer_index_names", indexes=missing
+                CONFIGURED_INDEXES_NOT_FOUND, advice="check reindexer_index_names", indexes=missing
             )
         self._missing = missing
 
@@ -246,8 +259,9 @@ class Reindexer(MaintenanceService):
         if left_out:
             self._pending = [name for name in self._pending if name not in not_owned]
             self.log.warning(
-                "indexes not rebuilt: the role of this client does not own them; make it the owner "
-                "of their tables, or set reindexer_index_names=[]",
+                INDEXES_OF_ANOTHER_OWNER_SKIPPED,
+                advice="make the client's role the owner of the tables, or set "
+                "reindexer_index_names=[]",
                 indexes=left_out,
             )
 
@@ -269,9 +283,11 @@ class Reindexer(MaintenanceService):
                 if connection.is_closed():
                     raise
                 is_done = False
-                self.log.debug("artifact not dropped", index=artifact.name, error=describe(error))
+                self.log.debug(
+                    INDEX_ARTIFACT_DROP_FAILED, index=artifact.name, error=describe(error)
+                )
             else:
-                self.log.info("artifact of an interrupted rebuild dropped", index=artifact.name)
+                self.log.info(INDEX_ARTIFACT_DROPPED, index=artifact.name)
         return is_done
 
     async def _clean_up(self, connection: Connection, name: str) -> None:
@@ -285,10 +301,8 @@ class Reindexer(MaintenanceService):
                         return
                     await anyio.sleep(DROP_AGAIN)
             except DATABASE_ERRORS as error:
-                self.log.debug("clean-up failed", index=name, error=describe(error))
-        self.log.warning(
-            "an interrupted rebuild left artifacts; the next leader drops them", index=name
-        )
+                self.log.debug(INDEX_CLEANUP_FAILED, index=name, error=describe(error))
+        self.log.warning(INDEX_ARTIFACTS_LEFT_BEHIND, index=name)
 
     # -- rebuilding
 
@@ -301,7 +315,7 @@ class Reindexer(MaintenanceService):
         if reason is None:
             await self._rebuild(connection, found[0], scope)
         else:
-            self.log.warning("index not rebuilt", index=name, reason=reason)
+            self.log.warning(INDEX_REBUILD_FAILED, index=name, reason=reason)
 
     async def _reason_to_skip(self, connection: Connection, index: Index) -> str | None:
         if index.is_held:
@@ -344,11 +358,11 @@ class Reindexer(MaintenanceService):
         """The others are rebuilt nevertheless. What the rebuild left stays until the next run."""
         limit = self._timeout
         if limit is None or not is_statement_timeout(error) or seconds < limit.total_seconds():
-            self.log.warning("index not rebuilt", index=index.name, reason=describe(error))
+            self.log.warning(INDEX_REBUILD_FAILED, index=index.name, reason=describe(error))
             return
         postponed = Postponement.after(index.comment, self._run_at)
         self.log.warning(
-            "index not rebuilt: it took longer than reindexer_timeout",
+            INDEX_REBUILD_TIMED_OUT,
             index=index.name,
             timeout=limit.total_seconds(),
             timeouts=postponed.timeouts,
@@ -360,7 +374,7 @@ class Reindexer(MaintenanceService):
         with _answered(STATEMENT_LIMIT):
             found = await index_list(connection, self.context.schema, [index.name])
         self.log.info(
-            "index rebuilt",
+            INDEX_REBUILT,
             index=index.name,
             seconds=round(seconds, 3),
             bytes_before=index.size,
@@ -383,7 +397,7 @@ def reindexers(context: TermContext) -> list[Reindexer]:
         return []
     if context.connect_direct is None:
         get_logger().info(
-            "no indexes are rebuilt: that needs a connection past the pooler, set listen_url"
+            REINDEXING_DISABLED, advice="set listen_url to a URL that bypasses the pooler"
         )
         return []
     return [Reindexer(context, names, context.connect_direct)]

@@ -12,6 +12,7 @@ import anyio
 
 from riverpy._clock import Backoff
 from riverpy._log import get_logger
+from riverpy._log_events import CONNECTION_LOST, CONNECTION_RESTORED
 from riverpy._postgres.driver import (
     CONNECT_TIMEOUT,
     DATABASE_ERRORS,
@@ -37,7 +38,7 @@ MAINTENANCE_STATEMENT_LIMIT = timedelta(seconds=4)
 """After which the server ends a statement of maintenance: a leader that is gone delays the next one
 by no more. It is less than a fenced transaction may take, so that the server ends a slow statement
 before we cut its connection."""
-MEANWHILE = "running jobs go on, their results are kept, and connecting is tried until it succeeds"
+OUTAGE_EFFECT = "jobs keep running, their results are kept, and the client keeps connecting"
 CHECK_INTERVAL = timedelta(seconds=1)
 """How often the server looks, during a statement, whether we are still there."""
 OPEN_TIMEOUT = CONNECT_TIMEOUT + 5.0
@@ -123,10 +124,10 @@ class ConnectionOutage:
         client_id: str | None = None,
         *,
         holder: str | None = None,
-        meanwhile: str = MEANWHILE,
+        effect: str = OUTAGE_EFFECT,
     ) -> None:
-        """Make it. The lines name the client or the holder of leases, if it is given, and say what
-        is done meanwhile."""
+        """Make it. The events have the id of the client or the holder of leases, if it is
+        given, and `effect`: what the outage means."""
         self._lost: set[str] = set()
         self._given_up: dict[str, float] = {}
         """When connections that were lost were not needed any more."""
@@ -136,7 +137,7 @@ class ConnectionOutage:
         self.count = 0
         """How many outages were told of."""
         self._log = get_logger()
-        self._meanwhile = meanwhile
+        self._effect = effect
         if client_id is not None:
             self._log = self._log.bind(client_id=client_id)
         if holder is not None:
@@ -155,11 +156,11 @@ class ConnectionOutage:
             self._began_at = time.monotonic()
             self._is_open = True
             self._log.warning(
-                "database connection lost",
+                CONNECTION_LOST,
                 connection=connection,
                 error_type=type(error).__name__,
                 error=describe(error),
-                meanwhile=self._meanwhile,
+                effect=self._effect,
             )
         self._lost.add(connection)
 
@@ -178,7 +179,7 @@ class ConnectionOutage:
     def _tell_end(self, connection: str, ended_at: float) -> None:
         self._is_open = False
         self._log.info(
-            "database connection restored",
+            CONNECTION_RESTORED,
             connection=connection,
             seconds=round(ended_at - self._began_at, 1),
         )

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from riverpy._log import JobLines
+from riverpy._log_events import DAMAGED_JOB_SKIPPED
 from riverpy._postgres.batch import split
 from riverpy._postgres.clients import SetAsideRow
 from riverpy._postgres.driver import (
@@ -206,7 +207,7 @@ class DamagedJobs:
         result, damaged = await read_undamaged(connection, schema, states, read)
         for job_id in damaged.keys() - self._known.keys():
             self._lines.say(
-                "job is damaged and is passed over",
+                DAMAGED_JOB_SKIPPED,
                 purpose=self._what,
                 job_id=job_id,
                 error=damaged[job_id],

@@ -30,6 +30,7 @@ from riverpy._dsn import (
 )
 from riverpy._error_text import error_text
 from riverpy._log import get_logger
+from riverpy._log_events import DATABASE_URL_PARAMETERS_IGNORED, DATABASE_VARIABLES_IGNORED
 from riverpy.errors import ConfigError, RiverError, ServerVersionError
 from riverpy.job import raw_timestamp
 
@@ -271,9 +272,9 @@ def _warn_of_ignored(parameters: tuple[str, ...], variables: tuple[str, ...]) ->
     """Log once in a process that parameters of a URL, or variables, have no effect."""
     log = get_logger()
     if parameters:
-        log.warning("database URL parameters ignored", parameters=list(parameters))
+        log.warning(DATABASE_URL_PARAMETERS_IGNORED, parameters=list(parameters))
     if variables:
-        log.warning("database variables ignored", variables=list(variables))
+        log.warning(DATABASE_VARIABLES_IGNORED, variables=list(variables))
 
 
 async def connect(

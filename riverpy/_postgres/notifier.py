@@ -19,6 +19,11 @@ import msgspec
 from riverpy._clock import Backoff
 from riverpy._lifecycle import TestSignal
 from riverpy._log import NotificationQueueLog, get_logger
+from riverpy._log_events import (
+    INVALID_NOTIFICATION_RECEIVED,
+    NOTIFICATION_HANDLER_FAILED,
+    NOTIFICATIONS_NOT_RECEIVED,
+)
 from riverpy._postgres.driver import (
     DATABASE_ERRORS,
     close,
@@ -177,7 +182,7 @@ class Notifier:
                 try:
                     callback(payload)
                 except Exception:
-                    self._log.exception("notification could not be handled", topic=topic)
+                    self._log.exception(NOTIFICATION_HANDLER_FAILED, topic=topic)
 
         return deliver
 
@@ -261,9 +266,10 @@ class Notifier:
             return
         self._is_deaf = True
         self._log.warning(
-            "LISTEN hears nothing, so jobs are found by polling: is there a pooler in "
-            "transaction mode, as PgBouncer's? Set pooler=True, with a listen_url that leads past "
-            "it or with poll_only=True",
+            NOTIFICATIONS_NOT_RECEIVED,
+            effect="jobs are found by polling",
+            advice="behind a pooler in transaction mode set pooler=True, and a listen_url that "
+            "bypasses the pooler or poll_only=True",
             seconds=PROBE_TIMEOUT,
         )
 
@@ -319,5 +325,5 @@ def decode_message(payload: str) -> Message | None:
     try:
         return msgspec.json.decode(payload, type=Message)
     except (msgspec.DecodeError, RecursionError):  # not ours to judge: anybody can notify
-        get_logger().warning("notification not understood", payload=payload[:100])
+        get_logger().warning(INVALID_NOTIFICATION_RECEIVED, payload=payload[:100])
         return None

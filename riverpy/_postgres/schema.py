@@ -14,6 +14,11 @@ import anyio
 
 from riverpy._dsn import mask_url
 from riverpy._log import get_logger
+from riverpy._log_events import (
+    NEWER_MIGRATIONS_FOUND,
+    RIVERPY_TABLES_NOT_FOUND,
+    ROW_LEVEL_SECURITY_FOUND,
+)
 from riverpy._names import check_schema_length
 from riverpy._postgres.driver import check_server_version
 from riverpy._postgres.sql_files import query, quote_identifier, sql_directory
@@ -323,7 +328,8 @@ async def check_schema(
         raise SchemaMissingError(f"schema {state.schema!r} {found}: run `{command}`")
     if unknown := state.unknown(MAIN_LINE):
         _log.warning(
-            "the database has newer migrations than this riverpy knows: update riverpy",
+            NEWER_MIGRATIONS_FOUND,
+            advice="update riverpy",
             schema=state.schema,
             unknown_versions=unknown,
         )
@@ -335,7 +341,7 @@ def _check_row_security(security: RowSecurity) -> None:
         raise ConfigError(f"{security.problem}: {security.fix}")
     if security.filtered:
         _log.warning(
-            "row-level security may hide jobs",
+            ROW_LEVEL_SECURITY_FOUND,
             role=security.role,
             tables=security.tables,
             effect=security.problem,
@@ -363,7 +369,7 @@ def warn_of_missing_features(state: SchemaState, schema: str | None, *, url: str
     """Log what does not work for want of our own tables, and the command that makes them."""
     if missing := state.missing(OWN_LINE):
         _log.warning(
-            "the database lacks tables of riverpy's own, so some features are off",
+            RIVERPY_TABLES_NOT_FOUND,
             schema=state.schema,
             off=[FEATURES[version] for version in missing if version in FEATURES],
             command=migrate_command(f"riverpy migrate up --line {OWN_LINE}", schema, url),

@@ -9,6 +9,7 @@ import anyio
 
 from riverpy._clients.process import own_process
 from riverpy._log import get_logger
+from riverpy._log_events import CLIENT_STATUS_REPORT_FAILED
 from riverpy._postgres.clients import client_set_slots, client_set_state
 from riverpy._postgres.domains import member_mark_aware
 from riverpy._postgres.driver import DATABASE_ERRORS, describe
@@ -146,7 +147,7 @@ class ClientStatusReporter:
                         registered_at=registered_at,
                     )
         except DATABASE_ERRORS as error:  # it is for people to see: nothing waits for it
-            self._log.debug("slots and stuck jobs are not told", error=describe(error))
+            self._log.debug(CLIENT_STATUS_REPORT_FAILED, error=describe(error))
             return RETRY
         self._told = now
         return INTERVAL

@@ -19,6 +19,16 @@ import anyio
 from riverpy._clock import Backoff
 from riverpy._lifecycle import TestSignal, finish
 from riverpy._log import JobLines, get_logger
+from riverpy._log_events import (
+    JOB_RESULT_BATCH_FAILED,
+    JOB_RESULT_REFUSED,
+    JOB_RESULT_REPLACED,
+    JOB_RESULTS_REJECTED,
+    JOB_RESULTS_TIMED_OUT,
+    QUEUE_NOTIFICATION_FAILED,
+    REJECTED_JOB_RESULTS_STORED,
+    RESULT_BATCH_SIZE_REDUCED,
+)
 from riverpy._postgres import jobs
 from riverpy._postgres.batch import BatchSender, BatchSize, Cause, SetAside, cause_of
 from riverpy._postgres.driver import (
@@ -240,10 +250,10 @@ class Completer:
         try:
             await sender.step()
         except DATABASE_ERRORS as error:
-            self._log.debug("job results not stored yet", error=describe(error))
+            self._log.debug(JOB_RESULT_BATCH_FAILED, error=describe(error))
             await anyio.sleep(self._backoff.next())
         except Exception:  # results outlive even a fault of ours
-            self._log.exception("job results not stored yet")
+            self._log.exception(JOB_RESULT_BATCH_FAILED)
             await anyio.sleep(self._backoff.next())
         else:
             self._backoff.reset()
@@ -258,7 +268,7 @@ class Completer:
             ) as connection:
                 await jobs.job_notify_queues(connection, self._schema, sorted(self._untold))
         except DATABASE_ERRORS as error:
-            self._log.debug("queues are not told of jobs that are due", error=describe(error))
+            self._log.debug(QUEUE_NOTIFICATION_FAILED, error=describe(error))
         else:
             self._untold.clear()
 
@@ -294,9 +304,7 @@ class Completer:
     def _name(self, attempts: list[Attempt], error: str, *, is_slow: bool = False) -> None:
         self._named.update(attempts)
         self._named_lines.say(
-            "job results take too long and will be tried again"
-            if is_slow
-            else "job results are refused and will be tried again",
+            JOB_RESULTS_TIMED_OUT if is_slow else JOB_RESULTS_REJECTED,
             count=len(attempts),
             job_ids=[attempt.id for attempt in attempts[:20]],
             error=error,
@@ -306,14 +314,14 @@ class Completer:
         """These are stored or no longer ours, unless they are locked."""
         self._named.difference_update(set(attempts).difference(self._locked))
         if not self._named:
-            self._log.info("no job results are refused any more")
+            self._log.info(REJECTED_JOB_RESULTS_STORED)
 
     def _too_slow(self, rows: int, error: Exception) -> None:
         """A batch took too long, and is sent in parts."""
         if self._connection.is_outage_told:
             return
         self._slow_lines.say(
-            "storing job results takes too long, statements are smaller now",
+            RESULT_BATCH_SIZE_REDUCED,
             rows=rows,
             error=describe(error),
         )
@@ -335,7 +343,8 @@ class Completer:
             self._settled.add(attempt)
             return
         self._unstorable_lines.say(
-            "job result cannot be stored",
+            JOB_RESULT_REPLACED,
+            effect="the attempt is stored as failed",
             job_id=attempt.id,
             kind=attempt.kind,
             error=describe(error),
@@ -436,7 +445,8 @@ class Completer:
     def _refuse(self, attempt: Attempt, state: str) -> None:
         self._counters.results_refused += 1
         self._refused_lines.say(
-            "job result refused: the attempt is no longer this client's",
+            JOB_RESULT_REFUSED,
+            reason="the attempt no longer belongs to this client",
             job_id=attempt.id,
             kind=attempt.kind,
             attempt=attempt.attempt,

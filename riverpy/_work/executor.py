@@ -13,6 +13,12 @@ from msgspec import UNSET
 
 from riverpy._lifecycle import StopCause
 from riverpy._log import JobLines, get_logger
+from riverpy._log_events import (
+    ERROR_CLASSIFICATION_FAILED,
+    ERROR_HANDLER_FAILED,
+    JOB_FAILED,
+    RETRY_POLICY_FAILED,
+)
 from riverpy._plugins import Plugins, plugins_of
 from riverpy._work.attempt import Outcome
 from riverpy._work.blocking import BlockingRunner
@@ -178,7 +184,7 @@ class Executor:
         try:
             attempt.outcome = self._classify(attempt, error)
         except BaseException:  # even a SystemExit here would end the loop
-            self._unclear_lines.say("error could not be classified", job_id=attempt.id)
+            self._unclear_lines.say(ERROR_CLASSIFICATION_FAILED, job_id=attempt.id)
         is_failure = attempt.outcome.event is EventKind.JOB_FAILED
         if is_failure and not isinstance(error, GeneratorExit):  # with it the loop may be gone
             await self._tell_handler(attempt, error, attempt.outcome)
@@ -201,7 +207,7 @@ class Executor:
             text, trace = error_text(error), trace_text(error)
         outcome = self._failed(attempt, text, trace, self._retry_delay(attempt).total_seconds())
         self._log.debug(
-            "job failed",
+            JOB_FAILED,
             job_id=attempt.id,
             kind=attempt.kind,
             queue=attempt.queue,
@@ -277,7 +283,8 @@ class Executor:
         except BaseException as error:
             problem = error_text(error)
         self._policy_lines.say(
-            "retry policy failed, using the default",
+            RETRY_POLICY_FAILED,
+            effect="the default retry policy is used",
             job_id=attempt.id,
             kind=attempt.kind,
             error=problem,
@@ -295,7 +302,7 @@ class Executor:
         except asyncio.CancelledError:
             pass  # the attempt is over; its outcome stands
         except BaseException:
-            self._handler_lines.say("error handler failed", job_id=attempt.id, kind=attempt.kind)
+            self._handler_lines.say(ERROR_HANDLER_FAILED, job_id=attempt.id, kind=attempt.kind)
         if cancel:
             attempt.outcome = Outcome(
                 event=EventKind.JOB_CANCELLED,

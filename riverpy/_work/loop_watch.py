@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from riverpy._log import get_logger
+from riverpy._log_events import EVENT_LOOP_BLOCKED, EVENT_LOOP_RESUMED
 from riverpy._work.failure import OWN_FILES
 from riverpy.context import running_job
 
@@ -85,9 +86,7 @@ class LoopWatch:
         self._turned = now
         self._late(max(blocked, 0.0))
         if blocked > LATE:
-            self._log.warning(
-                "the event loop was blocked", seconds=round(blocked, 3), **self._culprit
-            )
+            self._log.warning(EVENT_LOOP_RESUMED, seconds=round(blocked, 3), **self._culprit)
         self._culprit = {}
 
     def _watch(
@@ -109,7 +108,8 @@ class LoopWatch:
                     continue
                 self._told_of, self._culprit = turned, culprit
                 self._log.warning(
-                    "the event loop is blocked: nothing else runs in this process",
+                    EVENT_LOOP_BLOCKED,
+                    effect="nothing else runs in this process",
                     seconds=round(blocked, 3),
                     **culprit,
                 )

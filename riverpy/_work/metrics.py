@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from riverpy._lifecycle import only_exceptions
 from riverpy._log import get_logger
+from riverpy._log_events import METRIC_HOOK_FAILED
 from riverpy.hooks import JobGetAvailableCount, JobGetAvailableDuration
 
 if TYPE_CHECKING:
@@ -44,4 +45,4 @@ class Metrics:
         """It is called often: its failure is said once, until it works again."""
         say = self._log.debug if index in self._failing else self._log.warning
         self._failing.add(index)
-        say("hook metric_emit failed", hook=type(hook).__name__, error=repr(error))
+        say(METRIC_HOOK_FAILED, hook=type(hook).__name__, error=repr(error))

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from structlog import get_logger
 
+from riverpy._log_events import PERIODIC_JOBS_IGNORED
+
 if TYPE_CHECKING:
     from riverpy.periodic import PeriodicJobs
 
@@ -29,6 +31,8 @@ class PeriodicWarning:
         if ids:
             self._named.update(ids)
             self._log.warning(
-                "periodic jobs are never inserted by this client, since it has candidate=False",
+                PERIODIC_JOBS_IGNORED,
+                reason="the client has candidate=False",
+                advice="configure periodic jobs in clients with candidate=True",
                 periodic_job_ids=ids,
             )

@@ -15,6 +15,7 @@ import anyio.lowlevel
 from riverpy._clock import Backoff
 from riverpy._lifecycle import TestSignal
 from riverpy._log import get_logger
+from riverpy._log_events import CLAIMING_FAILED, CLAIMING_RESTORED, QUEUE_PAUSED, QUEUE_RESUMED
 from riverpy._postgres.driver import (
     DATABASE_ERRORS,
     describe,
@@ -216,7 +217,7 @@ class Producer:
         else:
             self._resumed.set()
             self.wake()
-        self._log.info("queue paused" if paused else "queue resumed")
+        self._log.info(QUEUE_PAUSED if paused else QUEUE_RESUMED)
         kind = EventKind.QUEUE_PAUSED if paused else EventKind.QUEUE_RESUMED
         self._subscriptions.publish_queue(kind, self.queue)
 
@@ -255,7 +256,7 @@ class Producer:
             self._backoff.reset()
             if self._is_failing:
                 self._is_failing = False
-                self._log.info("jobs are claimed again")
+                self._log.info(CLAIMING_RESTORED)
             if drained:
                 await self._wait_for_more()
             pause = max(self._cooldown, EMPTY_PAUSE if self._empty > EMPTY_MAX else 0.0)
@@ -285,7 +286,7 @@ class Producer:
         self._count_failure(error)
         is_told = is_refusal(error) or is_statement_timeout(error)
         say = self._log.warning if is_told and not self._is_failing else self._log.debug
-        say("jobs cannot be claimed", error=describe(error))
+        say(CLAIMING_FAILED, error=describe(error))
         self._is_failing = self._is_failing or is_told
 
     async def _claim(self, scope: StopScope) -> bool:

@@ -17,6 +17,14 @@ import anyio
 
 from riverpy._lifecycle import TestSignal
 from riverpy._log import JobLines, get_logger
+from riverpy._log_events import (
+    JOB_RELEASE_FAILED,
+    JOB_RESCUE_FAILED,
+    JOBS_OF_EARLIER_RUN_RESCUED,
+    JOBS_OF_LOST_CLAIMS_RELEASED,
+    QUEUE_RENEWAL_FAILED,
+    RECONCILIATION_FAILED,
+)
 from riverpy._postgres import jobs, queues
 from riverpy._postgres.batch import BatchSender, BatchSize, SetAside, report_rows
 from riverpy._postgres.damaged_jobs import DamagedJobs
@@ -162,19 +170,19 @@ class Reconciler:
             case str():
                 self._touch_error = error
                 self._queue_lines.say(
-                    "queue cannot be renewed and will be tried again",
+                    QUEUE_RENEWAL_FAILED,
                     queue=row,
                     error=describe(error),
                 )
             case Rescue():
                 self._refused_lines.say(
-                    "job of an earlier run cannot be rescued",
+                    JOB_RESCUE_FAILED,
                     job_id=row.claim_key.id,
                     error=describe(error),
                 )
             case _:
                 self._refused_lines.say(
-                    "job cannot be put back, or read, and will be tried again",
+                    JOB_RELEASE_FAILED,
                     job_id=row.id,
                     error=describe(error),
                 )
@@ -248,7 +256,7 @@ class Reconciler:
         try:
             await step()
         except DATABASE_ERRORS as error:
-            self._log.debug("could not reconcile", what=what, error=describe(error))
+            self._log.debug(RECONCILIATION_FAILED, what=what, error=describe(error))
             return False
         return True
 
@@ -357,7 +365,7 @@ class Reconciler:
                 raise TimeoutError("putting back lost claims goes on in the next look")
         finally:
             if self._done:
-                self._log.warning("put back jobs whose claims were lost", count=self._done)
+                self._log.warning(JOBS_OF_LOST_CLAIMS_RELEASED, count=self._done)
                 self._wake_producers()
 
     async def _release(self, lost: list[ClaimKey]) -> None:
@@ -384,7 +392,7 @@ class Reconciler:
                 await self._read_page(registered_at, self._look_after)
         finally:
             if self._done:
-                self._log.warning("rescued jobs of an earlier run under this id", count=self._done)
+                self._log.warning(JOBS_OF_EARLIER_RUN_RESCUED, count=self._done)
                 self._wake_producers()
 
     async def _read_page(self, registered_at: int, after: int) -> None:

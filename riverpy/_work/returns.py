@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from riverpy._log import JobLines, get_logger
+from riverpy._log_events import CANCELLED_JOB_COMPLETED, JOB_RETURN_VALUE_IGNORED
 
 if TYPE_CHECKING:
     from riverpy._work.attempt import Attempt
@@ -34,7 +35,7 @@ class ReturnLog:
         if returned is not None and attempt.kind not in self._kinds_with_value:
             self._kinds_with_value.add(attempt.kind)
             self._log.warning(
-                "job returned a value, which is not stored",
+                JOB_RETURN_VALUE_IGNORED,
                 kind=attempt.kind,
                 job_id=attempt.id,
                 type=returned,
@@ -42,10 +43,10 @@ class ReturnLog:
             )
         if attempt.cause is not None:
             self._cancelled_lines.say(
-                "job completed although it was cancelled",
+                CANCELLED_JOB_COMPLETED,
                 job_id=attempt.id,
                 kind=attempt.kind,
                 queue=attempt.queue,
-                why=attempt.cause.value,
+                reason=attempt.cause.value,
                 seconds=round(time.monotonic() - attempt.started, 3),
             )

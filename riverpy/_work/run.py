@@ -27,6 +27,7 @@ from riverpy._leading.membership import Membership
 from riverpy._leases.singletons import SingletonRunners
 from riverpy._lifecycle import ServiceGroup, only_error
 from riverpy._log import JobLines, get_logger, tells_of_jobs
+from riverpy._log_events import CLIENT_STOP_STARTED, JOB_CANCELLED_AFTER_ITS_ATTEMPT, JOB_ENDED
 from riverpy._names import DEFAULT_DOMAIN, DISTRIBUTION
 from riverpy._plugins import Plugins
 from riverpy._postgres.batch import report_rows
@@ -488,7 +489,7 @@ class Run:
         left = 0.0 if self.work.is_cut else self._budget.soft_left()
         if self.work and left != 0.0:
             seconds = None if left is None else round(left, 1)
-            self._log.info("waiting for running jobs", running=len(self.work), seconds=seconds)
+            self._log.info(CLIENT_STOP_STARTED, running=len(self.work), seconds=seconds)
         try:
             with anyio.CancelScope(shield=left == 0.0):
                 await self.work.drain(left, self._hard_asked, self._budget.left_for_jobs)
@@ -539,7 +540,7 @@ class Run:
                 attempt.producer.expect(attempt.outcome.delay or 0.0)
             if attempt.state_stored == JobState.CANCELLED != attempt.target:
                 self._cancelled_lines.say(
-                    "job is cancelled, not run again: somebody had asked so while it ran",
+                    JOB_CANCELLED_AFTER_ITS_ATTEMPT,
                     job_id=attempt.id,
                     kind=attempt.kind,
                     queue=attempt.queue,
@@ -548,7 +549,7 @@ class Run:
     def _tell_of(self, attempts: list[Attempt]) -> None:
         for attempt in attempts:
             self._log.debug(
-                "job ended",
+                JOB_ENDED,
                 job_id=attempt.id,
                 kind=attempt.kind,
                 queue=attempt.queue,

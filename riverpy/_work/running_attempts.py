@@ -19,6 +19,13 @@ import anyio
 
 from riverpy._lifecycle import StopCause
 from riverpy._log import JobLines, get_logger, tells_of_jobs
+from riverpy._log_events import (
+    JOB_STARTED,
+    RUNNING_JOBS_CANCELLED,
+    STUCK_JOB_ENDED,
+    STUCK_JOB_FOUND,
+    STUCK_JOB_HANDLER_FAILED,
+)
 from riverpy._work.attempt import Attempt
 from riverpy._work.failure import is_cancellation
 from riverpy.job import JobColumn
@@ -118,7 +125,7 @@ class RunningAttempts:
     def _tell_of(self, attempts: Sequence[Attempt]) -> None:
         for attempt in attempts:
             self._log.debug(
-                "job begins",
+                JOB_STARTED,
                 job_id=attempt.id,
                 kind=attempt.kind,
                 queue=attempt.queue,
@@ -200,7 +207,7 @@ class RunningAttempts:
 
     async def _end(self, hard: Callable[[], float]) -> None:
         if self._attempts:
-            self._log.info("cancelling running jobs", running=len(self._attempts))
+            self._log.info(RUNNING_JOBS_CANCELLED, running=len(self._attempts))
             self.stop_all(StopCause.HARD_STOP)
             # Tasks that were cancelled before their first step have run no code of ours.
             self.give_back([one for one in self._attempts if one.task and one.task.done()])
@@ -279,11 +286,11 @@ class RunningAttempts:
         job = StuckJob(attempt.id, attempt.kind, attempt.queue, running, len(self._stuck))
         keeps_slot = self._stuck[attempt] = not self._grants_slot(job)
         self._stuck_lines.say(
-            "job goes on although it was cancelled",
+            STUCK_JOB_FOUND,
             job_id=job.id,
             kind=job.kind,
             queue=job.queue,
-            why=attempt.cause and attempt.cause.value,
+            reason=attempt.cause and attempt.cause.value,
             seconds=round(running.total_seconds(), 3),
             keeps_slot=keeps_slot,
             stuck=job.total,
@@ -297,7 +304,7 @@ class RunningAttempts:
         try:
             return bool(self._stuck_handler.handle_stuck(job))
         except BaseException:  # it must not end the loop
-            self._handler_lines.say("stuck job handler failed", job_id=job.id, kind=job.kind)
+            self._handler_lines.say(STUCK_JOB_HANDLER_FAILED, job_id=job.id, kind=job.kind)
             return False
 
     def _unstick(self, attempt: Attempt) -> bool:
@@ -306,7 +313,7 @@ class RunningAttempts:
         if keeps_slot is None:
             return True
         self._unstuck_lines.say(
-            "stuck job has ended",
+            STUCK_JOB_ENDED,
             job_id=attempt.id,
             kind=attempt.kind,
             queue=attempt.queue,

@@ -7,6 +7,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from riverpy._log import get_logger
+from riverpy._log_events import (
+    CLAIM_LEFT_UNANSWERED,
+    JOB_RESULTS_LEFT_UNSTORED,
+    JOBS_ABANDONED,
+    MAINTENANCE_ABANDONED,
+    SINGLETONS_ABANDONED,
+)
 
 if TYPE_CHECKING:
     from riverpy._postgres.jobs import ClaimKey
@@ -42,15 +49,18 @@ def tell_of_left(report: StopReport) -> None:
     log = get_logger()
     if report.abandoned:
         log.error(
-            "jobs did not end and were abandoned",
+            JOBS_ABANDONED,
             count=len(report.abandoned),
             job_ids=[claim_key.id for claim_key in report.abandoned[:20]],
         )
     if report.unstored:
-        log.error("job results were not stored in time", count=report.unstored)
+        log.error(JOB_RESULTS_LEFT_UNSTORED, count=report.unstored)
     if report.claims_in_doubt:
-        log.error("jobs may be claimed that never ran: a claim had no answer")
+        log.error(
+            CLAIM_LEFT_UNANSWERED,
+            effect="jobs may be claimed that never ran; they are rescued later",
+        )
     if report.maintenance_left:
-        log.error("maintenance did not end and is left behind")
+        log.error(MAINTENANCE_ABANDONED)
     if report.singletons_left:
-        log.error("singletons did not end and are left behind", singletons=report.singletons_left)
+        log.error(SINGLETONS_ABANDONED, singletons=report.singletons_left)

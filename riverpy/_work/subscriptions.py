@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from riverpy._log import JobLines, get_logger
+from riverpy._log_events import EVENT_DROPPED, SUBSCRIBER_EVENTS_DROPPED
 from riverpy._stream import Stream, Streams
 from riverpy.errors import ConfigError
 from riverpy.events import Event, EventKind, JobStatistics
@@ -35,7 +36,7 @@ class Subscription(Stream[Event]):
     def put(self, event: Event) -> None:
         """Take an event, or drop it where there is no room."""
         if self._is_full:
-            self._drop("subscriber is full; events are dropped")
+            self._drop(SUBSCRIBER_EVENTS_DROPPED)
         else:
             self._append(event)
 
@@ -80,7 +81,7 @@ class Subscriptions(Streams[Subscription]):
         try:
             event = _job_event(attempt, kind)
         except Exception:  # a row that cannot be told of harms nothing but its event
-            self._dropped_lines.say("event could not be made and is dropped", job_id=attempt.id)
+            self._dropped_lines.say(EVENT_DROPPED, job_id=attempt.id)
             return
         for subscription in takers:
             subscription.put(event)

@@ -16,6 +16,7 @@ import msgspec
 
 from riverpy._dsn import mask_url
 from riverpy._log import get_logger
+from riverpy._log_events import JOBS_FAILED, JOBS_WORKED
 from riverpy.stats import Histogram
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Summary:
         failing, others = self._counters.take_failing()
         if failing:
             self._log.warning(
-                "jobs fail",
+                JOBS_FAILED,
                 kinds={
                     kind: {"failed": count, "error": _error(entry)}
                     for kind, (count, entry) in failing.items()
@@ -99,7 +100,7 @@ class Summary:
         seconds = totals.at - told.at
         waits = totals.waits.since(told.waits)
         self._log.info(
-            "jobs worked",
+            JOBS_WORKED,
             **counts,
             seconds=round(seconds, 1),
             rate=round(ended / max(seconds, 0.001), 1),

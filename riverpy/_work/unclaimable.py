@@ -12,6 +12,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from riverpy._log import JobLines
+from riverpy._log_events import CLAIM_SIZE_REDUCED, JOB_CLAIM_FAILED
 from riverpy._postgres.batch import (
     RECOVERY_FAILURES,
     BatchSize,
@@ -111,7 +112,7 @@ class UnclaimableJobs:
         self._size.narrow(limit)
         if cause_of(error) is Cause.TIME:
             self._slow_lines.say(
-                "claiming jobs takes too long, statements are smaller now",
+                CLAIM_SIZE_REDUCED,
                 rows=self._size.rows,
                 error=describe(error),
             )
@@ -125,7 +126,8 @@ class UnclaimableJobs:
         if job_id not in self._named and (aside.tries > 1 or cause_of(error) is Cause.ROWS):
             self._named.add(job_id)
             self._lines.say(
-                "job cannot be claimed and is left alone; it is tried again now and then",
+                JOB_CLAIM_FAILED,
+                effect="the job is skipped, and tried again later",
                 job_id=job_id,
                 error=aside.error,
             )

@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
 from riverpy._log import get_logger
+from riverpy._log_events import LOG_LINES_DROPPED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,7 +145,11 @@ class LogStream:
                     break
         if dropped:
             log = get_logger()
-            log.warning("log lines were dropped: what reads them is too slow", lines=dropped)
+            log.warning(
+                LOG_LINES_DROPPED,
+                advice="read standard error faster, or raise --log-level",
+                lines=dropped,
+            )
 
     def _fails(self, error: OSError) -> bool:
         """A line could not be written. Returns whether none can be any more."""

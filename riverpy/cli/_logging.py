@@ -12,6 +12,7 @@ import structlog
 
 from riverpy._dsn import mask_url
 from riverpy._log import get_logger
+from riverpy._log_events import UNCAUGHT_ERROR_RAISED
 from riverpy.cli._log_stream import LogStream
 from riverpy.cli._output import has_color
 
@@ -117,7 +118,7 @@ def _log_uncaught(
 ) -> None:
     log = get_logger()
     info = (kind, kind() if error is None else error, trace)
-    log.error("an error was raised where nobody can catch it", place=place, exc_info=info)
+    log.error(UNCAUGHT_ERROR_RAISED, place=place, exc_info=info)
 
 
 def _last_processors(log: str) -> list[Processor]:

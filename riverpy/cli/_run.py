@@ -20,6 +20,7 @@ import click
 from riverpy._dsn import mask_url
 from riverpy._error_text import error_text
 from riverpy._log import get_logger
+from riverpy._log_events import LEFTOVER_TASKS_CANCELLED, PROCESS_EXIT_IGNORED
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._postgres.driver import describe as describe_error
 from riverpy.cli._output import print_note, printable
@@ -97,7 +98,8 @@ def run_to_end(
                 raise
             log = get_logger()
             log.error(
-                "a task that a job left on its own tried to end the process; going on",
+                PROCESS_EXIT_IGNORED,
+                effect="the worker keeps running",
                 error=error_text(error),
             )
 
@@ -110,7 +112,7 @@ def close_loop(loop: asyncio.AbstractEventLoop) -> None:
             task.cancel()
         if tasks:
             log = get_logger()
-            log.warning("cancelling tasks that jobs left behind", count=len(tasks))
+            log.warning(LEFTOVER_TASKS_CANCELLED, count=len(tasks))
             loop.run_until_complete(asyncio.wait(tasks))
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.run_until_complete(loop.shutdown_default_executor())

@@ -20,6 +20,13 @@ from riverpy._clock import Backoff
 from riverpy._dsn import mask_url
 from riverpy._duration import format_duration
 from riverpy._log import get_logger
+from riverpy._log_events import (
+    FIRST_DATABASE_CONNECTION_FAILED,
+    WORKER_CANCELLED,
+    WORKER_STARTED,
+    WORKER_STOPPED,
+    WORKER_STOPPED_WITH_ABANDONED_JOBS,
+)
 from riverpy._names import DISTRIBUTION
 from riverpy._postgres.connection import expect_writable
 from riverpy._postgres.driver import CONNECT_TIMEOUT, DATABASE_ERRORS, close, connect
@@ -246,7 +253,7 @@ class _WorkerProcess:
         except click.ClickException as error:
             code = show_error(error)
         except asyncio.CancelledError:  # nothing of ours cancels it
-            self._log.error("the worker was cancelled by code that runs in it, and ends")
+            self._log.error(WORKER_CANCELLED, effect="the worker stops")
         except Exception as error:
             sys.excepthook(type(error), error, error.__traceback__)  # there may be no later
         finally:
@@ -294,7 +301,7 @@ class _WorkerProcess:
             self._abandoned = report.abandoned
         if report.abandoned:
             await self._leave_abandoned(client, report)
-        self._log.info("worker stopped", unstored=report.unstored)
+        self._log.info(WORKER_STOPPED, unstored=report.unstored)
         return 0 if report.is_clean else EXIT_ABANDONED
 
     def _stop(self) -> None:
@@ -342,7 +349,9 @@ class _WorkerProcess:
         """Give the rows of jobs that do not end back, and leave before these can do more."""
         self._signals.finish(EXIT_ABANDONED, END_LIMIT)
         self._log.warning(
-            "worker stopped; putting abandoned jobs back", count=len(report.abandoned)
+            WORKER_STOPPED_WITH_ABANDONED_JOBS,
+            effect="the jobs are released, and the process exits",
+            count=len(report.abandoned),
         )
         await _release_and_leave(client, report.abandoned)
 
@@ -382,7 +391,7 @@ class _Started:
         client, config = self._client, self._client.config
         log = get_logger()
         log.info(
-            "worker started",
+            WORKER_STARTED,
             version=version(DISTRIBUTION),
             client_id=client.id,
             database=mask_url(client.database_url or ""),
@@ -430,7 +439,11 @@ async def _wait_for_database(url: str | None, *, pooled: bool) -> None:
                     f"the database cannot be used: {describe(error)}", exit_code=EXIT_NOT_READY
                 ) from error
             if not is_told:
-                log.warning("waiting for the database", error=describe(error))
+                log.warning(
+                    FIRST_DATABASE_CONNECTION_FAILED,
+                    effect="the worker tries again",
+                    error=describe(error),
+                )
                 is_told = True
             await anyio.sleep(backoff.next())
         else:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
+from riverpy._log_events import NEWER_MIGRATIONS_FOUND
 from riverpy.cli import main
 from riverpy.cli._output import has_color, print_json, print_table
 from riverpy.cli._run import CommandError, expected_errors, one_line, run
@@ -252,4 +253,4 @@ async def test_warnings_do_not_mix_with_data(schema: Schema) -> None:
     done = subprocess.run([*command, "--schema", schema.name], capture_output=True, text=True)
     await schema.execute("DELETE FROM river_migration WHERE version = 999")
     assert json.loads(done.stdout) == {"jobs": [], "damaged": []}
-    assert "newer migrations" in done.stderr
+    assert NEWER_MIGRATIONS_FOUND in done.stderr

@@ -14,6 +14,7 @@ import anyio
 import pytest
 from click.testing import CliRunner
 
+from riverpy._log_events import WORKER_STARTED, WORKER_STOPPED
 from riverpy.cli import main
 from riverpy.cli._embedded import dev_server_name
 from riverpy.embedded import EmbeddedPostgres
@@ -28,7 +29,6 @@ pytestmark = [
     pytest.mark.timeout(180),  # a busy machine takes a while to start so many processes
 ]
 
-STARTED = "worker started"
 UNREACHABLE = "postgres://u:s3cret@127.0.0.1:1/d"
 STARTS = "\nimport subprocess; subprocess.Popen(['sleep', '1h'])\n"
 """Code that starts a process, which outlives it."""
@@ -39,7 +39,7 @@ class Dev(WorkerProcess):
 
     def workers(self) -> list[int]:
         """The process ids of the workers so far, in their order."""
-        return [int(entry["client_id"].split(":")[-2]) for entry in self.entries(STARTED)]
+        return [int(entry["client_id"].split(":")[-2]) for entry in self.entries(WORKER_STARTED)]
 
     async def until_workers(self, count: int) -> int:
         """Wait until so many workers have started, or more; returns the last one's process id."""
@@ -184,7 +184,7 @@ async def test_stop_puts_back(fresh_database_url: str, tmp_path: Path) -> None:
         await dev.until_printed("job sleep")
         dev.send_to_group(signal.SIGINT)  # as a terminal does; the worker is in no group of it
         assert await dev.exit_code() == 0
-    assert len(dev.entries("worker stopped")) == 1
+    assert len(dev.entries(WORKER_STOPPED)) == 1
     assert await states(fresh_database_url) == [("available", 0)]
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from riverpy._log_events import INDEX_ARTIFACT_DROPPED
 from tests.cli.worker_process import running_worker
 from tests.maintenance.reindexing import artifacts, snapshot, until_building, until_no_artifacts
 
@@ -81,7 +82,7 @@ async def test_signal(schema: Schema, tmp_path: Path, number: signal.Signals) ->
         worker.send(number)
         assert await worker.exit_code() == 0
         assert await artifacts(schema) == []
-    (entry,) = worker.entries("artifact of an interrupted rebuild dropped")
+    (entry,) = worker.entries(INDEX_ARTIFACT_DROPPED)
     assert entry["index"] == "river_job_kind_ccnew"
 
 
@@ -109,4 +110,4 @@ async def test_killed(schema: Schema, tmp_path: Path) -> None:
         await schema.execute("DELETE FROM river_leader")  # its lease lapses
         async with worker_of(schema, tmp_path, "later") as worker:
             await until_no_artifacts(schema)
-            await worker.until_logged("artifact of an interrupted rebuild dropped")
+            await worker.until_logged(INDEX_ARTIFACT_DROPPED)

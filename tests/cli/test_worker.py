@@ -16,6 +16,16 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from riverpy._log_events import (
+    CLIENT_STOP_STARTED,
+    FIRST_DATABASE_CONNECTION_FAILED,
+    JOB_FAILED,
+    JOBS_FAILED,
+    JOBS_WORKED,
+    PROCESS_EXIT_IGNORED,
+    WORKER_STARTED,
+    WORKER_STOPPED,
+)
 from riverpy.migrate import migrate_all
 from tests._database import connected
 from tests.cli.worker_process import JOBS, RIVERPY, environment, running_worker, send_each
@@ -75,10 +85,10 @@ def worker_of(
 async def test_first_signal_stops(schema: Schema, tmp_path: Path, number: signal.Signals) -> None:
     """Each signal that means an end stops an idle worker with 0 (SC-07, FR-13)."""
     async with worker_of(schema, tmp_path, "jobs") as worker:
-        await worker.until_logged("worker started")
+        await worker.until_logged(WORKER_STARTED)
         worker.send(number)
         assert await worker.exit_code() == 0
-    assert worker.entries("worker stopped")
+    assert worker.entries(WORKER_STOPPED)
 
 
 async def test_first_signal_lets_jobs_end(schema: Schema, tmp_path: Path) -> None:
@@ -88,7 +98,7 @@ async def test_first_signal_lets_jobs_end(schema: Schema, tmp_path: Path) -> Non
         await worker.until_printed("job wait")
         await insert(schema, "never")
         worker.send(TERM)
-        await worker.until_logged("waiting for running jobs")
+        await worker.until_logged(CLIENT_STOP_STARTED)
         (tmp_path / "release").touch()
         assert await worker.exit_code() == 0
     states = [job["state"] for job in await schema.jobs()]
@@ -115,7 +125,7 @@ async def test_hard_stop_cancels(
         await worker.until_printed("job sleep")
         worker.send(signals[0])
         for number in signals[1:]:
-            await worker.until_logged("waiting for running jobs")
+            await worker.until_logged(CLIENT_STOP_STARTED)
             worker.send(number)
         assert await worker.exit_code() == 0
     assert await row(schema) == PUT_BACK
@@ -169,7 +179,7 @@ async def test_signal_that_is_ignored(schema: Schema, tmp_path: Path) -> None:
     """A worker under `nohup` goes on when SIGHUP comes, and SIGTERM still stops it (FR-13)."""
     nohup = f"{JOBS}\nimport signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
     async with worker_of(schema, tmp_path, "jobs", code=nohup) as worker:
-        await worker.until_logged("worker started")
+        await worker.until_logged(WORKER_STARTED)
         worker.send(signal.SIGHUP)
         await insert(schema, "wait")
         await worker.until_printed("job wait")
@@ -197,7 +207,7 @@ async def test_third_signal_leaves_at_once(
     async with worker_of(schema, tmp_path, "jobs:patient", "--soft-stop=1h") as worker:
         await worker.until_printed("job ignore")
         worker.send(TERM)
-        await worker.until_logged("waiting for running jobs")
+        await worker.until_logged(CLIENT_STOP_STARTED)
         worker.send(INT)
         await worker.until_printed("ignored")
         worker.send(number)
@@ -265,7 +275,7 @@ async def test_what_a_job_left(schema: Schema, tmp_path: Path, what: str) -> Non
         await worker.until_printed(f"job {what}")
         worker.send(TERM)
         assert await worker.exit_code() == 0
-    assert worker.entries("worker stopped")
+    assert worker.entries(WORKER_STOPPED)
     assert (await row(schema))["state"] == "completed"
 
 
@@ -349,9 +359,7 @@ async def test_task_that_would_end_the_process(
     async with worker_of(schema, tmp_path, "jobs", code=code) as worker:
         await worker.until_printed("job wait")
         await insert(schema, what)
-        entry = await worker.until_logged(
-            "a task that a job left on its own tried to end the process; going on"
-        )
+        entry = await worker.until_logged(PROCESS_EXIT_IGNORED)
         (tmp_path / "release").touch()
         await insert(schema, "last")
         await worker.until_printed("job last")
@@ -377,11 +385,11 @@ async def test_interrupt_of_the_process_group(schema: Schema, tmp_path: Path) ->
     """A Ctrl-C in a terminal reaches all processes of the group: jobs in processes go on."""
     await insert(schema, "", kind="detached")
     async with worker_of(schema, tmp_path, "jobs") as worker:
-        await worker.until_logged("worker started")
+        await worker.until_logged(WORKER_STARTED)
         while not (tmp_path / "detached").exists():
             await asyncio.sleep(0.01)
         worker.send_to_group(INT)
-        await worker.until_logged("waiting for running jobs")
+        await worker.until_logged(CLIENT_STOP_STARTED)
         (tmp_path / "release").touch()
         assert await worker.exit_code() == 0
     assert await row(schema) == {"state": "completed", "attempt": 1, "errors": None}
@@ -419,7 +427,7 @@ async def test_traceback_of_a_failed_job(schema: Schema, tmp_path: Path) -> None
     lines = [line.strip() for line in written.decode().splitlines()]
     assert "Traceback (most recent call last):" in lines
     assert '{}["user_id"]' in lines
-    assert any("job failed" in line and "KeyError: 'user_id'" in line for line in lines)
+    assert any(JOB_FAILED in line and "KeyError: 'user_id'" in line for line in lines)
 
 
 # -- stopping while it starts
@@ -444,7 +452,7 @@ async def test_stop_during_the_start(tmp_path: Path, spec: str, code: str, print
 async def test_stop_while_waiting_for_the_database(tmp_path: Path) -> None:
     """A signal while the database is awaited: 0, and the context manager is left."""
     async with running_worker(tmp_path, "jobs:managed", f"--database-url={UNREACHABLE}") as worker:
-        waiting = await worker.until_logged("waiting for the database")
+        waiting = await worker.until_logged(FIRST_DATABASE_CONNECTION_FAILED)
         worker.send(TERM)
         assert await worker.exit_code() == 0
     assert worker.printed == ["entered", "left"]
@@ -463,9 +471,9 @@ async def test_waits_for_a_database_that_takes_no_connections(
         async with running_worker(
             tmp_path, "jobs:managed", f"--database-url={fresh_database_url}"
         ) as worker:
-            waiting = await worker.until_logged("waiting for the database")
+            waiting = await worker.until_logged(FIRST_DATABASE_CONNECTION_FAILED)
             await administrator.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
-            await worker.until_logged("worker started")
+            await worker.until_logged(WORKER_STARTED)
             worker.send(TERM)
             assert await worker.exit_code() == 0
     assert "not currently accepting connections" in waiting["error"]
@@ -483,11 +491,11 @@ async def test_waits_for_a_database_that_can_be_written(
         async with running_worker(
             tmp_path, "jobs:managed", f"--database-url={fresh_database_url}"
         ) as worker:
-            waiting = await worker.until_logged("waiting for the database")
+            waiting = await worker.until_logged(FIRST_DATABASE_CONNECTION_FAILED)
             await administrator.execute(
                 f'ALTER DATABASE "{name}" RESET default_transaction_read_only'
             )
-            await worker.until_logged("worker started")
+            await worker.until_logged(WORKER_STARTED)
             worker.send(TERM)
             assert await worker.exit_code() == 0
     assert "lets nobody write: it is a standby" in waiting["error"]
@@ -619,7 +627,7 @@ async def test_start_line(schema: Schema, tmp_path: Path) -> None:
         tmp_path,
         *("jobs", f"--database-url={url}", f"--schema={schema.name}", "-q", "default:3,mail:2"),
     ) as worker:
-        started = await worker.until_logged("worker started")
+        started = await worker.until_logged(WORKER_STARTED)
         worker.send(TERM)
         assert await worker.exit_code() == 0
     assert started["version"].startswith("0.")
@@ -676,13 +684,13 @@ async def test_failing_job_is_no_error_of_the_worker(schema: Schema, tmp_path: P
     await insert(schema, "fail", max_attempts=1)
     async with worker_of(schema, tmp_path, "jobs", "--drain", "--log-level=debug") as worker:
         assert await worker.exit_code() == 0
-    (failed,) = worker.entries("job failed")
+    (failed,) = worker.entries(JOB_FAILED)
     assert failed["level"] == "debug"
     assert {"job_id", "kind", "queue", "attempt"} <= failed.keys()
-    (fail,) = worker.entries("jobs fail")
+    (fail,) = worker.entries(JOBS_FAILED)
     assert fail["level"] == "warning"
     assert fail["kinds"] == {"do": {"failed": 1, "error": "ValueError: no luck"}}
-    (worked,) = worker.entries("jobs worked")
+    (worked,) = worker.entries(JOBS_WORKED)
     assert (worked["failed"], worked["discarded"]) == (1, 1)
     others = [entry for entry in worker.logged if "no luck" in str(entry)]
     assert others in ([failed, fail], [fail, failed])

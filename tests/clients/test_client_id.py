@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from riverpy import ClientIdInUseError, Job
+from riverpy._log_events import CLIENT_ID_ALREADY_REGISTERED, CLIENT_ID_LOST, WORKER_STARTED
 from riverpy._postgres.clients import client_candidates, election_status
 from riverpy._postgres.domains import domain_members
 from riverpy._tools.top.statements import top_clients
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from tests.cli.worker_process import WorkerProcess
     from tests.work.rig import Rig
 
-DISPLACED = "another client has registered under this id, so this one stops"
-WAITING = "another client is registered under this id, waiting to see whether it is alive"
 JOBS = """
 import asyncio, os, pathlib
 from datetime import timedelta
@@ -67,7 +66,7 @@ def worker_of(
 
 async def working_one_job(rig: Rig, worker: WorkerProcess) -> None:
     """Let it work one job, which ends when there is a file `release`."""
-    await worker.until_logged("worker started")
+    await worker.until_logged(WORKER_STARTED)
     await rig.insert_rows(1)
     await worker.until_printed("began 1 1")
 
@@ -90,7 +89,9 @@ async def test_second_refuses(rig: Rig, tmp_path: Path, how: str) -> None:
             first.send(signal.SIGTERM)
         async with worker_of(rig, tmp_path, **environ) as second:
             assert await second.exit_code() == 2
-            assert not second.entries(WAITING)  # that the other's process runs is known
+            assert not second.entries(
+                CLIENT_ID_ALREADY_REGISTERED
+            )  # that the other's process runs is known
         assert "'worker-1' is in use" in texts(second)
         assert f"{since:%Y-%m-%dT%H:%M:%S}" in texts(second)
         assert not second.printed
@@ -100,8 +101,8 @@ async def test_second_refuses(rig: Rig, tmp_path: Path, how: str) -> None:
             first.send(signal.SIGTERM)
         assert await first.exit_code() == 0
         async with worker_of(rig, tmp_path, **environ) as third:
-            await third.until_logged("worker started")
-            assert not third.entries(WAITING)
+            await third.until_logged(WORKER_STARTED)
+            assert not third.entries(CLIENT_ID_ALREADY_REGISTERED)
     row = await rig.row(1)
     assert (row["attempt"], row["errors"]) == (1, None)
     assert first.printed == ["began 1 1"]
@@ -116,7 +117,7 @@ async def test_after_a_crash(rig: Rig, tmp_path: Path) -> None:
         await first.exit_code()
         async with worker_of(rig, tmp_path) as second:
             await second.until_printed("began 1 2")
-            assert not second.entries(WAITING)
+            assert not second.entries(CLIENT_ID_ALREADY_REGISTERED)
     assert len(errors_of(await rig.row(1))) == 1
 
 
@@ -141,7 +142,7 @@ async def test_wakes_after_its_successor(rig: Rig, tmp_path: Path) -> None:
             before = await rig.schema.fetchrow("SELECT * FROM river_job")
             started = await rig.schema.fetchval("SELECT started_at FROM riverpy_client")
             first.send(signal.SIGCONT)
-            await first.until_logged(DISPLACED)
+            await first.until_logged(CLIENT_ID_LOST)
             assert await first.exit_code() == 2
             assert "'worker-1' is in use" in texts(first)
             assert await rig.schema.fetchrow("SELECT * FROM river_job") == before
@@ -168,7 +169,7 @@ async def test_two_clients_of_one_process(rig: Rig, log: list[Any]) -> None:
     await rig.schema.execute("INSERT INTO riverpy_client SELECT * FROM kept; DROP TABLE kept")
     async with rig.working(id="me") as client:
         await rig.work(client, Task())
-    assert WAITING not in {entry["event"] for entry in log}
+    assert CLIENT_ID_ALREADY_REGISTERED not in {entry["event"] for entry in log}
 
 
 @pytest.mark.parametrize("is_alive", [True, False])
@@ -200,7 +201,7 @@ async def test_client_of_another_machine(rig: Rig, log: list[Any], is_alive: boo
         except* ClientIdInUseError:
             assert is_alive
         tasks.cancel_scope.cancel()
-    (entry,) = [entry for entry in log if entry["event"] == WAITING]
+    (entry,) = [entry for entry in log if entry["event"] == CLIENT_ID_ALREADY_REGISTERED]
     assert (entry["client_id"], entry["seconds"]) == ("me", 1.2)
 
 

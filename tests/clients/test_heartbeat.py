@@ -15,6 +15,12 @@ import pytest
 from riverpy import Config, Job
 from riverpy._clients.heartbeat import Heartbeat
 from riverpy._lifecycle import ServiceGroup
+from riverpy._log_events import (
+    CLIENT_ID_LOST,
+    HEARTBEAT_LOST,
+    HEARTBEAT_RESTORED,
+    HEARTBEAT_TABLE_NOT_FOUND,
+)
 from riverpy._postgres import clients
 from riverpy._postgres.clients import Registration
 from riverpy.migrate import migrate_all
@@ -161,16 +167,14 @@ async def test_without_any_connection(server: FakeServer, log: list[dict[str, An
         assert not [entry for entry in log if entry["log_level"] == "warning"]
         await server.timer.advance(60)
         (entry,) = [entry for entry in log if entry["log_level"] == "warning"]
-        assert "claims no jobs" in entry["event"]
+        assert entry["event"] == HEARTBEAT_LOST
         assert 30 < entry["seconds_since_last"] < 40
         assert not waiting.is_set()
         server.break_all(broken=False)
         await server.timer.advance(10)
         assert waiting.is_set()
         assert heartbeat.may_claim
-    assert [entry["event"] for entry in log if entry["log_level"] == "info"] == [
-        "the client gives signs of life again"
-    ]
+    assert [entry["event"] for entry in log if entry["log_level"] == "info"] == [HEARTBEAT_RESTORED]
 
 
 async def test_contact(server: FakeServer) -> None:
@@ -225,7 +229,7 @@ async def test_another_run_has_registered(server: FakeServer, log: list[dict[str
         assert server.displaced == 1
         assert len(server.beats) == 3
     (entry,) = [entry for entry in log if entry["log_level"] == "error"]
-    assert "another client has registered under this id" in entry["event"]
+    assert entry["event"] == CLIENT_ID_LOST
     assert entry["client_id"] == "me"
 
 
@@ -425,7 +429,7 @@ async def test_dropped_table_stops_no_job(
         assert heartbeat.may_claim
         await client.insert(Task())
         await rig.take(1)
-    told = [entry for entry in log if entry["event"].startswith("signs of life are off")]
+    told = [entry for entry in log if entry["event"] == HEARTBEAT_TABLE_NOT_FOUND]
     assert [entry["log_level"] for entry in told] == ["error"]
     assert "riverpy_client" in told[0]["error"]
     async with rig.working(**settings) as client:

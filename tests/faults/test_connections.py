@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import riverpy.client
+from riverpy._log_events import LEADERSHIP_ENDED, QUEUE_PAUSED, QUEUE_RESUMED
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._postgres.leaders import leader_request_resign
 from tests.kit.load import HELD, LOST, PUT_BACK, RESTORED, until
@@ -73,15 +74,15 @@ async def test_topics_after_losses(stage: Stage) -> None:
         (job_id,) = await load.start_held()
         await load.client.queue_pause("default")
         for place in stage.places:
-            await until(lambda place=place: place.count("queue paused") == 1)
+            await until(lambda place=place: place.count(QUEUE_PAUSED) == 1)
         await load.client.queue_resume("default")
         await load.cancel(job_id)
         leader = stage.leader
         async with stage.fleet.server.connected() as connection:
             await leader_request_resign(connection, None)
-        await until(lambda: leader.count("leading ends") == 1)
+        await until(lambda: leader.count(LEADERSHIP_ENDED) == 1)
     for place in stage.places:
-        assert place.count("queue paused") == place.count("queue resumed") == 1
+        assert place.count(QUEUE_PAUSED) == place.count(QUEUE_RESUMED) == 1
         assert place.warnings == []
 
 

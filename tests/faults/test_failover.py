@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from riverpy._log_events import LEADER_ELECTED, LEADERSHIP_LOST, WORKER_STARTED
 from tests.kit.fleet import Worker, running_fleet, with_user
 from tests.kit.load import LOST, RESTORED, LoadSettings, Place, Stage, until
 from tests.kit.proxy import Partition, Proxy
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
-ENDS, BEGINS = "leading ends", "leading begins"
 TRIES = 12
 """To connect: enough for the pauses between them to have grown."""
 SETTINGS = LoadSettings(slots=50)
@@ -53,20 +53,20 @@ async def test_switch_over(stage: FailingOver) -> None:
     """The standby takes over while jobs run: what ends meanwhile is stored on the new primary,
     nothing is lost, somebody leads there, and nothing of ours is started again; inserts go on with
     a client that knows both (NR-12)."""
-    async with stage.load(outages=1, expected=[ENDS]) as load:
+    async with stage.load(outages=1, expected=[LEADERSHIP_LOST]) as load:
         await load.start_held(5)
         await stage.pair.switch_over()
         load.release()
         for place in stage.places:
             await restored(place)
-        await until(lambda: any(place.count(BEGINS) for place in stage.places))
+        await until(lambda: any(place.count(LEADER_ELECTED) for place in stage.places))
         await load.until_completed()
 
 
 async def test_machine_is_gone(stage: FailingOver) -> None:
     """The machine of the primary is gone, so that nothing ever ends a connection to it or refuses a
     new one: workers give up what is silent and work on the standby that takes over (NR-12)."""
-    async with stage.load(expected=[ENDS]) as load:
+    async with stage.load(expected=[LEADERSHIP_LOST]) as load:
         ways = [way_to_primary(stage, place) for place in stage.places]
         for way in ways:
             way.partition = Partition.HELD
@@ -89,7 +89,7 @@ async def test_worker_before_a_standby(stage: FailingOver) -> None:
     """A worker knows but the server that comes back as a standby: it says so in one line, asks now
     and then, and works when that server is the primary again (NR-12)."""
     place = await add_single(stage)
-    async with stage.load(expected=[ENDS]) as load:
+    async with stage.load(expected=[LEADERSHIP_LOST]) as load:
         await until(lambda: bool(place.started_jobs))
         await stage.pair.switch_over()
         seen = place.worker.proxy.accepted
@@ -114,6 +114,6 @@ async def add_single(stage: FailingOver) -> Place:
     fleet.workers.append(worker)
     await worker.start()
     place = Place(worker, settings)
-    await until(lambda: place.count("worker started") == 1)
+    await until(lambda: place.count(WORKER_STARTED) == 1)
     stage.places.append(place)
     return place

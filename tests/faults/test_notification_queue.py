@@ -14,6 +14,11 @@ import asyncpg
 import pytest
 
 from riverpy import InsertManyParams, InsertOpts, Job, JobState, LeaseManager
+from riverpy._log_events import (
+    CONNECTION_LOST,
+    NOTIFICATION_QUEUE_DRAINED,
+    NOTIFICATION_QUEUE_FILLED,
+)
 from riverpy._postgres import notifier
 from riverpy._postgres.driver import (
     is_data_error,
@@ -34,7 +39,6 @@ if TYPE_CHECKING:
     from riverpy import Client
 
 PAGES = 64
-FULL, NOT_FULL = "notification queue full", "notification queue no longer full"
 SOON = timedelta(seconds=0.1)
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 
@@ -142,10 +146,11 @@ async def test_everything_but_the_notifications_is_stored(
             with anyio.fail_after(PATIENCE, reason="the listener does not find the queue full"):
                 while run._is_notified():
                     await asyncio.sleep(0.02)
-            assert [line["event"] for line in log if "notification queue" in line["event"]] == [
-                FULL
+            queue_events = {NOTIFICATION_QUEUE_FILLED, NOTIFICATION_QUEUE_DRAINED}
+            assert [line["event"] for line in log if line["event"] in queue_events] == [
+                NOTIFICATION_QUEUE_FILLED
             ] * 2  # by inserts, and by the listener
-            assert not [line for line in log if line["event"] == "database connection lost"]
+            assert not [line for line in log if line["event"] == CONNECTION_LOST]
 
             report = await examine("--database-url", rig.url)
             found = report.one("notifications", "warn")
@@ -159,7 +164,9 @@ async def test_everything_but_the_notifications_is_stored(
                 while not (heard.is_set() and run._is_notified()):
                     await client.insert(Task(0))
                     await asyncio.sleep(0.02)
-        assert [line["event"] for line in log if line["event"] == NOT_FULL] == [NOT_FULL] * 2
+        assert [line["event"] for line in log if line["event"] == NOTIFICATION_QUEUE_DRAINED] == [
+            NOTIFICATION_QUEUE_DRAINED
+        ] * 2
     assert (await examine("--database-url", rig.url)).one("notifications", "ok")
 
 
@@ -197,7 +204,7 @@ async def test_queue_that_fills_during_an_insert(
         else:
             await client.insert(Task(0))
         assert len(await rig.schema.jobs()) == 1
-        assert [line["event"] for line in log] == [FULL]
+        assert [line["event"] for line in log] == [NOTIFICATION_QUEUE_FILLED]
 
 
 async def test_queue_that_fills_during_a_result(rig: Rig, flood: None) -> None:

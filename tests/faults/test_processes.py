@@ -6,6 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from riverpy._log_events import (
+    JOBS_RESCUED,
+    LEADER_ELECTION_FAILED,
+    LEADER_LEASE_RENEWAL_FAILED,
+    LEADERSHIP_LOST,
+    WORKER_STARTED,
+)
 from tests.kit.load import LoadSettings, until
 
 if TYPE_CHECKING:
@@ -15,10 +22,10 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)
 
 SETTINGS = LoadSettings(slots=50, elect_interval=1.0, leader_ttl=4.0, dead_after=8.0)
 EXPECTED = (
-    "jobs rescued",
-    "the lease was not renewed, trying again",
-    "cannot stand for election, trying again",
-    "leading ends",
+    JOBS_RESCUED,
+    LEADER_LEASE_RENEWAL_FAILED,
+    LEADER_ELECTION_FAILED,
+    LEADERSHIP_LOST,
 )
 """Besides the rescue, what a busy machine may make of a lease that is this short."""
 
@@ -35,5 +42,5 @@ async def test_killed_worker(stage: Stage) -> None:
         await killed.worker.ended()
         await load.until_completed()
         await killed.worker.start()
-        await until(lambda: killed.count("worker started") == 1)
+        await until(lambda: killed.count(WORKER_STARTED) == 1)
         await until(lambda: lost <= load.restarted_jobs)

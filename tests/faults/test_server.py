@@ -8,6 +8,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from riverpy._log_events import (
+    CLAIM_SIZE_REDUCED,
+    CLAIMING_FAILED,
+    JOB_RESULTS_TIMED_OUT,
+    LEADER_ELECTION_FAILED,
+    LEADER_LEASE_RENEWAL_FAILED,
+    LEADERSHIP_LOST,
+    MAINTENANCE_RUN_FAILED,
+    REJECTED_JOB_RESULTS_STORED,
+    RESULT_BATCH_SIZE_REDUCED,
+)
 from tests.kit.fleet import Shutdown, with_user
 from tests.kit.load import HELD, LOST, REFUSED, RESTORED, until
 from tests.kit.server_faults import (
@@ -25,7 +36,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
-ENDS = "leading ends"
 TRIES = 12
 """To connect, of each worker: enough for the pauses between them to have grown."""
 
@@ -57,7 +67,7 @@ async def test_restart(stage: Stage) -> None:
 async def test_crash(stage: Stage) -> None:
     """The server crashes. It forgets who leads, and claims of the last moment: those jobs are
     worked again. All others end where they began (NR-02, LD-18)."""
-    async with stage.load(outages=1, expected=[REFUSED, ENDS]) as load:
+    async with stage.load(outages=1, expected=[REFUSED, LEADERSHIP_LOST]) as load:
         leader = stage.leader
         held = await load.start_held(5)
         await load.until_completed()  # later commits have brought these claims to the disk
@@ -68,7 +78,7 @@ async def test_crash(stage: Stage) -> None:
         await stage.fleet.server.come_back()
         load.crashes.append((began, time.time()))
         await restored(stage)
-        await until(lambda: leader.count(ENDS) == 1)
+        await until(lambda: leader.count(LEADERSHIP_LOST) == 1)
     refused = {line.get("job_id") for place in stage.places for line in place.warnings}
     assert not refused & {*held}
 
@@ -94,15 +104,15 @@ async def test_no_connection_left(stage: Stage) -> None:
 
 
 SLOW = (
-    "jobs cannot be claimed",
-    "claiming jobs takes too long, statements are smaller now",
-    "storing job results takes too long, statements are smaller now",
-    "job results take too long and will be tried again",
-    "no job results are refused any more",
-    "the lease was not renewed, trying again",
-    "cannot stand for election, trying again",
-    "maintenance pass failed, trying again",
-    ENDS,
+    CLAIMING_FAILED,
+    CLAIM_SIZE_REDUCED,
+    RESULT_BATCH_SIZE_REDUCED,
+    JOB_RESULTS_TIMED_OUT,
+    REJECTED_JOB_RESULTS_STORED,
+    LEADER_LEASE_RENEWAL_FAILED,
+    LEADER_ELECTION_FAILED,
+    MAINTENANCE_RUN_FAILED,
+    LEADERSHIP_LOST,
 )
 """What is said when statements are too slow for the administrator's limit."""
 
@@ -158,7 +168,7 @@ async def find_dedicated(stage: Stage, user: str) -> set[int]:
 async def test_down_for_a_while(stage: Stage) -> None:
     """While the server is away workers try again and again to connect, and say no more than that a
     lease has lapsed; when it is back they work (NR-03)."""
-    async with stage.load(outages=1, expected=[ENDS]) as load:
+    async with stage.load(outages=1, expected=[LEADERSHIP_LOST]) as load:
         await stage.fleet.server.shut_down(Shutdown.FAST)
         await lost(stage)
         for place in stage.places:

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 import riverpy
 from riverpy._dsn import PG_VARIABLES
+from riverpy._log_events import HEALTH_SERVER_STARTED
 from riverpy._names import SCHEMA_LEASE
 from riverpy._postgres.clients import (
     Registration,
@@ -418,7 +419,7 @@ async def test_worker(written: str, tmp_path: Path, config: str) -> None:
         async with running_worker(
             tmp_path, "jobs", *where, code=JOBS.replace("CONFIG", config)
         ) as worker:
-            health = Served(worker, (await worker.until_logged("health is served"))["port"])
+            health = Served(worker, (await worker.until_logged(HEALTH_SERVER_STARTED))["port"])
             await health.until("/readyz", 200)
             async with asyncio.timeout(PATIENCE):
                 while left := await connection.fetch(LEFT):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from riverpy._log_events import QUEUE_PAUSED
 from tests.kit.load import HELD, LoadSettings, until
 from tests.kit.server_faults import rows_locked
 
@@ -40,7 +41,7 @@ async def test_locked_available_rows(stage: Stage) -> None:
     async with stage.load(outages=0) as load:
         await load.client.queue_pause("default")
         for place in stage.places:
-            await until(lambda place=place: place.count("queue paused") == 1)
+            await until(lambda place=place: place.count(QUEUE_PAUSED) == 1)
         await load.until_jobs_wait()
         async with rows_locked(stage.url, LOCK_AVAILABLE) as count:
             assert count > 0

@@ -29,6 +29,7 @@ from riverpy import (
     UniqueOpts,
 )
 from riverpy._insert import inserter as _insert
+from riverpy._log_events import CONNECTION_LOST
 from riverpy.periodic import PeriodicJob, every
 from tests.periodic.enqueuing import enqueuing
 
@@ -190,7 +191,7 @@ async def test_periodic_error(
             await one.move(name, timedelta(seconds=1))
         await one.run()
         assert one.held.context.connection.is_up
-        assert "database connection lost" not in [entry["event"] for entry in log]
+        assert CONNECTION_LOST not in [entry["event"] for entry in log]
         assert (len(await one.slots("bad")), len(await one.slots("good"))) == (0, 1)
         is_failing = False
         one.wait_out_holds()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from riverpy._log_events import WORKER_STARTED
 from riverpy._postgres.leaders import leader_request_resign
 from riverpy.migrate import migrate_all
 from tests._database import connected
@@ -120,7 +121,7 @@ class MixedFleet:
         worker = await self._stack.enter_async_context(
             running_worker(directory, *arguments, code=JOBS)
         )
-        await worker.until_logged("worker started")
+        await worker.until_logged(WORKER_STARTED)
         self._python_workers[name] = worker
 
     async def terminate(self, client_id: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from riverpy import EventKind, InsertOpts, Job, QueueConfig, RawArgs, UniqueOpts
+from riverpy._log_events import JOB_RESULT_REFUSED, LEADER_WITHOUT_RIVERPY_FOUND
 from riverpy.periodic import PeriodicJob, every
 from tests.work.rig import PATIENCE
 
@@ -29,8 +30,6 @@ LEADING: dict[str, Any] = {"elect_interval": timedelta(milliseconds=200)}
 """A follower bids soon. The lease is not short: a busy machine shall not change who leads."""
 PERIOD = timedelta(days=365)
 SECONDS = int(PERIOD.total_seconds())
-FOREIGN = "the leader is not a riverpy client"
-REFUSED = "job result refused"
 GO_RESCUES_AFTER = timedelta(seconds=1)
 """The age at which a leader in Go rescues, here."""
 
@@ -102,8 +101,8 @@ async def until_logged(log: list[Any], event: str) -> dict[str, Any]:
 
 
 def said(log: list[Any], event: str) -> list[dict[str, Any]]:
-    """The log entries that begin so."""
-    return [entry for entry in log if entry["event"].startswith(event)]
+    """The log entries of an event."""
+    return [entry for entry in log if entry["event"] == event]
 
 
 async def until_led_by(rig: Rig, leader_id: str) -> None:
@@ -136,14 +135,14 @@ async def test_go_leads_periodic_jobs(rig: Rig, go: RiverGo, may_end: asyncio.Ev
             )
             client.periodic_jobs.add_many([both, python_only])
             async with rig.running(client):
-                entry = await until_logged(log, FOREIGN)
+                entry = await until_logged(log, LEADER_WITHOUT_RIVERPY_FOUND)
                 assert entry["periodic_job_ids"] == ["both", "python_only"]
                 assert entry["leader_id"] == "go"
                 assert await rig.schema.fetchval(of_kind, "nothing") == 0
                 first.terminate()
                 await until_led_by(rig, "python")
                 await rig.until(of_kind, 1, "nothing")
-    assert len(said(log, FOREIGN)) == 1
+    assert len(said(log, LEADER_WITHOUT_RIVERPY_FOUND)) == 1
     async with go.worker(*GO_LEADER, "--periodic", f"report:{SECONDS},other:{SECONDS}"):
         await rig.until(of_kind, 1, "other")
     (report,) = await rig.schema.fetch("SELECT * FROM river_job WHERE kind = 'report'")
@@ -178,7 +177,7 @@ async def test_go_leads_long_jobs(rig: Rig, go: RiverGo, may_end: asyncio.Event)
                     discarded: EventKind.JOB_FAILED,
                     kept: EventKind.JOB_COMPLETED,
                 }
-                await until_logged(log, REFUSED)
+                await until_logged(log, JOB_RESULT_REFUSED)
                 worker.terminate()
                 await worker.wait()
     states = {row["id"]: row["state"] for row in await go.run("list")}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
+from riverpy._log_events import CONNECTION_LOST, CONNECTION_RESTORED
 from tests.interop.callers import both_callers
 from tests.interop.conform import conform
 from tests.interop.river_go import RiverGo
@@ -33,7 +34,6 @@ NAMES = {"go": "go work", "python": "riverpy%"}
 """How a worker's connections are named."""
 LISTENS = {True: "(LISTEN|UNLISTEN)%", False: "%"}
 """The last statement of its listener, and of any."""
-LOST, RESTORED = "database connection lost", "database connection restored"
 KILL = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE datname = current_database() AND application_name LIKE $1 AND query SIMILAR TO $2
@@ -170,7 +170,7 @@ async def test_connections_are_killed(
                 await schema.execute(KILL, NAMES[language], LISTENS[listener_alone])
                 async with asyncio.timeout(10):
                     await until_awake(worker, caller)
-                    while language == "python" and logged(log, RESTORED) < number:
+                    while language == "python" and logged(log, CONNECTION_RESTORED) < number:
                         await asyncio.sleep(0.01)
                 await works(worker, caller, "b")
             worker.release("end")
@@ -178,7 +178,7 @@ async def test_connections_are_killed(
     assert worker.passed("job_started", id=running["id"]) == []
     if language == "python":
         # A backend that the server ends when the others are back already is a break of its own.
-        assert 3 <= logged(log, LOST) == logged(log, RESTORED) <= 5
+        assert 3 <= logged(log, CONNECTION_LOST) == logged(log, CONNECTION_RESTORED) <= 5
 
 
 def logged(log: list[Any], event: str) -> int:

@@ -6,6 +6,7 @@ import random
 from enum import StrEnum
 from typing import NamedTuple
 
+from riverpy._log_events import WORKER_STOPPED
 from tests.kit.proxy import Partition
 from tests.kit.server_faults import POOL_NAME
 
@@ -52,7 +53,7 @@ class FaultKind(StrEnum):
     REFUSED_ROWS = "job rows refused"
     CLOCK_STEP = "server clock stepped"
     KILL = "worker killed"
-    STOP = "worker stopped"
+    STOP = WORKER_STOPPED
     FREEZE = "worker frozen"
     KILL_PARENT = "worker with a job in a process killed"
     STOP_BLOCKED = "worker with a blocked event loop stopped"

@@ -16,6 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 import riverpy
+from riverpy._log_events import (
+    CONNECTION_LOST,
+    CONNECTION_RESTORED,
+    JOB_RESULT_REFUSED,
+    JOB_RESULTS_REJECTED,
+    JOBS_OF_LOST_CLAIMS_RELEASED,
+    LEADER_ELECTED,
+    WORKER_STARTED,
+)
 from riverpy._postgres.driver import DATABASE_ERRORS
 from tests.kit.fleet import WorkerSettings
 from tests.kit.stalls import is_stall
@@ -39,10 +48,10 @@ CALM_BACKLOG = RATE // 4
 LOST_CLAIMS_WINDOW = 1.0
 """Seconds before a crash of the server within which claims may be lost, since they are not
 durable."""
-LOST, RESTORED = "database connection lost", "database connection restored"
-REFUSED = "job result refused: the attempt is no longer this client's"
-HELD = "job results are refused and will be tried again"
-PUT_BACK = "put back jobs whose claims were lost"
+LOST, RESTORED = CONNECTION_LOST, CONNECTION_RESTORED
+REFUSED = JOB_RESULT_REFUSED
+HELD = JOB_RESULTS_REJECTED
+PUT_BACK = JOBS_OF_LOST_CLAIMS_RELEASED
 DELETED = "deleted"
 """The state in a log line about a job of an earlier load whose row is deleted. Its result was
 stored, but the worker received no answer and sends it again."""
@@ -104,7 +113,7 @@ class Place:
         said = [json.loads(line) for line in self._log.lines()]
         self.said += said
         for line in said:
-            if line["event"] == "leading begins":
+            if line["event"] == LEADER_ELECTED:
                 self.led_since = line["timestamp"]
         for line in self._effects.lines():
             job_id, attempt, at = line.split()
@@ -177,8 +186,8 @@ class Stage:
             await worker.start()
             self.places.append(Place(worker, its_settings))
         for place in self.places:
-            await until(lambda place=place: place.count("worker started") == 1)
-        await until(lambda: any(place.count("leading begins") for place in self.places))
+            await until(lambda place=place: place.count(WORKER_STARTED) == 1)
+        await until(lambda: any(place.count(LEADER_ELECTED) for place in self.places))
 
     @asynccontextmanager
     async def load(

@@ -14,6 +14,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from riverpy._log_events import (
+    CLAIM_LEFT_UNANSWERED,
+    CONNECTION_LOST,
+    CONNECTION_RESTORED,
+    JOB_CANCELLED_AFTER_ITS_ATTEMPT,
+    JOB_FAILED,
+    JOB_RESULT_REFUSED,
+    JOB_RESULT_REPLACED,
+    JOB_RESULTS_LEFT_UNSTORED,
+    JOBS_ABANDONED,
+    JOBS_FAILED,
+    JOBS_WORKED,
+    MAINTENANCE_STOP_TIMED_OUT,
+)
 from riverpy._postgres.job_maintenance import RESCUE_ERROR
 from tests.kit.chaos_jobs import PLANNED
 from tests.kit.chaos_plan import FaultKind
@@ -516,30 +530,26 @@ def _check_going_on(history: History) -> Iterator[Violation]:
 
 # --- logs
 
-LOST, RESTORED = "database connection lost", "database connection restored"
+LOST, RESTORED = CONNECTION_LOST, CONNECTION_RESTORED
 LINES_MAX = 12
 """Maximum number of log lines of one worker about one fault, besides one for each job that they
 name."""
 EARLY = 0.1
 """Seconds by which a line may be earlier than the recorded start of its fault."""
 PER_JOB = {
-    "job failed",
-    "job result refused: the attempt is no longer this client's",
-    "job is cancelled, not run again: somebody had asked so while it ran",
-    "jobs worked",
-    "jobs fail",
+    JOB_FAILED,
+    JOB_RESULT_REFUSED,
+    JOB_CANCELLED_AFTER_ITS_ATTEMPT,
+    JOBS_WORKED,
+    JOBS_FAILED,
 }
 """Events about jobs or of each minute, not about faults."""
-LAPSES = (
-    "maintenance did not end in time: the lease is not released but lapses, and this client does "
-    "not bid before it has ended"
-)
 EXPECTED_ERRORS = {
-    "jobs may be claimed that never ran: a claim had no answer",
-    "job results were not stored in time",
-    "job result cannot be stored",
-    "jobs did not end and were abandoned",
-    LAPSES,
+    CLAIM_LEFT_UNANSWERED,
+    JOB_RESULTS_LEFT_UNSTORED,
+    JOB_RESULT_REPLACED,
+    JOBS_ABANDONED,
+    MAINTENANCE_STOP_TIMED_OUT,
 }
 """Errors that a worker may log when it stops or loses its term during an outage, or when its rows
 are refused."""

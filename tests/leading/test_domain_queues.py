@@ -140,7 +140,7 @@ async def test_role_without_the_grant(schema: Schema) -> None:
                 assert await seen.scope() == Except(frozenset())
         (entry,) = log
         assert entry["log_level"] == "warning"
-        assert "GRANT SELECT, INSERT, UPDATE, DELETE ON riverpy_queue_owner" in entry["event"]
+        assert "GRANT SELECT, INSERT, UPDATE, DELETE ON riverpy_queue_owner" in entry["advice"]
         await schema.execute(
             "INSERT INTO riverpy_queue_owner (queue, domain, claimed_by) VALUES ('q', 'mail', 'a')"
         )

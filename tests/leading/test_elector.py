@@ -17,6 +17,15 @@ from riverpy._leading.announcements import hear_leader
 from riverpy._leading.elector import Elector
 from riverpy._leases.validity import LeaseTiming, LeaseValidity, Term
 from riverpy._lifecycle import ServiceGroup
+from riverpy._log_events import (
+    LEADER_ELECTION_FAILED,
+    LEADER_LEASE_RELEASE_FAILED,
+    LEADER_LEASE_RENEWAL_FAILED,
+    LEADER_LEASE_RENEWAL_RESTORED,
+    LEADERSHIP_CALLBACK_FAILED,
+    LEADERSHIP_LOST,
+    PROCESS_PAUSED,
+)
 from riverpy._postgres.leaders import Bid
 from tests._time import VirtualTimer, settle
 
@@ -30,9 +39,6 @@ pytestmark = pytest.mark.usefixtures("log")
 TIMING = LeaseTiming(ttl=15.0, interval=5.0)
 TRUST, GRACE = TIMING.trust, TIMING.grace
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
-CANNOT_STAND = "cannot stand for election, trying again"
-NOT_RENEWED = "the lease was not renewed, trying again"
-RENEWED_AGAIN = "the lease is renewed again"
 
 
 class Row:
@@ -327,7 +333,9 @@ async def test_follower_in_a_told_outage(
     row.is_down = a.outage_is_told = True
     await a.start()
     await timer.advance(20)
-    assert {(entry["event"], entry["log_level"]) for entry in log} == {(CANNOT_STAND, "debug")}
+    assert {(entry["event"], entry["log_level"]) for entry in log} == {
+        (LEADER_ELECTION_FAILED, "debug")
+    }
     a.outage_is_told = False
     await timer.advance(20)
     assert [entry["log_level"] for entry in log].count("warning") == 1
@@ -421,8 +429,8 @@ async def test_renewal_fails_once(
     assert len(leader.changes) == 1
     assert leader.leads
     await leader.stop()
-    events = [entry["event"] for entry in log if "renewed" in entry["event"]]
-    assert events == [NOT_RENEWED, RENEWED_AGAIN]
+    events = [entry["event"] for entry in log if "renewal" in entry["event"]]
+    assert events == [LEADER_LEASE_RENEWAL_FAILED, LEADER_LEASE_RENEWAL_RESTORED]
 
 
 async def test_leader_in_a_told_outage(
@@ -434,19 +442,19 @@ async def test_leader_in_a_told_outage(
     await timer.advance(7)
     row.is_down = False
     await timer.advance(3)
-    failed = [entry["log_level"] for entry in log if entry["event"] == NOT_RENEWED]
+    failed = [entry["log_level"] for entry in log if entry["event"] == LEADER_LEASE_RENEWAL_FAILED]
     assert failed
     assert set(failed) == {"debug"}
-    assert RENEWED_AGAIN not in [entry["event"] for entry in log]
+    assert LEADER_LEASE_RENEWAL_RESTORED not in [entry["event"] for entry in log]
     leader.outage_is_told = False
     log.clear()
     row.is_down = True
     await timer.advance(7)
     row.is_down = False
     await timer.advance(3)
-    failed = [entry["log_level"] for entry in log if entry["event"] == NOT_RENEWED]
+    failed = [entry["log_level"] for entry in log if entry["event"] == LEADER_LEASE_RENEWAL_FAILED]
     assert failed.count("warning") == 1
-    assert [entry["event"] for entry in log].count(RENEWED_AGAIN) == 1
+    assert [entry["event"] for entry in log].count(LEADER_LEASE_RENEWAL_RESTORED) == 1
     assert len(leader.changes) == 1
 
 
@@ -477,7 +485,7 @@ async def test_renewals_fail(
     await settle()
     assert len(row.asked("resign")) == 1
     assert row.terms[0] == term
-    assert [entry["log_level"] for entry in log if entry["event"] == "leading ends"] == ["warning"]
+    assert [entry["log_level"] for entry in log if entry["event"] == LEADERSHIP_LOST] == ["warning"]
 
 
 async def test_no_renewal_after_the_trust(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
@@ -498,7 +506,7 @@ async def test_taken_over(leader: Candidate, row: Row, timer: VirtualTimer, log:
     assert row.term == row.terms[1]
     assert len(row.asked("elect")) == 2
     assert leader.changes[-1][1].cause is StopCause.LEADERSHIP_LOST
-    assert [entry["log_level"] for entry in log if entry["event"] == "leading ends"] == ["warning"]
+    assert [entry["log_level"] for entry in log if entry["event"] == LEADERSHIP_LOST] == ["warning"]
 
 
 async def test_fenced_out(leader: Candidate, row: Row) -> None:
@@ -530,7 +538,7 @@ async def test_stall_longer_than_the_trust(
     assert not leader.leads
     assert row.asked("renew") == []
     assert leader.services.times("begin") == began_before
-    (stall,) = [entry for entry in log if "did not run" in entry["event"]]
+    (stall,) = [entry for entry in log if entry["event"] == PROCESS_PAUSED]
     assert stall["log_level"] == "warning"
     assert stall["seconds"] == pytest.approx(2 * TIMING.ttl, abs=1.1)
     await timer.advance(100)
@@ -673,7 +681,7 @@ async def test_release_fails(
     row.faults.append(ConnectionResetError("gone"))
     await leader.announce("request_resign")
     assert [entry["event"] for entry in log if entry["log_level"] == "warning"] == [
-        "the lease could not be released and lapses"
+        LEADER_LEASE_RELEASE_FAILED
     ]
     await timer.advance(TIMING.ttl + 0.1)
     assert leader.leads
@@ -731,5 +739,5 @@ async def test_listener_that_fails(
     await timer.advance(20.0)
     assert [event for _, event, _ in leader.services.events][:3] == ["begin", "end", "ended"]
     assert leader.leads is (end != "stop")
-    told = [entry for entry in log if entry["event"].startswith("a change of the leadership")]
+    told = [entry for entry in log if entry["event"] == LEADERSHIP_CALLBACK_FAILED]
     assert len(told) == (1 if end == "stop" else 2)

@@ -11,6 +11,7 @@ import pytest
 from riverpy import Config, Job
 from riverpy._leading.leader_watch import LeaderWatch
 from riverpy._lifecycle import ServiceGroup
+from riverpy._log_events import LEADER_WITHOUT_RIVERPY_FOUND, NO_LEADER_CANDIDATE_FOUND
 from riverpy._postgres.clients import ElectionStatus
 from riverpy.periodic import PeriodicJob, PeriodicJobs, every
 from tests._time import VirtualTimer
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.connection import DedicatedConnection
     from tests._database import Schema
-
-FOREIGN = "the leader is not a riverpy client"
 
 
 class FakeServer:
@@ -75,7 +74,7 @@ async def test_nobody_can_lead(server: FakeServer, log: list[Any]) -> None:
     an hour, and once more when that happens again."""
 
     def told() -> int:
-        return len([entry for entry in log if "no client can lead" in entry["event"]])
+        return len([entry for entry in log if entry["event"] == NO_LEADER_CANDIDATE_FOUND])
 
     nobody, somebody = (ElectionStatus(None, None, False, could) for could in (False, True))
     server.answer = nobody
@@ -106,7 +105,7 @@ async def test_nobody_could_give_a_sign_of_life(server: FakeServer, log: list[An
         await server.timer.advance(20)
         server.answer = ElectionStatus(None, None, False, True)
         await server.timer.advance(100)
-    assert not [entry for entry in log if "no client can lead" in entry["event"]]
+    assert not [entry for entry in log if entry["event"] == NO_LEADER_CANDIDATE_FOUND]
 
 
 async def test_foreign_leader(server: FakeServer, log: list[Any]) -> None:
@@ -114,7 +113,7 @@ async def test_foreign_leader(server: FakeServer, log: list[Any]) -> None:
     for this client; one of riverpy's is not."""
 
     def told() -> list[Any]:
-        return [entry for entry in log if FOREIGN in entry["event"]]
+        return [entry for entry in log if entry["event"] == LEADER_WITHOUT_RIVERPY_FOUND]
 
     first, second = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
     server.answer = ElectionStatus("go", first, False, True)
@@ -158,12 +157,12 @@ async def test_leaders_on_a_server(schema: Schema, log: list[Any]) -> None:
     await schema.execute(insert, "gone", timedelta(seconds=-1))
     async with rig.working(candidate=False, dead_after=timedelta(seconds=0.3)) as client:
         await looks(client)
-        assert not [entry for entry in log if FOREIGN in entry["event"]]
+        assert not [entry for entry in log if entry["event"] == LEADER_WITHOUT_RIVERPY_FOUND]
         await schema.execute("DELETE FROM river_leader")
         await schema.execute(insert, "go", timedelta(minutes=1))
         await looks(client)
         await looks(client)
-    (entry,) = [entry for entry in log if FOREIGN in entry["event"]]
+    (entry,) = [entry for entry in log if entry["event"] == LEADER_WITHOUT_RIVERPY_FOUND]
     assert (entry["leader_id"], entry["kinds"]) == ("go", ["task"])
 
 

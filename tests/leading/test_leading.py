@@ -16,6 +16,7 @@ from riverpy import StopCause
 from riverpy._leading import subscriptions as leadership
 from riverpy._leading.subscriptions import Leadership, LeadershipSubscription
 from riverpy._lifecycle import ServiceGroup
+from riverpy._log_events import MAINTENANCE_ABANDONED
 from riverpy._maintenance.base import MaintenanceService
 from riverpy.events import LeadershipChange
 from tests.kit.proxy import Partition, proxied
@@ -337,7 +338,7 @@ async def test_maintenance_is_left(rig: Rig, stage: Stage, log: list[Any]) -> No
     assert rig.report.maintenance_left
     assert not rig.report.is_clean
     assert await rig.schema.fetchval("SELECT leader_id FROM river_leader") == "a"
-    assert "maintenance did not end and is left behind" in [entry["event"] for entry in log]
+    assert MAINTENANCE_ABANDONED in [entry["event"] for entry in log]
     stage.may_end.set()
     await stage.until(3)
 

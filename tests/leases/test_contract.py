@@ -13,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from riverpy import ClientStateError, ConfigError, LeaseLostError, StopCause, TransactionError
+from riverpy._log_events import LEASE_ALREADY_LOST
 from riverpy._postgres.driver import DATABASE_ERRORS
 from tests.kit import pgbouncer
 from tests.leases.backends import MemoryBackend, TableBackend
@@ -155,7 +156,7 @@ async def test_release_after_takeover(backend: Backend) -> None:
         with capture_logs() as log:
             assert not await a.release(lease)
         levels = [(line["event"], line["log_level"]) for line in log if line["lease"] == "x"]
-        assert levels == [("a release freed nothing", "debug")]
+        assert levels == [(LEASE_ALREADY_LOST, "debug")]
         assert await b.renew(other)
         assert await b.release(other)
         assert not await b.release(other)

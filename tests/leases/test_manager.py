@@ -15,6 +15,16 @@ import pytest
 from riverpy import ClientStateError, LeaseLostError, MemoryLeases, StopCause
 from riverpy._leases.manager import LeaseManagerService
 from riverpy._leases.validity import LeaseTiming
+from riverpy._log_events import (
+    BLOCK_RAN_PAST_ITS_LEASE,
+    LEASE_ACQUIRED_TOO_LATE,
+    LEASE_ACQUISITION_FAILED,
+    LEASE_BLOCK_STOP_TIMED_OUT,
+    LEASE_RELEASE_FAILED,
+    LEASE_RENEWAL_FAILED,
+    LEASE_RENEWAL_RESTORED,
+    PROCESS_PAUSED,
+)
 from tests._time import VirtualTimer, settle
 
 if TYPE_CHECKING:
@@ -28,7 +38,6 @@ pytestmark = pytest.mark.usefixtures("log")
 TIMING = LeaseTiming(ttl=15.0, interval=5.0)
 TRUST, GRACE = TIMING.trust, TIMING.grace
 TTL = timedelta(seconds=15)
-NOT_RENEWED = "leases were not renewed, trying again"
 
 
 @pytest.fixture
@@ -245,7 +254,7 @@ async def test_granted_too_late(store: Store, timer: VirtualTimer, log: list[Any
         tasks.start_soon(stall)
         assert (await keeper.bid("x"))[0] is None
         assert store.asked("release", "x")
-        assert any("too late" in line["event"] for line in log)
+        assert any(line["event"] == LEASE_ACQUIRED_TOO_LATE for line in log)
 
 
 async def test_renewal_after_the_trust(
@@ -278,7 +287,7 @@ async def test_renewals_that_fail(
     assert isinstance(block.error, LeaseLostError)
     assert "could not be renewed in time" in str(block.error)
     assert len(store.asked("renew")) > 3
-    levels = [line["log_level"] for line in log if line["event"] == NOT_RENEWED]
+    levels = [line["log_level"] for line in log if line["event"] == LEASE_RENEWAL_FAILED]
     assert levels[0] == "warning"
     assert set(levels[1:]) == {"debug"}
     assert store.asked("release", "x")
@@ -299,7 +308,7 @@ async def test_renewals_that_work_again(
         await timer.advance(60)
         assert block.lease is not None
         assert block.lease.is_held
-        assert "leases are renewed again" in [line["event"] for line in log]
+        assert LEASE_RENEWAL_RESTORED in [line["event"] for line in log]
         block.may_end.set()
 
 
@@ -334,7 +343,7 @@ async def test_suspended_machine(
         await timer.advance(1)
         assert block.is_cancelled
     assert isinstance(block.error, LeaseLostError)
-    assert any("did not run for a while" in line["event"] for line in log)
+    assert any(line["event"] == PROCESS_PAUSED for line in log)
 
 
 async def test_wait_on_a_suspended_machine(
@@ -402,7 +411,7 @@ async def test_locked_row(
         for block in blocks[1:]:
             block.may_end.set()
     assert "could not be renewed in time" in str(blocks[0].error)
-    told = [line for line in log if line["event"] == NOT_RENEWED]
+    told = [line for line in log if line["event"] == LEASE_RENEWAL_FAILED]
     assert [line["log_level"] for line in told][:2] == ["warning", "debug"]
     assert told[0]["error"].endswith("locked: x, y")
 
@@ -569,7 +578,7 @@ async def test_bids_that_fail(
         await timer.advance(6)
         assert block.lease is not None
         block.may_end.set()
-    levels = [line["log_level"] for line in log if line["event"].startswith("cannot bid")]
+    levels = [line["log_level"] for line in log if line["event"] == LEASE_ACQUISITION_FAILED]
     assert levels[0] == "warning"
     assert set(levels[1:]) == {"debug"}
 
@@ -588,7 +597,7 @@ async def test_outage_is_told_once_for_all_names(
         for outages in (1, 2):
             store.is_down = True
             await timer.advance(20)
-            lines = [line["log_level"] for line in log if line["event"].startswith("cannot bid")]
+            lines = [line["log_level"] for line in log if line["event"] == LEASE_ACQUISITION_FAILED]
             assert lines.count("warning") == outages
             assert len(lines) >= 20 * outages
             store.is_down = False
@@ -646,12 +655,12 @@ async def test_block_that_goes_on(
         store.calls.clear()
         await timer.advance(90)
         assert store.calls == []
-        told = [line["seconds"] for line in log if line["event"].startswith("a block goes on")]
+        told = [line["seconds"] for line in log if line["event"] == BLOCK_RAN_PAST_ITS_LEASE]
         assert told[0] == pytest.approx(GRACE, abs=1.1)
         assert all(10 <= later - earlier <= 11.1 for earlier, later in pairwise(told))
         assert 80 < told[-1] < 96
         await timer.advance(12)
-        told = [line for line in log if line["event"].startswith("a block goes on")]
+        told = [line for line in log if line["event"] == BLOCK_RAN_PAST_ITS_LEASE]
         assert told[-1]["seconds"] < 101
         assert next_block.lease is not None
         next_block.may_end.set()
@@ -708,7 +717,7 @@ async def test_release_that_fails(
     """A release that fails frees nothing, says so, and masks no error of the block."""
     with pytest.raises(ZeroDivisionError):
         await _fail_inside(store, keeper)
-    assert "a lease could not be released and lapses" in [line["event"] for line in log]
+    assert LEASE_RELEASE_FAILED in [line["event"] for line in log]
     assert keeper.kept == []
 
 
@@ -882,7 +891,7 @@ async def test_close_during_a_renewal(store: Store, timer: VirtualTimer, log: li
         await keeper.close()
         assert task.done()
     await timer.advance(10)
-    assert NOT_RENEWED not in [line["event"] for line in log]
+    assert LEASE_RENEWAL_FAILED not in [line["event"] for line in log]
 
 
 async def test_close_with_a_block_that_goes_on(
@@ -900,7 +909,7 @@ async def test_close_with_a_block_that_goes_on(
         await keeper.close()
         assert not store.asked("release")
         events = [line["event"] for line in log if line["log_level"] == "error"]
-        assert events == ["what is done under a lease did not end: it is not released but lapses"]
+        assert events == [LEASE_BLOCK_STOP_TIMED_OUT]
         await timer.advance(10)
 
 

@@ -31,6 +31,7 @@ from riverpy import (
 from riverpy._leading import lease_store as lead_leases
 from riverpy._leading.lease_store import LeadLease
 from riverpy._leases.lease import process_holder
+from riverpy._log_events import CONNECTION_LOST, CONNECTION_RESTORED, LEASE_RELEASE_FAILED
 from riverpy._postgres.connection import ConnectionOutage, DedicatedConnection, connect_maintenance
 from riverpy._postgres.leases import LeaseLockedError
 from riverpy.migrate import Migrator
@@ -430,7 +431,7 @@ async def test_bid_for_a_lead_is_bounded(
 async def _release_in_vain(leases: LeaseManager, lease: Lease) -> None:
     with capture_logs() as log:
         assert not await leases.release(lease)
-    told = [line for line in log if line["event"] == "a lease could not be released and lapses"]
+    told = [line for line in log if line["event"] == LEASE_RELEASE_FAILED]
     assert "lock timeout" in told[0]["error"]
 
 
@@ -548,7 +549,7 @@ async def test_owned_connections_are_rebuilt(schema: Schema) -> None:
         with capture_logs() as log:
             assert await _until_answered(leases, lease)
             assert await leases.try_acquire("x") is None
-        lost = [line for line in log if line["event"] == "database connection lost"]
+        lost = [line for line in log if line["event"] == CONNECTION_LOST]
         assert [line["holder"] for line in lost[:1]] == ["it is me"]
         assert lost[0]["log_level"] == "warning"
         assert "Error" in lost[0]["error_type"]
@@ -607,9 +608,9 @@ async def test_outage_of_what_is_used_no_more(schema: Schema) -> None:
 
     def told() -> list[tuple[str, str]]:
         return [
-            (line["event"].removeprefix("database connection "), line["connection"])
+            (line["event"].removeprefix("connection "), line["connection"])
             for line in log
-            if line["event"].startswith("database connection")
+            if line["event"] in {CONNECTION_LOST, CONNECTION_RESTORED}
         ]
 
     async with proxied(schema.url) as proxy:

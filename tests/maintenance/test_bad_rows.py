@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
+from riverpy._log_events import DAMAGED_JOB_SKIPPED, ROW_SET_ASIDE
 from riverpy._maintenance.job_cleaner import JobCleaner
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._postgres.driver import DATABASE_ERRORS
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from tests._database import Schema
     from tests.leading.term_context import HeldTerm
     from tests.maintenance.bad_rows import Case
-
-SET_ASIDE = "row set aside, trying it again later"
-PASSED_OVER = "job is damaged and is passed over"
 
 
 @pytest.fixture
@@ -66,7 +64,7 @@ def named(log: list[dict[str, Any]]) -> list[str]:
     return [
         str(entry["row"])
         for entry in log
-        if entry["event"] == SET_ASIDE and entry["log_level"] == "warning"
+        if entry["event"] == ROW_SET_ASIDE and entry["log_level"] == "warning"
     ]
 
 
@@ -165,6 +163,6 @@ async def test_damaged_rows(
         await passes(held, service, 1)
     remaining = await case.remaining(schema)
     assert remaining <= {keys[7]}
-    lines = [entry for entry in log if entry["event"] in (SET_ASIDE, PASSED_OVER)]
+    lines = [entry for entry in log if entry["event"] in (ROW_SET_ASIDE, DAMAGED_JOB_SKIPPED)]
     assert [str(line.get("row", line.get("job_id"))) for line in lines] == list(remaining)
     assert all(DAMAGE in line["error"] for line in lines)

@@ -10,6 +10,12 @@ import anyio
 import pytest
 
 from riverpy._lifecycle import ServiceGroup, StopCause, StopScope
+from riverpy._log_events import (
+    CONNECTION_LOST,
+    CONNECTION_RESTORED,
+    MAINTENANCE_RUN_FAILED,
+    MAINTENANCE_RUN_SUCCEEDED_AGAIN,
+)
 from riverpy._maintenance.base import STAGGER, MaintenanceService
 from riverpy._maintenance.term_services import Maintainer
 from riverpy._postgres.leaders import leader_resign
@@ -153,9 +159,9 @@ async def test_failing_passes(shop: Shop, log: list[dict[str, object]]) -> None:
     await shop.advance(100)
     events = [(entry["log_level"], entry["event"]) for entry in log]
     assert [event for event in events if event[0] != "debug"] == [
-        ("warning", "maintenance pass failed, trying again"),
-        ("info", "maintenance pass works again"),
-        ("warning", "maintenance pass failed, trying again"),
+        ("warning", MAINTENANCE_RUN_FAILED),
+        ("info", MAINTENANCE_RUN_SUCCEEDED_AGAIN),
+        ("warning", MAINTENANCE_RUN_FAILED),
     ]
 
 
@@ -170,9 +176,9 @@ async def test_failing_passes_of_a_known_outage(shop: Shop, log: list[dict[str, 
     outage.restored("claims")
     await shop.advance(100)
     assert [entry["event"] for entry in log if entry["log_level"] != "debug"] == [
-        "database connection lost",
-        "database connection restored",
-        "maintenance pass failed, trying again",
+        CONNECTION_LOST,
+        CONNECTION_RESTORED,
+        MAINTENANCE_RUN_FAILED,
     ]
 
 

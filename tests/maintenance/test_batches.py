@@ -8,6 +8,7 @@ import asyncpg
 import pytest
 
 from riverpy._leading.term_fence import FenceBusyError
+from riverpy._log_events import MAINTENANCE_RUN_CUT_SHORT
 from riverpy._maintenance import batches
 from riverpy._maintenance.batches import PAUSE_MAX, PAUSE_MIN, Batches
 from riverpy.errors import FencedOutError
@@ -86,7 +87,7 @@ async def test_all_refused(monkeypatch: pytest.MonkeyPatch, log: list[dict[str, 
     assert await numbers.batches.handle(())
     assert len(numbers.batches.aside) <= 50
     warnings = [entry["event"] for entry in log if entry["log_level"] == "warning"]
-    assert warnings.count("too many rows fail, the others wait for the next pass") == 1
+    assert warnings.count(MAINTENANCE_RUN_CUT_SHORT) == 1
     assert len(warnings) == 12  # with one that the other lines are at debug
 
 

@@ -16,6 +16,7 @@ from msgspec import UNSET
 from riverpy import Job, JobRow, Worker, Workers
 from riverpy._leading.queue_scope import Only
 from riverpy._leading.term_fence import FenceBusyError
+from riverpy._log_events import JOBS_OF_UNKNOWN_KIND_SKIPPED, JOBS_RESCUED, ROW_SET_ASIDE
 from riverpy._maintenance import job_rescuer
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._postgres import clients, rescue, upkeep
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from tests._database import Schema
     from tests.leading.term_context import HeldTerm
 
-SET_ASIDE = "row set aside, trying it again later"
 SECOND = timedelta(seconds=1)
 OLD = "3 hours"
 
@@ -131,7 +131,7 @@ async def test_outcomes(quick: HeldTerm, log: list[dict[str, Any]]) -> None:
             "",
         )
         assert error.at > row["attempted_at"]
-    (entry,) = [entry for entry in log if entry["event"] == "jobs rescued"]
+    (entry,) = [entry for entry in log if entry["event"] == JOBS_RESCUED]
     assert entry["client_ids"] == ["dead"]
     assert entry["states"] == {"available": 2, "discarded": 1, "cancelled": 1}
     assert entry["reason"] == job_rescuer.CLIENT_DEAD
@@ -338,7 +338,7 @@ async def test_busy_fence_is_no_fault_of_a_job(schema: Schema, log: list[dict[st
         fence._limit = limit
         await held.run(rescuer)
     assert {row["state"] for row in await schema.jobs()} == {"available"}
-    assert SET_ASIDE not in [entry["event"] for entry in log]
+    assert ROW_SET_ASIDE not in [entry["event"] for entry in log]
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,7 @@ async def test_refused_row(
         await schema.execute("DROP FUNCTION refuse CASCADE")
     rows = await schema.jobs()
     assert {row["id"] for row in rows if row["state"] == "running"} == bad
-    named = [entry["row"] for entry in log if entry["event"] == SET_ASIDE]
+    named = [entry["row"] for entry in log if entry["event"] == ROW_SET_ASIDE]
     assert sorted(named) == sorted(bad)
 
 
@@ -486,7 +486,7 @@ async def test_unknown_kind(schema: Schema, log: list[dict[str, Any]]) -> None:
         await held.run(rescuer)
         assert rescuer.unknown == {}
     assert await states(schema) == ["available"] * 3
-    told = [entry for entry in log if "no worker" in entry["event"]]
+    told = [entry for entry in log if entry["event"] == JOBS_OF_UNKNOWN_KIND_SKIPPED]
     assert [(entry["kind"], entry["count"]) for entry in told] == [("go_job", 2)]
 
 

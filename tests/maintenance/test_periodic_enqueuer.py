@@ -11,6 +11,11 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
+from riverpy._log_events import (
+    MISSED_PERIODIC_SLOTS_DROPPED,
+    PERIODIC_JOB_INSERTED_AGAIN,
+    PERIODIC_SLOT_SKIPPED,
+)
 from riverpy._maintenance import periodic_enqueuer
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy.errors import FencedOutError
@@ -39,7 +44,6 @@ if TYPE_CHECKING:
 
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
 UNIQUE = InsertOpts(unique_opts=UniqueOpts(by_args=True))
-SKIPPED = "periodic slot skipped as a duplicate"
 WAITING = ("available", "pending", "retryable", "running", "scheduled")
 
 
@@ -148,13 +152,13 @@ async def test_lost_slots_are_reported(schema: Schema, log: list[Any]) -> None:
         assert len(await one.slots("unique")) == 1
         assert (await one.row("unique"))["last_run_at"] == inserted
         assert (await one.row("unique"))["next_run_at"] > inserted
-    entries = [entry for entry in log if entry["event"] == SKIPPED]
+    entries = [entry for entry in log if entry["event"] == PERIODIC_SLOT_SKIPPED]
     warnings = [entry for entry in entries if entry["log_level"] == "warning"]
     assert len(entries) == 3
     (warning,) = warnings
     assert (warning["periodic_job_id"], warning["job_id"]) == ("unique", job_id)
     assert warning["state"] == "completed"
-    assert "by_state" in warning["remedy"]
+    assert "by_state" in warning["advice"]
 
 
 async def test_slots_are_skipped_while_a_job_runs(schema: Schema, log: list[Any]) -> None:
@@ -170,7 +174,9 @@ async def test_slots_are_skipped_while_a_job_runs(schema: Schema, log: list[Any]
             assert len(await one.slots("unique")) == inserted
             if ended:
                 await finish(schema)
-    assert [entry["log_level"] for entry in log if entry["event"] == SKIPPED] == ["debug"]
+    assert [entry["log_level"] for entry in log if entry["event"] == PERIODIC_SLOT_SKIPPED] == [
+        "debug"
+    ]
 
 
 # --- missed slots
@@ -227,7 +233,7 @@ async def test_many_missed(
         assert {later - earlier for earlier, later in pairwise(slots)} == {step}
         assert 1000 <= len(slots) <= 1001 + passed / step
         assert slots[-1] > began - step
-        assert "too many slots were missed" in str(log)
+        assert MISSED_PERIODIC_SLOTS_DROPPED in str(log)
 
 
 async def test_schedule_does_not_drift(schema: Schema) -> None:
@@ -374,7 +380,7 @@ async def test_failed_constructor_keeps_its_slot(
         failed, works = log
         assert type(error).__name__ in str(failed["error"])
         assert failed["exc_info"] is not None
-        assert works["event"] == "periodic job works again"
+        assert works["event"] == PERIODIC_JOB_INSERTED_AGAIN
 
 
 async def test_refused_insert_keeps_its_slot(schema: Schema) -> None:

@@ -14,6 +14,16 @@ import pytest
 
 from riverpy import Config
 from riverpy._lifecycle import StopCause, StopScope
+from riverpy._log_events import (
+    INDEX_ARTIFACT_DROP_FAILED,
+    INDEX_ARTIFACT_DROPPED,
+    INDEX_ARTIFACTS_LEFT_BEHIND,
+    INDEX_REBUILD_FAILED,
+    INDEX_REBUILD_TIMED_OUT,
+    INDEX_REBUILT,
+    INDEXES_OF_ANOTHER_OWNER_SKIPPED,
+    REINDEXING_POSTPONED,
+)
 from riverpy._maintenance import reindexer as module
 from riverpy._maintenance.reindexer import (
     HELD_AGAIN,
@@ -150,7 +160,7 @@ def said(log: Log, event: str) -> list[object]:
 def reasons(log: Log) -> dict[object, object]:
     """Why indexes were not rebuilt."""
     return {
-        entry["index"]: entry["reason"] for entry in log if entry["event"] == "index not rebuilt"
+        entry["index"]: entry["reason"] for entry in log if entry["event"] == INDEX_REBUILD_FAILED
     }
 
 
@@ -167,8 +177,8 @@ async def test_rebuilds(schema: Schema, log: Log) -> None:
         await run(held)
     changed = [name for name in INDEX_NAMES_DEFAULT if await oid(schema, name) != before[name]]
     assert changed == [KIND, PKEY]
-    assert said(log, "index rebuilt") == [PKEY, KIND]
-    (entry, _) = (entry for entry in log if entry["event"] == "index rebuilt")
+    assert said(log, INDEX_REBUILT) == [PKEY, KIND]
+    (entry, _) = (entry for entry in log if entry["event"] == INDEX_REBUILT)
     assert entry["bytes_before"] == bytes_before
     assert entry["bytes_after"] == await schema.fetchval(size, PKEY)
     assert await artifacts(schema) == []
@@ -184,7 +194,7 @@ async def test_default_indexes(schema: Schema, log: Log) -> None:
     assert sorted(INDEX_NAMES_DEFAULT) == sorted(name for (name,) in rows)
     async with held_term(schema, reindexer_schedule=Always()) as held:
         await run(held)
-    assert said(log, "index rebuilt") == list(INDEX_NAMES_DEFAULT)
+    assert said(log, INDEX_REBUILT) == list(INDEX_NAMES_DEFAULT)
 
 
 async def test_off(schema: Schema, log: Log) -> None:
@@ -195,7 +205,7 @@ async def test_off(schema: Schema, log: Log) -> None:
         assert log == []
         assert reindexers(replace(held.context, config=Config(pooler=True))) == []
     (entry,) = log
-    assert "listen_url" in str(entry["event"])
+    assert "listen_url" in entry["advice"]
 
 
 async def test_first_pass_rebuilds_nothing(schema: Schema, log: Log) -> None:
@@ -224,11 +234,11 @@ async def test_next_time_is_by_the_servers_clock(
         assert await held.run(reindexer) == 60
         clock[0] += timedelta(seconds=59.99)
         assert await held.run(reindexer) == pytest.approx(0.01)
-        assert said(log, "index rebuilt") == []
+        assert said(log, INDEX_REBUILT) == []
         clock[0] += timedelta(days=5, hours=23, minutes=30)
         assert await held.run(reindexer) == pytest.approx(1800, abs=1)
         assert await held.run(reindexer) == pytest.approx(1800, abs=1)
-        assert said(log, "index rebuilt") == [KIND]
+        assert said(log, INDEX_REBUILT) == [KIND]
 
 
 @pytest.mark.parametrize(
@@ -280,8 +290,8 @@ async def test_missing_index(schema: Schema, log: Log) -> None:
         await run(held)
     (warning,) = (entry for entry in log if entry["log_level"] == "warning")
     assert warning["indexes"] == ["river_job_nothing"]
-    assert "reindexer_index_names" in str(warning["event"])
-    assert said(log, "index rebuilt") == [KIND]
+    assert "reindexer_index_names" in warning["advice"]
+    assert said(log, INDEX_REBUILT) == [KIND]
 
 
 async def test_names_are_quoted(schema: Schema, log: Log) -> None:
@@ -293,8 +303,8 @@ async def test_names_are_quoted(schema: Schema, log: Log) -> None:
             await cancel(task)
         assert await artifacts(schema) == [f"{evil}_ccnew"]
         await run(held)
-    assert said(log, "artifact of an interrupted rebuild dropped") == [f"{evil}_ccnew"]
-    assert said(log, "index rebuilt") == [evil]
+    assert said(log, INDEX_ARTIFACT_DROPPED) == [f"{evil}_ccnew"]
+    assert said(log, INDEX_REBUILT) == [evil]
     assert await schema.jobs() == []
 
 
@@ -309,8 +319,8 @@ async def test_not_the_owner(schema: Schema, log: Log) -> None:
             await run(held, role)
         (warning,) = log
         assert warning["indexes"] == [KIND, PKEY]
-        assert "does not own them" in str(warning["event"])
-        assert "reindexer_index_names=[]" in str(warning["event"])
+        assert warning["event"] == INDEXES_OF_ANOTHER_OWNER_SKIPPED
+        assert "reindexer_index_names=[]" in warning["advice"]
     finally:
         await schema.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
@@ -323,11 +333,11 @@ async def test_failure_stops_no_other(schema: Schema, log: Log) -> None:
         for _ in range(3):
             await run(held)
             assert await artifacts(schema) == ["Slow_ccnew"]
-        assert said(log, "index rebuilt") == [KIND] * 3
+        assert said(log, INDEX_REBUILT) == [KIND] * 3
         assert reasons(log) == {slow: "no luck"}
         await mend(schema)
         await run(held)
-        assert said(log, "index rebuilt")[-2:] == [slow, KIND]
+        assert said(log, INDEX_REBUILT)[-2:] == [slow, KIND]
         assert await artifacts(schema) == []
 
 
@@ -349,7 +359,7 @@ async def test_lost_connection(schema: Schema, log: Log) -> None:
                 await task
             assert await artifacts(schema) == ["river_job_kind_ccnew"]
         await held.run(reindexer)
-    assert said(log, "index rebuilt") == [PKEY]
+    assert said(log, INDEX_REBUILT) == [PKEY]
     assert await artifacts(schema) == []
 
 
@@ -391,7 +401,7 @@ async def test_stop_cleans_up(schema: Schema, log: Log, cause: StopCause) -> Non
         await task
         assert await artifacts(schema) == []
     assert await oid(schema, KIND) == before
-    assert said(log, "artifact of an interrupted rebuild dropped") == ["river_job_kind_ccnew"]
+    assert said(log, INDEX_ARTIFACT_DROPPED) == ["river_job_kind_ccnew"]
     await until_no_session(schema)
 
 
@@ -438,9 +448,7 @@ async def test_clean_up_is_bounded(
             scope.stop(StopCause.CLIENT_STOP)
             await task
         assert await artifacts(schema) == ["river_job_kind_ccold"]
-        assert said(log, "an interrupted rebuild left artifacts; the next leader drops them") == [
-            KIND
-        ]
+        assert said(log, INDEX_ARTIFACTS_LEFT_BEHIND) == [KIND]
         await until_no_session(schema)
         await held.run(reindexer_of(held))
     assert await artifacts(schema) == []
@@ -465,11 +473,11 @@ async def test_leftovers_do_not_pile_up(
                 await cancel(task)
             assert await artifacts(schema) == ["Slow_ccnew"]
             await until_no_session(schema)
-        assert said(log, "index rebuilt") == [KIND] * 3
+        assert said(log, INDEX_REBUILT) == [KIND] * 3
         await mend(schema)
         monkeypatch.setattr(module, "close", spy)
         await run(held)
-    assert said(log, "index rebuilt")[-2:] == [KIND, slow]
+    assert said(log, INDEX_REBUILT)[-2:] == [KIND, slow]
     assert await artifacts(schema) == []
     assert timeouts == ["5s", "5s"]
 
@@ -535,19 +543,17 @@ async def test_timeout(schema: Schema, log: Log, monkeypatch: pytest.MonkeyPatch
                 await run(held)
                 assert await artifacts(schema) == ["Slow_ccnew"]
                 assert await days_until(schema, slow) == rests
-                assert said(log, "index rebuilt") == [KIND]
-                assert said(log, "index not rebuilt: it took longer than reindexer_timeout") == [
-                    slow
-                ]
+                assert said(log, INDEX_REBUILT) == [KIND]
+                assert said(log, INDEX_REBUILD_TIMED_OUT) == [slow]
                 await run(held)
                 assert await artifacts(schema) == []
                 times = "once" if rests[0] == 1 else f"{rests[0]} times"
                 assert f"its rebuild timed out {times};" in str(reasons(log)[slow])
-                assert said(log, "index rebuilt") == [KIND, KIND]
+                assert said(log, INDEX_REBUILT) == [KIND, KIND]
                 await let_rest_end(schema, slow)
             await mend(schema)
             await run(held)
-        assert said(log, "index rebuilt")[-2:] == [KIND, slow]
+        assert said(log, INDEX_REBUILT)[-2:] == [KIND, slow]
         assert await comment_on(schema, slow) == "ours"
     assert set(timeouts) == {"5s"}
 
@@ -561,7 +567,7 @@ async def test_limits_of_the_role(schema: Schema, log: Log) -> None:
     async with slow_index(schema) as slow, contexts(schema, slow) as held:
         await take_a_moment(schema)
         await run(held, **dict.fromkeys(names, "200ms"))
-    assert said(log, "index rebuilt") == [slow]
+    assert said(log, INDEX_REBUILT) == [slow]
 
 
 async def test_rest_is_counted_from_when_the_run_was_due(
@@ -639,11 +645,11 @@ async def test_two_at_once(schema: Schema, log: Log) -> None:
         async with snapshot(schema), running(held, SNAPSHOTS) as (_, task):
             assert [await held.run(second) for _ in range(3)] == [HELD_AGAIN] * 3
             assert await artifacts(schema) == ["river_job_kind_ccnew"]
-            assert len([entry for entry in log if "another session" in str(entry["event"])]) == 1
+            assert len([entry for entry in log if entry["event"] == REINDEXING_POSTPONED]) == 1
             await cancel(task)
         await until_no_session(schema)
         await held.run(second)
-    assert said(log, "index rebuilt") == [KIND]
+    assert said(log, INDEX_REBUILT) == [KIND]
     assert await artifacts(schema) == []
 
 
@@ -666,7 +672,7 @@ async def test_build_of_another(schema: Schema, log: Log, sees_progress: bool) -
         await build
         assert await artifacts(schema) == []
         await run(held, role)
-    assert said(log, "index rebuilt") == [KIND]
+    assert said(log, INDEX_REBUILT) == [KIND]
     if role is not None:
         await schema.execute(f"ALTER TABLE river_job OWNER TO {owner}")
         await schema.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
@@ -707,14 +713,14 @@ async def test_stop_before_the_build_of_another(schema: Schema, log: Log) -> Non
             await until_waiting(schema, "reindex%", sessions=2)
             scope.stop(StopCause.CLIENT_STOP)
             await until_building(schema, SNAPSHOTS)
-            while not said(log, "artifact not dropped"):
+            while not said(log, INDEX_ARTIFACT_DROP_FAILED):
                 await asyncio.sleep(0.01)
             assert await artifacts(schema) == ["river_job_kind_ccnew", "river_job_kind_ccnew1"]
             await waiting.aclose()
             await task
             await build
-    assert said(log, "artifact of an interrupted rebuild dropped") == ["river_job_kind_ccnew"]
-    (entry, *_) = (entry for entry in log if entry["event"] == "artifact not dropped")
+    assert said(log, INDEX_ARTIFACT_DROPPED) == ["river_job_kind_ccnew"]
+    (entry, *_) = (entry for entry in log if entry["event"] == INDEX_ARTIFACT_DROP_FAILED)
     assert "lock timeout" in str(entry["error"])
     assert await artifacts(schema) == []
 
@@ -744,11 +750,9 @@ async def test_artifacts_of_every_form(schema: Schema, log: Log) -> None:
     async with contexts(schema, KIND, long) as held:
         await run(held)
     assert await artifacts(schema) == sorted(kept)
-    assert sorted(map(str, said(log, "artifact of an interrupted rebuild dropped"))) == sorted(
-        dropped
-    )
+    assert sorted(map(str, said(log, INDEX_ARTIFACT_DROPPED))) == sorted(dropped)
     assert "river_job_kind_ccold2" in str(reasons(log)[KIND])
-    assert said(log, "index rebuilt") == [long]
+    assert said(log, INDEX_REBUILT) == [long]
     for name in (*kept, long):
         await schema.execute(f'DROP INDEX "{name}"')
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from riverpy import EventKind, Job
+from riverpy._log_events import WORKER_CANCELLED
 from riverpy._postgres.job_maintenance import RESCUE_ERROR
 from tests.cli.worker_process import running_worker
 from tests.work.rig import Task, errors_of
@@ -128,7 +129,7 @@ async def test_job_that_cancels_everything(rig: Rig, tmp_path: Path) -> None:
         (tmp_path / "go").touch()
         assert await worker.exit_code() == 1
     assert worker.printed[-1] == "cancelled"
-    (entry,) = worker.entries("the worker was cancelled by code that runs in it, and ends")
+    (entry,) = worker.entries(WORKER_CANCELLED)
     assert entry["level"] == "error"
     assert [entry for entry in worker.logged if "text" in entry] == []
 

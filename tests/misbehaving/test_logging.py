@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from riverpy._log_events import LOG_LINES_DROPPED
 from riverpy.cli._log_stream import KEPT_MAX, LogStream
 from tests.cli.worker_process import RIVERPY, environment
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from tests._database import Schema
 
-DROPPED = "log lines were dropped: what reads them is too slow"
 PATIENCE = 30.0
 LINES = 600
 LENGTH = 10_000
@@ -115,7 +115,7 @@ async def test_reader_of_the_log_has_stopped(
             await insert(schema, 2)
             await until_completed(schema, 2)
 
-            entries = await asyncio.to_thread(read_until, reader, DROPPED)
+            entries = await asyncio.to_thread(read_until, reader, LOG_LINES_DROPPED)
             process.send_signal(signal.SIGTERM)
             assert await asyncio.to_thread(process.wait, PATIENCE) == 0
         finally:

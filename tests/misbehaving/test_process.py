@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from riverpy._log_events import LEADER_ELECTED, LEFTOVER_TASKS_CANCELLED, UNCAUGHT_ERROR_RAISED
 from tests.cli.worker_process import running_worker
 from tests.misbehaving.misdeeds import deeds
 
@@ -64,7 +65,7 @@ async def test_whatever_a_job_does(schema: Schema, tmp_path: Path, loop: str) ->
     code = CODE if loop == "uvloop" else f"{CODE}\nsys.modules['uvloop'] = None\n"
     where = (f"--database-url={schema.url}", f"--schema={schema.name}")
     async with running_worker(tmp_path, "jobs", *where, code=code) as worker:
-        await worker.until_logged("leading begins")
+        await worker.until_logged(LEADER_ELECTED)
         term = await schema.fetchval("SELECT elected_at FROM river_leader")
         for name in deeds:
             job_id = await insert(schema, "misdeed", name)
@@ -84,10 +85,10 @@ async def test_whatever_a_job_does(schema: Schema, tmp_path: Path, loop: str) ->
         assert await schema.fetchval("SELECT elected_at FROM river_leader") == term
         worker.send(signal.SIGTERM)
         assert await worker.exit_code() == 0
-    uncaught = worker.entries("an error was raised where nobody can catch it")
+    uncaught = worker.entries(UNCAUGHT_ERROR_RAISED)
     assert len(uncaught) >= 5
     assert {entry["place"] for entry in uncaught} == {"Dying.__del__"}
     assert "ValueError: from __del__" in uncaught[0]["exception"]
-    assert worker.entries("cancelling tasks that jobs left behind")[0]["count"] == 1000
+    assert worker.entries(LEFTOVER_TASKS_CANCELLED)[0]["count"] == 1000
     (last,) = [entry["text"] for entry in worker.logged if "text" in entry]
     assert last.startswith(f"riverpy: left while threads went on: {loop}_0, {loop}_1, ")

@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from riverpy import EventKind, InsertManyParams, Job, StuckJob
+from riverpy._log_events import (
+    CANCELLED_JOB_COMPLETED,
+    LOG_EVENTS_LIMITED,
+    STUCK_JOB_ENDED,
+    STUCK_JOB_FOUND,
+    STUCK_JOB_HANDLER_FAILED,
+)
 from tests.work.rig import Task
 
 if TYPE_CHECKING:
     from riverpy import Client
     from tests.work.rig import Rig
 
-STUCK = "job goes on although it was cancelled"
-COMPLETED = "job completed although it was cancelled"
-ENDED = "stuck job has ended"
-MORE = "more lines like this are at debug, for a minute at most"
 PATIENCE = 30.0
 SOON = timedelta(milliseconds=50)
 OFTEN: dict[str, Any] = {"dead_after": timedelta(seconds=12), "candidate": False}
@@ -108,7 +111,7 @@ async def test_stuck_job(
             await client.job_cancel(stuck.job.id)
         else:
             await jobs.time_out(client)
-        told = await entry(log, STUCK)
+        told = await entry(log, STUCK_JOB_FOUND)
         for n in (2, 3, 4):
             await client.insert(Task(n=n))
             assert (await rig.event()).kind is EventKind.JOB_COMPLETED
@@ -129,7 +132,7 @@ async def test_stuck_job(
     assert told["why"] == ("job timeout" if how == "timeout" else "job cancelled remotely")
     assert told["seconds"] > SOON.total_seconds()
     assert told["keeps_slot"] is True
-    ended = await entry(log, ENDED)
+    ended = await entry(log, STUCK_JOB_ENDED)
     assert (ended["job_id"], ended["stuck"]) == (stuck.job.id, 0)
 
 
@@ -167,11 +170,11 @@ async def test_handler_that_grants_nothing(
         await client.insert(Task(n=1))
         await client.insert(Task(n=2))
         await jobs.time_out(client)
-        assert (await entry(log, STUCK))["keeps_slot"] is True
+        assert (await entry(log, STUCK_JOB_FOUND))["keeps_slot"] is True
         assert await rig.states() == {"running": 1, "available": 1}
         jobs.release.set()
         await rig.take(2)
-    failures = [entry for entry in log if entry["event"] == "stuck job handler failed"]
+    failures = [entry for entry in log if entry["event"] == STUCK_JOB_HANDLER_FAILED]
     assert len(failures) == (answer is not False)
 
 
@@ -187,12 +190,12 @@ async def test_many_stuck_jobs(rig: Rig, log: list[dict[str, Any]]) -> None:
                 await asyncio.sleep(0.005)
         jobs.release.set()
         await rig.take(15)
-    events = [STUCK, COMPLETED, ENDED]
+    events = [STUCK_JOB_FOUND, CANCELLED_JOB_COMPLETED, STUCK_JOB_ENDED]
     for event in events:
         levels = [one["log_level"] for one in log if one["event"] == event]
         assert levels[10:] == ["debug"] * 5
         assert "debug" not in levels[:10]
-    assert [one["line"] for one in log if one["event"] == MORE] == events
+    assert [one["line"] for one in log if one["event"] == LOG_EVENTS_LIMITED] == events
 
 
 async def test_job_that_ends_in_time(rig: Rig, log: list[dict[str, Any]]) -> None:
@@ -209,4 +212,4 @@ async def test_job_that_ends_in_time(rig: Rig, log: list[dict[str, Any]]) -> Non
         await client.insert(Task())
         assert (await rig.event()).kind is EventKind.JOB_FAILED
         assert client.stats().stuck_jobs == 0
-    assert [entry for entry in log if entry["event"] == STUCK] == []
+    assert [entry for entry in log if entry["event"] == STUCK_JOB_FOUND] == []

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 import riverpy
+from riverpy._log_events import JOB_RESULT_REFUSED
 from scripts.chaos_leader import SHORT
 from tests.kit.fleet import WorkerProcess, running_fleet
 from tests.kit.history import STATEMENTS, check, read
@@ -97,7 +98,7 @@ class Site:
 
 def refused_jobs(worker: WorkerProcess) -> set[int]:
     """The jobs whose late results this worker was refused, as its log has it."""
-    lines = [line for line in worker.log.read_text().splitlines() if "job result refused" in line]
+    lines = [line for line in worker.log.read_text().splitlines() if JOB_RESULT_REFUSED in line]
     return {json.loads(line)["job_id"] for line in lines}
 
 

@@ -16,6 +16,7 @@ import pytest
 from riverpy import Client, Config, HookPeriodicJobsStartFunc, Job, QueueConfig, Workers
 from riverpy._clock import SystemTimer
 from riverpy._lifecycle import ServiceGroup
+from riverpy._log_events import PERIODIC_JOBS_IGNORED
 from riverpy._maintenance.periodic_enqueuer import PLAN_TIME
 from riverpy.errors import ConfigError, NotFoundError, SchemaMissingError
 from riverpy.periodic import PeriodicJob, every
@@ -274,6 +275,6 @@ async def test_no_candidate(schema: Schema, log: list[dict[str, Any]]) -> None:
     async with leading(schema, first, candidate=False) as client:
         client.periodic_jobs.add(second)
         assert client.is_leader is False
-    warned = [one["periodic_job_ids"] for one in log if "candidate=False" in one["event"]]
+    warned = [one["periodic_job_ids"] for one in log if one["event"] == PERIODIC_JOBS_IGNORED]
     assert warned == [["first"], ["second"]]
     assert await schema.fetchval("SELECT count(*) FROM river_job") == 0

@@ -11,6 +11,7 @@ import pytest
 import structlog
 
 import riverpy._postgres.connection as connection_module
+from riverpy._log_events import CONNECTION_LOST, CONNECTION_RESTORED
 from riverpy._postgres.connection import ConnectionOutage, DedicatedConnection
 from riverpy._postgres.driver import InterfaceError, connect
 from tests._time import settle
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Connection
     from tests._database import Schema
-
-
-LOST, RESTORED = "database connection lost", "database connection restored"
 
 
 async def test_busy_connection_is_not_cut(schema: Schema) -> None:
@@ -88,12 +86,12 @@ def test_outage_of_a_connection_that_is_wanted_again(monkeypatch: pytest.MonkeyP
             outage.forget("maintenance")
         outage.lost("maintenance", error)
         outage.restored("maintenance")
-        assert [line["event"] for line in log] == [LOST, RESTORED]
+        assert [line["event"] for line in log] == [CONNECTION_LOST, CONNECTION_RESTORED]
         assert outage.count == 1
         outage.lost("maintenance", error)
         outage.forget("maintenance")
         outage.restored("maintenance")  # it can be made when it is wanted again
-        assert [line["event"] for line in log] == [LOST, RESTORED] * 2
+        assert [line["event"] for line in log] == [CONNECTION_LOST, CONNECTION_RESTORED] * 2
         outage.lost("claims", error)
         outage.lost("maintenance", error)
         outage.forget("maintenance")
@@ -103,7 +101,9 @@ def test_outage_of_a_connection_that_is_wanted_again(monkeypatch: pytest.MonkeyP
         outage.lost("maintenance", error)
         outage.forget("maintenance")
         outage.lost("maintenance", error)
-    assert [line["event"] for line in log] == [LOST, RESTORED] * 3 + [LOST] * 2
+    assert [line["event"] for line in log] == [CONNECTION_LOST, CONNECTION_RESTORED] * 3 + [
+        CONNECTION_LOST
+    ] * 2
 
 
 def test_outage_of_a_connection_that_is_never_wanted_again(
@@ -119,11 +119,11 @@ def test_outage_of_a_connection_that_is_never_wanted_again(
         outage.restored("claims")
         outage.forget("maintenance")
         outage.restored("claims")
-        assert [line["event"] for line in log] == [LOST]
+        assert [line["event"] for line in log] == [CONNECTION_LOST]
         monkeypatch.setattr(connection_module, "SOON", 0.0)
         outage.restored("claims")
         outage.restored("claims")
-    assert [line["event"] for line in log] == [LOST, RESTORED]
+    assert [line["event"] for line in log] == [CONNECTION_LOST, CONNECTION_RESTORED]
     assert not outage.is_told
 
 
@@ -143,28 +143,32 @@ async def test_end_of_an_idle_connection_is_told(schema: Schema) -> None:
             outage.restored("other")
             await _end(connection, schema)
             await _use(connection)
-            assert [line["event"] for line in log] == [LOST, RESTORED] * 2
+            assert [line["event"] for line in log] == [CONNECTION_LOST, CONNECTION_RESTORED] * 2
             outage.lost("other", error)
             await _end(connection, schema)
             outage.restored("other")
             await _use(connection)
-            assert [line["event"] for line in log] == [LOST, RESTORED] * 3
+            assert [line["event"] for line in log] == [CONNECTION_LOST, CONNECTION_RESTORED] * 3
             await _end(connection, schema)
             outage.lost("other", error)
             outage.restored("other")
             await _use(connection)
-            assert [line["event"] for line in log] == [LOST, RESTORED] * 4
+            assert [line["event"] for line in log] == [CONNECTION_LOST, CONNECTION_RESTORED] * 4
             outage.lost("other", error)
             await _use(connection)
             await _end(connection, schema)
             outage.restored("other")
             await _use(connection)
-            assert [line["event"] for line in log] == [LOST, RESTORED] * 5
+            assert [line["event"] for line in log] == [CONNECTION_LOST, CONNECTION_RESTORED] * 5
             outage.lost("other", error)
             outage.forget("other")
             await _end(connection, schema)
             await _use(connection)
-            assert [line["event"] for line in log[10:]] == [LOST, LOST, RESTORED]
+            assert [line["event"] for line in log[10:]] == [
+                CONNECTION_LOST,
+                CONNECTION_LOST,
+                CONNECTION_RESTORED,
+            ]
 
 
 async def test_close_while_it_is_made_again(schema: Schema) -> None:

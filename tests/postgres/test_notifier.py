@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import structlog
 
+from riverpy._log_events import CONNECTION_LOST, CONNECTION_RESTORED
 from riverpy._postgres import notifier
 from tests.kit.proxy import proxied
 from tests.work.rig import PATIENCE, Rig, Task
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 
     from riverpy import Job
     from tests._database import Schema
-
-
-LOST, RESTORED = "database connection lost", "database connection restored"
 
 
 async def test_lost_listener_hears_nothing(schema: Schema) -> None:
@@ -74,8 +72,10 @@ async def test_listener_that_is_lost_before_it_has_heard(
             proxy.cut("riverpy listener")
             while not run._is_notified():
                 await asyncio.sleep(0.005)
-    said = [line["event"] for line in log if line["event"].startswith(("database", "LISTEN"))]
-    assert said == [LOST, RESTORED] * 2
+    said = [
+        line["event"] for line in log if line["event"].startswith(("connection", "notifications"))
+    ]
+    assert said == [CONNECTION_LOST, CONNECTION_RESTORED] * 2
 
 
 async def test_listener_that_is_lost_again_and_again(

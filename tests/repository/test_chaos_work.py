@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from riverpy._log_events import JOB_FAILED
 from riverpy._postgres.job_maintenance import RESCUE_ERROR
 from scripts.chaos import parse_arguments
 from scripts.chaos_work import run_chaos
@@ -158,7 +159,7 @@ LOGS = {
     "w0": [
         log(LOST, 5.35, level="warning"),
         log(RESTORED, 6.0),
-        log("job failed", 0.23, level="warning"),
+        log(JOB_FAILED, 0.23, level="warning"),
     ],
     "w1": [],
 }
@@ -320,7 +321,7 @@ BROKEN = {
         "no stall",
     ),
     "a traceback": (
-        history(logs={"w0": [log("job failed", 1, exception="Traceback …")]}),
+        history(logs={"w0": [log(JOB_FAILED, 1, exception="Traceback …")]}),
         "no unexpected log lines",
     ),
     "an error": (history(logs={"w0": [log("oh", 1, level="error")]}), "no unexpected log lines"),

@@ -1,74 +1,129 @@
-"""docs/logs.md names every sentence that riverpy logs, with its keys, and no other."""
+"""Holds docs/logs.md, the constants of log events and the calls that log against each other."""
 
 from __future__ import annotations
 
 import ast
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from riverpy import _log_events
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "logs.md"
 LEVELS = {"debug", "info", "warning", "error", "exception"}
-_ROW = re.compile(r"^\| (.+?) \| [a-z, ]+ \| (.*?) ?\|$", re.MULTILINE)
+EVENTS: dict[str, str] = {name: text for name, text in vars(_log_events).items() if name.isupper()}
+WORDS_MAX = 6
+_ROW = re.compile(r"^\| ([^|]+) \| ([a-z, ]+) \| (.*?) ?\| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 _UNSHOWN = {"exc_info"}
+"""Keys that hold a traceback, which no page needs to list."""
 
 
-def logged(tree: ast.AST) -> dict[str, set[str]]:
-    """The sentences that a module logs, each with its keys. `say` is how a line is called whose
-    level depends; `_drop` logs the first item that a stream drops."""
-    found: dict[str, set[str]] = {}
+@dataclass
+class Usage:
+    """How calls log one event."""
+
+    keys: set[str] = field(default_factory=set)
+    levels: set[str] = field(default_factory=set)
+    """The levels of calls that name their level. Other calls leave it to a helper."""
+    has_more_keys: bool = False
+    """Whether a call also passes keys as `**keys`."""
+
+    def add(self, call: ast.Call, method: str) -> None:
+        """Add a call."""
+        self.keys |= {key.arg for key in call.keywords if key.arg} - _UNSHOWN
+        self.has_more_keys |= any(key.arg is None for key in call.keywords)
+        if method in LEVELS:
+            self.levels.add("error" if method == "exception" else method)
+
+
+def read_calls(tree: ast.AST) -> tuple[dict[str, Usage], list[str]]:
+    """Return the usage of each constant that a module logs, and the texts that it logs without."""
+    usages: dict[str, Usage] = {}
+    literals: list[str] = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or not node.args:
             continue
-        function = node.func
-        name = getattr(function, "attr", None) or getattr(function, "id", "")
-        keys = {key.arg for key in node.keywords if key.arg} - _UNSHOWN
-        if name in LEVELS and isinstance(function, ast.Attribute):
-            if "log" not in ast.unparse(function.value):
-                continue
-        elif name == "_drop":
-            keys = {"size"}
-        elif name != "say":
-            continue
+        method = getattr(node.func, "attr", "")
         first = node.args[0]
-        texts = (first.body, first.orelse) if isinstance(first, ast.IfExp) else (first,)
-        for text in texts:
-            if isinstance(text, ast.Constant):
-                found.setdefault(str(text.value), set()).update(keys)
-    return found
+        for event in (first.body, first.orelse) if isinstance(first, ast.IfExp) else (first,):
+            if isinstance(event, ast.Name) and event.id in EVENTS:
+                usages.setdefault(event.id, Usage()).add(node, method)
+            elif method in LEVELS and "log" in ast.unparse(node.func):
+                literals += [str(event.value)] if isinstance(event, ast.Constant) else []
+    return usages, literals
 
 
-def sentences() -> dict[str, set[str]]:
-    """All that riverpy logs."""
-    found: dict[str, set[str]] = {}
+def read_package() -> tuple[dict[str, Usage], list[str]]:
+    """Return what `read_calls` finds in the whole package."""
+    usages: dict[str, Usage] = {}
+    literals: list[str] = []
     for path in (ROOT / "riverpy").rglob("*.py"):
-        for text, keys in logged(ast.parse(path.read_text("utf-8"))).items():
-            found.setdefault(text, set()).update(keys)
-    return found
+        found, texts = read_calls(ast.parse(path.read_text("utf-8")))
+        literals += texts
+        for name, usage in found.items():
+            total = usages.setdefault(name, Usage())
+            total.keys |= usage.keys
+            total.levels |= usage.levels
+            total.has_more_keys |= usage.has_more_keys
+    return usages, literals
 
 
-def test_page_names_the_sentences() -> None:
-    """A sentence or a key that the log gains or loses is gained or lost by the page."""
-    rows = {
-        text: set(re.findall(r"`(\w+)`", keys))
-        for text, keys in _ROW.findall(PAGE.read_text("utf-8"))
-        if text != "sentence"
+def read_page() -> dict[str, tuple[set[str], set[str]]]:
+    """Return the levels and keys of each event that the page lists."""
+    return {
+        event: (set(levels.split(", ")), set(re.findall(r"`(\w+)`", keys)))
+        for event, levels, keys, _meaning, _remedy in _ROW.findall(PAGE.read_text("utf-8"))
+        if event != "event"
     }
-    assert rows == sentences()
+
+
+def test_events_are_constants() -> None:
+    """Each call logs an event by its constant, and each constant is used."""
+    usages, literals = read_package()
+    assert literals == []
+    assert set(EVENTS) - set(usages) == set()
+
+
+def test_names_of_constants() -> None:
+    """A constant is named as its event reads, and an event is a short phrase."""
+    for name, text in EVENTS.items():
+        assert re.sub(r"[ -]", "_", text).upper() == name
+        assert len(text.split()) <= WORDS_MAX, text
+    assert len(set(EVENTS.values())) == len(EVENTS)
+
+
+def test_page_lists_the_events() -> None:
+    """The page lists each event with its levels and keys, and no other event or key."""
+    page, (usages, _) = read_page(), read_package()
+    assert set(page) == set(EVENTS.values())
+    for name, usage in usages.items():
+        levels, keys = page[EVENTS[name]]
+        assert usage.levels <= levels, name
+        assert usage.keys <= keys, name
+        assert usage.has_more_keys or usage.keys == keys, name
 
 
 def test_each_line_is_one_line() -> None:
-    """No key is one that the console shows below its line, as it does tracebacks."""
-    assert not {key for keys in sentences().values() for key in keys} & {"exception", "stack"}
+    """No key has a name whose value the console prints below the line, as it does tracebacks."""
+    usages, _ = read_package()
+    assert not {key for usage in usages.values() for key in usage.keys} & {"exception", "stack"}
 
 
 def test_reader_can_fail() -> None:
-    """The reader of the sources sees a line of each form."""
+    """The reader of the sources finds calls of each form, and literal texts."""
     tree = ast.parse(
-        "self._log.info('a', x=1)\n"
-        "log.warning('b' if c else 'd')\n"
-        "say('e', **f)\n"
-        "self._drop('g')\n"
+        "self._log.info(JOB_STARTED, x=1)\n"
+        "log.warning(QUEUE_PAUSED if c else QUEUE_RESUMED, **more)\n"
+        "lines.log(JOB_ENDED, y=2, exc_info=error)\n"
+        "log.error('a text')\n"
         "response.error('h')\n"
     )
-    assert logged(tree) == {"a": {"x"}, "b": set(), "d": set(), "e": set(), "g": {"size"}}
+    usages, literals = read_calls(tree)
+    assert usages == {
+        "JOB_STARTED": Usage({"x"}, {"info"}),
+        "QUEUE_PAUSED": Usage(set(), {"warning"}, has_more_keys=True),
+        "QUEUE_RESUMED": Usage(set(), {"warning"}, has_more_keys=True),
+        "JOB_ENDED": Usage({"y"}),
+    }
+    assert literals == ["a text"]

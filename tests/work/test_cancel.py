@@ -13,6 +13,7 @@ import pytest
 import riverpy
 import riverpy._work.reconciler
 from riverpy import EventKind, Job, JobState
+from riverpy._log_events import JOB_CANCELLED_AFTER_ITS_ATTEMPT
 from riverpy._work.reconciler import Reconciler
 from tests.work.rig import PATIENCE, Task, errors_of, metadata_of
 
@@ -181,7 +182,7 @@ async def test_unheard_cancel(rig: Rig, end: str, log: list[dict[str, Any]]) -> 
     assert rig.last_event.job.state == expected
     kind = EventKind.JOB_FAILED if expected == "discarded" else EventKind(f"job_{expected}")
     assert rig.last_event.kind is kind
-    told = [entry for entry in log if entry["event"].startswith("job is cancelled, not run again")]
+    told = [entry for entry in log if entry["event"] == JOB_CANCELLED_AFTER_ITS_ATTEMPT]
     assert len(told) == (expected == "cancelled")
 
 

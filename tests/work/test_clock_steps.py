@@ -14,6 +14,7 @@ import asyncpg
 import pytest
 
 from riverpy import Client, Config, Job, QueueConfig, Workers
+from riverpy._log_events import WORKER_STARTED
 from riverpy.migrate import migrate_all
 from tests.cli.worker_process import running_worker
 from tests.kit.server_faults import clock_stepped
@@ -86,7 +87,7 @@ async def with_steps(server: SteppedPostgres, url: str, directory: Path) -> None
             await anyio.sleep(DEAD_AFTER.total_seconds() / STEPS)
         arguments = ("jobs:client", "--database-url", url, "--dead-after=3s")
         async with running_worker(directory, *arguments, code=JOBS, MY_SCHEMA="public") as worker:
-            await worker.until_logged("worker started")
+            await worker.until_logged(WORKER_STARTED)
             await connection.execute(INSERT, "default")
             await worker.until_printed("began 2")
             worker.send(signal.SIGKILL)

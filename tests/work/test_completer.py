@@ -13,6 +13,15 @@ import riverpy._postgres.connection
 import riverpy._work.completer
 import riverpy._work.producer
 from riverpy import Event, EventKind, Job, JobCancel, JobSnooze
+from riverpy._log_events import (
+    CONNECTION_LOST,
+    CONNECTION_RESTORED,
+    JOB_RESULT_REFUSED,
+    JOB_RESULT_REPLACED,
+    JOB_RESULTS_LEFT_UNSTORED,
+    JOB_RESULTS_REJECTED,
+    REJECTED_JOB_RESULTS_STORED,
+)
 from riverpy._postgres import jobs
 from tests.kit.proxy import proxied
 from tests.work.rig import PATIENCE, Task, errors_of, metadata_of
@@ -21,13 +30,11 @@ if TYPE_CHECKING:
     from tests.work.rig import Rig
 
 RESULTS = "riverpy results"
-REFUSED = "job result refused: the attempt is no longer this client's"
-HELD = "job results are refused and will be tried again"
 
 
 def refusals(log: list[dict[str, Any]]) -> list[Any]:
     """The job ids of refused results, as they were logged."""
-    return [entry["job_id"] for entry in log if entry["event"] == REFUSED]
+    return [entry["job_id"] for entry in log if entry["event"] == JOB_RESULT_REFUSED]
 
 
 def id_of(event: Event) -> int:
@@ -161,8 +168,8 @@ async def test_locked_row_is_told_of(
                 await completer.flushed.wait()
             await transaction.commit()
         await rig.take(2)
-    told = [entry for entry in log if "refused" in entry["event"]]
-    assert [entry["event"] for entry in told] == [HELD, "no job results are refused any more"]
+    told = [entry for entry in log if entry["event"].startswith(("job result", "rejected"))]
+    assert [entry["event"] for entry in told] == [JOB_RESULTS_REJECTED, REJECTED_JOB_RESULTS_STORED]
     assert told[0]["job_ids"] == [1, 3]
     assert "locks" in told[0]["error"]
 
@@ -239,7 +246,7 @@ async def test_poison_row_is_isolated(rig: Rig, gate: Gate, log: list[dict[str, 
     assert errors_of(row)[0]["error"] == "the result of this attempt could not be stored"
     assert metadata_of(row) == {}
     assert [event.kind for event in events if id_of(event) == 13] == [EventKind.JOB_FAILED]
-    refused = [one["job_id"] for one in log if one["event"] == "job result cannot be stored"]
+    refused = [one["job_id"] for one in log if one["event"] == JOB_RESULT_REPLACED]
     assert sorted(refused) == [13, 14]
 
 
@@ -260,7 +267,7 @@ async def test_result_that_can_never_be_stored(
         await rig.insert_rows(1)
     await rig.schema.execute("ALTER TABLE river_job DROP CONSTRAINT poison")
     assert (await rig.row(2))["state"] == "running"
-    replaced = [one["job_id"] for one in log if one["event"] == "job result cannot be stored"]
+    replaced = [one["job_id"] for one in log if one["event"] == JOB_RESULT_REPLACED]
     assert replaced == [2]
 
 
@@ -418,16 +425,16 @@ async def test_database_that_is_away(rig: Rig, gate: Gate, log: list[dict[str, A
         proxy.refusing = True
         proxy.cut()
         gate.open.set()
-        while "database connection lost" not in [entry["event"] for entry in log]:
+        while CONNECTION_LOST not in [entry["event"] for entry in log]:
             await asyncio.sleep(0)
         assert client._run is not None
         while not client._run._completer.unstored:
             await asyncio.sleep(0)
         proxy.refusing = False
         assert (await rig.event()).kind is EventKind.JOB_COMPLETED
-        while "database connection restored" not in [entry["event"] for entry in log]:
+        while CONNECTION_RESTORED not in [entry["event"] for entry in log]:
             await asyncio.sleep(0.01)
-    lost = [entry for entry in log if entry["event"] == "database connection lost"]
+    lost = [entry for entry in log if entry["event"] == CONNECTION_LOST]
     assert len(lost) == 1
 
 
@@ -601,7 +608,7 @@ async def test_results_that_cannot_be_stored_in_time(
     assert rig.report is not None
     assert rig.report.unstored == 3
     assert not rig.report.abandoned
-    assert "job results were not stored in time" in [entry["event"] for entry in log]
+    assert JOB_RESULTS_LEFT_UNSTORED in [entry["event"] for entry in log]
     assert await rig.states() == {"running": 3}
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from riverpy._log_events import DAMAGED_JOB_SKIPPED
 from tests.kit.damaged_rows import DAMAGE, VALUES, damage
 from tests.work.test_slow_rows import CLAIM, NAMED, RESULT, until_named
 
@@ -90,7 +91,7 @@ async def test_lost_claims_beside_a_damaged_row(
             await lose_claims()
         client._run._reconciler.claim_failed()
         await rig.take(19)
-        entry = await until_named(log, "job is damaged and is passed over")
+        entry = await until_named(log, DAMAGED_JOB_SKIPPED)
         assert entry["job_id"] == 7
         assert DAMAGE in entry["error"]
         assert [row.name for row in client._run._reconciler.set_aside] == ["7"]

@@ -24,6 +24,7 @@ from riverpy import (
     JobState,
     Worker,
 )
+from riverpy._log_events import RETRY_POLICY_FAILED
 from riverpy._work import executor
 from riverpy._work.executor import SOON
 from riverpy.job import JobColumn, JobRow
@@ -296,7 +297,7 @@ async def test_bad_next_retry(rig: Rig, log: list[dict[str, Any]], value: Any) -
     job = await first_failure(rig)
     assert job.state is JobState.AVAILABLE
     assert job.errors[0].error == "ValueError: no luck"
-    assert "retry policy failed, using the default" in [entry["event"] for entry in log]
+    assert RETRY_POLICY_FAILED in [entry["event"] for entry in log]
 
 
 async def test_bad_next_retry_of_many(rig: Rig, log: list[dict[str, Any]]) -> None:
@@ -309,7 +310,7 @@ async def test_bad_next_retry_of_many(rig: Rig, log: list[dict[str, Any]]) -> No
     await rig.insert_rows(12)
     async with rig.working(slots=12):
         await rig.take(12)
-    told = [one for one in log if one["event"] == "retry policy failed, using the default"]
+    told = [one for one in log if one["event"] == RETRY_POLICY_FAILED]
     levels = [one["log_level"] for one in told]
     assert levels == ["warning"] * 10 + ["debug"] * (len(told) - 10)
 

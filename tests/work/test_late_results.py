@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from riverpy import EventKind, Job, JobCancel, JobSnooze
+from riverpy._log_events import JOB_RESULT_REFUSED
 from riverpy._postgres.driver import use_raw_timestamps
 from riverpy._postgres.jobs import ClaimKey, job_merge
 from riverpy.job import JobColumn
@@ -98,7 +99,7 @@ async def test_job_that_another_session_made_final(
             metadata_of(after),
         )
     own = {"cancels": "cancelled", "completes": "completed", "plain": "completed"}.get(how)
-    refused = [entry["job_id"] for entry in log if "job result refused" in entry["event"]]
+    refused = [entry["job_id"] for entry in log if entry["event"] == JOB_RESULT_REFUSED]
     assert refused == [row["id"] for row in before if row["state"] != own]
     assert events[1].kind.value == {
         "plain": "job_completed",

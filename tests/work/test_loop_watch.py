@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from riverpy import EventKind, Job
+from riverpy._log_events import EVENT_LOOP_BLOCKED, EVENT_LOOP_RESUMED
 from riverpy._work import loop_watch
 from riverpy._work.attempt import Attempt
 from tests.work.rig import Task
@@ -19,8 +20,6 @@ from tests.work.rig import Task
 if TYPE_CHECKING:
     from tests.work.rig import Rig
 
-BLOCKED = "the event loop is blocked: nothing else runs in this process"
-WAS_BLOCKED = "the event loop was blocked"
 LATE = 0.4
 PATIENCE = 30.0
 
@@ -36,7 +35,7 @@ def quick_watch(monkeypatch: pytest.MonkeyPatch) -> None:
 def block_until_told(log: list[dict[str, Any]]) -> None:
     """Block the loop until the log has a line about it."""
     give_up = time.monotonic() + PATIENCE
-    while not told(log, BLOCKED) and time.monotonic() < give_up:
+    while not told(log, EVENT_LOOP_BLOCKED) and time.monotonic() < give_up:
         time.sleep(0.01)
 
 
@@ -72,10 +71,10 @@ async def test_who_blocks_the_loop(rig: Rig, log: list[dict[str, Any]], where: s
     async with rig.working() as client:
         first = await client.insert(Task(n=1))
         assert (await rig.event()).kind is EventKind.JOB_COMPLETED
-        after = await until_told(log, WAS_BLOCKED)
+        after = await until_told(log, EVENT_LOOP_RESUMED)
         await client.insert(Task(n=2))
         assert (await rig.event()).kind is EventKind.JOB_COMPLETED
-    (entry,) = told(log, BLOCKED)
+    (entry,) = told(log, EVENT_LOOP_BLOCKED)
     if where == "job" or sys.version_info >= (3, 12):
         assert (entry["kind"], entry["job_id"]) == ("task", first.job.id)
         assert (after["kind"], after["job_id"]) == ("task", first.job.id)
@@ -99,9 +98,9 @@ async def test_blocked_by_no_job(rig: Rig, log: list[dict[str, Any]]) -> None:
         waiting = Attempt([0] * 20, None, run.producers["default"], 0.0)
         run.work.attempts.add(waiting)  # as one that was claimed ahead, and has no task
         asyncio.get_running_loop().call_soon(block_until_told, log)
-        after = await until_told(log, WAS_BLOCKED)
+        after = await until_told(log, EVENT_LOOP_RESUMED)
         run.work.attempts.remove(waiting)
-    (entry,) = told(log, BLOCKED)
+    (entry,) = told(log, EVENT_LOOP_BLOCKED)
     assert "kind" not in entry | after
     assert "block_until_told" in entry["at"]
 

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from riverpy import HookMetricEmitFunc, Job, JobGetAvailableCount, JobGetAvailableDuration, Metric
+from riverpy._log_events import METRIC_HOOK_FAILED
 from tests.work.rig import Task
 
 if TYPE_CHECKING:
@@ -44,6 +45,6 @@ async def test_failing(rig: Rig, log: list[dict[str, object]]) -> None:
     async with rig.working(hooks=hooks) as client:
         await rig.work(client, Task(1))
         await rig.work(client, Task(2))
-    said = [one for one in log if one["event"] == "hook metric_emit failed"]
+    said = [one for one in log if one["event"] == METRIC_HOOK_FAILED]
     assert [one["log_level"] for one in said].count("warning") == 1
     assert len(seen) >= 4

@@ -11,6 +11,7 @@ import riverpy._work.completer
 import riverpy._work.producer
 import riverpy._work.reconciler
 from riverpy import ArgsError, EventKind, InsertOpts, Job
+from riverpy._log_events import JOB_RESULTS_REJECTED
 from riverpy._postgres import jobs
 from riverpy.job import OUTPUT_SIZE_MAX
 from tests.kit.proxy import proxied
@@ -18,8 +19,6 @@ from tests.work.rig import PATIENCE, Task
 
 if TYPE_CHECKING:
     from tests.work.rig import Rig
-
-HELD = "job results are refused and will be tried again"
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ async def test_one_row_is_refused_by_a_trigger(rig: Rig, log: list[dict[str, Any
     async with rig.working(slots=40):
         events = await rig.take(39)
         assert {event.job.id for event in events if event.job} == {*range(1, 41)} - {20}
-        (said,) = [entry for entry in log if entry["event"] == HELD]
+        (said,) = [entry for entry in log if entry["event"] == JOB_RESULTS_REJECTED]
         assert said["job_ids"] == [20]
         assert "not this one" in said["error"]
         await allow(rig)
@@ -78,7 +77,7 @@ async def test_refused_row_is_tried_at_the_stop(
     await refuse(rig, "true", "RAISE EXCEPTION 'not this one';")
     async with rig.working():
         async with asyncio.timeout(PATIENCE):
-            while not any(entry["event"] == HELD for entry in log):
+            while not any(entry["event"] == JOB_RESULTS_REJECTED for entry in log):
                 await asyncio.sleep(0.01)
         await allow(rig)
     assert (await rig.row(1))["state"] == "completed"

@@ -17,6 +17,7 @@ import asyncpg
 import pytest
 
 from riverpy import Client, Config, Job, QueueConfig, Workers
+from riverpy._log_events import JOBS_OF_EARLIER_RUN_RESCUED, JOBS_RESCUED, WORKER_STARTED
 from riverpy._postgres.job_maintenance import RESCUE_ERROR
 from riverpy.embedded import EmbeddedPostgres
 from riverpy.migrate import migrate_all
@@ -94,7 +95,7 @@ def victim(rig: Rig, directory: Path, *args: str, url: str | None = None, **envi
 
 async def ten_running(rig: Rig, worker: WorkerProcess) -> None:
     """Let the process work ten jobs."""
-    await worker.until_logged("worker started")
+    await worker.until_logged(WORKER_STARTED)
     await rig.insert_rows(10)
     for job_id in range(1, 11):
         await worker.until_printed(f"began {job_id}")
@@ -153,7 +154,7 @@ async def test_killed_worker(
     assert [row["attempt"] for row in rows] == [2] * 10
     assert all(len(row["attempted_by"]) >= 2 for row in rows)  # one that stood still gives back
     assert [[entry["error"] for entry in errors_of(row)] for row in rows] == [[RESCUE_ERROR]] * 10
-    said = "rescued jobs of an earlier run under this id" if case == "same id" else "jobs rescued"
+    said = JOBS_OF_EARLIER_RUN_RESCUED if case == "same id" else JOBS_RESCUED
     assert sum(entry["count"] for entry in log if entry["event"] == said) == 10
     assert [metadata_of(row) for row in rows] == [{"river:rescue_count": 1}] * 10
 
@@ -318,7 +319,7 @@ async def test_handler_blocks_the_loop(rig: Rig, tmp_path: Path) -> None:
     is stored (LM-14)."""
     dead_after = 2 * DEAD_AFTER.total_seconds()  # a busy machine adds to what the handler takes
     async with leading(rig), victim(rig, tmp_path, f"--dead-after={dead_after:g}s") as worker:
-        await worker.until_logged("worker started")
+        await worker.until_logged(WORKER_STARTED)
         blocked = round(dead_after * 500)
         await rig.schema.execute(
             "INSERT INTO river_job (kind, max_attempts, args)"
@@ -425,7 +426,7 @@ async def with_restart(
         client,
         client.working(),
     ):
-        await worker.until_logged("worker started")
+        await worker.until_logged(WORKER_STARTED)
         await connection.executemany(insert, [["default"], ["mine"]])
         await worker.until_printed("began 1")
         while not ran:

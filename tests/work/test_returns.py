@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from riverpy import Job, Worker, WorkerMiddlewareFunc
+from riverpy._log_events import CANCELLED_JOB_COMPLETED, JOB_RETURN_VALUE_IGNORED
 from tests.work.rig import PATIENCE, Task
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from riverpy.middleware import WorkInner
     from tests.work.rig import Rig
 
-VALUE = "job returned a value, which is not stored"
-COMPLETED = "job completed although it was cancelled"
 FOREVER = 3600
 
 
@@ -84,7 +83,7 @@ async def test_returned_value(rig: Rig, log: list[Any], middleware: list[Any]) -
     async with rig.working(middleware=middleware) as client:
         rows = await rig.work(client, *args, *args)
     assert {row["state"] for row in rows} == {"completed"}
-    entries = [entry for entry in log if entry["event"] == VALUE]
+    entries = [entry for entry in log if entry["event"] == JOB_RETURN_VALUE_IGNORED]
     assert {(entry["kind"], entry["type"]) for entry in entries} == {
         ("task", "int"),
         ("of_class", "list"),
@@ -108,7 +107,7 @@ async def end_by(how: str, rig: Rig, client: Client, job_id: int) -> None:
             client._run.work.watch(attempt.deadline)
 
 
-WHY = {
+REASON = {
     "cancel": "job cancelled remotely",
     "stop": "hard stop",
     "timeout": "job timeout",
@@ -117,7 +116,7 @@ WHY = {
 
 @pytest.mark.parametrize("middleware", [[], MIDDLEWARE], ids=["plain", "middleware"])
 @pytest.mark.parametrize("executor", ["task", "thread"])
-@pytest.mark.parametrize("how", WHY)
+@pytest.mark.parametrize("how", REASON)
 async def test_completed_although_cancelled(
     rig: Rig,
     log: list[Any],
@@ -153,15 +152,15 @@ async def test_completed_although_cancelled(
         await end_by(how, rig, client, job_id)
         await rig.event()
     assert (await rig.row(job_id))["state"] == "completed"
-    (entry,) = [entry for entry in log if entry["event"] == COMPLETED]
+    (entry,) = [entry for entry in log if entry["event"] == CANCELLED_JOB_COMPLETED]
     assert entry["seconds"] >= 0
     assert entry | {"seconds": 0} == {
-        "event": COMPLETED,
+        "event": CANCELLED_JOB_COMPLETED,
         "log_level": "warning",
         "job_id": job_id,
         "kind": "task",
         "queue": "default",
-        "why": WHY[how],
+        "reason": REASON[how],
         "seconds": 0,
     }
 
@@ -179,5 +178,7 @@ async def test_many_completed_although_cancelled(rig: Rig, log: list[Any]) -> No
 
     async with rig.working() as client:
         await rig.work(client, *[Task(n) for n in range(count)])
-    levels = Counter(entry["log_level"] for entry in log if entry["event"] == COMPLETED)
+    levels = Counter(
+        entry["log_level"] for entry in log if entry["event"] == CANCELLED_JOB_COMPLETED
+    )
     assert levels == {"warning": 10, "debug": count - 10}

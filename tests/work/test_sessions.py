@@ -9,6 +9,7 @@ import pytest
 
 import riverpy._work.producer
 from riverpy import Job
+from riverpy._log_events import CONNECTION_LOST, CONNECTION_RESTORED
 from tests.work.rig import PATIENCE, Task
 
 if TYPE_CHECKING:
@@ -119,18 +120,18 @@ async def test_read_only_spell_is_one_outage(rig: Rig, log: list[dict[str, Any]]
             async with asyncio.timeout(PATIENCE):
                 for _ in range(4):
                     await tries.acquire()
-            lost = said("database connection lost")
-            restored = said("database connection restored")
+            lost = said(CONNECTION_LOST)
+            restored = said(CONNECTION_RESTORED)
             assert lost == restored + 1  # that of the listener, which need not write, came first
             async with asyncio.timeout(PATIENCE):
                 await tries.acquire()
-            assert said("database connection lost") == lost
-            assert said("database connection restored") == restored
+            assert said(CONNECTION_LOST) == lost
+            assert said(CONNECTION_RESTORED) == restored
         finally:
             await rig.schema.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
         await rig.insert_rows(1)
         await rig.event()
         async with asyncio.timeout(PATIENCE):
-            while said("database connection restored") == restored:
+            while said(CONNECTION_RESTORED) == restored:
                 await asyncio.sleep(0.01)
-    assert said("database connection lost") == said("database connection restored") == lost
+    assert said(CONNECTION_LOST) == said(CONNECTION_RESTORED) == lost

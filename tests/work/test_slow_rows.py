@@ -12,6 +12,13 @@ import pytest
 
 import riverpy._postgres.connection
 from riverpy import InsertOpts, Job, QueueConfig
+from riverpy._log_events import (
+    CONNECTION_LOST,
+    JOB_CLAIM_FAILED,
+    JOB_RESULTS_REJECTED,
+    JOB_RESULTS_TIMED_OUT,
+    QUEUE_RENEWAL_FAILED,
+)
 from riverpy._postgres.jobs import ClaimKey
 from riverpy.job import raw_timestamp
 from tests.work.rig import PATIENCE, Rig, Task
@@ -21,15 +28,14 @@ if TYPE_CHECKING:
 
 LIMIT = 0.5
 """Seconds after which the server ends a statement here, and we do a little later."""
-LOST = "database connection lost"
 CLAIM, RESULT = "NEW.state = 'running'", "OLD.state = 'running'"
 NAMED = {
-    CLAIM: "job cannot be claimed and is left alone; it is tried again now and then",
-    RESULT: "job results are refused and will be tried again",
+    CLAIM: JOB_CLAIM_FAILED,
+    RESULT: JOB_RESULTS_REJECTED,
 }
 SLOW = {
     CLAIM: NAMED[CLAIM],
-    RESULT: "job results take too long and will be tried again",
+    RESULT: JOB_RESULTS_TIMED_OUT,
 }
 CLASSES = ["40001", "53200", "55000", "57014", "58030", "08001", "XX000"]
 
@@ -104,7 +110,7 @@ async def test_each_row_is_slow(
     ):
         await rig.take(jobs)
     assert await rig.states() == {"completed": jobs}
-    assert not {LOST, *NAMED.values(), *SLOW.values()} & {*events_of(log)}
+    assert not {CONNECTION_LOST, *NAMED.values(), *SLOW.values()} & {*events_of(log)}
 
 
 @pytest.mark.usefixtures("plain", "limits")
@@ -123,7 +129,7 @@ async def test_one_row_is_too_slow(rig: Rig, log: list[dict[str, Any]], when: st
         await rig.schema.execute("DROP FUNCTION meddle CASCADE")
         await rig.take(1)
     assert await rig.states() == {"completed": 120}
-    assert LOST not in events_of(log)
+    assert CONNECTION_LOST not in events_of(log)
 
 
 @pytest.mark.usefixtures("plain")
@@ -146,7 +152,7 @@ async def test_one_row_fails(rig: Rig, log: list[dict[str, Any]], when: str, sql
         await rig.schema.execute("DROP FUNCTION meddle CASCADE")
         await rig.take(1)
     assert await rig.states() == {"completed": 200}
-    assert LOST not in events_of(log)
+    assert CONNECTION_LOST not in events_of(log)
 
 
 @pytest.mark.timeout(180)
@@ -204,7 +210,7 @@ async def test_one_queue_cannot_be_renewed(rig: Rig, log: list[dict[str, Any]]) 
     queues = {name: QueueConfig(max_workers=2) for name in ("default", "second")}
     try:
         async with rig.working(queues=queues) as client:
-            entry = await until_named(log, "queue cannot be renewed and will be tried again")
+            entry = await until_named(log, QUEUE_RENEWAL_FAILED)
             assert entry["queue"] == "second"
             await client.insert(Task(), InsertOpts(queue="second"))
             await rig.take(1)

@@ -14,6 +14,7 @@ import pytest
 
 import riverpy
 from riverpy import EventKind, Job
+from riverpy._log_events import CLIENT_STOP_STARTED, HELD_POOL_CONNECTIONS_CLOSED, JOBS_ABANDONED
 from riverpy._work.completer import Completer
 from riverpy._work.producer import Producer
 from riverpy._work.reconciler import Reconciler
@@ -289,7 +290,7 @@ async def test_job_that_ignores_cancellation(rig: Rig, log: list[dict[str, Any]]
     assert claim_key.id == stubborn.job.id
     assert rig.report.unstored == 0
     assert (await rig.row(stubborn.job.id))["state"] == "running"
-    assert "jobs did not end and were abandoned" in [entry["event"] for entry in log]
+    assert JOBS_ABANDONED in [entry["event"] for entry in log]
     assert await client.release_claims([claim_key]) == 1
     row = await rig.row(stubborn.job.id)
     assert (row["state"], row["attempt"]) == ("available", 0)
@@ -409,7 +410,7 @@ async def test_run_is_cancelled_while_it_drains(
     client._run._reconciler.in_doubt = True
     client.stop()
     async with asyncio.timeout(PATIENCE):
-        while not any(entry["event"] == "waiting for running jobs" for entry in log):
+        while not any(entry["event"] == CLIENT_STOP_STARTED for entry in log):
             await asyncio.sleep(0.001)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -474,9 +475,7 @@ async def test_pool_with_a_leak(rig: Rig, jobs: Jobs, log: list[dict[str, Any]])
     async with rig.running(client):
         assert client._pool is not None
         leaked = await client._pool.acquire()
-    assert "connections of the pool were still held and were cut" in [
-        entry["event"] for entry in log
-    ]
+    assert HELD_POOL_CONNECTIONS_CLOSED in [entry["event"] for entry in log]
     assert leaked is not None
     async with asyncpg.create_pool(rig.url, min_size=1, max_size=1) as pool:
         config = riverpy.Config(schema=rig.schema.name)

@@ -10,6 +10,7 @@ import pytest
 
 import riverpy
 from riverpy import EventKind, Job, JobCancel, JobSnooze, JobState
+from riverpy._log_events import SUBSCRIBER_EVENTS_DROPPED
 from tests.work.rig import Task
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ async def test_stalled_subscriber(rig: Rig, log: list[dict[str, Any]]) -> None:
         await rig.take(2000)
     assert stalled.dropped == 1950
     assert len([event async for event in stalled]) == 50
-    full = [entry for entry in log if entry["event"] == "subscriber is full; events are dropped"]
+    full = [entry for entry in log if entry["event"] == SUBSCRIBER_EVENTS_DROPPED]
     assert len(full) == 1
 
 

@@ -13,6 +13,7 @@ from riverpy import ClientStats, EventKind, JobState, QueueStats
 from riverpy import _log as log_module
 from riverpy._lifecycle import StopScope
 from riverpy._log import LINES_MAX, WINDOW, JobLines, get_logger
+from riverpy._log_events import JOBS_FAILED, JOBS_WORKED
 from riverpy._work import summary as summary_module
 from riverpy._work.counters import FAILING_MAX, Counters
 from riverpy._work.summary import Summary
@@ -86,11 +87,11 @@ def test_many_kinds_are_one_line() -> None:
     told = Told(kinds)
     told.counters.ended([ended(kind, f"error of {kind}") for kind in kinds for _ in range(3)])
     fail, worked = told.lines()
-    assert (fail["event"], fail["log_level"]) == ("jobs fail", "warning")
+    assert (fail["event"], fail["log_level"]) == (JOBS_FAILED, "warning")
     assert len(fail["kinds"]) == FAILING_MAX
     assert fail["kinds"]["kind0"] == {"failed": 3, "error": "error of kind0"}
     assert fail["more_kinds"] == 1000 - FAILING_MAX
-    assert (worked["event"], worked["log_level"]) == ("jobs worked", "info")
+    assert (worked["event"], worked["log_level"]) == (JOBS_WORKED, "info")
     assert (worked["failed"], worked["discarded"], worked["completed"]) == (3000, 3000, 0)
 
 
@@ -99,7 +100,7 @@ def test_only_what_is_new_is_told() -> None:
     told = Told(["a"])
     assert told.lines() == []
     told.counters.ended([ended("a"), ended("a", "boom")])
-    assert [line["event"] for line in told.lines()] == ["jobs fail", "jobs worked"]
+    assert [line["event"] for line in told.lines()] == [JOBS_FAILED, JOBS_WORKED]
     assert told.lines() == []
     told.counters.ended([ended("a")])
     (line,) = told.lines()
@@ -124,7 +125,7 @@ def test_stuck_jobs_are_told_while_nothing_ends() -> None:
     told = Told(["a"], stuck=2)
     for _ in range(2):
         (line,) = told.lines()
-        assert (line["event"], line["stuck"], line["completed"]) == ("jobs worked", 2, 0)
+        assert (line["event"], line["stuck"], line["completed"]) == (JOBS_WORKED, 2, 0)
 
 
 def test_unknown_kinds_are_named() -> None:
@@ -159,7 +160,7 @@ async def test_first_failure_is_told_at_once(monkeypatch: pytest.MonkeyPatch) ->
                 await asyncio.sleep(0.005)
         running.cancel()
         await asyncio.wait([running])
-    assert [line["event"] for line in log] == ["jobs fail"]
+    assert [line["event"] for line in log] == [JOBS_FAILED]
 
 
 def test_lines_about_jobs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,5 +199,5 @@ def test_refused_results_are_told_while_nothing_ends() -> None:
     told = Told([])
     told.counters.results_refused = 3
     (line,) = told.lines()
-    assert (line["event"], line["refused"], line["completed"]) == ("jobs worked", 3, 0)
+    assert (line["event"], line["refused"], line["completed"]) == (JOBS_WORKED, 3, 0)
     assert told.lines() == []

@@ -12,6 +12,7 @@ import riverpy._postgres.batch
 import riverpy._work.producer
 import riverpy._work.unclaimable
 from riverpy import EventKind, Job, QueueConfig
+from riverpy._log_events import CLAIMING_FAILED, CLAIMING_RESTORED, JOB_CLAIM_FAILED
 from riverpy._postgres.jobs import job_next, job_position
 from riverpy.migrate import Migrator
 from tests._database import (
@@ -23,9 +24,7 @@ from tests._database import (
 )
 from tests.work.rig import PATIENCE, Rig, Task
 
-LEFT_ALONE = "job cannot be claimed and is left alone; it is tried again now and then"
 SOON = timedelta(milliseconds=20)
-FAILING = "jobs cannot be claimed"
 
 
 def said(log: list[dict[str, Any]], event: str) -> list[Any]:
@@ -99,8 +98,8 @@ async def test_trigger_that_refuses(
             await rig.take(116)
             assert await rig.states() == {"completed": 116, "available": 4}
             await rig.work(client, Task())
-            assert sorted(said(log, LEFT_ALONE)) == [1, 60, 61, 120]
-            assert said(log, FAILING) == []
+            assert sorted(said(log, JOB_CLAIM_FAILED)) == [1, 60, 61, 120]
+            assert said(log, CLAIMING_FAILED) == []
             refused = await tries(rig)
             for _ in range(20):
                 await rig.work(client, Task())
@@ -143,11 +142,11 @@ async def test_refused_row_that_comes_in_between(
             assert (await rig.event()).kind is EventKind.JOB_COMPLETED
             client._run.producers["default"].wake()  # type: ignore[union-attr]
             async with asyncio.timeout(PATIENCE):
-                while len(said(log, LEFT_ALONE)) < 2:
+                while len(said(log, JOB_CLAIM_FAILED)) < 2:
                     await asyncio.sleep(0.005)
     finally:
         await allow(rig)
-    assert said(log, LEFT_ALONE) == [1, 3]
+    assert said(log, JOB_CLAIM_FAILED) == [1, 3]
 
 
 async def test_claims_of_one_job(rig: Rig) -> None:
@@ -197,7 +196,7 @@ async def test_refused_row_is_tried_again(
         await allow(rig)
         events = await rig.take(2)
         assert {event.kind for event in events} == {EventKind.JOB_COMPLETED}
-    assert sorted(said(log, LEFT_ALONE)) == [2, 3]
+    assert sorted(said(log, JOB_CLAIM_FAILED)) == [2, 3]
 
 
 async def test_every_row_is_refused(
@@ -215,12 +214,12 @@ async def test_every_row_is_refused(
     await refuse(rig, "true")
     async with rig.working():
         async with asyncio.timeout(PATIENCE):
-            while not said(log, FAILING):
+            while not said(log, CLAIMING_FAILED):
                 await asyncio.sleep(0.005)
         await allow(rig)
         await rig.take(50)
-    assert len(said(log, LEFT_ALONE)) == 8
-    assert len(said(log, FAILING)) == 1
+    assert len(said(log, JOB_CLAIM_FAILED)) == 8
+    assert len(said(log, CLAIMING_FAILED)) == 1
 
 
 async def test_claims_that_are_not_permitted(rig: Rig, log: list[dict[str, Any]]) -> None:
@@ -235,13 +234,13 @@ async def test_claims_that_are_not_permitted(rig: Rig, log: list[dict[str, Any]]
         assert client._run is not None
         client._run.producers["default"].wake()
         async with asyncio.timeout(PATIENCE):
-            while not said(log, FAILING):
+            while not said(log, CLAIMING_FAILED):
                 await asyncio.sleep(0.005)
         await rig.schema.execute("ALTER TABLE elsewhere RENAME TO river_job")
         await rig.work(client, Task())
-    assert said(log, LEFT_ALONE) == []
-    assert len(said(log, FAILING)) == 1
-    assert [entry["event"] for entry in log].count("jobs are claimed again") == 1
+    assert said(log, JOB_CLAIM_FAILED) == []
+    assert len(said(log, CLAIMING_FAILED)) == 1
+    assert [entry["event"] for entry in log].count(CLAIMING_RESTORED) == 1
 
 
 async def test_text_that_cannot_cross(server_url: str, log: list[dict[str, Any]]) -> None:
@@ -271,7 +270,7 @@ async def test_text_that_cannot_cross(server_url: str, log: list[dict[str, Any]]
             async with rig.working(known_kinds_only=False):
                 await rig.take(8)
                 assert await rig.states() == {"completed": 8, "available": 1}
-                assert said(log, LEFT_ALONE) == [5]
+                assert said(log, JOB_CLAIM_FAILED) == [5]
     finally:
         await drop_database(server_url, name)
 

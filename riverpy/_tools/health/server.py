@@ -18,6 +18,11 @@ from anyio.abc import SocketAttribute, SocketListener, TaskGroup
 from riverpy._error_text import error_text
 from riverpy._lifecycle import only_error
 from riverpy._log import get_logger
+from riverpy._log_events import (
+    HEALTH_CONNECTION_FAILED,
+    HEALTH_REQUEST_FAILED,
+    HEALTH_SERVER_STARTED,
+)
 from riverpy._tools.health.http import HEAD_MAX, HttpError, Response, parse
 
 if TYPE_CHECKING:
@@ -102,7 +107,7 @@ class Server:
         listeners = [one for one in found.listeners if isinstance(one, SocketListener)]
         for listener in listeners:
             bound = listener.extra(SocketAttribute.local_port)  # noqa: S610 (it is not Django's)
-            self._log.info("health is served", host=host, port=bound)
+            self._log.info(HEALTH_SERVER_STARTED, host=host, port=bound)
         return listeners
 
     async def _accept(self, listener: SocketListener, tasks: TaskGroup) -> None:
@@ -112,7 +117,7 @@ class Server:
                 stream = await listener.accept()
             except OSError as error:
                 if not is_failing:
-                    self._log.warning("health cannot accept a connection", error=error_text(error))
+                    self._log.warning(HEALTH_CONNECTION_FAILED, error=error_text(error))
                 is_failing = True
                 await anyio.sleep(ACCEPT_RETRY)
                 continue
@@ -136,7 +141,7 @@ class Server:
         except _GONE:
             pass
         except Exception:  # one answer is no reason to end the worker
-            self._log.exception("health request failed")
+            self._log.exception(HEALTH_REQUEST_FAILED)
         finally:
             if visit in self._visits:
                 self._visits.remove(visit)

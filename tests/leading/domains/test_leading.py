@@ -16,6 +16,11 @@ from riverpy._clock import SystemTimer
 from riverpy._leading.lease_store import LeadLease, SchemaLease
 from riverpy._leading.term_fence import TermFence
 from riverpy._leases.validity import LeaseTiming, LeaseValidity, Term
+from riverpy._log_events import (
+    LEADER_WITHOUT_DOMAINS_FOUND,
+    LEADER_WITHOUT_RIVERPY_FOUND,
+    NO_LEADER_CANDIDATE_FOUND,
+)
 from riverpy._postgres.connection import (
     ConnectionOutage,
     DedicatedConnection,
@@ -104,7 +109,7 @@ async def passed(one: Member, seat: int = 0) -> None:
 
 def told(log: list[Any], text: str) -> list[Any]:
     """What was logged with this text."""
-    return [entry for entry in log if text in entry["event"]]
+    return [entry for entry in log if text == entry["event"]]
 
 
 # -- elected
@@ -460,7 +465,7 @@ async def test_schema_beside_a_foreign_leader(rig: Rig, log: list[Any]) -> None:
         await passed(a, 1)
         assert "client reaper" in services_of(a, 1)
         assert "reindexer" not in services_of(a, 1)
-        (entry,) = told(log, "the leader of the domain `default` is not a riverpy client")
+        (entry,) = told(log, LEADER_WITHOUT_RIVERPY_FOUND)
         assert (entry["leader_id"], entry["domain"]) == ("go", "mail")
         assert (entry["queues"], entry["kinds"]) == (["mail"], list(rig.workers))
         await rig.schema.execute("DELETE FROM river_leader")
@@ -472,7 +477,7 @@ async def test_schema_beside_a_foreign_leader(rig: Rig, log: list[Any]) -> None:
 async def test_leader_of_default_that_is_old(rig: Rig, log: list[Any]) -> None:
     """A leader of `default` that does not say that it knows of domains, as one of an older version,
     is told of by clients of domains, once a term; one that says so is not."""
-    text = "does not say that it knows of domains"
+    text = LEADER_WITHOUT_DOMAINS_FOUND
     await rig.schema.execute(FOREIGN)
     await rig.schema.execute(
         "INSERT INTO riverpy_client (client_id, queues, kinds, candidate, poll_only, version,"
@@ -562,7 +567,7 @@ async def test_domain_without_a_candidate(rig: Rig, log: list[Any]) -> None:
     }
     async with member(rig, "c", None), member(rig, "a", "mail", candidate=False, **settings):
         with anyio.fail_after(PATIENCE, reason="it is not said"):
-            while not told(log, "no client of this domain can lead it"):
+            while not told(log, NO_LEADER_CANDIDATE_FOUND):
                 await asyncio.sleep(0.02)
-        (entry,) = told(log, "no client of this domain can lead it")
+        (entry,) = told(log, NO_LEADER_CANDIDATE_FOUND)
         assert entry["domain"] == "mail"

@@ -12,6 +12,12 @@ import pytest
 import riverpy
 from riverpy import Config, DomainConflictError, JobRetention, SchemaMissingError
 from riverpy._leading.membership import settings_of
+from riverpy._log_events import (
+    DOMAIN_HEARTBEAT_LOST,
+    DOMAIN_HEARTBEAT_RESTORED,
+    QUEUE_MOVED_TO_ANOTHER_DOMAIN,
+    QUEUE_OF_ANOTHER_DOMAIN_FOUND,
+)
 from riverpy._postgres.domains import owner_claim, owner_lock
 from riverpy.migrate import Migrator
 from riverpy.periodic import PeriodicJob, PeriodicJobs, every
@@ -38,7 +44,7 @@ async def own(rig: Rig, domain: str, *queues: str, silent: str = "1 minute") -> 
 
 def told(log: list[Any], text: str) -> list[Any]:
     """What was logged with this text."""
-    return [entry for entry in log if text in entry["event"]]
+    return [entry for entry in log if text == entry["event"]]
 
 
 # -- claimed
@@ -132,7 +138,7 @@ async def test_conflict_with_a_warning(rig: Rig, log: list[Any]) -> None:
     ):
         await b.leads()
         assert await owners(rig) == {"one": "mail", "two": "pay"}
-        (entry,) = told(log, "a queue belongs to another domain")
+        (entry,) = told(log, QUEUE_OF_ANOTHER_DOMAIN_FOUND)
         assert (entry["queue"], entry["owner"], entry["domain"]) == ("one", "mail", "pay")
         await rig.work(b.client, Task(), opts=riverpy.InsertOpts(queue="one"))
 
@@ -239,19 +245,20 @@ async def test_domain_that_cannot_give_signs_of_life(rig: Rig, log: list[Any]) -
 
     async def until_told(text: str) -> None:
         with anyio.fail_after(PATIENCE, reason=f"it is not said: {text}"):
-            while not any(text in entry["event"] for entry in log):
+            while not any(text == entry["event"] for entry in log):
                 await anyio.sleep(0.02)
 
     async with member(rig, "a", "mail", candidate=False, dead_after=timedelta(seconds=0.6)) as a:
         membership: Any = a.client._run._membership  # type: ignore[union-attr]
         await rig.schema.execute("ALTER TABLE riverpy_queue_owner RENAME TO away")
-        await until_told("can give no sign of life of its domain")
+        await until_told(DOMAIN_HEARTBEAT_LOST)
         await rig.schema.execute("ALTER TABLE away RENAME TO riverpy_queue_owner")
-        await until_told("gives signs of life of its domain again")
+        await until_told(DOMAIN_HEARTBEAT_RESTORED)
         membership.kept.init()
         with anyio.fail_after(PATIENCE):
             await membership.kept.wait()
-    levels = [entry["log_level"] for entry in log if "of life of its domain" in entry["event"]]
+    events = {DOMAIN_HEARTBEAT_LOST, DOMAIN_HEARTBEAT_RESTORED}
+    levels = [entry["log_level"] for entry in log if entry["event"] in events]
     assert levels == ["warning", "info"]
 
 
@@ -329,7 +336,7 @@ def test_settings_tell_clients_apart() -> None:
 async def test_moved_queue_is_left(rig: Rig, log: list[Any]) -> None:
     """A queue that an administrator moves under a running client is not claimed back; that it went
     is said once for each move."""
-    text = "a queue was moved to another domain"
+    text = QUEUE_MOVED_TO_ANOTHER_DOMAIN
     async with member(rig, "a", "mail", "one", dead_after=timedelta(seconds=0.6)) as a:
         membership: Any = a.client._run._membership  # type: ignore[union-attr]
 

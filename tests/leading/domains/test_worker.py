@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
+from riverpy._log_events import WORKER_STARTED
 from tests.cli.worker_process import running_worker
 from tests.leading.domains.members import owners
 from tests.work.rig import Rig
@@ -22,7 +23,7 @@ async def test_worker_of_a_domain(schema: Schema, tmp_path: Path) -> None:
     rig = Rig(schema)
     where = ("jobs", f"--database-url={schema.url}", f"--schema={schema.name}", "-q", "one:1")
     async with running_worker(tmp_path, *where, RIVERPY_LEADER_DOMAIN="mail") as worker:
-        started = await worker.until_logged("worker started")
+        started = await worker.until_logged(WORKER_STARTED)
         assert started["leader_domain"] == "mail"
         assert await owners(rig) == {"one": "mail"}
         held = "SELECT holder FROM riverpy_lease WHERE name = 'd:mail' AND expires_at >= now()"

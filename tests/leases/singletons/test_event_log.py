@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
+from riverpy._log_events import SINGLETON_LOST_ITS_LEASE
 from tests.kit.fleet import ROOT
 from tests.leases.singletons.event_log import AUTOMATION, PROJECTIONS, SQL, findings
 
@@ -168,7 +169,9 @@ async def test_each_event_once(processes: Processes, capsys: Any) -> None:
         if not any(row["events"] for row in lag) and now["done"] == now["events"]:
             break
         await anyio.sleep(POLL)
-    losses = processes.log.read_text().count("has lost its lease")  # where the machine stalls, too
+    losses = processes.log.read_text().count(
+        SINGLETON_LOST_ITS_LEASE
+    )  # where the machine stalls, too
     assert await findings(schema, processes.mail, FAULTS + losses) == []
     assert {row["name"] for row in lag} == set(PROJECTIONS)
     with capsys.disabled():

@@ -25,6 +25,7 @@ from riverpy import (
 )
 from riverpy import client as client_module
 from riverpy._calls import executions
+from riverpy._log_events import EXECUTION_END_NOT_RECORDED
 from riverpy._maintenance.execution_cleaner import INTERVAL, ExecutionCleaner
 from riverpy._postgres.executions import exec_claim, exec_delete_expired
 from riverpy.migrate import Migrator
@@ -508,7 +509,7 @@ async def test_end_that_cannot_be_noted(
         task = asyncio.create_task(client.run_at_most_once("mail", send))
         with pytest.raises(asyncio.CancelledError):
             await task
-    (line,) = [one for one in log if one["event"] == "the end of an effect was not noted"]
+    (line,) = [one for one in log if one["event"] == EXECUTION_END_NOT_RECORDED]
     assert line["key"] == "mail"
 
 

@@ -23,6 +23,14 @@ from riverpy import (
 from riverpy._leases import manager as keeper_module
 from riverpy._leases import singletons as singleton_runner
 from riverpy._leases.store import LeaseTable
+from riverpy._log_events import (
+    SINGLETON_ENDED,
+    SINGLETON_FAILED,
+    SINGLETON_FAILED_FOR_GOOD,
+    SINGLETON_FAILED_WHILE_STOPPING,
+    SINGLETON_RAN_PAST_ITS_LEASE,
+    SINGLETONS_ABANDONED,
+)
 from riverpy.migrate import Migrator
 from tests._statements import record_statements
 from tests._time import settle
@@ -37,9 +45,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("log")
 
 
-def said(log: list[Any], words: str) -> list[Any]:
-    """The lines that have these words."""
-    return [entry for entry in log if words in entry["event"]]
+def said(log: list[Any], event: str) -> list[Any]:
+    """The log lines of an event."""
+    return [entry for entry in log if entry["event"] == event]
 
 
 async def take_over(schema: Schema, name: str) -> None:
@@ -209,7 +217,7 @@ async def test_returning(schema: Schema, log: list[Any]) -> None:
         async with running(clients[1]):
             await soon(tasks[1].began)
             tasks[1].may_end.set()
-            await until(lambda: len(said(log, "has ended and does not run here again")) == 2)
+            await until(lambda: len(said(log, SINGLETON_ENDED)) == 2)
         assert await schema.fetchval("select expires_at = '-infinity' from riverpy_lease")
         assert len(tasks[0].leases) == 1
 
@@ -229,7 +237,7 @@ async def test_raising(schema: Schema, log: list[Any], monkeypatch: pytest.Monke
         async with running(clients[1]):
             await soon(tasks[1].began)
     assert clients[0].stats().singletons["s"].failures >= 2
-    assert "no such stream" in said(log, "singleton failed")[0]["error"]
+    assert "no such stream" in said(log, SINGLETON_FAILED)[0]["error"]
 
 
 async def test_error_of_another_lease(schema: Schema, log: list[Any]) -> None:
@@ -241,7 +249,7 @@ async def test_error_of_another_lease(schema: Schema, log: list[Any]) -> None:
     client.singleton("s", task)
     async with running(client):
         await soon(task.ended)
-        await until(lambda: bool(said(log, "singleton failed, another process may run it")))
+        await until(lambda: bool(said(log, SINGLETON_FAILED)))
         stats = client.stats().singletons["s"]
         assert (stats.failures, stats.losses) == (1, 0)
 
@@ -254,7 +262,7 @@ async def test_never_again(schema: Schema, log: list[Any]) -> None:
     client.singleton("s", task, restart="never")
     async with running(client):
         await soon(task.ended)
-        await until(lambda: bool(said(log, "failed and does not run here again")))
+        await until(lambda: bool(said(log, SINGLETON_FAILED_FOR_GOOD)))
         assert not client.stats().singletons["s"].running
 
 
@@ -308,7 +316,7 @@ async def test_code_that_goes_on(
     async with running(client):
         first = await soon(task.began)
         await take_over(schema, "s")
-        await until(lambda: len(said(log, "goes on although its lease is over")) >= 3)
+        await until(lambda: len(said(log, SINGLETON_RAN_PAST_ITS_LEASE)) >= 3)
         stats = client.stats().singletons["s"]
         assert (stats.held, stats.running) == (False, True)
         row = await schema.fetchrow("select holder, expires_at < now() from riverpy_lease")
@@ -334,7 +342,7 @@ async def test_failing_at_the_stop(schema: Schema, log: list[Any]) -> None:
     client.singleton("s", work)
     async with running(client):
         await soon(task.began)
-    (line,) = said(log, "singleton failed when it was stopped")
+    (line,) = said(log, SINGLETON_FAILED_WHILE_STOPPING)
     assert (line["log_level"], line["error"]) == ("error", "LookupError: no such file")
 
 
@@ -359,10 +367,10 @@ async def test_failing_before_the_stop(
         await until(is_asked.is_set)
         client.stop()
         try:
-            await until(lambda: bool(said(log, "singleton failed")))
+            await until(lambda: bool(said(log, SINGLETON_FAILED)))
         finally:
             may_go_on.set()
-    (line,) = said(log, "singleton failed")
+    (line,) = said(log, SINGLETON_FAILED)
     assert (line["log_level"], line["error"]) == ("error", "LookupError: no such file")
 
 
@@ -380,7 +388,7 @@ async def test_left_behind(schema: Schema, log: list[Any]) -> None:
             task.may_end.set()
             await soon(task.ended)
     assert (reports[0].singletons_left, reports[0].is_clean) == (("s",), False)
-    assert said(log, "singletons did not end and are left behind")
+    assert said(log, SINGLETONS_ABANDONED)
 
 
 async def test_left_behind_and_started_again(
@@ -485,9 +493,9 @@ async def test_nobody_would_run_what_it_returns(
     client = make_client(schema, "a")
     client.singleton("s", fn, restart="never")
     async with running(client):
-        await until(lambda: bool(said(log, "failed and does not run here again")))
+        await until(lambda: bool(said(log, SINGLETON_FAILED_FOR_GOOD)))
         assert client.stats().singletons["s"].failures == 1
-    error = said(log, "failed and does not run here again")[0]["error"]
+    error = said(log, SINGLETON_FAILED_FOR_GOOD)[0]["error"]
     assert f"returned {kind}, which nobody runs: register an `async def`" in error
 
 
@@ -505,8 +513,8 @@ async def test_generator_exit(schema: Schema, log: list[Any], fn: Any) -> None:
     client = make_client(schema, "a")
     client.singleton("s", fn, restart="never")
     async with running(client):
-        await until(lambda: bool(said(log, "failed and does not run here again")))
-    error = said(log, "failed and does not run here again")[0]["error"]
+        await until(lambda: bool(said(log, SINGLETON_FAILED_FOR_GOOD)))
+    error = said(log, SINGLETON_FAILED_FOR_GOOD)[0]["error"]
     assert "singleton 's' raised GeneratorExit" in error
 
 

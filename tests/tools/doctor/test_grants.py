@@ -14,6 +14,7 @@ import pytest
 import structlog
 
 from riverpy import ConfigError, InsertManyParams, InsertOpts, UniqueOpts
+from riverpy._log_events import ROW_LEVEL_SECURITY_FOUND
 from tests._database import connected
 from tests.maintenance.reindexing import Once
 from tests.work.rig import PATIENCE, Rig, Task
@@ -129,7 +130,7 @@ async def test_row_security(
         log.clear()
         async with rig.client(url=roles["worker"]) as client:
             await client.run(drain=True)
-        return [entry for entry in log if entry["event"] == "row-level security may hide jobs"]
+        return [entry for entry in log if entry["event"] == ROW_LEVEL_SECURITY_FOUND]
 
     await schema.execute("ALTER TABLE river_job ENABLE ROW LEVEL SECURITY")
     found = (await doctor(url=roles["worker"])).one("grants", "fail")

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
+from riverpy._log_events import HEALTH_SERVER_STARTED
 from riverpy.cli import main
 from riverpy.migrate import Migrator
 from tests.cli.worker_process import RIVERPY, environment, running_worker
@@ -67,7 +68,7 @@ async def served(
     """A worker of this schema on a port of its own."""
     where = (f"--database-url={url or schema.url}", f"--schema={schema.name}", "--health=:0")
     async with running_worker(tmp_path, "jobs", *where, *args, **environ) as worker:
-        entry = await worker.until_logged("health is served")
+        entry = await worker.until_logged(HEALTH_SERVER_STARTED)
         yield Served(worker, entry["port"])
 
 
