@@ -1,4 +1,4 @@
-"""The databases and schemas that tests use: made, handed out, emptied and dropped here."""
+"""Creates, lends, empties and drops the databases and schemas of the tests."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def run_apart(function: Callable[..., Coroutine[Any, Any, ResultT]], *args: Any)
 
 
 def with_database(url: str, database: str) -> str:
-    """The URL of another database on the same server."""
+    """Return the URL of another database on the same server."""
     return urlunsplit(urlsplit(url)._replace(path=f"/{database}"))
 
 
 class _Connection(asyncpg.Connection):
-    """Asks once about each database's types, whose query takes a new connection longer than most
-    tests take the server."""
+    """Reads the types of each database once. On a new connection this query takes longer than most
+    tests."""
 
     _known: ClassVar[dict[object, Any]] = {}
 
@@ -52,7 +52,8 @@ class _Connection(asyncpg.Connection):
 
 @asynccontextmanager
 async def connected(url: str, **settings: str) -> AsyncGenerator[asyncpg.Connection[Any]]:
-    """A connection with these server settings; terminated if it cannot be closed soon."""
+    """Open a connection with these server settings. It is terminated if it cannot be closed
+    soon."""
     connection = await asyncpg.connect(
         url, server_settings=settings, timeout=60, connection_class=_Connection
     )
@@ -67,20 +68,19 @@ async def connected(url: str, **settings: str) -> AsyncGenerator[asyncpg.Connect
 
 
 def new_database_name() -> str:
-    """A name that no other run and no other worker uses; it tells whose it is."""
+    """Return a name that no other run and no other worker uses. It contains its process id."""
     return f"{PREFIX}_{os.getpid()}_{secrets.token_hex(4)}"
 
 
 async def create_database(server_url: str, name: str, options: str = "") -> str:
-    """Make an empty database and return its URL."""
+    """Create an empty database and return its URL."""
     async with connected(server_url) as connection:
         await connection.execute(f'CREATE DATABASE "{name}" TEMPLATE template0 {options}')
     return with_database(server_url, name)
 
 
 async def drop_database(server_url: str, name: str) -> None:
-    """Drop a database, whoever is connected to it. Each try waits for five seconds for those who
-    are told to go."""
+    """Drop a database with all its connections. Each try waits five seconds for them to close."""
     async with connected(server_url) as connection:
         for tries_left in reversed(range(DROP_TRIES)):
             try:
@@ -93,7 +93,7 @@ async def drop_database(server_url: str, name: str) -> None:
 
 
 async def drop_orphans(server_url: str) -> None:
-    """Drop the databases of killed runs. For servers of this machine: process ids tell."""
+    """Drop the databases of killed runs. This works for servers on this machine, by process ids."""
     async with connected(server_url) as connection:
         rows = await connection.fetch(
             "SELECT datname FROM pg_database WHERE datname ~ $1", rf"^{PREFIX}_\d+_[0-9a-f]+$"
@@ -118,7 +118,7 @@ def _process_exists(pid: int) -> bool:
 
 
 class Schema:
-    """A schema of its own with all tables at the newest version, empty at the start of each test.
+    """A schema with all tables at the newest version, empty at the start of each test.
 
     `name` needs no quotes. The methods share one connection, whose search path is this schema.
     """
@@ -127,12 +127,13 @@ class Schema:
         self.url = url
         self.name = name
         self.is_spoilt = False
-        """Whether a test has failed in it, whose triggers, constraints and limits may be left."""
+        """Whether a test failed in it, so that its triggers, constraints or settings may be
+        left."""
         self._connection = connection
 
     @asynccontextmanager
     async def connected(self, **settings: str) -> AsyncGenerator[asyncpg.Connection[Any]]:
-        """A new connection whose search path is this schema."""
+        """Open a connection whose search path is this schema."""
         async with connected(self.url, search_path=self.name, **settings) as connection:
             yield connection
 
@@ -149,13 +150,13 @@ class Schema:
         return await self._connection.execute(sql, *args)
 
     async def jobs(self) -> list[asyncpg.Record]:
-        """All jobs, in the order of their ids."""
+        """Return all jobs, ordered by id."""
         return await self.fetch("SELECT * FROM river_job ORDER BY id")
 
 
 _LARGE = 128 * 1024
-"""Bytes of a table that is truncated. A smaller one is emptied by DELETE: TRUNCATE makes new files
-for the table and each of its indexes, which takes longer than most tests."""
+"""Tables of at least this many bytes are truncated. Smaller ones are emptied by DELETE, since
+TRUNCATE makes new files for the table and each index, which takes longer than most tests."""
 _TABLES = """
 SELECT array_agg(oid::regclass::text ORDER BY oid) FROM pg_class
 WHERE relnamespace = $1::regnamespace AND relkind = 'r' AND relname !~ 'migration$'
@@ -186,7 +187,8 @@ $$
 
 
 class SchemaPool:
-    """Migrated schemas of one database: made when none is left, emptied before they return."""
+    """Migrated schemas of one database. They are created when none is free, and emptied after
+    use."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -195,7 +197,7 @@ class SchemaPool:
 
     @asynccontextmanager
     async def schema(self) -> AsyncGenerator[Schema]:
-        """An empty River schema, that nobody else uses until the end of the block."""
+        """Lend an empty River schema for the block."""
         name = self._free.pop() if self._free else await self._create()
         async with connected(self._url, search_path=name) as connection:
             schema = Schema(self._url, name, connection)
@@ -219,7 +221,8 @@ class SchemaPool:
         return name
 
     async def _give_back(self, name: str, connection: asyncpg.Connection[Any]) -> None:
-        """Empty it. One whose tables are gone, or locked by a leftover of the test, is given up."""
+        """Empty the schema. If its tables are gone, or locked by a leftover of the test, it is not
+        used again."""
         with suppress(asyncpg.PostgresError, asyncpg.InterfaceError):
             for statement in ("ROLLBACK", "DISCARD ALL", self._emptying[name]):
                 await connection.execute(statement)

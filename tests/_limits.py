@@ -1,10 +1,9 @@
-"""How long a test and a whole run may take, and what is told when they take longer.
+"""Timeouts of a test and of a whole run, and the output when they expire.
 
-A test that is a coroutine is cancelled at its limit: it fails there, and the other tests run.
-What then still hangs ends its process, with the stacks of all threads, by a signal that
-faulthandler handles without the GIL; in a parallel run another worker takes its place. A run that
-takes longer than `RUN_LIMIT` is ended with the names of the tests that run and the stacks of each
-process.
+A test that is a coroutine is cancelled at its timeout: it fails there, and the other tests run. If
+it still hangs, its process is ended with the stacks of all threads, by a signal that faulthandler
+handles without the GIL; in a parallel run another worker replaces the process. A run that takes
+longer than `RUN_LIMIT` ends with the names of its running tests and the stacks of each process.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 
 TEST_LIMIT = 120.0
-"""Seconds for a test without a mark of its own, `@pytest.mark.timeout(seconds)`. One that does not
-hang takes a fraction of them, on a machine too that is busy with much else."""
+"""Timeout in seconds of a test without `@pytest.mark.timeout(seconds)`. A test that does not hang
+needs a fraction of it, even on a busy machine."""
 GRACE = 15.0
-"""Seconds that a test may take to end once it is cancelled."""
+"""Seconds for a test to end after it was cancelled."""
 RUN_LIMIT = 70 * 60.0
-"""Seconds for the whole run, which takes a quarter of it."""
+"""Timeout of the whole run in seconds. A run needs a quarter of it."""
 _STACKS = 30.0
-"""Seconds that workers may take to tell their stacks."""
+"""Seconds for workers to print their stacks."""
 
 
 class RunLimit:
-    """Ends a run that takes too long: in the process that the user has started."""
+    """Ends a run that takes too long. It runs in the process that the user started."""
 
     def __init__(self, config: pytest.Config, seconds: float) -> None:
         self._plugins = config.pluginmanager
@@ -52,23 +51,23 @@ class RunLimit:
         self._timer.start()
 
     def pytest_testnodeready(self, node: WorkerController) -> None:
-        """A worker is there."""
+        """Remember the process of a new worker."""
         self._workers.append(node.gateway._rinfo().pid)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """A test begins."""
+        """Remember a running test."""
         self._running[nodeid] = None
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """A test has ended."""
+        """Forget a finished test."""
         self._running.pop(nodeid, None)
 
     def pytest_handlecrashitem(self, crashitem: str) -> None:
-        """A test has ended with its worker."""
+        """Forget a test that ended with its worker."""
         self._running.pop(crashitem, None)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A failure is named at once: a run that is cut says nothing at its end."""
+        """Print a failure at once, since a run that is cut prints no summary."""
         if report.failed:
             reporter = self._reporter()
             if reporter._tw.width_of_current_line:
@@ -76,14 +75,14 @@ class RunLimit:
             reporter.write_line(f"FAILED {report.nodeid}", red=True)
 
     def pytest_unconfigure(self) -> None:
-        """The run has ended in time."""
+        """Stop the timer."""
         self._timer.cancel()
 
     def _reporter(self) -> Any:
         return self._plugins.getplugin("terminalreporter")
 
     def end(self) -> None:
-        """End it."""
+        """Print failures, running tests and stacks, and exit."""
         try:
             reporter = self._reporter()
             reporter.summary_failures()
@@ -106,16 +105,16 @@ def _signal_all(pids: list[int], number: int) -> None:
 
 
 def _wait_for_all(children: list[int]) -> None:
-    """Until they have ended, or for `_STACKS` seconds."""
+    """Wait for the end of all children, for at most `_STACKS` seconds."""
     until = time.monotonic() + _STACKS
     for pid in children:
-        with suppress(ChildProcessError):  # it was waited for
+        with suppress(ChildProcessError):  # it was already waited for
             while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < until:
                 time.sleep(0.01)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin, while stderr is not captured yet."""
+    """Register the signal handler while stderr is not yet captured."""
     config.addinivalue_line("markers", "timeout(seconds): how long the test may take")
     faulthandler.register(signal.SIGALRM, file=os.dup(2), all_threads=True, chain=True)
     if not hasattr(config, "workerinput"):
@@ -123,14 +122,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def limit(item: pytest.Item) -> float:
-    """Seconds that a test may take."""
+    """Return the timeout of a test in seconds."""
     marker = item.get_closest_marker("timeout")
     return TEST_LIMIT if marker is None else float(marker.args[0])
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
-    """Limit the fixtures' part."""
+    """Limit the setup of fixtures."""
     with _killed_later(item):
         return (yield)
 
@@ -146,15 +145,15 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
-    """Limit the fixtures' part."""
+    """Limit the teardown of fixtures."""
     with _killed_later(item):
         return (yield)
 
 
 @contextmanager
 def _killed_later(item: pytest.Item) -> Generator[None]:
-    """A timer of the kernel: faulthandler's own is a thread, whose end would be waited for thrice a
-    test."""
+    """Set a kernel timer that ends the process. faulthandler's own timer is a thread, which would
+    be joined three times per test."""
     signal.setitimer(signal.ITIMER_REAL, limit(item) + GRACE)
     try:
         yield
@@ -178,7 +177,7 @@ def _cancelled_later(
 
 
 def _tell_tasks() -> None:
-    """Say where each task waits. (`Task.print_stack` tells of its outermost call only.)"""
+    """Print where each task waits. `Task.print_stack` prints only its outermost call."""
     for task in asyncio.all_tasks():
         sys.stderr.write(f"{task.get_name()} waits at\n")
         waits: Any = task.get_coro()

@@ -1,4 +1,4 @@
-"""The order of tests, and how a parallel run deals them out to its workers."""
+"""The order of tests, and their distribution over the workers of a parallel run."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ ONE_WORKER = (
 
 
 class Scheduling(LoadScopeScheduling):
-    """Deals tests out one by one, but for those of `ONE_WORKER` (the marks of xdist for this do
-    nothing under this pytest), and goes on to the end whatever worker dies."""
+    """Distributes tests one by one, except those of `ONE_WORKER`, and continues when a worker dies.
+    (The marks of xdist for this have no effect with this version of pytest.)"""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
         return file if file in ONE_WORKER else nodeid
 
     def _reschedule(self, node: WorkerController) -> None:
-        """A worker begins a test when it knows the next one, or that there is none. One that takes
-        the place of another is asked about once only: it needs two at once."""
+        """Assign tests to a worker. A worker starts a test only when it has the next one, or when
+        there is no other. A worker that replaces another is asked once only, so it gets two at
+        once."""
         if node not in self.registered_collections:  # it is still collecting
             return
         super()._reschedule(node)
@@ -48,9 +49,9 @@ class Scheduling(LoadScopeScheduling):
             self._reschedule(node)
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """Hand out again what a lost worker has not begun, and nothing else: what has ended would
-        be waited for in vain, and what was running, which is returned, would take another worker
-        along."""
+        """Return the test that a lost worker was running, and distribute those that it had not
+        started. Finished tests would never be reported again, and the running one would end the
+        next worker too."""
         workload = self.assigned_work.pop(node)
         left = [
             (scope, nodeid)
@@ -66,14 +67,14 @@ class Scheduling(LoadScopeScheduling):
 
 
 WORKERS_PER_PROCESSOR = 4
-"""Most of its time a test waits: for the server, for other processes, for a limit to expire."""
+"""A test waits most of the time: for the server, for other processes, for a timeout."""
 FIRST_WORKER = "gw0"
 _LOCK = pytest.StashKey[int]()
-"""The directory of this file, open and locked while the first worker collects."""
+"""Descriptor of this file's directory, locked while the first worker collects."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let the first worker collect before the others: it compiles the tests for all."""
+    """Let the first worker collect before the others, since it compiles the tests for all."""
     workerinput: dict[str, Any] = getattr(config, "workerinput", {})
     if workerinput.get("workerid") == FIRST_WORKER:
         config.stash[_LOCK] = _locked(fcntl.LOCK_EX)
@@ -81,7 +82,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """Wait for the first worker, or collect as it."""
+    """Collect as the first worker, or wait for it."""
     if not hasattr(session.config, "workerinput"):
         return (yield)
     if _LOCK not in session.config.stash:
@@ -100,17 +101,17 @@ def _locked(mode: int) -> int:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """The number of workers that `-n auto` starts."""
+    """Return the number of workers for `-n auto`."""
     return WORKERS_PER_PROCESSOR * (os.cpu_count() or 1)
 
 
-@pytest.hookimpl(tryfirst=True)  # before a limit that allows for a build
+@pytest.hookimpl(tryfirst=True)  # before the hook that sets a timeout for a build
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the tests that have a longer limit than most: a run does not end with one of
-    them on one worker."""
+    """Start with the tests whose timeout is longer than most, so that a run does not end with one
+    of them."""
     items.sort(key=lambda item: max(limit(item), TEST_LIMIT), reverse=True)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
-    """What pytest-xdist asks."""
+    """Return the scheduler for pytest-xdist."""
     return Scheduling(config, log)

@@ -1,5 +1,5 @@
-"""Reports at the end of a run that the tests with River in Go were skipped, which a reader of the
-list of reasons overlooks."""
+"""Prints at the end of a run that the tests with River in Go were skipped. The list of skips is
+easy to overlook."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Fixtures that give a test a server, a database, a schema or a connection.
 
-All workers of all runs share one server: the one that RIVERPY_TEST_DATABASE_URL names, whose role
-must be allowed to create databases, or else an embedded one. Each worker has its own database
-there.
+All workers of all runs share one server: the one in RIVERPY_TEST_DATABASE_URL, whose role must be
+allowed to create databases, or else an embedded one. Each worker has its own database there.
 """
 
 from __future__ import annotations
@@ -47,22 +46,23 @@ POOLER_VARIABLE = "RIVERPY_TEST_POOLER"
 pytest_plugins = ["tests._limits", "tests._scheduling", "tests._skips"]
 SERVER_SETTINGS = {
     "max_connections": "300",
-    # No test takes the power from the machine. A server that is killed still forgets no commit.
+    # No test cuts the power of the machine. A killed server still keeps all commits.
     "fsync": "off",
     "full_page_writes": "off",
-    "autovacuum_naptime": "1d",  # it would take time from tests, and change their plans at random
+    # Autovacuum would take time from tests, and change their query plans at random.
+    "autovacuum_naptime": "1d",
 }
 _SYSTEM = sorted(path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb"))
 _RENDER = structlog.processors.KeyValueRenderer(["timestamp", "level", "event"])
 _HAS_FAILED = pytest.StashKey[bool]()
 
-# How long an example takes tells of the machine.
+# The duration of an example depends on the machine.
 settings.register_profile("riverpy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("riverpy")
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Async tests run on uvloop, as the command line does, or with RIVERPY_TEST_LOOP=asyncio."""
+    """Run async tests on uvloop, like the command line, or with RIVERPY_TEST_LOOP=asyncio."""
     if os.environ.get(LOOP_VARIABLE) == "asyncio":
         return {"asyncio": asyncio.new_event_loop}
     return {"uvloop": uvloop.new_event_loop}
@@ -70,14 +70,14 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 
 @pytest.fixture
 def log() -> Generator[list[Any]]:
-    """What is logged."""
+    """Yield the list of logged lines."""
     with capture_logs() as entries:
         yield entries
 
 
 @pytest.fixture(scope="session")
 def server_url() -> Generator[str]:
-    """The URL of a server on which databases can be created."""
+    """Yield the URL of a server on which databases can be created."""
     if configured := os.environ.get(URL_VARIABLE):
         yield configured
         return
@@ -88,7 +88,7 @@ def server_url() -> Generator[str]:
 
 @pytest.fixture(scope="session", params=["own", *_SYSTEM], ids=str)
 def each_server_url(request: pytest.FixtureRequest, server_url: str) -> Generator[str]:
-    """The URL of the tests' own server, and of one for each PostgreSQL that the system has."""
+    """Yield the URL of the tests' own server, and of one for each PostgreSQL on this machine."""
     if request.param == "own":
         yield server_url
         return
@@ -101,7 +101,7 @@ def each_server_url(request: pytest.FixtureRequest, server_url: str) -> Generato
 
 @pytest.fixture(scope="session")
 def database_url(server_url: str) -> Generator[str]:
-    """The URL of this worker's database, empty at the start of the run."""
+    """Yield the URL of this worker's database, empty at the start of the run."""
     name = new_database_name()
     yield run_apart(create_database, server_url, name)
     run_apart(drop_database, server_url, name)
@@ -109,8 +109,9 @@ def database_url(server_url: str) -> Generator[str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _through_pooler(request: pytest.FixtureRequest) -> Generator[None]:
-    """With RIVERPY_TEST_POOLER=1 clients and inserters go through PgBouncer to this worker's
-    database, and listen past it. (Tests that know connections by their names fail then.)"""
+    """With RIVERPY_TEST_POOLER=1, send the statements of clients and inserters through PgBouncer to
+    this worker's database, and listen without it. Tests that find connections by their names fail
+    then."""
     if os.environ.get(POOLER_VARIABLE) != "1":
         yield
         return
@@ -120,9 +121,9 @@ def _through_pooler(request: pytest.FixtureRequest) -> Generator[None]:
 
 @pytest.fixture(autouse=True)
 def _log() -> None:
-    """All is logged, to stderr: not as an earlier test has chosen, as each command does that is run
-    in this process, and not where such a command writes its data. Plainly: colours and pictures of
-    tracebacks would take a seventh of the time of the tests."""
+    """Log everything to stderr. This undoes the configuration of an earlier test or of a command
+    that ran in this process. The format is plain, since colours and formatted tracebacks would take
+    a seventh of the tests' time."""
     structlog.reset_defaults()
     *processors, _ = structlog.get_config()["processors"]
     processors += [structlog.processors.format_exc_info, _RENDER]
@@ -131,7 +132,8 @@ def _log() -> None:
 
 @pytest.fixture
 async def fresh_database_url(server_url: str) -> AsyncGenerator[str]:
-    """The URL of an empty database for this test alone, dropped with all its connections."""
+    """Yield the URL of an empty database for this test alone, which is dropped with all its
+    connections."""
     name = new_database_name()
     yield await create_database(server_url, name)
     await drop_database(server_url, name)
@@ -147,7 +149,7 @@ def schema_pool(database_url: str) -> SchemaPool:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Keep in mind that a test has failed."""
+    """Remember whether the test failed."""
     report = yield
     item.stash[_HAS_FAILED] = report.failed
     return report
@@ -155,7 +157,7 @@ def pytest_runtest_makereport(
 
 @pytest.fixture
 async def schema(schema_pool: SchemaPool, request: pytest.FixtureRequest) -> AsyncGenerator[Schema]:
-    """An empty River schema for this test alone, at the newest version."""
+    """Yield an empty River schema for this test alone, at the newest version."""
     async with schema_pool.schema() as schema:
         yield schema
         schema.is_spoilt = request.node.stash.get(_HAS_FAILED, False)
@@ -163,14 +165,14 @@ async def schema(schema_pool: SchemaPool, request: pytest.FixtureRequest) -> Asy
 
 @pytest.fixture
 def rig(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> Rig:
-    """Workers, clients and jobs on a schema of the test's own. Jobs that are due within 40 seconds
-    are available at once, so that a slow machine does not reach their time during a test."""
+    """Workers, clients and jobs on the test's schema. Jobs that are due within 40 seconds are
+    available at once, so that a slow machine does not reach their time during a test."""
     monkeypatch.setattr(executor, "SOON", timedelta(seconds=40))
     return Rig(schema)
 
 
 @pytest.fixture
 async def conn(database_url: str) -> AsyncGenerator[asyncpg.Connection[Any]]:
-    """A connection to this worker's database."""
+    """Yield a connection to this worker's database."""
     async with connected(database_url) as connection:
         yield connection

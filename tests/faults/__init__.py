@@ -1,4 +1,4 @@
-"""riverpy under load while something is broken: no job is lost or finished twice, no worker has to
-be started anew, and the logs say what happened in plain words."""
+"""Tests of riverpy under load during faults: no job is lost or finished twice, no worker has to be
+restarted, and the log describes the fault in plain words."""
 
 from __future__ import annotations

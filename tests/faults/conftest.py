@@ -1,4 +1,4 @@
-"""A stage for the tests of one file."""
+"""Fixture of the tests of one file: a stage of two workers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     import pytest
 
 SETTINGS = LoadSettings(slots=50)
-"""Of workers, unless the file has its own."""
+"""Settings of the workers, unless the file defines its own."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stage(request: pytest.FixtureRequest) -> AsyncGenerator[Stage]:
-    """Two workers on a server of their own."""
+    """Run two workers on a server of their own."""
     async with running_fleet() as fleet:
         stage = Stage(fleet)
         await stage.start(getattr(request.module, "SETTINGS", SETTINGS))

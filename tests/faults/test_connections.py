@@ -1,4 +1,4 @@
-"""Connections that die or freeze under load."""
+"""Connections that are lost or frozen under load."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ BACKENDS = {
     "results": "results",
     "maintenance": "maintenance",
 }
-"""Connections, and what their backends are called."""
+"""Kinds of connections, and the names of their backends."""
 
 
 async def kill_all(stage: Stage, count: int, name: str, *, user: str | None = None) -> None:
-    """Kill the connections of this name when there are so many: one that was killed before may take
-    a while to be gone."""
+    """Kill the connections of this name once there are this many. A connection that was killed
+    before may still be open for a while."""
 
     async def is_complete() -> bool:
         return len(await find_backends(stage.url, name, user=user)) == count
@@ -42,9 +42,9 @@ async def kill_all(stage: Stage, count: int, name: str, *, user: str | None = No
 
 @pytest.mark.parametrize("name", BACKENDS)
 async def test_killed_backends(stage: Stage, name: str) -> None:
-    """Connections of each kind are killed 20 times. Each is made anew, told of in one line when it
-    is lost and in one when it is back, and no job comes to harm. A result that was alone in its
-    statement at two of the kills may be held back for a while (NR-02, NR-11, PB-07)."""
+    """Connections of each kind are killed 20 times. Each is opened again, its loss and its recovery
+    are one log line each, and no job is harmed. A result that was alone in its statement at two of
+    the kills may be delayed (NR-02, NR-11, PB-07)."""
     expected = {HELD} if name == "results" else set[str]()
     places = [stage.leader] if name == "maintenance" else stage.places
     rounds = KILLS // len(places)
@@ -61,9 +61,9 @@ async def test_killed_backends(stage: Stage, name: str) -> None:
 
 
 async def test_topics_after_losses(stage: Stage) -> None:
-    """After a loss each topic is heard again, and what is heard is done once: a pause, a cancel, a
-    leader's resigning. Inserts are covered wherever load flows, since no client polls here
-    (NR-02, NR-11)."""
+    """After a loss each topic is listened to again, and each notification acts once: a pause, a
+    cancel, a request to resign. The load covers inserts, since no client polls here (NR-02,
+    NR-11)."""
     for place in stage.places:
         place.forget()
     await kill_all(stage, len(stage.places), "riverpy listener")
@@ -87,8 +87,8 @@ async def test_topics_after_losses(stage: Stage) -> None:
 
 
 async def test_killed_pool(stage: Stage) -> None:
-    """The connections of a web side's pool are killed 20 times: an insert fails at most once for
-    each (PB-07)."""
+    """The connections of an inserting client's pool are killed 20 times. At most one insert fails
+    for each kill (PB-07)."""
     async with stage.load() as load:
         for _ in range(KILLS):
             await kill_backends(stage.url, POOL_NAME)
@@ -99,9 +99,9 @@ async def test_killed_pool(stage: Stage) -> None:
 
 
 async def test_frozen_claims_and_results(stage: Stage) -> None:
-    """One worker's claims and another's results freeze: no error comes. Each is given up in time
-    and made anew, with one line, while the other worker goes on; what the frozen backends do when
-    they thaw makes nothing happen twice (NR-17, LD-14)."""
+    """One worker's claims and another's results freeze without an error. Each connection is
+    replaced in time, with one log line, while the other worker continues. The frozen backends do
+    nothing twice when they continue (NR-17, LD-14)."""
     claiming, storing = stage.places
     async with stage.load() as load:
         pids = [
@@ -119,9 +119,9 @@ async def test_frozen_claims_and_results(stage: Stage) -> None:
 
 
 async def test_frozen_beside_the_work(stage: Stage) -> None:
-    """The listener and the reserved connection of each worker, and the leader's maintenance,
-    freeze: work goes on, each that does not answer in time is given up and made anew, and that is
-    told in one line."""
+    """The listener and the reserved connection of each worker and the leader's maintenance
+    connection freeze. Jobs continue, and each connection that does not answer in time is replaced,
+    with one log line."""
     async with stage.load() as load:
         pids = [
             pid
@@ -135,14 +135,14 @@ async def test_frozen_beside_the_work(stage: Stage) -> None:
     for place in stage.places:
         assert {line["event"] for line in place.warnings} == {LOST}
         told = [line["connection"] for line in place.warnings]
-        assert "reserved" in told  # the others have longer, and may be thawed by then
+        assert "reserved" in told  # the others have longer timeouts and may be thawed by then
         assert {*told} <= {"reserved", "notifier", "maintenance"}
         assert len({*told}) == len(told)
 
 
 async def test_frozen_pool(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The connections of a web side's pool freeze: an insert fails when its time is over, and the
-    next one has another connection."""
+    """The connections of an inserting client's pool freeze: an insert fails at its timeout, and the
+    next one uses another connection."""
     monkeypatch.setattr(riverpy.client, "STATEMENT_TIMEOUT", 2.0)
     async with stage.load() as load:
         async with frozen_backends(stage.url, await find_backends(stage.url, POOL_NAME)):

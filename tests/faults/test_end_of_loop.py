@@ -1,5 +1,5 @@
-"""An event loop that ends under a client: each of its tasks is cancelled, and nobody has asked the
-client to stop."""
+"""An event loop that ends under a client: all of its tasks are cancelled without a stop of the
+client."""
 
 from __future__ import annotations
 
@@ -153,7 +153,8 @@ app = Starlette(routes=[Route("/stream", stream)], lifespan=lifespan)
 async def running(
     schema: Schema, directory: Path, *command: str
 ) -> AsyncGenerator[asyncio.subprocess.Process]:
-    """A Python program beside the files above. Killed in the end, with the child of its job."""
+    """Run a Python program beside the files above. At the end it is killed with the child process
+    of its job."""
     (directory / "jobs.py").write_text(JOBS)
     (directory / "web.py").write_text(WEB)
     process = await asyncio.create_subprocess_exec(
@@ -177,7 +178,7 @@ async def running(
 
 
 async def until_line(process: asyncio.subprocess.Process, pattern: str) -> str:
-    """Wait for a line of the output; returns the whole line."""
+    """Wait for a line of the output that matches, and return it."""
     assert process.stdout is not None
     seen: list[str] = []
     async with asyncio.timeout(SIGNAL_TIMEOUT):
@@ -199,7 +200,7 @@ async def insert(schema: Schema, kind: str, what: str = "") -> None:
 
 
 async def outcomes(schema: Schema) -> list[tuple[str, int, list[str] | None]]:
-    """What became of the jobs."""
+    """Return the states and errors of the jobs."""
     return [(job["state"], job["attempt"], job["errors"]) for job in await schema.jobs()]
 
 
@@ -208,8 +209,9 @@ COMPLETED = ("completed", 1, None)
 
 
 async def test_plain_main_that_ends(schema: Schema, tmp_path: Path) -> None:
-    """`asyncio.run` whose main ends while a task runs the client. Jobs that ended are completed,
-    the others are released without an attempt, and their child processes end (FR-21)."""
+    """The main coroutine of `asyncio.run` returns while a task runs the client. Finished jobs are
+    completed, the others are released without a counted attempt, and their child processes end
+    (FR-21)."""
     await insert(schema, "do", "sleep")
     await insert(schema, "do", "end when cancelled")
     await insert(schema, "child")
@@ -225,8 +227,8 @@ async def test_plain_main_that_ends(schema: Schema, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("when", ["launched", "answer lost"])
 async def test_loop_that_ends_at_a_claim(schema: Schema, tmp_path: Path, when: str) -> None:
-    """Jobs that were claimed and have not begun are released, too, also those of a claim whose
-    answer did not arrive (FR-21)."""
+    """Jobs that were claimed and have not started are released too, including those of a claim
+    without an answer (FR-21)."""
     await insert(schema, "do", "sleep")
     await insert(schema, "do", "sleep")
     async with running(schema, tmp_path, "-c", AT_CLAIM, when) as process:
@@ -237,8 +239,8 @@ async def test_loop_that_ends_at_a_claim(schema: Schema, tmp_path: Path, when: s
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 async def test_second_interrupt_of_uvicorn(schema: Schema, tmp_path: Path, loop: str) -> None:
-    """With an open stream the first Ctrl-C waits and the second ends the loop: the job is released
-    without an attempt, and uvicorn ends within 5 s (FR-21)."""
+    """With an open stream, the first Ctrl-C waits and the second ends the loop: the job is released
+    without a counted attempt, and uvicorn exits within 5 s (FR-21)."""
     await insert(schema, "do", "sleep")
     await insert(schema, "child")
     command = ("-m", "uvicorn", "web:app", "--port=0", f"--loop={loop}")

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
 TRIES = 12
-"""To connect: enough for the pauses between them to have grown."""
+"""Attempts to connect, enough for the pauses between them to grow."""
 SETTINGS = LoadSettings(slots=50)
 
 
 class FailingOver(Stage):
-    """Workers that know both servers of a pair by one URL."""
+    """Workers whose URL has both servers of a pair."""
 
     def __init__(self, fleet: Fleet, pair: Pair) -> None:
         super().__init__(fleet)
@@ -36,7 +36,7 @@ class FailingOver(Stage):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stage() -> AsyncGenerator[FailingOver]:
-    """Two workers before a primary and its standby."""
+    """Run two workers in front of a primary and its standby."""
     async with running_fleet(Pair) as fleet:
         assert isinstance(fleet.server, Pair)
         stage = FailingOver(fleet, fleet.server)
@@ -45,14 +45,14 @@ async def stage() -> AsyncGenerator[FailingOver]:
 
 
 async def restored(place: Place) -> None:
-    """Return when a worker has said that all is well again."""
+    """Return when a worker has logged that its connections are restored."""
     await until(lambda: place.count(RESTORED) == place.count(LOST) > 0)
 
 
 async def test_switch_over(stage: FailingOver) -> None:
-    """The standby takes over while jobs run: what ends meanwhile is stored on the new primary,
-    nothing is lost, somebody leads there, and nothing of ours is started again; inserts go on with
-    a client that knows both (NR-12)."""
+    """The standby takes over while jobs run. Results of that time are stored on the new primary,
+    nothing is lost, a client becomes leader there, and no worker restarts. Inserts continue with a
+    client whose URL has both servers (NR-12)."""
     async with stage.load(outages=1, expected=[LEADERSHIP_LOST]) as load:
         await load.start_held(5)
         await stage.pair.switch_over()
@@ -64,8 +64,8 @@ async def test_switch_over(stage: FailingOver) -> None:
 
 
 async def test_machine_is_gone(stage: FailingOver) -> None:
-    """The machine of the primary is gone, so that nothing ever ends a connection to it or refuses a
-    new one: workers give up what is silent and work on the standby that takes over (NR-12)."""
+    """The machine of the primary is lost, so that connections to it are neither closed nor refused.
+    Workers give up silent connections and work on the promoted standby (NR-12)."""
     async with stage.load(expected=[LEADERSHIP_LOST]) as load:
         ways = [way_to_primary(stage, place) for place in stage.places]
         for way in ways:
@@ -79,15 +79,15 @@ async def test_machine_is_gone(stage: FailingOver) -> None:
 
 
 def way_to_primary(stage: FailingOver, place: Place) -> Proxy:
-    """The way of a worker to the present primary."""
+    """Return the worker's proxy to the current primary."""
     proxy = place.worker.proxy
     assert isinstance(proxy, PairProxy)
     return proxy.ways[stage.pair.is_second_primary]
 
 
 async def test_worker_before_a_standby(stage: FailingOver) -> None:
-    """A worker knows but the server that comes back as a standby: it says so in one line, asks now
-    and then, and works when that server is the primary again (NR-12)."""
+    """A worker whose URL has only the server that comes back as a standby logs this once, polls it,
+    and works when that server is the primary again (NR-12)."""
     place = await add_single(stage)
     async with stage.load(expected=[LEADERSHIP_LOST]) as load:
         await until(lambda: bool(place.started_jobs))
@@ -102,7 +102,7 @@ async def test_worker_before_a_standby(stage: FailingOver) -> None:
 
 
 async def add_single(stage: FailingOver) -> Place:
-    """A worker that knows the present primary alone."""
+    """Add a worker whose URL has only the current primary."""
     fleet = stage.fleet
     async with fleet.server.connected() as connection:
         await connection.execute("CREATE ROLE single LOGIN IN ROLE postgres")

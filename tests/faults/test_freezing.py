@@ -1,4 +1,5 @@
-"""Freezing a process of the server that holds what all others need."""
+"""The tool that freezes a process of the server, for a process that holds a lock that all others
+need."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 
 async def test_look_that_the_frozen_process_holds_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look at a stopped process that is not answered since that process holds a lock of the
-    server's own is given up, and the process goes on before it is stopped elsewhere."""
+    """A read of the state of a stopped process times out when that process holds an internal lock
+    of the server. The process then continues, and is stopped elsewhere."""
     process = subprocess.Popen(["sleep", "600"])
     looks: list[str] = []
     sent: list[signal.Signals] = []

@@ -1,4 +1,4 @@
-"""A server whose queue of notifications is full, since a session that listens stays in a
+"""A server whose queue of notifications is full, because a listening session stays in a
 transaction."""
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PAST = datetime(2020, 1, 1, tzinfo=UTC)
 
 @pytest.fixture(scope="module")
 def small_url() -> Generator[str]:
-    """A server of its own whose queue of notifications is small, with River's tables."""
+    """Yield the URL of a server with a small queue of notifications and River's tables."""
     server = EmbeddedPostgres(
         f"queue-{secrets.token_hex(4)}", settings={"max_notify_queue_pages": str(PAGES)}
     )
@@ -59,7 +59,7 @@ def small_url() -> Generator[str]:
 
 @asynccontextmanager
 async def filled(url: str) -> AsyncGenerator[asyncpg.Connection[Any]]:
-    """The queue is full until the session that this gives ends its transaction."""
+    """Fill the queue until the session that this yields ends its transaction."""
     async with connected(url, application_name="lazy") as lazy, connected(url) as filler:
         await lazy.execute("LISTEN somebody")
         await lazy.execute("BEGIN")
@@ -94,8 +94,8 @@ async def test_everything_but_the_notifications_is_stored(
     rig: Rig, log: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the queue is full, inserts, cancels, retries, pauses, releases, moves of the scheduler
-    and results are stored without notifications, which is logged once; doctor names the session
-    that holds the queue back. Once that has ended, all is as before (FR-05)."""
+    and results are stored without notifications, which is logged once. Doctor names the session
+    that blocks the queue. When it ends, notifications are sent again (FR-05)."""
     monkeypatch.setattr(notifier, "PROBE_INTERVAL", 0.1)
     attempts: dict[int, int] = {}
 
@@ -183,8 +183,7 @@ END $$;
 
 @pytest.fixture
 async def flood(rig: Rig) -> AsyncGenerator[None]:
-    """A function that fills the queue in the transaction that calls it first, which so fails at its
-    commit."""
+    """Fill the queue in the first transaction that calls a function, so that its commit fails."""
     await rig.schema.execute(FLOOD)
     yield
     await rig.schema.execute("DROP FUNCTION flood CASCADE; DROP SEQUENCE floods")
@@ -194,7 +193,7 @@ async def flood(rig: Rig) -> AsyncGenerator[None]:
 async def test_queue_that_fills_during_an_insert(
     rig: Rig, flood: None, log: list[Any], is_fast: bool
 ) -> None:
-    """An insert of our own whose commit is refused for its notifications is sent again without."""
+    """An insert whose commit fails because of its notifications is sent again without them."""
     await rig.schema.execute(
         "CREATE TRIGGER flood AFTER INSERT ON river_job FOR EACH ROW EXECUTE FUNCTION flood()"
     )
@@ -208,7 +207,7 @@ async def test_queue_that_fills_during_an_insert(
 
 
 async def test_queue_that_fills_during_a_result(rig: Rig, flood: None) -> None:
-    """A result whose commit is refused for notifications is stored at the next try, and not
+    """A result whose commit fails because of notifications is stored at the next try, and not
     replaced by a failure (FR-05)."""
 
     @rig.job

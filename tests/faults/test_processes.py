@@ -27,12 +27,12 @@ EXPECTED = (
     LEADER_ELECTION_FAILED,
     LEADERSHIP_LOST,
 )
-"""Besides the rescue, what a busy machine may make of a lease that is this short."""
+"""Log events, besides the rescue, that a busy machine can cause with a lease this short."""
 
 
 async def test_killed_worker(stage: Stage) -> None:
-    """The worker that leads is killed, and another process takes its place: the jobs that it ran
-    are run again elsewhere, each with one attempt more, and all others once (LD-07)."""
+    """The leader's worker is killed, and another process replaces it. The jobs that it ran run
+    again elsewhere, each with one more attempt, and all others run once (LD-07)."""
     killed = stage.leader
     async with stage.load(expected=EXPECTED) as load:
         held: set[int] = set()

@@ -1,4 +1,4 @@
-"""A server that goes, refuses, or is told by its administrator to be difficult, under load."""
+"""A server that restarts, crashes, refuses connections or gets difficult settings, under load."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
 TRIES = 12
-"""To connect, of each worker: enough for the pauses between them to have grown."""
+"""Attempts of each worker to connect, enough for the pauses between them to grow."""
 
 
 async def restored(stage: Stage) -> None:
-    """Return when each worker has said that all is well again."""
+    """Return when each worker has logged that its connections are restored."""
     for place in stage.places:
         await until(lambda place=place: place.count(RESTORED) == place.count(LOST) > 0)
 
 
 async def lost(stage: Stage) -> None:
-    """Return when each worker has said that the database is gone."""
+    """Return when each worker has logged that the database is lost."""
     for place in stage.places:
         await until(lambda place=place: place.count(LOST) > 0)
 
 
 async def test_restart(stage: Stage) -> None:
-    """The server restarts while jobs run: those end where they began, their results are kept and
-    stored, and the rest is worked (NR-02, NR-03, LD-18)."""
+    """The server restarts while jobs run. They end in the workers that started them, their results
+    are kept and stored, and the other jobs are worked (NR-02, NR-03, LD-18)."""
     async with stage.load(outages=1) as load:
         await load.start_held(5)
         await stage.fleet.server.shut_down(Shutdown.FAST)
@@ -65,12 +65,12 @@ async def test_restart(stage: Stage) -> None:
 
 
 async def test_crash(stage: Stage) -> None:
-    """The server crashes. It forgets who leads, and claims of the last moment: those jobs are
-    worked again. All others end where they began (NR-02, LD-18)."""
+    """The server crashes. It loses the leader and the last claims, whose jobs are worked again. All
+    other jobs end in the workers that started them (NR-02, LD-18)."""
     async with stage.load(outages=1, expected=[REFUSED, LEADERSHIP_LOST]) as load:
         leader = stage.leader
         held = await load.start_held(5)
-        await load.until_completed()  # later commits have brought these claims to the disk
+        await load.until_completed()  # later commits have flushed these claims to the disk
         began = time.time()
         await stage.fleet.server.shut_down(Shutdown.IMMEDIATE)
         load.release()
@@ -84,7 +84,8 @@ async def test_crash(stage: Stage) -> None:
 
 
 async def test_refused_connections(stage: Stage) -> None:
-    """The database takes no connection any more and ends those there are; it takes them again."""
+    """The database refuses new connections and terminates the existing ones, then accepts
+    connections again."""
     async with stage.load(outages=1) as load:
         async with connections_refused(stage.url, *(place.worker.name for place in stage.places)):
             await lost(stage)
@@ -93,8 +94,8 @@ async def test_refused_connections(stage: Stage) -> None:
 
 
 async def test_no_connection_left(stage: Stage) -> None:
-    """Others hold every connection that the server has, and the workers' are killed: these get
-    none until some come free."""
+    """Other clients take every connection of the server, and the workers' connections are killed.
+    They get new ones only when others close theirs."""
     user = stage.places[0].worker.name
     async with stage.load(outages=1):
         async with connections_exhausted(with_user(stage.url, user)):
@@ -114,13 +115,14 @@ SLOW = (
     MAINTENANCE_RUN_FAILED,
     LEADERSHIP_LOST,
 )
-"""What is said when statements are too slow for the administrator's limit."""
+"""Log events when statements are slower than the administrator's timeout."""
 
 
 @pytest.mark.parametrize("limit", ["50ms", "1s"])
 async def test_statement_timeout(stage: Stage, limit: str) -> None:
-    """The administrator gives the workers' roles a limit for statements, and ends their sessions so
-    that it holds: jobs are worked all the same, and no session is lost for a slow statement."""
+    """The administrator sets a statement timeout for the workers' roles, and terminates their
+    sessions so that it applies. Jobs are worked all the same, and no session is lost because of a
+    slow statement."""
     names = [place.worker.name for place in stage.places]
     async with stage.load(expected=[*SLOW, HELD]) as load, AsyncExitStack() as stack:
         for name in names:
@@ -135,7 +137,8 @@ async def test_statement_timeout(stage: Stage, limit: str) -> None:
 
 
 async def test_idle_in_transaction_timeout(stage: Stage) -> None:
-    """The administrator ends sessions that are idle in a transaction: ours are not, for long."""
+    """The administrator terminates sessions that are idle in a transaction. riverpy's sessions
+    never are for long."""
     async with (
         stage.load(outages=0) as load,
         server_settings(stage.url, idle_in_transaction_session_timeout="1s"),
@@ -144,8 +147,8 @@ async def test_idle_in_transaction_timeout(stage: Stage) -> None:
 
 
 async def test_read_only(stage: Stage) -> None:
-    """The server comes to be read-only, as after a failover, and can be written again: results that
-    end meanwhile are kept and stored, and a connection that was told so is made anew (NR-12)."""
+    """The server becomes read-only, as after a failover, and writable again. Results of that time
+    are kept and stored, and a connection that got this error is replaced (NR-12)."""
     users = [place.worker.name for place in stage.places]
     async with stage.load(outages=1) as load:
         await load.start_held(5)
@@ -160,14 +163,14 @@ async def test_read_only(stage: Stage) -> None:
 
 
 async def find_dedicated(stage: Stage, user: str) -> set[int]:
-    """The backends of a worker that write."""
+    """Return the backends of a worker that write."""
     names = [name for name in CONNECTION_NAMES if name != "riverpy listener"]
     return {pid for name in names for pid in await find_backends(stage.url, name, user=user)}
 
 
 async def test_down_for_a_while(stage: Stage) -> None:
-    """While the server is away workers try again and again to connect, and say no more than that a
-    lease has lapsed; when it is back they work (NR-03)."""
+    """While the server is away workers try again and again to connect, and log nothing but an
+    expired lease. When it is back they work (NR-03)."""
     async with stage.load(outages=1, expected=[LEADERSHIP_LOST]) as load:
         await stage.fleet.server.shut_down(Shutdown.FAST)
         await lost(stage)

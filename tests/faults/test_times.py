@@ -1,7 +1,7 @@
-"""Rows with infinite or ancient times, which any writer of the tables may leave there.
+"""Rows with infinite or ancient times, which other programs may write into the tables.
 
-Each time column of each table holds each of the times in some row. Every command, probe, verb and
-maintenance service works beside them.
+Some row has each of these times in each time column of each table. Every command, probe, call and
+maintenance service works beside these rows.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ WHERE state IN ('available', 'scheduled', 'retryable') AND scheduled_at <= now()
   OR state = 'running' AND attempted_at < now() - interval '2 hours'
   OR finalized_at < now() - interval '30 days'
 """
-"""Jobs that a worker and its maintenance have to move."""
+"""Jobs that a worker and its maintenance have to process."""
 LEFT_IN_TABLES = """
 SELECT name FROM river_queue
 WHERE updated_at < now() - interval '30 days' AND paused_at IS NULL AND metadata = '{}'
@@ -134,7 +134,7 @@ SELECT key FROM riverpy_exec WHERE kept_until < now()
 UNION ALL
 SELECT id FROM riverpy_periodic WHERE next_run_at < now() AND paused_at IS NULL
 """
-"""Rows that the maintenance of the domain `default` has to remove or to move on."""
+"""Rows that the maintenance of the domain `default` has to delete or to process."""
 
 REGISTRATION = Registration("new", ["default"], ["do"], True, True, "1", timedelta(minutes=1))
 
@@ -180,7 +180,7 @@ async def insert(connection: Connection, table: str, **columns: str) -> None:
 
 
 async def poison(connection: Connection) -> None:
-    """Put each time into each time column of each table, in a row of its own."""
+    """Insert a row for each time in each time column of each table."""
     rows = await connection.fetch(
         "SELECT table_name, column_name FROM information_schema.columns"
         " WHERE table_schema = 'public' AND data_type = 'timestamp with time zone'"
@@ -209,7 +209,7 @@ async def poison(connection: Connection) -> None:
 
 
 async def lead(connection: Connection, elected_at: str, expires_at: str) -> None:
-    """Let `gone` be the leader of this time."""
+    """Make `gone` the leader with these times."""
     await connection.execute("DELETE FROM river_leader")
     await connection.execute(
         "INSERT INTO river_leader (name, leader_id, elected_at, expires_at)"
@@ -227,7 +227,7 @@ async def _make(server_url: str, name: str) -> str:
 
 @pytest.fixture(scope="module")
 def read(each_server_url: str) -> Generator[str]:
-    """The URL of a poisoned database that tests only read."""
+    """The URL of a database with such rows that tests only read."""
     name = new_database_name()
     yield run_apart(_make, each_server_url, name)
     run_apart(drop_database, each_server_url, name)
@@ -235,14 +235,14 @@ def read(each_server_url: str) -> Generator[str]:
 
 @pytest.fixture
 async def written(each_server_url: str) -> AsyncGenerator[str]:
-    """The URL of a poisoned database of the test's own."""
+    """The URL of a database with such rows for this test alone."""
     name = new_database_name()
     yield await _make(each_server_url, name)
     await drop_database(each_server_url, name)
 
 
 def call(url: str, *args: str) -> Any:
-    """A command on this database alone."""
+    """Run a command on this database alone."""
     variables = ("DATABASE_URL", "RIVERPY_DATABASE_URL", *PG_VARIABLES)
     return CliRunner(env=dict.fromkeys(variables)).invoke(
         main, [*args, "--database-url", url, "--debug"]
@@ -266,7 +266,7 @@ COMMANDS = {
 @pytest.mark.parametrize("form", ["text", "json"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands(read: str, command: str, form: str) -> None:
-    """Each command that reads shows what there is."""
+    """Each reading command shows the rows."""
     args = [*command.split(), *(["--json"] if form == "json" else [])]
     result = call(read, *args)
     assert result.exit_code in COMMANDS[command], result.output
@@ -280,7 +280,8 @@ def test_commands(read: str, command: str, form: str) -> None:
 
 @pytest.mark.parametrize("column", ["elected_at", "expires_at"])
 async def test_leader(written: str, column: str) -> None:
-    """A leader of such a time is shown, and followed by another when its term is over."""
+    """A leader with such a time is shown, and another client becomes leader when the term
+    expires."""
     for value in VALUES:
         await check_leader(
             written, {"elected_at": "now", "expires_at": "yesterday"} | {column: value}
@@ -288,7 +289,7 @@ async def test_leader(written: str, column: str) -> None:
 
 
 async def check_leader(written: str, times: dict[str, str]) -> None:
-    """Show the leader of these times, and have another elected."""
+    """Show the leader with these times, and let another be elected."""
     async with connected(written) as connection:
         await lead(connection, **times)
         for command in ("leader show", "health", "top --once", "domain list"):
@@ -311,7 +312,7 @@ async def check_leader(written: str, times: dict[str, str]) -> None:
 
 
 async def test_leases(written: str) -> None:
-    """A lease of such a time is granted to who asks, under a higher epoch."""
+    """A lease with such a time is granted to the next client, with a higher epoch."""
     ttl = timedelta(minutes=1)
     async with connected(written) as connection:
         rows = await lease_list(connection, None)
@@ -329,7 +330,7 @@ async def test_leases(written: str) -> None:
 
 
 async def test_clients(written: str) -> None:
-    """Clients whose last heartbeat has such a time are observed, and removed, like any other."""
+    """Clients whose last heartbeat has such a time are observed and removed like any other."""
     async with connected(written) as connection:
         seen, start = await client_heartbeats(connection, None)
         heartbeats = {one.name: one.value for one in seen}
@@ -354,11 +355,11 @@ async def test_clients(written: str) -> None:
 _COMMENT = re.compile(r"^\s*--.*$", re.MULTILINE)
 _FINITE = re.compile(r"/\* finite \*/ \((?:[^()]|\([^()]*\))*\)")
 _ARITHMETIC = re.compile(r"[-+]\s*[\w.(]*\w_at\b|(?<![@\w])[\w.]+_at\)*\s*[-+]\s")
-"""A time of a row that something is added to, or that is subtracted."""
+"""A time of a row in an addition or a subtraction."""
 
 
 def test_statements_keep_times_finite() -> None:
-    """No statement calculates with a time of a row that is not kept finite."""
+    """No statement calculates with a time of a row that may be infinite."""
     bare: list[str] = []
     marked = 0
     for entry in sql_directory().joinpath("queries").iterdir():
@@ -370,12 +371,12 @@ def test_statements_keep_times_finite() -> None:
 
 
 async def effect(connection: Transaction) -> None:
-    """What is done once."""
+    """A job's effect that happens once."""
     await connection.execute("SELECT 1")
 
 
 async def test_verbs(written: str) -> None:
-    """Each verb works on each row: jobs, queues, periodic jobs, executions."""
+    """Each call works on each row: jobs, queues, periodic jobs, executions."""
     async with connected(written) as connection, riverpy.Client(written) as client:
         ids = [row[0] for row in await connection.fetch("SELECT id FROM river_job")]
         for job_id in ids:
@@ -406,7 +407,7 @@ async def test_verbs(written: str) -> None:
 
 @pytest.mark.parametrize("config", ["", "leader_domain='mine'", "retention_by_kind={'do': KEPT}"])
 async def test_worker(written: str, tmp_path: Path, config: str) -> None:
-    """A worker claims, finishes, rescues, cleans up and inserts periodic jobs next to such rows;
+    """A worker claims, finishes, rescues, cleans up and inserts periodic jobs beside such rows, and
     its probes and metrics answer."""
     where = (f"--database-url={written}", "--schema=public", "--health=:0")
     async with connected(written) as connection:

@@ -1,4 +1,4 @@
-"""What users, their code and the machine do to workers under load."""
+"""Effects of users, their code and the machine on workers under load."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)
 
 SETTINGS = LoadSettings(slots=50, dead_after=24.0)
 POOL_SIZE = 10
-"""Of a client, by default."""
+"""Size of a client's pool, by default."""
 LOCK_RUNNING = "SELECT id FROM river_job WHERE state = 'running' FOR UPDATE"
 LOCK_AVAILABLE = "SELECT id FROM river_job WHERE state = 'available' FOR UPDATE"
 
 
 async def test_locked_running_rows(stage: Stage) -> None:
-    """Somebody's transaction holds the locks of running jobs' rows: their results wait for it, and
-    nothing else does. Who waits for long says so."""
+    """Another transaction locks the rows of running jobs. Their results wait for it, and nothing
+    else does. A long wait is logged."""
     async with stage.load(outages=0, expected={HELD}) as load:
         held = await load.start_held(5)
         async with rows_locked(stage.url, LOCK_RUNNING) as count:
@@ -36,8 +36,8 @@ async def test_locked_running_rows(stage: Stage) -> None:
 
 
 async def test_locked_available_rows(stage: Stage) -> None:
-    """Somebody's transaction holds the locks of available jobs' rows: others are claimed, and these
-    when it has ended."""
+    """Another transaction locks the rows of available jobs. Other jobs are claimed, and these after
+    its end."""
     async with stage.load(outages=0) as load:
         await load.client.queue_pause("default")
         for place in stage.places:
@@ -51,8 +51,8 @@ async def test_locked_available_rows(stage: Stage) -> None:
 
 
 async def test_pool_is_held(stage: Stage) -> None:
-    """Jobs hold every connection of each worker's pool, and others wait for one: claims, results,
-    the lease and signs of life have connections of their own, and go on (PB-10)."""
+    """Jobs take every connection of each worker's pool, and other jobs wait for one. Claims,
+    results, the lease and heartbeats continue on connections of their own (PB-10)."""
     async with stage.load(outages=0) as load:
         held: set[int] = set()
         while not all(place.started_jobs & held for place in stage.places):
@@ -64,8 +64,8 @@ async def test_pool_is_held(stage: Stage) -> None:
 
 
 async def test_frozen_worker(stage: Stage) -> None:
-    """A worker process is stopped and goes on: the other one works meanwhile, and each job runs
-    once."""
+    """A worker process is suspended and continues. The other one works in that time, and each job
+    runs once."""
     frozen, _ = stage.places
     async with stage.load(outages=0) as load:
         frozen.worker.freeze()

@@ -1,4 +1,4 @@
-"""Jobs that take their process with them: what is said, and who works their jobs then."""
+"""Jobs that end their process: what the log says, and where their jobs run then."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ async def test_job_that_ends_its_process(
     rig: Rig, tmp_path: Path, how: str, codes: set[int]
 ) -> None:
     """A job that calls `os._exit`, crashes in C code, or closes every descriptor ends its process,
-    at once or within the limits. It and the one that ran beside it run again in another, with one
-    attempt more and an error that says why; of a crash the log has the place (LD-07)."""
+    at once or within the limits. It and the job that ran beside it run again in another process,
+    with one more attempt and an error with the reason. The log has the place of a crash (LD-07)."""
     where = (f"--database-url={rig.url}", f"--schema={rig.schema.name}", "--dead-after=2s")
     await rig.insert_rows(1)
     await rig.schema.execute("UPDATE river_job SET args = '{\"n\": 0}'")
@@ -117,8 +117,8 @@ async def test_job_that_ends_its_process(
 
 
 async def test_job_that_cancels_everything(rig: Rig, tmp_path: Path) -> None:
-    """A job that cancels every task of the loop, riverpy's too, ends the worker at once, with a
-    code that has it started anew and a line that says why. What ran is worked by another."""
+    """A job that cancels every task of the loop, also riverpy's, ends the worker at once, with an
+    exit code for a restart and a log line with the reason. Another worker runs its jobs."""
     where = (f"--database-url={rig.url}", f"--schema={rig.schema.name}", "--dead-after=2s")
     await rig.insert_rows(1)
     await rig.schema.execute("UPDATE river_job SET args = '{\"n\": 0}'")

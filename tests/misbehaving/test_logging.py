@@ -1,4 +1,4 @@
-"""More log than its reader takes: the worker goes on, what is lost is counted."""
+"""More log lines than their reader can take: the worker continues, and lost lines are counted."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ client = riverpy.Client(workers=workers, queues={{"default": riverpy.QueueConfig
 
 
 def pipe() -> tuple[int, int]:
-    """The ends to read and to write of a pipe, as a shell makes it."""
+    """Return the read end and the write end of a pipe, like a shell's."""
     return os.pipe()
 
 
 def journal() -> tuple[int, int]:
-    """Those of a socket, as systemd makes it."""
+    """Return both ends of a socket, like systemd's."""
     reader, writer = socket.socketpair()
     return reader.detach(), writer.detach()
 
 
 def terminal() -> tuple[int, int]:
-    """Those of a terminal."""
+    """Return both ends of a terminal."""
     reader, writer = os.openpty()
     return reader, writer
 
@@ -80,7 +80,7 @@ async def insert(schema: Schema, n: int) -> None:
 
 
 async def until_completed(schema: Schema, count: int) -> None:
-    """Wait until so many jobs are."""
+    """Wait until this many jobs are completed."""
     async with asyncio.timeout(PATIENCE):
         while True:
             jobs = await schema.jobs()
@@ -93,9 +93,9 @@ async def until_completed(schema: Schema, count: int) -> None:
 async def test_reader_of_the_log_has_stopped(
     schema: Schema, tmp_path: Path, ends: Callable[[], tuple[int, int]]
 ) -> None:
-    """A job that logs 6 MB beside a reader that does not read blocks nothing: it and others are
-    completed. When the reader goes on it gets each line that was kept, in order, and the number of
-    those that were not."""
+    """A job that logs 6 MB to a reader that does not read blocks nothing: it and other jobs are
+    completed. When the reader continues it receives each line that was kept, in order, and the
+    number of lost lines."""
     (tmp_path / "jobs.py").write_text(JOBS)
     reader, writer = ends()
     await insert(schema, 1)
@@ -128,7 +128,7 @@ async def test_reader_of_the_log_has_stopped(
 
 
 def read_until(reader: int, event: str) -> list[dict[str, object]]:
-    """The log up to the line of this event."""
+    """Return the log up to the line of this event."""
     entries: list[dict[str, object]] = []
     with os.fdopen(os.dup(reader), encoding="utf-8") as lines:
         for line in lines:
@@ -140,8 +140,8 @@ def read_until(reader: int, event: str) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize("end", ["left", "crash"])
 def test_log_of_a_process_that_ends(end: str) -> None:
-    """What was logged before a process is left, or crashes, is in the log where it could be
-    written without waiting."""
+    """Lines that were logged before a process exits or crashes are in the log, as far as they could
+    be written without waiting."""
     leave = {
         "left": "from riverpy.cli._signals import leave; leave(3, 'the last note')",
         "crash": "os._exit(3)",
@@ -186,8 +186,8 @@ structlog.get_logger("riverpy").info("the line")
 
 
 def test_finalizer_while_a_line_is_written() -> None:
-    """A finalizer that raises where a line is being written, since the garbage collector may run
-    there, holds nobody up: its own line follows."""
+    """The garbage collector may run a finalizer while a line is written. If the finalizer raises,
+    nothing blocks, and its own line follows."""
     done = subprocess.run(
         [RIVERPY.with_name("python"), "-c", FINALIZER],
         stderr=subprocess.PIPE,
@@ -201,8 +201,8 @@ def test_finalizer_while_a_line_is_written() -> None:
 
 
 def test_descriptor_that_cannot_be_written(tmp_path: Path) -> None:
-    """A full disk costs log lines, no exception for who logs; the log goes on when there is
-    room."""
+    """A full disk loses log lines and raises nothing in the logging code. Logging continues when
+    there is space."""
     with open("/dev/full", "w", encoding="utf-8") as full:
         stream = LogStream(full)
         stream.write("lost\n")
@@ -213,7 +213,7 @@ def test_descriptor_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_descriptor_that_others_made_unwaiting() -> None:
-    """A descriptor that somebody who shares it has made one that does not wait loses nothing."""
+    """Another process sets a shared descriptor to non-blocking. No line is lost."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     with os.fdopen(writer, "w", encoding="utf-8") as end:
@@ -227,8 +227,8 @@ def test_descriptor_that_others_made_unwaiting() -> None:
 
 @pytest.mark.parametrize("ends", [pipe, journal])
 def test_reader_has_gone(ends: Callable[[], tuple[int, int]]) -> None:
-    """Who waits for a stop is told once that the reader has gone, while a line waited for it too;
-    later lines lead nowhere."""
+    """When the reader has exited, the code that waits for a stop is notified once, even while a
+    line waits for the reader. Later lines are discarded."""
     reader, writer = ends()
     told = Counter[str]()
     is_told = threading.Event()
@@ -240,7 +240,7 @@ def test_reader_has_gone(ends: Callable[[], tuple[int, int]]) -> None:
     with os.fdopen(writer, "w", encoding="utf-8") as end:
         stream = LogStream(end)
         stream.on_broken = broken
-        stream.write("x" * 1_000_000)  # more than fits: a thread writes on
+        stream.write("x" * 1_000_000)  # more than fits, so a thread continues to write
         os.close(reader)
         assert is_told.wait(PATIENCE)
         stream.write("y")

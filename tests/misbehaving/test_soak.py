@@ -1,4 +1,4 @@
-"""Memory, descriptors and tasks over many jobs and reconnects: `scripts/soak`, in short."""
+"""Memory, descriptors and tasks over many jobs and reconnects: a short `scripts/soak`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from tests._database import Schema
 
 UNSTEADY = {"memory_mib"}
-"""What says nothing in a process that has run other tests before."""
+"""Measurements that mean nothing in a process that has run other tests before."""
 
 
 @pytest.fixture(autouse=True)
 def no_log() -> None:
-    """Thousands of jobs fail on purpose."""
+    """Log nothing, since thousands of jobs fail on purpose."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
 
 
 @pytest.mark.timeout(240)
 async def test_memory_over_many_jobs(schema: Schema) -> None:
-    """Jobs that fail, run into their limit, are cancelled by themselves and by others, snooze,
-    record outputs and run in threads leave no objects, memory, tasks, threads or descriptors. (A
-    million of them: `scripts/soak`.) (ME-01)"""
+    """Jobs that fail, time out, are cancelled by themselves and by others, snooze, record outputs
+    and run in threads leave no objects, memory, tasks, threads or descriptors (ME-01).
+    `scripts/soak` runs a million of them."""
     async with working(schema.url, schema.name) as place:
         samples = [one async for one in soak_jobs(place, 12_000, batch=3_000)]
     assert growth(samples[1], samples[-1]).keys() <= UNSTEADY
@@ -36,9 +36,8 @@ async def test_memory_over_many_jobs(schema: Schema) -> None:
 
 @pytest.mark.timeout(240)
 async def test_memory_over_many_reconnects(schema: Schema) -> None:
-    """Connections that the server ends, with jobs worked over those that come instead, leave
-    nothing either (ME-05).
-    `scripts/soak` loses a thousand of them."""
+    """Connections that the server terminates leave nothing behind while jobs run on new ones
+    (ME-05). `scripts/soak` loses a thousand of them."""
     async with working(schema.url, schema.name) as place:
         samples = [one async for one in soak_reconnects(place, 100, jobs=20)]
     assert growth(samples[len(samples) // 2], samples[-1]).keys() <= UNSTEADY

@@ -1,4 +1,4 @@
-"""Stops in the worst of company: they end within their limits."""
+"""Stops beside misbehaving jobs and a broken database end within their timeouts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 SOFT, HARD = timedelta(milliseconds=300), timedelta(seconds=1)
 FAR_BEYOND = 40.0
-"""Seconds after which a stop has not kept its limits, however busy the machine is."""
+"""Seconds after which a stop has exceeded its timeouts, however busy the machine is."""
 BACKLOG = 10_000
 
 
 async def stop(rig: Rig, proxy: Proxy, trouble: str) -> None:
-    """Make trouble, and leave when the client has stopped."""
+    """Cause the trouble, and return when the client has stopped."""
     release = threading.Event()
     started = asyncio.Event()
 
@@ -58,8 +58,8 @@ async def stop(rig: Rig, proxy: Proxy, trouble: str) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("trouble", ["stuck job", "frozen database", "no database"])
 async def test_limits_of_a_stop(rig: Rig, trouble: str) -> None:
-    """A stop ends within its limits beside a job that ignores its cancellation, also while the
-    database does not answer or is not there; the report says what was left (SC-06)."""
+    """A stop ends within its timeouts beside a job that ignores its cancellation, also while the
+    database does not answer or is down. The report lists what was left (SC-06)."""
     async with proxied(rig.url) as proxy:
         await stop(rig, proxy, trouble)
     assert rig.report is not None
@@ -68,7 +68,7 @@ async def test_limits_of_a_stop(rig: Rig, trouble: str) -> None:
 
 @pytest.mark.timeout(120)
 async def test_limit_of_a_stop_with_a_backlog(rig: Rig) -> None:
-    """Nor do 10,000 results that the database does not take hold a stop: they are counted
+    """10,000 results that the database does not store do not delay a stop. They are counted
     (SC-06)."""
     release = asyncio.Event()
 

@@ -1,5 +1,5 @@
-"""Jobs that go on in spite of their cancellation: they are told of, counted, and keep their slot
-unless somebody says otherwise."""
+"""Jobs that continue in spite of their cancellation: they are logged, counted, and keep their slot
+unless a handler releases it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 PATIENCE = 30.0
 SOON = timedelta(milliseconds=50)
 OFTEN: dict[str, Any] = {"dead_after": timedelta(seconds=12), "candidate": False}
-"""How often a client renews its row: each 2 s."""
+"""Makes a client renew its row every 2 s."""
 
 
 class Stubborn:
-    """A job whose first run ignores its cancellation until it is released; others just end."""
+    """A job whose first run ignores its cancellation until it is released. Later runs just end."""
 
     def __init__(self, rig: Rig, executor: str | None = None) -> None:
         self.release = threading.Event()
@@ -58,8 +58,8 @@ class Stubborn:
                         continue
 
     async def time_out(self, client: Client, count: int = 1) -> None:
-        """Have the time of so many jobs be over that run. (Into a short limit the
-        others would run too, on a machine that is slow.)"""
+        """Time out this many running jobs. A short timeout would also hit other jobs on a slow
+        machine."""
         assert client._run is not None
         work = client._run.work
         async with asyncio.timeout(PATIENCE):
@@ -73,7 +73,7 @@ class Stubborn:
 
 
 class Handler:
-    """Answers the same each time."""
+    """A handler that always returns the same answer."""
 
     def __init__(self, answer: bool | type[BaseException]) -> None:
         self.answer = answer
@@ -87,7 +87,7 @@ class Handler:
 
 
 async def entry(log: list[dict[str, Any]], event: str) -> dict[str, Any]:
-    """Wait for a line of the log."""
+    """Wait for a log line."""
     async with asyncio.timeout(PATIENCE):
         while not (found := [entry for entry in log if entry["event"] == event]):
             await asyncio.sleep(0.005)
@@ -100,9 +100,9 @@ async def entry(log: list[dict[str, Any]], event: str) -> dict[str, Any]:
 async def test_stuck_job(
     rig: Rig, log: list[dict[str, Any]], executor: str | None, how: str
 ) -> None:
-    """A job that ignores its timeout or cancel is told of once, with kind, id and how long; it is
-    counted, shown in the client's row, and keeps its slot, and the others go on. Its end is told
-    of too."""
+    """A job that ignores its timeout or cancel is logged once, with kind, id and duration. It is
+    counted, shown in the client's row, and keeps its slot, and other jobs continue. Its end is
+    logged too."""
     jobs = Stubborn(rig, executor)
     async with rig.working(slots=2, job_stuck_threshold=SOON, **OFTEN) as client:
         stuck = await client.insert(Task(n=1))
@@ -138,8 +138,8 @@ async def test_stuck_job(
 
 @pytest.mark.parametrize("executor", [None, "thread"])
 async def test_slot_for_a_stuck_job(rig: Rig, executor: str | None) -> None:
-    """A handler may give the slot of a stuck job to another: that is worked beside it, the client's
-    row shows a slot more, and there are as many as before when the stuck one has ended."""
+    """A handler may release the slot of a stuck job. Another job runs beside it, the client's row
+    shows one more slot, and the original number is back when the stuck job ends."""
     jobs, handler = Stubborn(rig, executor), Handler(answer=True)
     settings: dict[str, Any] = {"job_stuck_threshold": SOON, "job_stuck_handler": handler, **OFTEN}
     async with rig.working(slots=1, **settings) as client:
@@ -163,7 +163,7 @@ async def test_slot_for_a_stuck_job(rig: Rig, executor: str | None) -> None:
 async def test_handler_that_grants_nothing(
     rig: Rig, log: list[dict[str, Any]], answer: bool | type[BaseException]
 ) -> None:
-    """A handler that says no, or raises, changes nothing."""
+    """A handler that returns no, or raises, changes nothing."""
     jobs = Stubborn(rig)
     settings = {"job_stuck_threshold": SOON, "job_stuck_handler": Handler(answer)}
     async with rig.working(slots=1, **settings) as client:
@@ -179,8 +179,8 @@ async def test_handler_that_grants_nothing(
 
 
 async def test_many_stuck_jobs(rig: Rig, log: list[dict[str, Any]]) -> None:
-    """Of many stuck jobs the log names ten, and says that there are more; their number is in the
-    stats (OP-07)."""
+    """The log names ten of many stuck jobs, and says that there are more. The stats have their
+    number (OP-07)."""
     jobs = Stubborn(rig)
     async with rig.working(slots=15, job_stuck_threshold=SOON) as client:
         await client.insert_many([InsertManyParams(Task(n=1))] * 15)

@@ -1,1 +1,1 @@
-"""riverpy on a network that breaks, and behind a pooler."""
+"""Tests of riverpy on a broken network, and behind a pooler."""

@@ -1,7 +1,7 @@
-"""Hosts: network namespaces on one switch, and what runs in them.
+"""Hosts made of network namespaces on one switch.
 
-No namespace has a name and none touches the network of this machine. Each lives as long as a
-process inside that ends with this one, so that nothing is left after any end.
+No namespace has a name, and none touches the network of this machine. Each lives as long as a
+process inside, which ends with this process, so that nothing is left after any end.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ START_LIMIT = 60.0
 def run(*command: str) -> None:
     """Run a short command.
 
-    Raises:
-        RuntimeError: it failed; the text is what it said.
+    Raises: RuntimeError: it failed; the text is its output.
     """
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     if done.returncode:
@@ -42,9 +41,9 @@ class Namespace:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        """Of a process inside."""
+        """Id of a process inside."""
         self.enter = ("nsenter", "--target", str(pid), "--net")
-        """Runs the command after it inside."""
+        """Command prefix that runs a command inside."""
 
     def ip(self, *words: str) -> None:
         """Configure the network inside."""
@@ -53,10 +52,10 @@ class Namespace:
 
 @contextmanager
 def unshared() -> Generator[Namespace]:
-    """A network namespace with nothing in it."""
+    """Create an empty network namespace."""
     process = subprocess.Popen(
         ["unshare", "--net", "sh", "-c", "echo inside && exec cat"],
-        stdin=subprocess.PIPE,  # closed at whatever end of this process: then `cat` ends
+        stdin=subprocess.PIPE,  # at any end of this process the pipe closes, and `cat` exits
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -83,17 +82,17 @@ class Host(Namespace):
         self.heal()
 
     def cut(self) -> None:
-        """Pull the cable out at the switch: what is sent is lost either way, and nobody is told."""
+        """Disconnect the cable at the switch. Data is lost both ways, without an error."""
         self._switch.ip("link", "set", self._port, "nomaster")
 
     def heal(self) -> None:
-        """Put it in."""
+        """Connect the cable again."""
         self._switch.ip("link", "set", self._port, "master", "switch")
 
 
 @contextmanager
 def connected_hosts(count: int) -> Generator[list[Host]]:
-    """Hosts that reach each other. The test is skipped where that is not permitted."""
+    """Yield hosts that reach each other. The test is skipped where that is not permitted."""
     if os.geteuid() or not all(map(shutil.which, PROGRAMS)):
         pytest.skip(f"network namespaces need root and {', '.join(PROGRAMS)}")
     with ExitStack() as stack:
@@ -109,12 +108,12 @@ def connected_hosts(count: int) -> Generator[list[Host]]:
 
 
 def server_url(host: Host) -> str:
-    """A server on this host, as other hosts reach it."""
+    """Run a server on this host, and yield its URL for other hosts."""
     return f"postgresql://postgres@{host.address}/postgres?sslmode=disable"
 
 
 class HostServer(Server):
-    """A fleet's server that listens on a host's address, and on its Unix socket as ever."""
+    """A fleet's server that listens on a host's address, and on its usual Unix socket."""
 
     def __init__(self, directory: Path, host: Host) -> None:
         super().__init__(directory)
@@ -122,9 +121,9 @@ class HostServer(Server):
         self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> None:
-        """Make the cluster as usual, and run it on the host instead.
+        """Create the cluster as usual, and run it on the host instead.
 
-        What started it takes the new process for its own, and ends it when nobody needs it.
+        The embedded server treats the new process as its own, and stops it at the end.
         """
         await super().start()
         await self.shut_down(Shutdown.FAST)
@@ -158,7 +157,7 @@ class HostServer(Server):
         await self.come_back()
 
     async def remove(self) -> None:
-        """End it and delete its data."""
+        """Stop it and delete its data."""
         await super().remove()
         if self._process is not None:
             self._process.wait(START_LIMIT)

@@ -1,4 +1,4 @@
-"""A worker host that is cut off the network, and comes back."""
+"""A worker host that loses its network, and gets it back."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     import asyncpg
 
 SETTINGS = msgspec.structs.replace(SHORT, slots=15)
-"""Slots enough for most of the jobs that run at a time: both hosts have some of them."""
+"""Slots for most of the jobs that run at once, so that both hosts have some of them."""
 LIMIT = 60.0
 INSERT_INTERVAL = 0.05
 SECONDS = (0.1, 2.0)
-"""What jobs take, in turns. Some end while their host is cut off."""
+"""Durations of jobs, used in turns. Some jobs end while their host is cut off."""
 LONG = 10.0
-"""What a job takes that ends on the host that was cut off while the other runs it again."""
+"""Duration of a job that ends on the host that was cut off while the other host runs it again."""
 
 NOTE_FINISHES = """
 create table history.finish (job_id bigint, attempt int, attempted_by text, address inet);
@@ -61,21 +61,21 @@ select count(*) from history.act where what = 'attempt' and process like $1 || '
 
 
 class Site:
-    """What is known on the database host."""
+    """The database host's view of the fleet."""
 
     def __init__(self, connection: asyncpg.Connection[Any]) -> None:
         self.connection = connection
         self.inserted: list[int] = []
 
     async def fetch_until(self, holds: Callable[[Any], bool], sql: str, *values: object) -> Any:
-        """Ask until the answer is as it shall be; return it."""
+        """Poll until the value meets the condition, and return it."""
         async with asyncio.timeout(LIMIT):
             while not holds(value := await self.connection.fetchval(sql, *values)):
                 await asyncio.sleep(0.02)
         return value
 
     async def leader(self, among: set[str]) -> str:
-        """Wait until one of these hosts leads."""
+        """Wait until one of these hosts is the leader."""
 
         def leads(leader_id: str | None) -> bool:
             return leader_id is not None and leader_id.split(":")[0] in among
@@ -84,7 +84,7 @@ class Site:
         return leader_id.split(":")[0]
 
     async def insert(self, client: riverpy.Client, seconds: float) -> None:
-        """Insert a job that takes so long."""
+        """Insert a job with this duration."""
         args = json.dumps({"seconds": seconds})
         result = await client.insert(riverpy.RawArgs("touch", args))
         self.inserted.append(result.job.id)
@@ -97,16 +97,17 @@ class Site:
 
 
 def refused_jobs(worker: WorkerProcess) -> set[int]:
-    """The jobs whose late results this worker was refused, as its log has it."""
+    """Return the jobs whose late results were refused, from this worker's log."""
     lines = [line for line in worker.log.read_text().splitlines() if JOB_RESULT_REFUSED in line]
     return {json.loads(line)["job_id"] for line in lines}
 
 
 @pytest.mark.timeout(240)
 async def test_host_is_cut_off_and_healed() -> None:
-    """The host that leads loses its network, silently. The other leads, runs its jobs again and all
-    new ones; what it ends later is refused, and it works again when it is back. No job is lost, and
-    each is finished once, from the host whose attempt it is (NR-03, LD-07)."""
+    """The leader's host loses its network without an error. The other becomes leader, runs its jobs
+    again and all new ones. Late results of the first are refused, and it works again when its
+    network is back. No job is lost, and each finishes once, from the host of its current attempt
+    (NR-03, LD-07)."""
     async with AsyncExitStack() as stack:
         hosts = stack.enter_context(connected_hosts(3))
         places = dict(zip(("east", "west"), hosts[1:], strict=True))

@@ -1,3 +1,3 @@
-"""docs/operations.md: what it shows is what riverpy does."""
+"""Tests of docs/operations.md: its examples agree with riverpy."""
 
 from __future__ import annotations

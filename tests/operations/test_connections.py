@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 OF_A_WORKER = {"riverpy listener", "riverpy claims", "riverpy results", "riverpy reserved"}
 OF_THE_LEADER = {"riverpy maintenance"}
 CLEANING = "riverpy cleaning"
-"""The leader opens it when it first cleans up."""
+"""The connection that the leader opens when it first cleans up."""
 POOL = "riverpy"
 POOL_SIZE = 3
 
 
 async def opened(schema: Schema) -> dict[str, int]:
-    """How many connections of each name there are, but for that of the clean-up."""
+    """Return the number of connections by name, without the clean-up connection."""
     rows = await schema.fetch(
         "SELECT application_name AS name, count(*) AS number FROM pg_stat_activity"
         " WHERE datname = current_database() AND application_name ~ '^riverpy' GROUP BY 1"
@@ -33,7 +33,7 @@ async def opened(schema: Schema) -> dict[str, int]:
 
 
 async def until_opened(schema: Schema, expected: dict[str, int]) -> None:
-    """Wait until these are all that there are."""
+    """Wait until exactly these connections are open."""
     found: dict[str, int] = {}
     with anyio.move_on_after(PATIENCE):
         while (found := await opened(schema)) != expected:
@@ -43,7 +43,8 @@ async def until_opened(schema: Schema, expected: dict[str, int]) -> None:
 
 
 async def test_budget(schema: Schema) -> None:
-    """Two workers, of which one leads, and a program that inserts open what the page says."""
+    """Two workers, one of them the leader, and an inserting program open the connections that the
+    page lists."""
     rig = Rig(schema)
 
     @rig.job

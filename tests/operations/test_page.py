@@ -1,4 +1,4 @@
-"""The blocks of docs/operations.md are what their readers take, and agree with the code."""
+"""The blocks of docs/operations.md are valid for their readers, and agree with the code."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from riverpy.stats import ClientStats
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "operations.md").read_text("utf-8")
 STOP_MOST = (SOFT_STOP_TIMEOUT_DEFAULT + HARD_STOP_TIMEOUT_DEFAULT).total_seconds() + 5
-"""Seconds from the signal to the end of a worker, as docs/configuration.md says."""
+"""Seconds from the signal to the exit of a worker, as docs/configuration.md says."""
 CONNECTIONS = {"claims", "cleaning", "listener", "maintenance", "reindex", "reserved", "results"}
-"""Of a worker, which are called so after `riverpy`."""
+"""Connections of a worker; their names begin with `riverpy`."""
 _HISTOGRAM_SUFFIX = re.compile("_(bucket|sum|count)$")
 
 
 def blocks(language: str) -> list[str]:
-    """The fenced blocks of this language."""
+    """Return the fenced blocks of this language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 
 def documents() -> list[dict[str, Any]]:
-    """Every YAML document."""
+    """Return every YAML document."""
     return [document for block in blocks("yaml") for document in yaml.safe_load_all(block)]
 
 
 def service() -> configparser.SectionProxy:
-    """The unit's section of the service."""
+    """Return the service section of the systemd unit."""
     (block,) = blocks("ini")
     parser = configparser.ConfigParser(interpolation=None, strict=True)
     parser.optionxform = str  # type: ignore[assignment, method-assign]
@@ -47,18 +47,18 @@ def service() -> configparser.SectionProxy:
 
 
 def manifest(kind: str) -> dict[str, Any]:
-    """The only manifest of this kind."""
+    """Return the only manifest of this kind."""
     (found,) = [document for document in documents() if document.get("kind") == kind]
     return found
 
 
 def pod() -> dict[str, Any]:
-    """The specification of the worker's pods."""
+    """Return the specification of the worker's pods."""
     return manifest("Deployment")["spec"]["template"]["spec"]
 
 
 def expect_call(words: list[str]) -> None:
-    """The command line is one that riverpy takes."""
+    """Assert that riverpy accepts the command line."""
     result = CliRunner(env={"RIVERPY_DATABASE_URL": "postgres://h/d"}).invoke(
         main, [*words, "--print-config"]
     )
@@ -66,8 +66,8 @@ def expect_call(words: list[str]) -> None:
 
 
 def test_unit() -> None:
-    """The unit's command is taken, its limits leave a stop the time that it may need, and the
-    manager kills no child of a job before its worker."""
+    """The unit's command is valid, its timeouts leave enough time for a stop, and systemd kills no
+    child process of a job before its worker."""
     unit = service()
     program, *words = shlex.split(unit["ExecStart"].replace("%i", "1"))
     assert program.endswith("/riverpy")
@@ -78,7 +78,8 @@ def test_unit() -> None:
 
 
 def test_manifests() -> None:
-    """So are the pod's; its probes ask for pages that there are, on the port that is served."""
+    """The pod's command and timeouts are valid, and its probes use existing pages on the served
+    port."""
     spec = pod()
     (container,) = spec["containers"]
     program, *words = container["command"]
@@ -94,7 +95,7 @@ def test_manifests() -> None:
 
 
 def test_alerts() -> None:
-    """Each metric of an alert is one that a worker tells."""
+    """A worker exports each metric of an alert."""
     stats = ClientStats(client_id="c", state="starting")
     page = "".join(render(stats, process_started_at=0.0, lags=None))
     told = set(re.findall(r"^# TYPE (\w+) ", page, re.MULTILINE))
@@ -109,7 +110,7 @@ def test_alerts() -> None:
 
 @pytest.mark.parametrize("page", ["operations.md", "development.md"])
 def test_commands(page: str) -> None:
-    """Each command that a page names there is."""
+    """Each command on a page exists."""
     named = set(re.findall(r"(?:`|\$ |\(|1m )riverpy ([a-z]+)\b", (DOCS / page).read_text("utf-8")))
     assert named
     assert named - CONNECTIONS <= set(_COMMANDS)

@@ -1,4 +1,4 @@
-"""What a job must not do to the process that works it: run by `riverpy worker` as `jobs.py`."""
+"""Jobs that harm the process in which they run. `riverpy worker` runs a copy."""
 
 from __future__ import annotations
 
@@ -28,40 +28,40 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
 workers = riverpy.Workers()
-left: list[object] = []
-"""What jobs leave behind."""
-deeds: dict[str, Callable[[riverpy.Job[Misdeed]], Awaitable[Any]]] = {}
+leaked: list[object] = []
+"""Objects that jobs leave behind."""
+functions: dict[str, Callable[[riverpy.Job[Harmful]], Awaitable[Any]]] = {}
 
 
-class Misdeed(msgspec.Struct, frozen=True):
-    """One that is named."""
+class Harmful(msgspec.Struct, frozen=True):
+    """Args of a job that runs the function with this name."""
 
-    kind: ClassVar[str] = "misdeed"
+    kind: ClassVar[str] = "harmful"
     name: str
 
 
 class Good(msgspec.Struct, frozen=True):
-    """A job as it should be."""
+    """Args of a job without faults."""
 
     kind: ClassVar[str] = "good"
     name: str = ""
 
 
 class GoodThread(Good, frozen=True):
-    """One in a thread."""
+    """The same in a thread."""
 
     kind: ClassVar[str] = "good_thread"
 
 
 class GoodProcess(Good, frozen=True):
-    """One in a process."""
+    """The same in a process."""
 
     kind: ClassVar[str] = "good_process"
 
 
 @workers.job(timeout=timedelta(minutes=1))
-async def misdeed(job: riverpy.Job[Misdeed]) -> None:
-    await deeds[job.args.name](job)
+async def harmful(job: riverpy.Job[Harmful]) -> None:
+    await functions[job.args.name](job)
 
 
 @workers.job
@@ -79,61 +79,61 @@ def good_process(job: riverpy.Job[GoodProcess]) -> None:
     job.record_output("apart")
 
 
-def deed(
+def harms_by(
     name: str,
 ) -> Callable[
-    [Callable[[riverpy.Job[Misdeed]], Awaitable[Any]]],
-    Callable[[riverpy.Job[Misdeed]], Awaitable[Any]],
+    [Callable[[riverpy.Job[Harmful]], Awaitable[Any]]],
+    Callable[[riverpy.Job[Harmful]], Awaitable[Any]],
 ]:
-    """Name one."""
+    """Register a function by its name."""
 
     def register(
-        function: Callable[[riverpy.Job[Misdeed]], Awaitable[Any]],
-    ) -> Callable[[riverpy.Job[Misdeed]], Awaitable[Any]]:
-        deeds[name] = function
+        function: Callable[[riverpy.Job[Harmful]], Awaitable[Any]],
+    ) -> Callable[[riverpy.Job[Harmful]], Awaitable[Any]]:
+        functions[name] = function
         return function
 
     return register
 
 
-class Mine(BaseException):
-    """No Exception."""
+class OwnError(BaseException):
+    """An exception that is no Exception."""
 
 
-def raises(error: BaseException) -> Callable[[riverpy.Job[Misdeed]], Awaitable[Any]]:
-    """A job that raises it."""
+def raises(error: BaseException) -> Callable[[riverpy.Job[Harmful]], Awaitable[Any]]:
+    """Return a job function that raises this."""
 
-    async def work(job: riverpy.Job[Misdeed]) -> None:
+    async def work(job: riverpy.Job[Harmful]) -> None:
         raise error
 
     return work
 
 
-for _error in (SystemExit(3), KeyboardInterrupt(), GeneratorExit(), Mine("mine")):
-    deeds[f"raise {type(_error).__name__}"] = raises(_error)
+for _error in (SystemExit(3), KeyboardInterrupt(), GeneratorExit(), OwnError("own")):
+    functions[f"raise {type(_error).__name__}"] = raises(_error)
 
 
-@deed("exit in a callback")
-async def exit_in_a_callback(job: riverpy.Job[Misdeed]) -> None:
+@harms_by("exit in a callback")
+async def exit_in_a_callback(job: riverpy.Job[Harmful]) -> None:
     asyncio.get_running_loop().call_soon(sys.exit, 3)
     await asyncio.sleep(0.01)
 
 
-@deed("recurse")
-async def recurse(job: riverpy.Job[Misdeed]) -> None:
+@harms_by("recurse")
+async def recurse(job: riverpy.Job[Harmful]) -> None:
     await recurse(job)
 
 
 def nested() -> list[Any]:
-    """Deeper than C code may go."""
+    """Return a value that is nested too deeply for C code."""
     value: list[Any] = []
     for _ in range(100_000):
         value = [value]
     return value
 
 
-@deed("recurse in C")
-async def recurse_in_c(job: riverpy.Job[Misdeed]) -> None:
+@harms_by("recurse in C")
+async def recurse_in_c(job: riverpy.Job[Harmful]) -> None:
     value = nested()
     errors = []
     for function in (repr, json.dumps, pickle.dumps):
@@ -145,19 +145,19 @@ async def recurse_in_c(job: riverpy.Job[Misdeed]) -> None:
 
 
 class Endless(Exception):
-    """Has no end."""
+    """An error whose text cannot be made."""
 
     def __str__(self) -> str:
         return str(self)
 
 
-@deed("recurse in an error's text")
-async def recurse_in_text(job: riverpy.Job[Misdeed]) -> None:
+@harms_by("recurse in an error's text")
+async def recurse_in_text(job: riverpy.Job[Harmful]) -> None:
     raise Endless
 
 
-class Dying:
-    """Raises when it dies."""
+class RaisesInFinalizer:
+    """An object that raises in its finalizer."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -166,29 +166,29 @@ class Dying:
         raise self.error
 
 
-@deed("raise in __del__")
-async def raise_in_del(job: riverpy.Job[Misdeed]) -> None:
+@harms_by("raise in __del__")
+async def raise_in_del(job: riverpy.Job[Harmful]) -> None:
     for error in (ValueError("from __del__"), SystemExit(3), KeyboardInterrupt()):
-        Dying(error)
-        cycle: list[object] = [Dying(error)]
+        RaisesInFinalizer(error)
+        cycle: list[object] = [RaisesInFinalizer(error)]
         cycle.append(cycle)
     gc.collect()
 
 
-@deed("leak tasks")
-async def leak_tasks(job: riverpy.Job[Misdeed]) -> None:
-    left.extend(asyncio.create_task(asyncio.sleep(3600)) for _ in range(1000))
+@harms_by("leak tasks")
+async def leak_tasks(job: riverpy.Job[Harmful]) -> None:
+    leaked.extend(asyncio.create_task(asyncio.sleep(3600)) for _ in range(1000))
     asyncio.get_running_loop().call_later(3600, print)
 
 
-@deed("leak threads")
-async def leak_threads(job: riverpy.Job[Misdeed]) -> None:
+@harms_by("leak threads")
+async def leak_threads(job: riverpy.Job[Harmful]) -> None:
     for _ in range(20):
         threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
 
 
-@deed("leak a generator")
-async def leak_a_generator(job: riverpy.Job[Misdeed]) -> None:
+@harms_by("leak a generator")
+async def leak_a_generator(job: riverpy.Job[Harmful]) -> None:
     async def generate() -> AsyncGenerator[int]:
         try:
             yield 1
@@ -199,50 +199,50 @@ async def leak_a_generator(job: riverpy.Job[Misdeed]) -> None:
     await anext(generate())
 
 
-@deed("fill the default executor")
-async def fill_the_default_executor(job: riverpy.Job[Misdeed]) -> None:
+@harms_by("fill the default executor")
+async def fill_the_default_executor(job: riverpy.Job[Harmful]) -> None:
     loop = asyncio.get_running_loop()
-    left.extend(loop.run_in_executor(None, time.sleep, 3600) for _ in range(100))
+    leaked.extend(loop.run_in_executor(None, time.sleep, 3600) for _ in range(100))
 
 
-@deed("log")
-async def log(job: riverpy.Job[Misdeed]) -> None:
+@harms_by("log")
+async def log(job: riverpy.Job[Harmful]) -> None:
     for _ in range(100):
         logging.getLogger("mine").error("x" * 10_000)
 
 
-@deed("record a huge output")
-async def record_a_huge_output(job: riverpy.Job[Misdeed]) -> None:
+@harms_by("record a huge output")
+async def record_a_huge_output(job: riverpy.Job[Harmful]) -> None:
     job.record_output("x" * 100_000_000)
 
 
-@deed("return something huge")
-async def return_something_huge(job: riverpy.Job[Misdeed]) -> bytes:
+@harms_by("return something huge")
+async def return_something_huge(job: riverpy.Job[Harmful]) -> bytes:
     return bytes(50_000_000)
 
 
-@deed("cancel itself")
-async def cancel_itself(job: riverpy.Job[Misdeed]) -> None:
+@harms_by("cancel itself")
+async def cancel_itself(job: riverpy.Job[Harmful]) -> None:
     task = asyncio.current_task()
     assert task is not None
     task.cancel()
     await asyncio.sleep(0)
 
 
-@deed("close the loop")
-async def close_the_loop(job: riverpy.Job[Misdeed]) -> None:
+@harms_by("close the loop")
+async def close_the_loop(job: riverpy.Job[Harmful]) -> None:
     asyncio.get_running_loop().close()
 
 
-@deed("terminate connections")
-async def terminate_connections(job: riverpy.Job[Misdeed]) -> None:
+@harms_by("terminate connections")
+async def terminate_connections(job: riverpy.Job[Harmful]) -> None:
     for value in gc.get_objects():
         if type(value) is asyncpg.Connection:
             value.terminate()
 
 
-@deed("change the process")
-async def change_the_process(job: riverpy.Job[Misdeed]) -> None:
+@harms_by("change the process")
+async def change_the_process(job: riverpy.Job[Harmful]) -> None:
     socket.setdefaulttimeout(0.001)
     locale.setlocale(locale.LC_ALL, "C")
     os.environ["TZ"] = "Asia/Kathmandu"
@@ -256,8 +256,8 @@ async def change_the_process(job: riverpy.Job[Misdeed]) -> None:
     logging.disable()
 
 
-@deed("change the loop")
-async def change_the_loop(job: riverpy.Job[Misdeed]) -> None:
+@harms_by("change the loop")
+async def change_the_loop(job: riverpy.Job[Harmful]) -> None:
     loop = asyncio.get_running_loop()
     loop.set_debug(True)
     loop.set_exception_handler(lambda *_: sys.exit(3))
@@ -265,8 +265,8 @@ async def change_the_loop(job: riverpy.Job[Misdeed]) -> None:
     asyncio.set_event_loop(None)
 
 
-@deed("take the streams and signals")
-async def take_the_streams(job: riverpy.Job[Misdeed]) -> None:
+@harms_by("take the streams and signals")
+async def take_the_streams(job: riverpy.Job[Harmful]) -> None:
     sys.stdout = sys.stderr = None  # type: ignore[assignment]
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
@@ -277,7 +277,7 @@ client = riverpy.Client(
     queues={"default": riverpy.QueueConfig(max_workers=5)},
     config=riverpy.Config(
         dead_after=timedelta(seconds=6),
-        leader_ttl=timedelta(minutes=2),  # a busy machine is no loss of the lease
+        leader_ttl=timedelta(minutes=2),  # a busy machine does not lose the lease
         fetch_poll_interval=timedelta(milliseconds=20),
     ),
 )
