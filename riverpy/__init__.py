@@ -71,17 +71,10 @@ from riverpy.middleware import (
     WorkInner,
 )
 from riverpy.migrate import Migrator
-from riverpy.periodic import (
-    PeriodicJob,
-    PeriodicJobs,
-    PeriodicJobsStart,
-    PeriodicJobState,
-    PeriodicSchedule,
-    cron,
-    every,
-)
+from riverpy.periodic import PeriodicJob, PeriodicJobs, PeriodicJobsStart, PeriodicJobState
 from riverpy.queue import Queue
 from riverpy.retry import DefaultRetryPolicy, ErrorHandler, RetryPolicy
+from riverpy.schedules import PeriodicSchedule, cron, every
 from riverpy.stats import (
     ClientStats,
     Histogram,

@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import socket
+from typing import get_args
 
 from riverpy.errors import ConfigError
 
@@ -163,6 +164,13 @@ def validate_execution_key(key: str) -> None:
         )
     if "\0" in key or not _is_storable(key):
         raise ConfigError(f"a key has no NUL and no half of a surrogate pair, got {key[:80]!r}")
+
+
+def expect_one_of(name: str, value: object, choices: object) -> None:
+    """Raise ConfigError unless the value is one of a Literal type's."""
+    if value not in get_args(choices):
+        allowed = ", ".join(map(repr, get_args(choices)))
+        raise ConfigError(f"{name} must be one of {allowed}, got {value!r}")
 
 
 def _is_storable(text: str) -> bool:

@@ -21,15 +21,15 @@ from riverpy._names import (
 from riverpy._plugins import Plugins, is_async
 from riverpy.errors import ConfigError
 from riverpy.insert_opts import MAX_ATTEMPTS_DEFAULT, MAX_ATTEMPTS_MAX
-from riverpy.periodic import next_time
 from riverpy.retry import DefaultRetryPolicy, ErrorHandler, RetryPolicy
+from riverpy.schedules import next_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from riverpy.hooks import Hook
     from riverpy.middleware import Middleware, Plugin
-    from riverpy.periodic import PeriodicSchedule
+    from riverpy.schedules import PeriodicSchedule
     from riverpy.stuck import JobStuckHandler
 
 MAX_WORKERS_MAX = 10_000

@@ -11,7 +11,8 @@ import sentry_sdk
 from sentry_sdk.transport import Transport
 
 from riverpy import InsertOpts, Job, JobCancel, JobSnooze, RawArgs
-from riverpy.periodic import PeriodicJob, every
+from riverpy.periodic import PeriodicJob
+from riverpy.schedules import every
 from riverpy.sentry import SentryPlugin
 from tests.periodic.enqueuing import enqueuing
 from tests.work.rig import Task, errors_of, metadata_of

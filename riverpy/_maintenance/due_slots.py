@@ -6,12 +6,13 @@ from collections import deque
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from riverpy.periodic import CronSchedule, IntervalSchedule, next_time
+from riverpy.schedules import CronSchedule, IntervalSchedule, next_time
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from riverpy.periodic import Missed, PeriodicSchedule
+    from riverpy.periodic import Missed
+    from riverpy.schedules import PeriodicSchedule
 
 LATE = timedelta(seconds=30)
 """How late a slot may be that is not missed: a change of the leader takes less."""

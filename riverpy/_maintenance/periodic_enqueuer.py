@@ -49,7 +49,8 @@ from riverpy._postgres.periodic import (
     periodic_unused,
 )
 from riverpy.errors import InsertError, TransactionError
-from riverpy.periodic import PeriodicJobsStart, next_time
+from riverpy.periodic import PeriodicJobsStart
+from riverpy.schedules import next_time
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -150,7 +151,7 @@ class PeriodicEnqueuer(MaintenanceService):
         config = context.config
         self._suffix = "" if config.domain == DEFAULT_DOMAIN else f"@{config.domain}"
         self._hooks = Plugins(config.plugins, config.hooks).periodic_jobs_start
-        jobs.stir = self.stir
+        jobs.wake = self.stir
         self._registered: dict[str, PeriodicJob] = {}
         """By the id of the row, which names the domain too: two domains may each have one of the
         same id."""

@@ -43,7 +43,7 @@ from riverpy._postgres.indexes import (
     index_now,
     index_rebuild,
 )
-from riverpy.periodic import next_time
+from riverpy.schedules import next_time
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from riverpy._maintenance.base import TermContext
     from riverpy._postgres.driver import Connection
     from riverpy._postgres.indexes import Index
-    from riverpy.periodic import PeriodicSchedule
+    from riverpy.schedules import PeriodicSchedule
 
 INDEX_NAMES_DEFAULT = (
     "river_job_args_index",

@@ -64,7 +64,7 @@ class NotificationRouter:
         if message is None:
             return
         if message.action == CHANGED_ACTION:
-            self._periodic_jobs.stir()
+            self._periodic_jobs.wake()
         elif message.action == OWNERS_ACTION and self._candidacy is not None:
             self._candidacy.owners_changed()
         elif message.action == DUE_ACTION and message.queue in self._producers:

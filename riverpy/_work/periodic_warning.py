@@ -23,7 +23,7 @@ class PeriodicWarning:
         self._jobs = jobs
         self._named: set[str] = set()
         self._log = get_logger()
-        jobs.stir = self.warn
+        jobs.wake = self.warn
 
     def warn(self) -> None:
         """Log what was not logged before."""

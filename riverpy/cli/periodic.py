@@ -18,7 +18,7 @@ from riverpy.cli._output import format_time, print_json, print_note, print_table
 from riverpy.cli._run import run
 from riverpy.cli._types import NAME, IntegerType
 from riverpy.errors import SchemaMissingError
-from riverpy.periodic import CronSchedule, PeriodicJobState, next_time, parse_schedule
+from riverpy.schedules import CronSchedule, next_time, parse_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Connection, Transaction
     from riverpy.cli._options import DatabaseSettings
+    from riverpy.periodic import PeriodicJobState
 
 ResultT = TypeVar("ResultT")
 

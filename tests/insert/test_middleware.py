@@ -30,7 +30,8 @@ from riverpy import (
 )
 from riverpy._insert import inserter as _insert
 from riverpy._log_events import CONNECTION_LOST
-from riverpy.periodic import PeriodicJob, every
+from riverpy.periodic import PeriodicJob
+from riverpy.schedules import every
 from tests.periodic.enqueuing import enqueuing
 
 if TYPE_CHECKING:

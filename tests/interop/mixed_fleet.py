@@ -38,7 +38,8 @@ import asyncio
 from datetime import timedelta
 from typing import ClassVar
 import msgspec, riverpy
-from riverpy.periodic import PeriodicJob, every
+from riverpy.periodic import PeriodicJob
+from riverpy.schedules import every
 
 workers = riverpy.Workers()
 

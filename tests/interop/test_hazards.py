@@ -15,7 +15,8 @@ from structlog.testing import capture_logs
 
 from riverpy import EventKind, InsertOpts, Job, QueueConfig, RawArgs, UniqueOpts
 from riverpy._log_events import JOB_RESULT_REFUSED, LEADER_WITHOUT_RIVERPY_FOUND
-from riverpy.periodic import PeriodicJob, every
+from riverpy.periodic import PeriodicJob
+from riverpy.schedules import every
 from tests.work.rig import PATIENCE
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from riverpy._maintenance.due_slots import due_slots
-from riverpy.periodic import cron, next_time
+from riverpy.schedules import cron, next_time
 from tests.interop.inserting import request
 from tests.interop.notifications import notifications
 from tests.interop.test_outages import having
@@ -24,7 +24,7 @@ from tests.work.rig import metadata_of
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from riverpy.periodic import PeriodicSchedule
+    from riverpy.schedules import PeriodicSchedule
     from tests._database import Schema
     from tests.interop.callers import Caller
     from tests.interop.river_go import RiverGo

@@ -23,7 +23,8 @@ from riverpy import (
     RawArgs,
     Workers,
 )
-from riverpy.periodic import PeriodicJob, cron, every
+from riverpy.periodic import PeriodicJob
+from riverpy.schedules import cron, every
 from tests.interop.conform import KIND, ConformWorker
 from tests.interop.inserting import unique_opts_of
 from tests.interop.river_go import GoProcess, Lines

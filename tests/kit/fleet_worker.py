@@ -25,7 +25,8 @@ from riverpy._clock import SystemClock
 from riverpy._maintenance import base
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._work import leader_setup as candidacy
-from riverpy.periodic import PeriodicJob, every
+from riverpy.periodic import PeriodicJob
+from riverpy.schedules import every
 from tests.kit.fleet import SETTINGS_VARIABLE, WorkerSettings, end_with_the_fleet
 from tests.kit.history import PERIOD, POLICIES, STATEMENTS, Act, Term
 

@@ -13,7 +13,8 @@ from riverpy._leading.leader_watch import LeaderWatch
 from riverpy._lifecycle import ServiceGroup
 from riverpy._log_events import LEADER_WITHOUT_RIVERPY_FOUND, NO_LEADER_CANDIDATE_FOUND
 from riverpy._postgres.clients import ElectionStatus
-from riverpy.periodic import PeriodicJob, PeriodicJobs, every
+from riverpy.periodic import PeriodicJob, PeriodicJobs
+from riverpy.schedules import every
 from tests._time import VirtualTimer
 from tests.work.rig import Rig, Task
 

@@ -9,7 +9,8 @@ import anyio
 import pytest
 
 from riverpy import InsertOpts, Job
-from riverpy.periodic import PeriodicJob, every
+from riverpy.periodic import PeriodicJob
+from riverpy.schedules import every
 from tests.maintenance.bad_rows import triggered
 from tests.maintenance.rows import insert_ended, insert_jobs
 from tests.work.rig import Rig, Task

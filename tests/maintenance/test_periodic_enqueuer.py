@@ -22,7 +22,8 @@ from riverpy.errors import FencedOutError
 from riverpy.hooks import HookPeriodicJobsStartFunc
 from riverpy.insert_opts import InsertOpts, UniqueOpts
 from riverpy.job import JobState, RawArgs
-from riverpy.periodic import PeriodicJob, cron, every
+from riverpy.periodic import PeriodicJob
+from riverpy.schedules import cron, every
 from tests.kit.proxy import proxied
 from tests.leading.term_context import StillTimer
 from tests.periodic.enqueuing import MINUTELY, Grid, Tick, enqueuing
@@ -33,13 +34,8 @@ if TYPE_CHECKING:
     from riverpy._maintenance.periodic_enqueuer import Firing
     from riverpy._postgres.driver import Transaction
     from riverpy._postgres.inserts import InsertRow
-    from riverpy.periodic import (
-        Missed,
-        PeriodicJobsStart,
-        PeriodicRun,
-        PeriodicSchedule,
-        RunOnStart,
-    )
+    from riverpy.periodic import Missed, PeriodicJobsStart, PeriodicRun, RunOnStart
+    from riverpy.schedules import PeriodicSchedule
     from tests._database import Schema
 
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)

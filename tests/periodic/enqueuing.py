@@ -13,7 +13,8 @@ from riverpy._insert.inserter import Inserter
 from riverpy._insert.row import InsertRules
 from riverpy._maintenance.periodic_enqueuer import PeriodicEnqueuer
 from riverpy._plugins import Plugins
-from riverpy.periodic import PeriodicJob, PeriodicJobs, every
+from riverpy.periodic import PeriodicJob, PeriodicJobs
+from riverpy.schedules import every
 from tests.leading.term_context import QuickTimer, held_term
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ import pytest
 from riverpy.errors import ConfigError
 from riverpy.insert_opts import InsertOpts
 from riverpy.job import RawArgs
-from riverpy.periodic import PeriodicJob, PeriodicJobs, cron, every
+from riverpy.periodic import PeriodicJob, PeriodicJobs
+from riverpy.schedules import cron, every
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -93,7 +94,7 @@ def test_default_id_tells_entries_apart() -> None:
     ]
     assert ids[0] == ids[1]
     assert len(set(ids)) == len(ids) - 1
-    with pytest.raises(ConfigError, match="has no name: give it an id="):
+    with pytest.raises(ConfigError, match="has no name: set id="):
         PeriodicJob(HOURLY, lambda: Report())
 
 
@@ -118,13 +119,13 @@ def test_bad_id(job_id: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PeriodicJob(Never(), Report()), "never comes"),
-        (lambda: PeriodicJob(cast_any("1h"), Report()), "a schedule is every"),
-        (lambda: PeriodicJob(HOURLY, cast_any("report")), "needs its args, or a function"),
-        (lambda: PeriodicJob(HOURLY, cast_any(None), id="none"), "needs its args"),
+        (lambda: PeriodicJob(Never(), Report()), "has no time in the future"),
+        (lambda: PeriodicJob(cast_any("1h"), Report()), "schedule must be every"),
+        (lambda: PeriodicJob(HOURLY, cast_any("report")), "must be job args, or a function"),
+        (lambda: PeriodicJob(HOURLY, cast_any(None), id="none"), "must be job args"),
         (lambda: PeriodicJob(HOURLY, Report(), missed=cast_any("some")), "missed must be one of"),
         (lambda: PeriodicJob(HOURLY, Report(), run_on_start=cast_any("x")), "run_on_start must be"),
-        (lambda: PeriodicJobs([cast_any(Report())]), "a periodic job is a PeriodicJob"),
+        (lambda: PeriodicJobs([cast_any(Report())]), "must be a PeriodicJob"),
     ],
 )
 def test_bad_input(make: Callable[[], object], message: str) -> None:
@@ -148,7 +149,7 @@ def test_nothing_is_registered_by_half() -> None:
     """Of a list with a duplicate id nothing is registered, and nobody is told."""
     jobs = PeriodicJobs([job("one")])
     told: list[int] = []
-    jobs.stir = lambda: told.append(len(jobs))
+    jobs.wake = lambda: told.append(len(jobs))
     for added in ([job("two"), job("one")], [job("two"), job("two")]):
         with pytest.raises(ConfigError, match=r"two periodic jobs have the id '(one|two)'"):
             jobs.add_many(added)
@@ -162,7 +163,7 @@ def test_registry() -> None:
     """Jobs are added, found and removed; a removed id is free again."""
     jobs = PeriodicJobs()
     told: list[int] = []
-    jobs.stir = lambda: told.append(len(jobs))
+    jobs.wake = lambda: told.append(len(jobs))
     assert jobs.add(job("one")) == "one"
     assert jobs.add_many([job("two"), job("three")]) == ["two", "three"]
     assert told == [1, 3]

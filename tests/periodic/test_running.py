@@ -19,7 +19,8 @@ from riverpy._lifecycle import ServiceGroup
 from riverpy._log_events import PERIODIC_JOBS_IGNORED
 from riverpy._maintenance.periodic_enqueuer import PLAN_TIME
 from riverpy.errors import ConfigError, NotFoundError, SchemaMissingError
-from riverpy.periodic import PeriodicJob, every
+from riverpy.periodic import PeriodicJob
+from riverpy.schedules import every
 from tests.kit.proxy import proxied
 from tests.periodic.enqueuing import EPOCH, Grid, Tick, enqueuing
 

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 
 from riverpy._maintenance.due_slots import due_slots
 from riverpy.errors import ConfigError
-from riverpy.periodic import ClockChanges, cron, every, next_time, parse_schedule, schedule_text
+from riverpy.schedules import ClockChanges, cron, every, next_time, parse_schedule, schedule_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from riverpy.periodic import PeriodicSchedule
+    from riverpy.schedules import PeriodicSchedule
 
 NEW_YORK = "America/New_York"
 BERLIN = "Europe/Berlin"
@@ -172,8 +172,8 @@ def test_slots_of_an_interval_text(days: int) -> None:
 @pytest.mark.parametrize(
     ("expression", "options", "message"),
     [
-        ("CRON_TZ=Asia/Tokyo @daily", {"timezone": BERLIN}, "names the time zone 'Asia/Tokyo'"),
-        ("TZ=UTC @every 5m", {"timezone": "UTC"}, "leave timezone= out"),
+        ("CRON_TZ=Asia/Tokyo @daily", {"timezone": BERLIN}, "has the time zone 'Asia/Tokyo'"),
+        ("TZ=UTC @every 5m", {"timezone": "UTC"}, "remove timezone="),
         ("TZ=Mars/Olympus @every 5m", {}, "there is no time zone 'Mars/Olympus'"),
         ("@every 5m", {"timezone": "Mars/Olympus"}, "there is no time zone"),
         ("@daily", {"clock_changes": "twice"}, "clock_changes must be one of 'once', 'river'"),
@@ -315,7 +315,7 @@ def test_error_has_the_text_that_was_given() -> None:
 )
 def test_impossible_interval(interval: timedelta) -> None:
     """An interval is above zero, and can be told in milliseconds."""
-    with pytest.raises(ConfigError, match="an interval is one millisecond or more"):
+    with pytest.raises(ConfigError, match="interval must be a whole number of milliseconds"):
         every(interval)
 
 

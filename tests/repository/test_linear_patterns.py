@@ -30,7 +30,7 @@ from riverpy._tools.health.http import HttpError, parse
 from riverpy._work.snoozes import SNOOZES_KEY, next_snoozes
 from riverpy.errors import RiverError
 from riverpy.insert_opts import UniqueOpts
-from riverpy.periodic import cron
+from riverpy.schedules import cron
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -30,7 +30,8 @@ from riverpy._postgres.connection import (
 from riverpy._postgres.domains import domain_assign_queue, domain_lock
 from riverpy._postgres.leases import lease_request_resign
 from riverpy.errors import FencedOutError
-from riverpy.periodic import PeriodicJob, PeriodicJobsStart, every
+from riverpy.periodic import PeriodicJob, PeriodicJobsStart
+from riverpy.schedules import every
 from tests.leading.domains.members import LONG, holders, member, owners
 from tests.work.rig import PATIENCE, Task
 

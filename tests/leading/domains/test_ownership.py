@@ -20,7 +20,8 @@ from riverpy._log_events import (
 )
 from riverpy._postgres.domains import owner_claim, owner_lock
 from riverpy.migrate import Migrator
-from riverpy.periodic import PeriodicJob, PeriodicJobs, every
+from riverpy.periodic import PeriodicJob, PeriodicJobs
+from riverpy.schedules import every
 from tests.leading.domains.members import member, owners
 from tests.work.rig import PATIENCE, Task
 

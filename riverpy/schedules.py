@@ -1,0 +1,256 @@
+"""Schedules: when periodic jobs are due."""
+
+from __future__ import annotations
+
+import copy
+from datetime import UTC, datetime, timedelta
+from typing import Literal, Protocol, TypeAlias, cast
+
+from riverpy._cron import cron_fields, cron_pattern, every_interval, split_time_zone, time_zone
+from riverpy._duration import format_duration, parse_duration
+from riverpy._lifecycle import only_exceptions
+from riverpy._names import expect_one_of
+from riverpy.errors import ConfigError
+
+ClockChanges: TypeAlias = Literal["once", "river"]
+
+INTERVAL_MIN = timedelta(milliseconds=1)
+INTERVAL_MAX = timedelta(days=365_000)
+
+_SECOND = timedelta(seconds=1)
+_DAY = timedelta(days=1)
+_EVERY, _CRON = "every ", "cron "
+_STARS = ("*", "?")
+_AS_RIVER = " clock_changes=river"
+
+
+class PeriodicSchedule(Protocol):
+    """When periodic jobs are due. `next` must depend only on `after`, so that all processes
+    compute the same times."""
+
+    def next(self, after: datetime, /) -> datetime | None:
+        """Return the first due time after `after` (aware, UTC). None: there is none."""
+        ...
+
+
+class IntervalSchedule:
+    """Due at a fixed interval. Its text is `every 1h30m`."""
+
+    def __init__(self, interval: timedelta) -> None:
+        """Create it; see `every`."""
+        if not isinstance(interval, timedelta):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"interval must be a timedelta, got {type(interval).__name__}")
+        if not INTERVAL_MIN <= interval <= INTERVAL_MAX or interval % INTERVAL_MIN:
+            raise ConfigError(
+                "interval must be a whole number of milliseconds, at least 1 and at most "
+                f"{INTERVAL_MAX.days:,} days, got {interval}"
+            )
+        self.interval = interval
+
+    def next(self, after: datetime, /) -> datetime | None:
+        """Return `after` plus the interval."""
+        try:
+            return after + self.interval
+        except OverflowError:
+            return None
+
+    def __str__(self) -> str:
+        return _EVERY + format_duration(self.interval)
+
+
+class WholeSecondSchedule(IntervalSchedule):
+    """The schedule of a cron expression `@every DURATION`. Its times are whole seconds. Its text is
+    `cron @every 1h30m UTC`."""
+
+    def __init__(self, expression: str, interval: timedelta) -> None:
+        """Create it; see `cron`."""
+        super().__init__(interval)
+        self.expression = expression
+
+    def next(self, after: datetime, /) -> datetime | None:
+        """Return `after` plus the interval, without fractions of a second."""
+        return super().next(after.replace(microsecond=0))
+
+    def __str__(self) -> str:
+        return f"{_CRON}{self.expression} UTC"
+
+
+class CronSchedule:
+    """Due when the local time of a time zone matches a cron expression. Its text is
+    `cron 0 9 * * MON Europe/Berlin`.
+
+    The expression has fixed times if neither its minute nor its hour begins with `*` or `?`. A
+    fixed time that is skipped when clocks go forward is due at the first instant after the gap. A
+    fixed time that occurs twice when clocks go back is due the first time only. Any other
+    expression is due at each instant whose local time matches, so an hourly one is due once per
+    elapsed hour. With `clock_changes="river"` this applies to fixed times too.
+    """
+
+    def __init__(self, expression: str, timezone: str, clock_changes: ClockChanges) -> None:
+        """Create it; see `cron`. The expression has no time zone."""
+        self.timezone, self.zone = timezone, time_zone(timezone)
+        fields = cron_fields(expression)
+        self.expression = " ".join(fields).upper()
+        self.clock_changes: ClockChanges = clock_changes
+        self._pattern = cron_pattern(fields, expression)
+        minute, hour = fields[:2]
+        recurs = minute.startswith(_STARS) or hour.startswith(_STARS)
+        is_hourly = len(self._pattern.hours) == 24
+        self._keeps_times = clock_changes == "once" and not recurs and not is_hourly
+
+    def next(self, after: datetime, /) -> datetime | None:
+        """Return the first matching time after `after`."""
+        try:
+            return self._next_fixed(after) if self._keeps_times else self._next_elapsed(after)
+        except OverflowError:  # the end of the calendar
+            return None
+
+    def __str__(self) -> str:
+        suffix = _AS_RIVER if self.clock_changes == "river" else ""
+        return f"{_CRON}{self.expression} {self.timezone}{suffix}"
+
+    def _next_fixed(self, after: datetime) -> datetime | None:
+        wall: datetime | None = self._wall(after)
+        while (wall := self._next_wall(wall)) is not None:
+            due = self._instant(wall)
+            if due > after:
+                return due
+        return None
+
+    def _next_elapsed(self, after: datetime) -> datetime | None:
+        start = after.astimezone(UTC).replace(microsecond=0)
+        wall = self._wall(start)
+        while (wall := self._next_wall(wall)) is not None:
+            due = (wall - self._offset(start)).replace(tzinfo=UTC)
+            change = self._first_change(start, due)
+            if change is None:
+                return due
+            start, wall = change, self._wall(change) - _SECOND
+        return None
+
+    def _next_wall(self, wall: datetime) -> datetime | None:
+        """Return the next local time, without a zone, that matches."""
+        pattern = copy.copy(self._pattern)
+        pattern.dt = wall.replace(microsecond=0)
+        return next(pattern, None)
+
+    def _wall(self, instant: datetime) -> datetime:
+        return instant.astimezone(self.zone).replace(tzinfo=None, fold=0)
+
+    def _offset(self, instant: datetime) -> timedelta:
+        return instant.astimezone(self.zone).utcoffset() or timedelta(0)
+
+    def _instant(self, wall: datetime) -> datetime:
+        """Return the first instant with this local time. If clocks skip it: the end of the gap."""
+        instant = wall.replace(tzinfo=self.zone).astimezone(UTC)
+        if self._wall(instant) == wall:
+            return instant
+        before = wall.replace(tzinfo=self.zone, fold=1).astimezone(UTC)
+        return self._first_change(before, instant) or instant
+
+    def _first_change(self, start: datetime, end: datetime) -> datetime | None:
+        """Return the first second after `start`, up to `end`, that has another UTC offset."""
+        offset = self._offset(start)
+        low = start
+        while low < end:
+            high = min(low + _DAY, end)
+            if self._offset(high) != offset:
+                while high - low > _SECOND:
+                    middle = low + (high - low) // 2 // _SECOND * _SECOND
+                    low, high = (low, middle) if self._offset(middle) != offset else (middle, high)
+                return high
+            low = high
+        return None
+
+
+def every(interval: timedelta) -> IntervalSchedule:
+    """Return a schedule with a fixed interval. Its first time is one interval after the periodic
+    job was registered.
+
+    Args:
+        interval: at least 1 millisecond, in whole milliseconds.
+
+    Raises:
+        ConfigError: the interval is not allowed.
+    """
+    return IntervalSchedule(interval)
+
+
+def cron(
+    expression: str, *, timezone: str | None = None, clock_changes: ClockChanges = "once"
+) -> CronSchedule | IntervalSchedule:
+    """Return the schedule of a cron expression. River in Go computes the same times.
+
+    Args:
+        expression: minute, hour, day of the month, month and day of the week, as in
+            `30 9 * * MON-FRI`; or @hourly, @daily, @midnight, @weekly, @monthly, @yearly,
+            @annually; or `@every 1h30m`, an interval in whole seconds. If both day fields are
+            restricted, a day matches if one of them matches. `*` and `?` do not restrict a field,
+            `*/2` does. `CRON_TZ=Europe/Berlin ` may precede the expression instead of `timezone`.
+        timezone: the name of a time zone, such as `Europe/Berlin`. Default UTC.
+        clock_changes: what happens to fixed times when clocks change. "once" (the default): a
+            skipped time is due at the first instant after the gap, a repeated time is due the first
+            time only. "river": a skipped time is not due on that day, a repeated time is due twice.
+
+    Raises:
+        ConfigError: the expression or the time zone is not valid, no date matches, or the time zone
+            is given twice.
+    """
+    named, expression = split_time_zone(expression)
+    if named is not None and timezone is not None:
+        raise ConfigError(f"the cron expression has the time zone {named!r}: remove timezone=")
+    timezone = named or ("UTC" if timezone is None else timezone)
+    time_zone(timezone)
+    expect_one_of("clock_changes", clock_changes, ClockChanges)
+    interval = every_interval(expression)
+    if interval is not None:
+        return WholeSecondSchedule(expression, interval)
+    return CronSchedule(expression, timezone, clock_changes)
+
+
+def parse_schedule(text: str) -> PeriodicSchedule | None:
+    """Return the schedule that has this `schedule_text`. None: a user's class made it.
+
+    Raises:
+        ConfigError: this version of riverpy cannot read the text, or this machine lacks its time
+            zone.
+    """
+    if text.startswith(_EVERY):
+        try:
+            return every(parse_duration(text.removeprefix(_EVERY)))
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+    if text.startswith(_CRON):
+        changes: ClockChanges = "river" if text.endswith(_AS_RIVER) else "once"
+        text = text.removeprefix(_CRON).removesuffix(_AS_RIVER)
+        expression, _, timezone = text.rpartition(" ")
+        return cron(expression, timezone=timezone, clock_changes=changes)
+    return None
+
+
+def schedule_text(schedule: PeriodicSchedule) -> str:
+    """Return a text of the schedule that is the same in each process."""
+    cls = type(schedule)
+    has_text = cls.__str__ is not object.__str__ or cls.__repr__ is not object.__repr__
+    return str(schedule) if has_text else cls.__qualname__
+
+
+def next_time(schedule: PeriodicSchedule, after: datetime) -> datetime | None:
+    """Return the next time of a schedule, checked, in UTC.
+
+    Raises:
+        ConfigError: the schedule returned a naive time, or one that is not after `after`.
+        Exception: what the schedule raised.
+    """
+    with only_exceptions(schedule_text(schedule)):
+        due = cast("object", schedule.next(after))
+    if due is None:
+        return None
+    if not isinstance(due, datetime) or due.utcoffset() is None:
+        raise ConfigError(f"{schedule_text(schedule)} must return an aware datetime, got {due!r}")
+    if due <= after:
+        raise ConfigError(
+            f"{schedule_text(schedule)} must return a time after the one it is given: "
+            f"{due.isoformat()} after {after.isoformat()}"
+        )
+    return due.astimezone(UTC)
