@@ -34,6 +34,7 @@ from riverpy._postgres.transactions import expect_transaction, savepoint
 from riverpy._work.child_process import ChildProcesses
 from riverpy._work.release import release_claims
 from riverpy._work.run import Run
+from riverpy._work.run_context import ClientParts
 from riverpy._work.subscriptions import SUBSCRIPTION_SIZE_DEFAULT, Subscription, Subscriptions
 from riverpy.config import Config, check_queues
 from riverpy.errors import ClientStateError, ConfigError
@@ -132,7 +133,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         self._run: Run | None = None
         self._early_stop: Callable[[Run], None] | None = None
         """What was asked of a run that has not begun."""
-        self._overview: RunStatus | None = None
+        self._status: RunStatus | None = None
         """Of the run, or of the last one."""
         self._made_id: tuple[int, str] | None = None
         self._abandoned: frozenset[ClaimKey] = frozenset()
@@ -436,11 +437,11 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
     def stats(self) -> ClientStats:
         """How the client stands and what its run has done so far: for metrics and health checks of
         one's own. It asks nothing of the database, and costs about as much as a page of numbers."""
-        if self._overview is None:
+        if self._status is None:
             return ClientStats(
                 client_id=self.id, domain=self._config.domain, leases=self._leases.stats
             )
-        return self._overview.stats(self._subscriptions.dropped)
+        return self._status.stats()
 
     # -- working
 
@@ -467,7 +468,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         if self._run is not None:
             raise ClientStateError("the client runs already")
         run = self._run = self._new_run()
-        self._overview = run.overview
+        self._status = run.status
         if self._early_stop is not None:
             self._early_stop(run)
         try:
@@ -477,7 +478,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
                         await opened.enter_async_context(self)
                 return await run.run(drain=drain, task_status=task_status)
         finally:
-            self._abandoned |= run.work.claim_keys()
+            self._abandoned |= run.running.claim_keys()
             self._run = None
             self._subscriptions.close()
             self._leadership.close()
@@ -490,10 +491,10 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         workers = self._workers or Workers()
         if self._queues and not len(workers):
             raise ConfigError("there is no worker: register one with Workers.add or @workers.job")
-        return Run(
-            self._working_url(),
-            self._config,
-            client_id=self.id,
+        parts = ClientParts(
+            id=self.id,
+            url=self._working_url(),
+            config=self._config,
             workers=workers,
             queues=self._queues,
             singletons=self._singletons,
@@ -502,9 +503,9 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
             leadership=self._leadership,
             periodic_jobs=self._periodic_jobs,
             inserter=self._inserter,
-            abandoned=self._abandoned,
             children=self._children,
         )
+        return Run(parts, abandoned=self._abandoned)
 
     @asynccontextmanager
     async def working(self) -> AsyncGenerator[Self]:
@@ -569,7 +570,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
     def running_claims(self) -> list[ClaimKey]:
         """What tells the attempts that run now from all others; may be called from another
         thread."""
-        return sorted(self._run.work.claim_keys()) if self._run is not None else []
+        return sorted(self._run.running.claim_keys()) if self._run is not None else []
 
     async def release_claims(self, claim_keys: Sequence[ClaimKey]) -> int:
         """Make attempts of this client available again without counting them, over a connection of

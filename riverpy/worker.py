@@ -99,6 +99,18 @@ class WorkUnit(msgspec.Struct, frozen=True, kw_only=True):
     """Asked for each attempt, where the worker has some."""
     blocking: Executor | None = None
 
+    def resolve_timeout(
+        self, default: timedelta | None, of_job: timedelta | UnsetType | None = UNSET
+    ) -> timedelta | None:
+        """Return the timeout of a job; None: no timeout.
+
+        Precedence: what the worker's `timeout` method returned for the job, then the kind's
+        timeout, then `default`, the client's.
+        """
+        if of_job is not UNSET:
+            return of_job
+        return default if self.timeout is UNSET else self.timeout
+
 
 _NOT_PLAIN = (
     inspect.iscoroutinefunction,

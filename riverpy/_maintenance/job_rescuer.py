@@ -300,13 +300,12 @@ class JobRescuer(MaintenanceService):
         try:
             with only_exceptions(f"code of the worker of {job.kind!r}"):
                 job.decode(unit)
-                timeout = UNSET if unit.job_timeout is None else unit.job_timeout(job)
+                of_job = UNSET if unit.job_timeout is None else unit.job_timeout(job)
         except Exception as error:  # args of another age, or code of the user's
             self.log.debug(STUCK_JOB_DECODING_FAILED, job_id=job.id, error=describe(error))
             return self._retry_delay(job, None)
-        if timeout is UNSET:
-            timeout = self._config.job_timeout if unit.timeout is UNSET else unit.timeout
-        if timeout is None or timeout is UNSET or job.age < timeout.total_seconds():
+        timeout = unit.resolve_timeout(self._config.job_timeout, of_job)
+        if timeout is None or job.age < timeout.total_seconds():
             return None
         return self._retry_delay(job, unit)
 

@@ -206,6 +206,7 @@ class DedicatedConnection:
         pooled: bool = False,
         trace_internal: bool = False,
         wait: float | None = None,
+        reconnected: Callable[[], None] | None = None,
     ) -> None:
         """Make it; nothing is connected.
 
@@ -218,13 +219,13 @@ class DedicatedConnection:
             trace_internal: whether instrumentation of the driver makes spans of its statements.
             wait: the seconds that a use may wait for its turn, beside its bound. Default: half of
                 its bound, and it counts.
+            reconnected: called after the connection was lost and made again.
         """
         self.name = name
         self._wait = wait
         self._trace_internal = trace_internal
         self._pooled = pooled
-        self.reconnected: Callable[[], None] | None = None
-        """Called after the connection was lost and made again."""
+        self._reconnected = reconnected
         self._connect = connect
         self._outage = outage
         self._connection: Connection | None = None
@@ -386,8 +387,8 @@ class DedicatedConnection:
         self._keep(connection)
         self._backoff.reset()
         self._obstacle = ""
-        if was_connected and self.reconnected is not None:
-            self.reconnected()
+        if was_connected and self._reconnected is not None:
+            self._reconnected()
         return connection
 
 

@@ -13,11 +13,10 @@ from riverpy.job import ERRORS_MAX, Job, JobColumn, JobState
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from riverpy._lifecycle import StopCause
-    from riverpy._work.executor import Plan
-    from riverpy._work.producer import Producer
+    from riverpy._work.plan import Plan
 
 
 _FINAL_EVENTS = {
@@ -49,9 +48,9 @@ class Attempt(Job[Any]):
         "claimed",
         "deadline",
         "ended",
+        "free_slot",
         "is_replaced",
         "outcome",
-        "producer",
         "started",
         "state_stored",
         "stored",
@@ -63,7 +62,11 @@ class Attempt(Job[Any]):
     )
 
     def __init__(
-        self, row: Sequence[Any], plan: Plan | None, producer: Producer, claimed: float
+        self,
+        row: Sequence[Any],
+        plan: Plan | None,
+        free_slot: Callable[[], None],
+        claimed: float,
     ) -> None:
         self._row = row
         self._updates = None
@@ -73,7 +76,8 @@ class Attempt(Job[Any]):
             self.unit = plan.unit
             self.timeout = plan.timeout
             self.timeout_is_default = plan.timeout_is_default
-        self.producer = producer
+        self.free_slot = free_slot
+        """Frees the slot in which the attempt runs. Called once."""
         self.deadline = math.inf
         """Monotonic seconds; infinity for none, and before it begins."""
         self.cause: StopCause | None = None
@@ -110,7 +114,7 @@ class Attempt(Job[Any]):
         return self.outcome.event
 
     @property
-    def is_told(self) -> bool:
+    def has_event(self) -> bool:
         """Whether its end is an event: it began, or a cancel mark ended its job as it was given
         back."""
         return self.started != 0.0 or self.state_stored != self.target

@@ -15,14 +15,13 @@ from riverpy._postgres.domains import member_mark_aware
 from riverpy._postgres.driver import DATABASE_ERRORS, describe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from anyio.abc import TaskStatus
 
-    from riverpy._clients.heartbeat import Heartbeat
     from riverpy._lifecycle import StopScope
     from riverpy._postgres.clients import SetAsideRow
-    from riverpy._postgres.connection import DedicatedConnection
+    from riverpy._work.run_context import RunContext
     from riverpy._work.running_attempts import RunningAttempts
 
 INTERVAL = 1.0
@@ -60,38 +59,30 @@ class ClientStatusReporter:
 
     def __init__(
         self,
-        work: RunningAttempts,
-        connection: DedicatedConnection,
-        heartbeat: Heartbeat,
-        *,
-        schema: str | None,
-        client_id: str,
-        slots: Mapping[str, int],
+        run: RunContext,
+        running: RunningAttempts,
         set_aside: Callable[[], list[SetAsideRow]],
+        *,
+        has_state: bool,
+        is_marked: bool,
     ) -> None:
         """Make it.
 
         Args:
-            work: the jobs that run.
-            connection: one that is not busy with jobs.
-            heartbeat: the run's.
-            schema: of River's tables.
-            client_id: the client's.
-            slots: of each queue, in the order in which they are registered.
+            run: the context of the run.
+            running: the jobs that run.
             set_aside: lists the rows that the client has set aside.
+            has_state: the row has columns for the state and for the rows that are set aside.
+            is_marked: write that the client supports domains. A client in a domain other than
+                `default` shows that by its settings.
         """
-        self._work, self._connection, self._heartbeat = work, connection, heartbeat
-        self._schema, self._client_id, self._slots = schema, client_id, slots
-        self._set_aside = set_aside
+        self._running, self._heartbeat, self._set_aside = running, run.heartbeat, set_aside
+        self._connection, self._schema = run.connections.reserved, run.schema
+        self._client_id, self._slots = run.client.id, run.client.slots
+        self._has_state, self._is_marked = has_state, is_marked
         self._told: _Status | None = None
         self._is_stopping = False
         self._wake = asyncio.Event()
-        self.keeps_state = False
-        """Whether the row has a place for whether the client is stopping, and for the rows that it
-        has set aside."""
-        self.is_marked = False
-        """Whether to say that the client knows of domains. One of another domain than `default`
-        says so by its settings."""
         self._log = get_logger()
 
     def stopping(self) -> None:
@@ -119,7 +110,7 @@ class ClientStatusReporter:
             return INTERVAL
         try:
             async with self._connection.use("telling slots and stuck jobs", TIMEOUT) as connection:
-                if self.keeps_state:
+                if self._has_state:
                     state = "stopping" if now.is_stopping else "working"
                     await client_set_state(
                         connection,
@@ -139,7 +130,7 @@ class ClientStatusReporter:
                     slots=now.slots,
                     stuck=now.stuck,
                 )
-                if self.is_marked and (self._told is None or self._told.contacts != now.contacts):
+                if self._is_marked and (self._told is None or self._told.contacts != now.contacts):
                     await member_mark_aware(
                         connection,
                         self._schema,
@@ -154,10 +145,10 @@ class ClientStatusReporter:
 
     def _seen(self) -> _Status:
         slots = dict(self._slots)
-        for attempt, keeps_slot in self._work.stuck.items():
+        for attempt, keeps_slot in self._running.stuck.keeps_slot.items():
             slots[attempt.queue] += not keeps_slot
-        ids = sorted(attempt.id for attempt in self._work.stuck)
-        aside = sorted(self._set_aside(), key=lambda row: row.since) if self.keeps_state else []
+        ids = sorted(attempt.id for attempt in self._running.stuck.keeps_slot)
+        aside = sorted(self._set_aside(), key=lambda row: row.since) if self._has_state else []
         return _Status(
             slots=list(slots.values()),
             stuck=ids[:STUCK_MAX],

@@ -38,19 +38,16 @@ from riverpy._postgres.driver import (
     is_data_error,
     is_untranslatable,
 )
-from riverpy._work.attempt import Outcome
-from riverpy._work.failure import error_entry
-from riverpy.events import EventKind
+from riverpy._work.outcomes import failed
 from riverpy.job import JobColumn, JobState
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from riverpy._postgres.batch import AsideRow
-    from riverpy._postgres.connection import DedicatedConnection
     from riverpy._postgres.driver import Connection
     from riverpy._work.attempt import Attempt
-    from riverpy._work.counters import Counters
+    from riverpy._work.run_context import RunContext
 
 BATCH_MAX = 5_000
 """Results in one statement."""
@@ -77,31 +74,16 @@ class Completer:
 
     def __init__(
         self,
-        connection: DedicatedConnection,
-        schema: str | None,
-        *,
-        slots: int,
-        waits_for_locks: bool,
+        run: RunContext,
         stored: Callable[[list[Attempt]], None],
-        counters: Counters,
     ) -> None:
-        """Make it.
-
-        Args:
-            connection: lets timestamps cross raw and has a short `lock_timeout`, unless
-                `waits_for_locks`.
-            schema: of River's tables.
-            slots: of all queues.
-            waits_for_locks: the connection cannot have a `lock_timeout`, so locked rows are looked
-                for each time.
-            stored: called with the attempts of each statement whose results were stored.
-            counters: told of results that are refused.
-        """
-        self._connection = connection
-        self._schema = schema
-        self._backlog_max = max(BACKLOG_MAX, 2 * slots)
-        self._skip_locked = waits_for_locks
-        self._stored, self._counters = stored, counters
+        """`stored` is called with the attempts of each statement whose results were stored."""
+        self._connection, self._schema = run.connections.results, run.schema
+        self._backlog_max = max(BACKLOG_MAX, 2 * sum(run.client.slots.values()))
+        self._skip_locked = run.config.pooler
+        """Behind a pooler the connection has no `lock_timeout`, so each statement skips locked
+        rows."""
+        self._stored, self._counters = stored, run.counters
         self._plain = self._sender()
         self._settled = self._sender(fitting=_fitting)
         """Attempts that did not simply complete."""
@@ -351,20 +333,8 @@ class Completer:
         )
         attempt.drop_updates()
         attempt.is_replaced = True
-        final = attempt.attempt >= attempt.max_attempts
-        attempt.outcome = Outcome(
-            event=EventKind.JOB_FAILED,
-            state=JobState.DISCARDED if final else JobState.RETRYABLE,
-            attempt=attempt.attempt,
-            final=final,
-            delay=UNSTORABLE_RETRY_DELAY,
-            error=error_entry(
-                attempt=attempt.attempt,
-                seconds_ago=time.monotonic() - (attempt.started or attempt.ended),
-                error="the result of this attempt could not be stored",
-                trace=describe(error),
-            ),
-        )
+        text = "the result of this attempt could not be stored"
+        attempt.outcome = failed(attempt, text, describe(error), UNSTORABLE_RETRY_DELAY)
         self._settled.add(attempt)
 
     async def _send(self, attempts: list[Attempt], *, skip_locked: bool) -> list[Attempt]:

@@ -23,7 +23,7 @@ BATCH_BOUNDS = (0, 1, 2, 5, 10, 25, 50, 100, 250, 500, 1000)
 LAG_BOUNDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 FAILING_MAX = 10
 """Kinds of which an error text is kept for the next line of the log."""
-_KIND, _ATTEMPTED_AT = JobColumn.KIND, JobColumn.ATTEMPTED_AT
+_KIND, _QUEUE, _ATTEMPTED_AT = JobColumn.KIND, JobColumn.QUEUE, JobColumn.ATTEMPTED_AT
 _CREATED_AT, _SCHEDULED_AT = JobColumn.CREATED_AT, JobColumn.SCHEDULED_AT
 
 
@@ -105,8 +105,9 @@ class Counters:
         """Set while there are any."""
 
     def ended(self, attempts: list[Attempt]) -> None:
-        """The ends of these attempts were stored."""
-        kinds, unknown, place = self.kinds, self._unknown, bisect_left
+        """Count attempts whose results were stored."""
+        kinds, queues = self.kinds, self.queues
+        unknown, place = self._unknown, bisect_left
         for attempt in attempts:
             started = attempt.started
             if not started:  # given back: it did not begin
@@ -127,7 +128,7 @@ class Counters:
             wait = (row[_ATTEMPTED_AT] - due) * 1e-6 + started - attempt.claimed
             if wait < 0.0:
                 wait = 0.0
-            waits = attempt.producer.counters.waits
+            waits = queues[row[_QUEUE]].waits
             waits.counts[place(WAIT_BOUNDS, wait)] += 1
             waits.sum += wait
 

@@ -1,145 +1,190 @@
-"""Executor: runs one attempt and says how it ended."""
+"""Executor: starts claimed attempts, runs the code of their jobs, and sets their outcome."""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import math
 import time
-from datetime import timedelta
-from typing import TYPE_CHECKING
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from msgspec import UNSET
 
 from riverpy._lifecycle import StopCause
-from riverpy._log import JobLines, get_logger
+from riverpy._log import JobLines, get_logger, tells_of_jobs
 from riverpy._log_events import (
     ERROR_CLASSIFICATION_FAILED,
     ERROR_HANDLER_FAILED,
     JOB_FAILED,
+    JOB_STARTED,
     RETRY_POLICY_FAILED,
 )
 from riverpy._plugins import Plugins, plugins_of
-from riverpy._work.attempt import Outcome
+from riverpy._work import outcomes
+from riverpy._work.attempt import Attempt, Outcome
 from riverpy._work.blocking import BlockingRunner
-from riverpy._work.failure import (
-    error_entry,
-    error_text,
-    find,
-    is_cancellation,
-    message_text,
-    storable,
-    trace_text,
-)
+from riverpy._work.failure import deciding_error, error_text, message_text, trace_text
 from riverpy._work.middleware import WorkStack
+from riverpy._work.plan import Plan, timeout_seconds
 from riverpy._work.returns import ReturnLog, returned_type
-from riverpy._work.snoozes import SNOOZES_KEY, next_snoozes
 from riverpy.context import running_job
 from riverpy.errors import JobCancel, JobSnooze
 from riverpy.events import EventKind
 from riverpy.job import JobColumn, JobState
-from riverpy.retry import RETRY_DELAY_MAX, DefaultRetryPolicy, retry_delay
+from riverpy.retry import DefaultRetryPolicy, retry_delay
 from riverpy.worker import check_timeout
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from datetime import timedelta
+
     from msgspec import UnsetType
 
-    from riverpy._work.attempt import Attempt
     from riverpy._work.child_process import ChildProcesses
     from riverpy._work.running_attempts import RunningAttempts
     from riverpy.config import Config
     from riverpy.worker import Workers, WorkUnit
 
-SOON = timedelta(seconds=5)
-"""River's scheduler interval: what is due sooner goes straight back to available."""
+FIRST_STEP_MAX = 0.1
+"""Seconds in which a new task takes its first step, unless the process was blocked. A later one
+checks first whether the client may still work the job."""
 ERROR_HANDLER_TIMEOUT = 10.0
 """Seconds."""
 CANCEL_GRACE_MAX = 2.0
-"""Seconds that a process job which uses `job.cancelled` has to end after its cancellation."""
+"""Seconds in which a process job that uses `job.cancelled` must end after its cancellation."""
 CANCEL_GRACE_SHARE = 0.3
-"""Of the hard stop's time, such a job has no more than this."""
-REMOTE_CANCEL = "job cancelled remotely"
-
-
-class Plan:
-    """A work unit with its timeout worked out: what the launch of an attempt needs."""
-
-    __slots__ = ("timeout", "timeout_is_default", "unit")
-
-    def __init__(self, unit: WorkUnit, default: timedelta | None) -> None:
-        self.unit = unit
-        self.timeout_is_default = unit.timeout is UNSET
-        self.timeout = _seconds(default if unit.timeout is UNSET else unit.timeout)
+"""The same as a share of the hard stop timeout. The smaller of the two applies."""
+UNCLASSIFIED_RETRY_DELAY = 60.0
+"""Seconds until a job is retried whose error could not be classified."""
+_start_order = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
 
 
 class Executor:
-    """Runs attempts with the workers of one client."""
+    """Runs attempts with the workers of one client. Make it in the task of the run."""
 
-    def __init__(self, workers: Workers, config: Config, children: ChildProcesses) -> None:
-        self._config = config
+    def __init__(
+        self,
+        workers: Workers,
+        config: Config,
+        children: ChildProcesses,
+        running: RunningAttempts,
+        may_start: Callable[[], bool],
+    ) -> None:
+        """`may_start` says whether the client may still work what it claimed."""
+        self._config, self._running, self._may_start = config, running, may_start
         self._default_policy = DefaultRetryPolicy()
         hard_stop = config.hard_stop_timeout.total_seconds()
         grace = min(CANCEL_GRACE_MAX, hard_stop * CANCEL_GRACE_SHARE)
         self._blocking = BlockingRunner(children, grace)
+        self._context = contextvars.copy_context()
+        """Each job starts in a copy of it. It must not see variables of another job."""
+        self._first_step_by = 0.0
         self._log = get_logger()
+        self._logs_jobs = tells_of_jobs(self._log)
         self._handler_lines = JobLines(self._log, "exception")
         self._unclear_lines = JobLines(self._log, "exception")
         self._policy_lines = JobLines(self._log, "warning")
         self._returns = ReturnLog()
-        self.plans = {kind: self._plan(workers.get(kind)) for kind in workers}
+        self._plans = {
+            kind: Plan(unit, config.job_timeout)
+            for kind in workers
+            if (unit := workers.get(kind)) is not None
+        }
         plugins = Plugins(config.plugins, config.hooks, config.middleware)
         self._stacks, self._client_stack = self._make_stacks(plugins)
-
-    def _plan(self, unit: WorkUnit | None) -> Plan:
-        assert unit is not None  # noqa: S101 (the registry gave its own key)
-        return Plan(unit, self._config.job_timeout)
 
     def _make_stacks(
         self, plugins: Plugins
     ) -> tuple[dict[str, WorkStack | None], WorkStack | None]:
-        """By kind, what is around its attempts: None for nothing, and no kinds if that is so for
-        all. Then that of unknown kinds."""
+        """Make the stack of each kind, and the one of unknown kinds. An empty stack is None. The
+        dict is empty if all are."""
         stacks = {
-            kind: WorkStack(plugins, plugins_of(plan.unit.args_type), plan.unit, self._run_code)
-            for kind, plan in self.plans.items()
+            kind: self._make_stack(plugins, plugins_of(plan.unit.args_type), plan.unit)
+            for kind, plan in self._plans.items()
         }
-        used = {kind: None if stack.is_empty else stack for kind, stack in stacks.items()}
-        unknown = WorkStack(plugins, Plugins(), None, self._run_code)
-        if unknown.is_empty:
-            return (used, None) if any(used.values()) else ({}, None)
-        return used, unknown
+        unknown = self._make_stack(plugins, Plugins(), None)
+        has_any = unknown is not None or any(stacks.values())
+        return (stacks if has_any else {}), unknown
+
+    def _make_stack(
+        self, plugins: Plugins, of_kind: Plugins, unit: WorkUnit | None
+    ) -> WorkStack | None:
+        stack = WorkStack(plugins, of_kind, unit, self._running, self._run_code)
+        return None if stack.is_empty else stack
 
     def close(self) -> None:
-        """Let go of the threads."""
+        """Let idle threads and processes end."""
         self._blocking.close()
 
-    async def work(self, attempt: Attempt, group: RunningAttempts) -> None:
-        """Run the attempt and hand it to the group as finished, whatever happens.
+    def launch(
+        self, rows: Sequence[Any], free_slot: Callable[[], None], slots: int
+    ) -> list[Attempt]:
+        """Make an attempt for each claimed row, and start as many as there are free slots.
 
-        Between the end of the user's code and `group.finish` nothing awaits but the error handler,
-        so no cancellation gets between a result and its record.
+        Returns the attempts that did not start, in the order in which they should.
+        """
+        plans, now = self._plans, time.monotonic()
+        attempts = [
+            Attempt(row, plans.get(row[JobColumn.KIND]), free_slot, now)
+            for row in sorted(rows, key=_start_order)
+        ]
+        self._running.add(attempts)
+        self.start(attempts[:slots])
+        return attempts[slots:]
+
+    def start(self, attempts: Sequence[Attempt]) -> None:
+        """Start attempts, each in its slot. Their timeouts count from now."""
+        if not attempts:
+            return
+        loop, now, first = asyncio.get_running_loop(), time.monotonic(), math.inf
+        self._first_step_by = now + FIRST_STEP_MAX
+        if self._logs_jobs:
+            self._log_start(attempts)
+        for attempt in attempts:
+            deadline = attempt.deadline = now + attempt.timeout
+            first = min(first, deadline)
+            attempt.task = loop.create_task(self._work(attempt), context=self._context.copy())
+        self._running.watch(first)
+
+    def _log_start(self, attempts: Sequence[Attempt]) -> None:
+        for attempt in attempts:
+            self._log.debug(
+                JOB_STARTED,
+                job_id=attempt.id,
+                kind=attempt.kind,
+                queue=attempt.queue,
+                attempt=attempt.attempt,
+            )
+
+    async def _work(self, attempt: Attempt) -> None:
+        """Run the attempt, set its outcome, and finish it, whatever happens.
+
+        After the end of the user's code only the error handler is awaited, so a cancellation cannot
+        separate a result from its record.
         """
         running_job.set(attempt)
         attempt.started = time.monotonic()
         try:
-            if attempt.cause is not None:  # stopped between launch and first step
+            if attempt.cause is not None:  # stopped before the first step
                 raise asyncio.CancelledError  # noqa: TRY301
-            if attempt.started > group.prompt_until and not attempt.producer.may_begin:
-                self.give_back(attempt)
+            if attempt.started > self._first_step_by and not self._may_start():
+                outcomes.set_released(attempt)
                 return
             stack = self._stacks.get(attempt.kind, self._client_stack) if self._stacks else None
             if stack is None:
-                await self._run_code(attempt, group)
+                await self._run_code(attempt)
             else:
-                await stack.work(attempt, group)
-        except BaseException as error:  # a job's SystemExit is its failure, not ours
-            group.find_cause(attempt, error)
+                await stack.work(attempt)
+        except BaseException as error:  # also a SystemExit of the job: it is a failure of the job
+            self._running.set_cause(attempt, error)
             await self._fail(attempt, error)
         finally:
             attempt.ended = time.monotonic()
-            group.finish(attempt)
+            self._running.finish(attempt)
 
-    async def _run_code(self, attempt: Attempt, group: RunningAttempts) -> None:
+    async def _run_code(self, attempt: Attempt) -> None:
         """Decode the args and run the code of the job."""
         unit = attempt.unit
         if unit is None:
@@ -148,7 +193,7 @@ class Executor:
             )
         attempt.set_args(unit.decode(attempt.encoded_args))
         if unit.job_timeout is not None:
-            self._set_timeout(attempt, unit.job_timeout(attempt), group)
+            self._set_timeout(attempt, unit, unit.job_timeout(attempt))
         if unit.blocking is None:
             returned = returned_type(await unit.work(attempt))
         elif unit.blocking == "thread":
@@ -158,54 +203,56 @@ class Executor:
         if returned is not None or attempt.cause is not None:
             self._returns.report(attempt, returned)
 
-    def give_back(self, attempt: Attempt) -> None:
-        """Set the outcome of an attempt that does not begin."""
-        attempt.started, attempt.ended = 0.0, time.monotonic()
-        if attempt.cause is StopCause.JOB_CANCELLED:
-            attempt.started = attempt.ended
-            attempt.outcome = self._cancelled(attempt, REMOTE_CANCEL)
-        else:
-            attempt.outcome = self._interrupted(attempt, delay=None)
-
     def _set_timeout(
-        self, attempt: Attempt, timeout: timedelta | UnsetType | None, group: RunningAttempts
+        self, attempt: Attempt, unit: WorkUnit, timeout: timedelta | UnsetType | None
     ) -> None:
         if timeout is UNSET:
             return
         check_timeout(attempt.kind, timeout)
-        attempt.timeout, attempt.timeout_is_default = _seconds(timeout), False
+        resolved = unit.resolve_timeout(self._config.job_timeout, timeout)
+        attempt.timeout, attempt.timeout_is_default = timeout_seconds(resolved), False
         attempt.deadline = time.monotonic() + attempt.timeout
-        group.watch(attempt.deadline)
+        self._running.watch(attempt.deadline)
 
     async def _fail(self, attempt: Attempt, error: BaseException) -> None:
-        """Set the outcome. It is set at once to something safe: classifying runs code of the
-        user's."""
-        attempt.outcome = self._failed(attempt, "riverpy could not classify the error", "", 60.0)
+        """Set the outcome of an attempt that raised.
+
+        A safe outcome is set first, because the classification runs user code.
+        """
+        attempt.outcome = outcomes.failed(
+            attempt, "riverpy could not classify the error", "", UNCLASSIFIED_RETRY_DELAY
+        )
         try:
             attempt.outcome = self._classify(attempt, error)
-        except BaseException:  # even a SystemExit here would end the loop
+        except BaseException:  # a SystemExit here would end the event loop
             self._unclear_lines.say(ERROR_CLASSIFICATION_FAILED, job_id=attempt.id)
         is_failure = attempt.outcome.event is EventKind.JOB_FAILED
-        if is_failure and not isinstance(error, GeneratorExit):  # with it the loop may be gone
-            await self._tell_handler(attempt, error, attempt.outcome)
+        if is_failure and not isinstance(error, GeneratorExit):  # then the loop may have ended
+            await self._call_error_handler(attempt, error, attempt.outcome)
 
     def _classify(self, attempt: Attempt, error: BaseException) -> Outcome:
         if attempt.cause is StopCause.JOB_CANCELLED:
-            return self._cancelled(attempt, REMOTE_CANCEL)
-        if (snooze := find(error, JobSnooze)) is not None:
-            return self._snoozed(attempt, snooze.delay)
-        if (cancel := find(error, JobCancel)) is not None:
-            return self._cancelled(attempt, message_text(cancel))
-        if is_cancellation(error):
-            if attempt.cause is StopCause.HARD_STOP:
-                return self._interrupted(attempt)
-            if attempt.cause is StopCause.JOB_TIMEOUT:
+            return outcomes.cancelled(attempt, outcomes.REMOTE_CANCEL)
+        match deciding_error(error):
+            case JobSnooze() as snooze:
+                return outcomes.snoozed(attempt, snooze.delay)
+            case JobCancel() as cancel:
+                return outcomes.cancelled(attempt, message_text(cancel))
+            case asyncio.CancelledError() if attempt.cause is StopCause.HARD_STOP:
+                return outcomes.interrupted(attempt)
+            case asyncio.CancelledError() if attempt.cause is StopCause.JOB_TIMEOUT:
                 error = attempt.timeout_error().with_traceback(error.__traceback__)
-        if attempt.unit is None:  # River's text
+            case _:
+                pass
+        return self._failed(attempt, error)
+
+    def _failed(self, attempt: Attempt, error: BaseException) -> Outcome:
+        if attempt.unit is None:  # the same text as River's
             text, trace = message_text(error), ""
         else:
             text, trace = error_text(error), trace_text(error)
-        outcome = self._failed(attempt, text, trace, self._retry_delay(attempt).total_seconds())
+        delay = self._retry_delay(attempt).total_seconds()
+        outcome = outcomes.failed(attempt, text, trace, delay)
         self._log.debug(
             JOB_FAILED,
             job_id=attempt.id,
@@ -218,65 +265,11 @@ class Executor:
         )
         return outcome
 
-    def _snoozed(self, attempt: Attempt, delay: timedelta) -> Outcome:
-        count = next_snoozes(attempt.columns()[JobColumn.METADATA])
-        attempt.merge_metadata(SNOOZES_KEY, str(count))
-        return Outcome(
-            event=EventKind.JOB_SNOOZED,
-            state=JobState.AVAILABLE if delay <= SOON else JobState.SCHEDULED,
-            attempt=max(attempt.attempt - 1, 0),
-            final=False,
-            delay=min(delay, RETRY_DELAY_MAX).total_seconds(),
-        )
-
-    def _interrupted(self, attempt: Attempt, *, delay: float | None = 0.0) -> Outcome:
-        return Outcome(
-            event=EventKind.JOB_INTERRUPTED,
-            state=JobState.AVAILABLE,
-            attempt=max(attempt.attempt - 1, 0),
-            final=False,
-            delay=delay,
-        )
-
-    def _cancelled(self, attempt: Attempt, text: str) -> Outcome:
-        return Outcome(
-            event=EventKind.JOB_CANCELLED,
-            state=JobState.CANCELLED,
-            attempt=attempt.attempt,
-            final=True,
-            error=self._entry(attempt, f"JobCancelError: {text}", ""),
-        )
-
-    def _failed(self, attempt: Attempt, text: str, trace: str, delay: float) -> Outcome:
-        entry = self._entry(attempt, text, trace)
-        if attempt.attempt >= attempt.max_attempts:
-            return Outcome(
-                event=EventKind.JOB_FAILED,
-                state=JobState.DISCARDED,
-                attempt=attempt.attempt,
-                final=True,
-                error=entry,
-            )
-        return Outcome(
-            event=EventKind.JOB_FAILED,
-            state=JobState.AVAILABLE if delay <= SOON.total_seconds() else JobState.RETRYABLE,
-            attempt=attempt.attempt,
-            final=False,
-            delay=delay,
-            error=entry,
-        )
-
-    def _entry(self, attempt: Attempt, text: str, trace: str) -> str:
-        return error_entry(
-            attempt=attempt.attempt,
-            seconds_ago=time.monotonic() - attempt.started,
-            error=storable(text),
-            trace=trace,
-        )
-
     def _retry_delay(self, attempt: Attempt) -> timedelta:
-        """The worker's word, else the client's policy; River's formula where these fail or look
-        back."""
+        """Return the delay of the worker, else of the client's policy, else River's default.
+
+        The default applies when the others fail or return a negative delay.
+        """
         unit = attempt.unit
         try:
             return retry_delay(attempt, unit and unit.next_retry, self._config.retry_policy)
@@ -291,7 +284,9 @@ class Executor:
         )
         return self._default_policy.next_retry(attempt)
 
-    async def _tell_handler(self, attempt: Attempt, error: BaseException, outcome: Outcome) -> None:
+    async def _call_error_handler(
+        self, attempt: Attempt, error: BaseException, outcome: Outcome
+    ) -> None:
         handler = self._config.error_handler
         if handler is None:
             return
@@ -300,7 +295,7 @@ class Executor:
             with anyio.move_on_after(ERROR_HANDLER_TIMEOUT):
                 cancel = await handler.handle_error(attempt, error)
         except asyncio.CancelledError:
-            pass  # the attempt is over; its outcome stands
+            pass  # the code of the job has ended, so its outcome stays
         except BaseException:
             self._handler_lines.say(ERROR_HANDLER_FAILED, job_id=attempt.id, kind=attempt.kind)
         if cancel:
@@ -311,7 +306,3 @@ class Executor:
                 final=True,
                 error=outcome.error,
             )
-
-
-def _seconds(timeout: timedelta | UnsetType | None) -> float:
-    return timeout.total_seconds() if isinstance(timeout, timedelta) else math.inf

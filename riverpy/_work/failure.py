@@ -89,13 +89,31 @@ def is_cancellation(error: BaseException) -> bool:
     return all(isinstance(leaf, asyncio.CancelledError) for leaf in leaves(error))
 
 
+def deciding_error(error: BaseException) -> BaseException:
+    """Return the exception that decides how an attempt ends.
+
+    This is the first JobSnooze inside groups, else the first JobCancel, else a CancelledError if
+    there is nothing else, else the error itself.
+    """
+    for wanted in (JobSnooze, JobCancel):
+        if (found := find(error, wanted)) is not None:
+            return found
+    return next(leaves(error)) if is_cancellation(error) else error
+
+
 def ending(error: BaseException | None) -> Ending:
-    """How an attempt ends whose code, or what is around it, ends so. (What somebody else wants of
-    the job, and hooks and middleware further out, may change that.)"""
-    if error is None:
-        return "completed"
-    if find(error, JobSnooze) is not None:
-        return "snoozed"
-    if find(error, JobCancel) is not None:
-        return "cancelled"
-    return "stopped" if is_cancellation(error) else "failed"
+    """Return how an attempt ends whose code, or whose middleware, ends with this error.
+
+    A cancel of the job, hooks and outer middleware may still change that.
+    """
+    match None if error is None else deciding_error(error):
+        case None:
+            return "completed"
+        case JobSnooze():
+            return "snoozed"
+        case JobCancel():
+            return "cancelled"
+        case asyncio.CancelledError():
+            return "stopped"
+        case _:
+            return "failed"

@@ -45,14 +45,14 @@ class LoopWatch:
 
     name = "loop watch"
 
-    def __init__(self, work: RunningAttempts, turned: Callable[[float], None]) -> None:
+    def __init__(self, running: RunningAttempts, turned: Callable[[float], None]) -> None:
         """Make it.
 
         Args:
-            work: whose jobs may be what blocks the loop.
+            running: whose jobs may be what blocks the loop.
             turned: told at each turn how many seconds late it is.
         """
-        self._work, self._late = work, turned
+        self._running, self._late = running, turned
         self._turned = 0.0
         """When the loop gave its last sign; monotonic seconds."""
         self._told_of = 0.0
@@ -129,7 +129,7 @@ class LoopWatch:
         it has made."""
         if task is None:  # a callback
             return None
-        for attempt in list(self._work.attempts):
+        for attempt in self._running:
             if attempt.task is task:
                 return attempt
         context = getattr(task, "get_context", None)

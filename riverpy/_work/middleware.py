@@ -41,7 +41,8 @@ class WorkStack:
         client: Plugins,
         kind: Plugins,
         unit: WorkUnit | None,
-        run_code: Callable[[Attempt, RunningAttempts], Awaitable[None]],
+        running: RunningAttempts,
+        run_code: Callable[[Attempt], Awaitable[None]],
     ) -> None:
         """
         Args:
@@ -55,14 +56,14 @@ class WorkStack:
         self._middleware = [*client.work, *kind.work]
         self._begins = [*client.work_begin, *kind.work_begin]
         self._ends = [*client.work_end, *kind.work_end]
-        self._run_code = run_code
+        self._running, self._run_code = running, run_code
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing around them."""
         return not (self._own or self._middleware or self._begins or self._ends)
 
-    async def work(self, attempt: Attempt, group: RunningAttempts) -> None:
+    async def work(self, attempt: Attempt) -> None:
         """Run the attempt.
 
         Raises:
@@ -71,41 +72,41 @@ class WorkStack:
             BaseException: how else it failed.
         """
         attempt.deadline = math.inf
-        passage, given = _Passage(attempt, group), attempt.encoded_args
+        run, given = _StackRun(attempt, self._running), attempt.encoded_args
         try:
             own = self._own(attempt) if self._own else ()
             await run_middleware(
                 [*own, *self._middleware],
-                lambda middleware, inner: passage.through(partial(middleware.work, attempt, inner)),
-                lambda: self._core(passage),
+                lambda middleware, inner: run.through(partial(middleware.work, attempt, inner)),
+                lambda: self._core(run),
                 may_catch=True,
             )
         except GeneratorExit:
             raise
         except BaseException:
-            if not passage.is_stopped:
+            if not run.is_stopped:
                 raise
         else:
-            if not passage.is_stopped:
+            if not run.is_stopped:
                 return
         finally:
             if attempt.encoded_args is not given:  # what hooks set is nowhere stored
                 attempt.encoded_args = given
         raise asyncio.CancelledError
 
-    async def _core(self, passage: _Passage) -> None:
-        attempt, error = passage.attempt, None
+    async def _core(self, run: _StackRun) -> None:
+        attempt, error = run.attempt, None
         if attempt.cause is not None:  # meanwhile, and somebody caught it
             raise asyncio.CancelledError
         for hook in self._begins:
             await hook.work_begin(attempt)
         try:
-            passage.start_timeout()
-            _, error = await passage.outcome(lambda: self._run_code(attempt, passage.group))
-            passage.has_ended = error is None or not is_cancellation(error)
+            run.start_timeout()
+            _, error = await run.outcome(lambda: self._run_code(attempt))
+            run.has_ended = error is None or not is_cancellation(error)
             for hook in self._ends:
-                passage.limit_hook()
-                is_caught, raised = await passage.outcome(partial(hook.work_end, attempt, error))
+                run.limit_hook()
+                is_caught, raised = await run.outcome(partial(hook.work_end, attempt, error))
                 error = raised or (None if is_caught is True else error)
             if error is not None:
                 raise error
@@ -115,13 +116,13 @@ class WorkStack:
             error = raised = None  # they hold this frame
 
 
-class _Passage:
+class _StackRun:
     """One attempt on its way through its stack."""
 
-    __slots__ = ("attempt", "group", "has_ended")
+    __slots__ = ("attempt", "has_ended", "running")
 
-    def __init__(self, attempt: Attempt, group: RunningAttempts) -> None:
-        self.attempt, self.group = attempt, group
+    def __init__(self, attempt: Attempt, running: RunningAttempts) -> None:
+        self.attempt, self.running = attempt, running
         self.has_ended = False
         """Whether the job's code has ended, by itself or at its timeout."""
 
@@ -133,14 +134,14 @@ class _Passage:
     def start_timeout(self) -> None:
         """The time limit counts from now."""
         self.attempt.deadline = time.monotonic() + self.attempt.timeout
-        self.group.watch(self.attempt.deadline)
+        self.running.watch(self.attempt.deadline)
 
     def limit_hook(self) -> None:
         """What follows a timeout has a limit of its own: nothing may keep the slot for ever."""
         attempt = self.attempt
         if attempt.deadline == math.inf and attempt.timeout < math.inf:
             attempt.deadline = time.monotonic() + AFTER_TIMEOUT
-            self.group.watch(attempt.deadline)
+            self.running.watch(attempt.deadline)
 
     async def through(self, run: Callable[[], Awaitable[None]]) -> None:
         """Run a middleware. One that awaits what is inside of it in another task is ended by the
@@ -162,7 +163,7 @@ class _Passage:
         except GeneratorExit:  # the loop is gone
             raise
         except BaseException as raised:
-            self.group.find_cause(self.attempt, raised)
+            self.running.set_cause(self.attempt, raised)
             returned, error = None, raised
         try:
             if self._ended_timeout() and error is not None and is_cancellation(error):

@@ -26,16 +26,16 @@ class NotificationRouter:
     def __init__(
         self,
         producers: Mapping[str, Producer],
-        work: RunningAttempts,
+        running: RunningAttempts,
         reconciler: Reconciler,
         periodic_jobs: PeriodicJobs,
-        candidacy: LeaderSetup | None,
+        leader_setup: LeaderSetup | None,
     ) -> None:
-        self._producers, self._work, self._reconciler = producers, work, reconciler
-        self._periodic_jobs, self._candidacy = periodic_jobs, candidacy
+        self._producers, self._running, self._reconciler = producers, running, reconciler
+        self._periodic_jobs, self._leader_setup = periodic_jobs, leader_setup
 
-    def listen(self, notifier: Notifier) -> None:
-        """Hear what comes on these topics."""
+    def subscribe(self, notifier: Notifier) -> None:
+        """Receive the notifications about jobs, queues and maintenance."""
         notifier.subscribe("river_insert", self._insert)
         notifier.subscribe("river_control", self._control)
         notifier.subscribe(EVENT_TOPIC, self._event)
@@ -51,7 +51,7 @@ class NotificationRouter:
             return
         match message.action:
             case "cancel" if message.job_id:
-                self._work.cancel(message.job_id, message.queue)
+                self._running.cancel(message.job_id, message.queue)
                 if message.queue in self._producers:
                     self._producers[message.queue].cancel(message.job_id)
             case "pause" | "resume":
@@ -65,8 +65,8 @@ class NotificationRouter:
             return
         if message.action == CHANGED_ACTION:
             self._periodic_jobs.wake()
-        elif message.action == OWNERS_ACTION and self._candidacy is not None:
-            self._candidacy.owners_changed()
+        elif message.action == OWNERS_ACTION and self._leader_setup is not None:
+            self._leader_setup.owners_changed()
         elif message.action == DUE_ACTION and message.queue in self._producers:
             for seconds in message.seconds:
                 self._producers[message.queue].expect(seconds)

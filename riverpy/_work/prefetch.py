@@ -28,15 +28,15 @@ WAIT_MAX = 0.05
 class Prefetch:
     """Jobs that are claimed and have not begun. Not for two event loops."""
 
-    def __init__(self, slots: int, give_back: Callable[[list[Attempt]], None]) -> None:
+    def __init__(self, slots: int, release: Callable[[list[Attempt]], None]) -> None:
         """Make it, empty.
 
         Args:
             slots: of the queue.
-            give_back: called with what waited too long, or must not begin any more.
+            release: called with what waited too long, or must not begin any more.
         """
         self._most = int(slots * SHARE_MAX)
-        self._give_back = give_back
+        self._release = release
         self._waiting: deque[tuple[float, Attempt]] = deque()
         """With the time until which each is kept; the oldest first."""
         self._timer: asyncio.TimerHandle | None = None
@@ -78,7 +78,7 @@ class Prefetch:
         attempts = [attempt for _, attempt in self._waiting]
         self._waiting.clear()
         if attempts:
-            self._give_back(attempts)
+            self._release(attempts)
 
     def _arm(self) -> None:
         if self._waiting and self._timer is None:
@@ -97,4 +97,4 @@ class Prefetch:
         if late:
             # What others are offered is not claimed ahead again before jobs ended anew.
             self._window_began, self._ended, self._wanted = now, 0, 0
-            self._give_back(late)
+            self._release(late)

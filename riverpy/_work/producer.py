@@ -34,16 +34,13 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
     from asyncpg import Record
 
-    from riverpy._clients.heartbeat import Heartbeat
     from riverpy._lifecycle import StopScope
     from riverpy._postgres.batch import AsideRow
-    from riverpy._postgres.connection import DedicatedConnection
     from riverpy._postgres.driver import Connection
     from riverpy._work.completer import Completer
-    from riverpy._work.counters import QueueCounters
-    from riverpy._work.metrics import Metrics
+    from riverpy._work.executor import Executor
+    from riverpy._work.run_context import RunContext
     from riverpy._work.running_attempts import RunningAttempts
-    from riverpy._work.subscriptions import Subscriptions
     from riverpy.config import QueueConfig
 
 CLAIM_TIMEOUT = 10.0
@@ -81,37 +78,31 @@ class Producer:
         self,
         queue: str,
         config: QueueConfig,
+        run: RunContext,
         *,
-        client_id: str,
-        schema: str | None,
-        kinds: list[str] | None,
-        poll_interval: timedelta,
-        claims: DedicatedConnection,
+        executor: Executor,
+        running: RunningAttempts,
         completer: Completer,
-        work: RunningAttempts,
-        subscriptions: Subscriptions,
-        heartbeat: Heartbeat,
         claim_failed: Callable[[], None],
-        counters: QueueCounters,
-        metrics: Metrics,
     ) -> None:
+        """`claim_failed` is called after a claim that the server may have carried out although its
+        answer did not arrive."""
         self.queue = queue
-        self.counters, self._metrics = counters, metrics
-        self._client_id, self._schema = client_id, schema
-        self._kinds = kinds
-        """Which kinds are claimed; None: all."""
-        self._claims, self._completer, self._work = claims, completer, work
-        self._subscriptions, self._heartbeat = subscriptions, heartbeat
-        self._claim_failed = claim_failed
+        self._counters, self._metrics = run.counters.queues[queue], run.metrics
+        self._client_id, self._schema = run.client.id, run.schema
+        self._kinds = run.kinds
+        self._claims, self._heartbeat = run.connections.claims, run.heartbeat
+        self._executor, self._running, self._completer = executor, running, completer
+        self._subscriptions, self._claim_failed = run.client.subscriptions, claim_failed
         self.slots = self._free = config.max_workers
         self._empty = 0
         """How many claims in a row have brought nothing."""
         self._claimed_at = 0.0
         """When the last claim ended that succeeded, or claiming began; 0 before."""
-        self._prefetch = Prefetch(config.max_workers, work.give_back) if config.prefetch else None
+        self._prefetch = Prefetch(config.max_workers, running.release) if config.prefetch else None
         self._chunk = max(CLAIM_MIN, config.max_workers // 2)
         self._cooldown = (config.fetch_cooldown or timedelta(0)).total_seconds()
-        poll_interval = config.fetch_poll_interval or poll_interval
+        poll_interval = config.fetch_poll_interval or run.config.fetch_poll_interval
         self.poll = poll_interval.total_seconds()
         """Seconds between two looks at a quiet queue."""
         self._backoff = Backoff(BACKOFF_FIRST, BACKOFF_MOST)
@@ -151,11 +142,6 @@ class Producer:
         return time.monotonic() - self._claimed_at if self._claimed_at else None
 
     @property
-    def may_begin(self) -> bool:
-        """Whether what is claimed is ours still: a client that counts as dead may have lost it."""
-        return self._heartbeat.may_claim
-
-    @property
     def skipped(self) -> list[int]:
         """The jobs that cannot be claimed and are left alone now."""
         return self._unclaimable.skipped
@@ -191,8 +177,8 @@ class Producer:
         self._notified = self._is_in_step = True
         self._stirred.set()
 
-    def release(self) -> None:
-        """One slot came free."""
+    def free_slot(self) -> None:
+        """Free a slot, and fill it with a claimed job that waits."""
         self._free += 1
         self._slot_free.set()
         if self._prefetch is not None:
@@ -201,11 +187,11 @@ class Producer:
 
     def _begin_next(self, prefetch: Prefetch) -> None:
         """Fill a slot with what is claimed already."""
-        if not self.may_begin:
+        if not self._heartbeat.may_claim:
             prefetch.clear()
         elif attempt := prefetch.take():
             self._free -= 1
-            self._work.begin([attempt])
+            self._executor.start([attempt])
 
     def set_paused(self, paused: bool) -> None:
         """Stop or go on claiming. Running jobs are not touched; a repetition does nothing."""
@@ -320,7 +306,7 @@ class Producer:
         """The server may have carried out a claim, unless it says that it did not."""
         if not is_refusal(error) and not is_statement_timeout(error):
             self._claim_failed()
-        self.counters.claim_failures += 1
+        self._counters.claim_failures += 1
 
     async def _claim_one(self, connection: Connection, retry: int | None) -> bool:
         """Claim the job that is tried again, or the next one. Returns whether there was none."""
@@ -375,20 +361,20 @@ class Producer:
             self._cancelled = None
         self._claimed_at = time.monotonic()
         took = self._claimed_at - sent
-        self.counters.claimed(len(rows), took)
+        self._counters.claimed(len(rows), took)
         self._metrics.claimed(self.queue, len(rows), took)
         return rows, took
 
     def _launch(self, rows: list[Record], cancelled: set[int]) -> None:
-        may_begin = self.may_begin  # the answer may have come long after the claim
-        waiting = self._work.launch(rows, self, self._free if may_begin else 0)
+        may_start = self._heartbeat.may_claim  # the answer may have come long after the claim
+        waiting = self._executor.launch(rows, self.free_slot, self._free if may_start else 0)
         for job_id in cancelled:
-            self._work.cancel(job_id, self.queue)
+            self._running.cancel(job_id, self.queue)
         self._free -= len(rows) - len(waiting)
-        if self._prefetch is not None and may_begin and not self.paused:
+        if self._prefetch is not None and may_start and not self.paused:
             self._prefetch.keep(waiting)
         elif waiting:
-            self._work.give_back(waiting)
+            self._running.release(waiting)
 
     async def _take_one(self, connection: Connection, job_id: int | None) -> list[Record]:
         """Claim this job, or the next one that is not set aside. The transaction knows which one it

@@ -37,15 +37,14 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
-    from riverpy._clients.heartbeat import Heartbeat
     from riverpy._lifecycle import StopScope
     from riverpy._postgres.clients import SetAsideRow
-    from riverpy._postgres.connection import DedicatedConnection
     from riverpy._postgres.job_maintenance import RunningClaim
     from riverpy._postgres.jobs import ClaimKey
     from riverpy._work.attempt import Attempt
     from riverpy._work.completer import Completer
     from riverpy._work.producer import Producer
+    from riverpy._work.run_context import RunContext
     from riverpy._work.running_attempts import RunningAttempts
 
 INTERVAL = 30.0
@@ -83,36 +82,29 @@ class Reconciler:
 
     def __init__(
         self,
+        run: RunContext,
         *,
-        schema: str | None,
-        client_id: str,
-        reserved: DedicatedConnection,
-        claims: DedicatedConnection,
-        work: RunningAttempts,
+        running: RunningAttempts,
         completer: Completer,
-        heartbeat: Heartbeat,
+        producers: Mapping[str, Producer],
         is_notified: Callable[[], bool],
         abandoned: frozenset[ClaimKey],
-        quiet: float = 0.0,
     ) -> None:
         """Make it.
 
         Args:
-            schema, client_id, work, completer, heartbeat: of the run.
-            reserved: for what may wait.
-            claims: the connection that claims.
-            is_notified: whether notifications arrive; look more often while they do not.
-            abandoned: attempts of earlier runs in this process: in our name, and not to be put
-                back.
-            quiet: seconds between two looks, at least, while notifications arrive.
+            run: the context of the run.
+            running, completer, producers: of the run.
+            is_notified: whether notifications arrive. It polls more often while they do not.
+            abandoned: attempts of earlier runs in this process, which may still run. They are not
+                released.
         """
-        self._schema, self._client_id = schema, client_id
-        self._reserved, self._claims = reserved, claims
-        self._work, self._completer, self._heartbeat = work, completer, heartbeat
-        self._is_notified = is_notified
-        self._abandoned = abandoned
-        self._quiet = quiet
-        self._producers: Mapping[str, Producer] = {}
+        self._schema, self._client_id = run.schema, run.client.id
+        self._reserved, self._claims = run.connections.reserved, run.connections.claims
+        self._running, self._completer, self._heartbeat = running, completer, run.heartbeat
+        self._producers, self._is_notified, self._abandoned = producers, is_notified, abandoned
+        quiet = run.config.quiet_interval
+        self._quiet = 0.0 if quiet is None else quiet.total_seconds()
         self._heard: set[str] = set()
         """The queues whose pause or resume was heard of since the last question for pauses."""
         self._wake = asyncio.Event()
@@ -191,10 +183,6 @@ class Reconciler:
     def interval(self) -> float:
         """Seconds between two looks while notifications arrive."""
         return max(INTERVAL, self._quiet)
-
-    def watch(self, producers: Mapping[str, Producer]) -> None:
-        """Look after these producers from now on."""
-        self._producers = producers
 
     def resync(self) -> None:
         """Look now: a connection was lost and made again."""
@@ -313,7 +301,7 @@ class Reconciler:
                 producer.set_paused(name in paused)
 
     async def _read_cancels(self) -> None:
-        self._marks.add_missing(self._work.attempts)
+        self._marks.add_missing(self._running)
         await self._marks.send_all(SEND_TIMEOUT)
 
     async def _read_marks(self, asked: list[Attempt]) -> None:
@@ -321,7 +309,7 @@ class Reconciler:
         async with self._reserved.use("reading cancels", RESERVED_TIMEOUT) as connection:
             marked = set(await jobs.job_cancel_marks(connection, self._schema, ids))
         # Not by their jobs: one may have been cancelled, retried and claimed anew meanwhile.
-        self._work.cancel_attempts(attempt for attempt in asked if attempt.id in marked)
+        self._running.cancel_attempts(attempt for attempt in asked if attempt.id in marked)
 
     async def release_last_claims(self, bound: float) -> None:
         """Put back what a claim took whose answer was lost shortly before the end of the run: for
@@ -428,7 +416,7 @@ class Reconciler:
     def _active(self) -> set[ClaimKey]:
         """What is claimed in our name and ours to end."""
         unstored = {attempt.claim_key for attempt in self._completer.unstored}
-        return self._work.claim_keys() | self._abandoned | unstored
+        return self._running.claim_keys() | self._abandoned | unstored
 
     def _wake_producers(self) -> None:
         for producer in self._producers.values():

@@ -1,4 +1,4 @@
-"""RunStatus: how one run of a client stands."""
+"""RunStatus: the current state and the statistics of one run."""
 
 from __future__ import annotations
 
@@ -8,104 +8,95 @@ from typing import TYPE_CHECKING, Literal
 from riverpy.stats import ClientStats, QueueStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-    from riverpy._clients.heartbeat import Heartbeat
-    from riverpy._leading.elector import Elector
-    from riverpy._leases.client_leases import ClientLeases
     from riverpy._leases.singletons import SingletonRunners
     from riverpy._lifecycle import ServiceGroup
-    from riverpy._postgres.connection import ConnectionOutage, DedicatedConnection
     from riverpy._postgres.notifier import Notifier
     from riverpy._work.completer import Completer
-    from riverpy._work.counters import Counters
+    from riverpy._work.leader_setup import LeaderSetup
     from riverpy._work.producer import Producer
+    from riverpy._work.run_context import RunContext
     from riverpy._work.running_attempts import RunningAttempts
 
 State = Literal["starting", "working", "stopping", "stopped"]
 MEASURED_LAG = 1.0
-"""Seconds of the loop's lag from which services are forgiven what they could not do."""
+"""Seconds. A longer lag of the event loop extends the time in which services must turn."""
 
 
 class RunStatus:
-    """Sees all parts of a run, and changes none."""
+    """Reads all parts of a run and changes none."""
 
     def __init__(
         self,
-        counters: Counters,
+        run: RunContext,
         *,
-        client_id: str,
-        domain: str,
-        connections: list[DedicatedConnection],
-        outage: ConnectionOutage,
-        heartbeat: Heartbeat,
-        work: RunningAttempts,
+        running: RunningAttempts,
         completer: Completer,
         producers: Mapping[str, Producer],
-        elector: Elector | None,
-        is_leader: Callable[[], bool],
+        leader_setup: LeaderSetup | None,
         singletons: SingletonRunners,
-        leases: ClientLeases,
+        notifier: Notifier | None,
     ) -> None:
-        """Make it of the run's parts."""
-        self._counters, self._client_id, self._domain = counters, client_id, domain
-        self._connections, self._outage = connections, outage
-        self._heartbeat, self._work, self._completer = heartbeat, work, completer
-        self._producers, self._elector, self._is_leader = producers, elector, is_leader
-        self._singletons, self._leases = singletons, leases
+        self._run, self._running, self._completer = run, running, completer
+        self._producers, self._leader_setup = producers, leader_setup
+        self._singletons, self._notifier = singletons, notifier
         self._started_at = time.monotonic()
-        self.notifier: Notifier | None = None
-        self.groups: list[ServiceGroup] = []
-        """Those whose services must turn."""
+        self._groups: list[ServiceGroup] = []
         self.state: State = "starting"
 
+    def add_group(self, group: ServiceGroup) -> None:
+        """Report the services of this group that are stuck."""
+        self._groups.append(group)
+
     def turned(self, late: float) -> None:
-        """The event loop turned, so many seconds late."""
-        self._counters.loop_lag.add(late)
+        """Record that the event loop turned, so many seconds late."""
+        self._run.counters.loop_lag.add(late)
         if late > MEASURED_LAG:
-            for group in self.groups:
+            for group in self._groups:
                 group.postpone(late)
 
-    def stats(self, dropped_events: int) -> ClientStats:
-        """How it stands now."""
-        notifier, elector, counters = self.notifier, self._elector, self._counters
-        connections = {one.name: one.is_up for one in self._connections}
+    def stats(self) -> ClientStats:
+        """Return the current state and the counts of the run."""
+        run, notifier, counters = self._run, self._notifier, self._run.counters
+        leader_setup = self._leader_setup
+        elector = None if leader_setup is None else leader_setup.elector
+        connections = {one.name: one.is_up for one in run.connections.all}
         if notifier is not None:
             connections["listener"] = notifier.is_up
         return ClientStats(
             state=self.state,
-            client_id=self._client_id,
-            domain=self._domain,
+            client_id=run.client.id,
+            domain=run.config.domain,
             uptime=time.monotonic() - self._started_at,
-            is_leader=self._is_leader(),
+            is_leader=leader_setup is not None and leader_setup.is_leader,
             listener=self._listener,
             connections=connections,
-            outages=self._outage.count,
+            outages=run.connections.outage.count,
             backlog=len(self._completer.unstored),
             results_set_aside=tuple(aside.row.id for aside in self._completer.set_aside),
             results_refused=counters.results_refused,
-            dropped_events=dropped_events,
-            heartbeat_age=self._heartbeat.age,
+            dropped_events=run.client.subscriptions.dropped,
+            heartbeat_age=run.heartbeat.age,
             lease_renewals=elector.renewals if elector else 0,
             lease_renewal_failures=elector.renewal_failures if elector else 0,
             loop_lag=counters.loop_lag.histogram(),
-            stuck=tuple(name for group in self.groups for name in group.stuck()),
-            stuck_jobs=len(self._work.stuck),
+            stuck=tuple(name for group in self._groups for name in group.stuck()),
+            stuck_jobs=len(self._running.stuck.keeps_slot),
             kinds={kind: of_kind.stats() for kind, of_kind in counters.kinds.items()},
             queues={name: self._queue(one) for name, one in self._producers.items()},
             singletons=self._singletons.stats,
-            leases=self._leases.stats,
+            leases=run.client.leases.stats,
         )
 
     @property
     def _listener(self) -> Literal["proven", "deaf", "off"]:
-        if self.notifier is None or self.state == "stopped":
+        if self._notifier is None or self.state == "stopped":
             return "off"
-        return "proven" if self.notifier.proven else "deaf"
+        return "proven" if self._notifier.proven else "deaf"
 
-    @staticmethod
-    def _queue(producer: Producer) -> QueueStats:
-        counters = producer.counters
+    def _queue(self, producer: Producer) -> QueueStats:
+        counters = self._run.counters.queues[producer.queue]
         return QueueStats(
             slots=producer.slots,
             running=producer.running,

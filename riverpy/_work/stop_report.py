@@ -44,7 +44,7 @@ class StopReport(msgspec.Struct, frozen=True):
         return self == StopReport()
 
 
-def tell_of_left(report: StopReport) -> None:
+def log_left(report: StopReport) -> None:
     """Log what was left behind, each kind of it by itself."""
     log = get_logger()
     if report.abandoned:

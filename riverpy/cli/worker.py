@@ -414,7 +414,7 @@ class _Started:
 
 def _limits(unit: WorkUnit, client: Client) -> str:
     """What a job of this kind may take, unless its worker or its insert says otherwise."""
-    timeout = client.config.job_timeout if unit.timeout is UNSET else unit.timeout
+    timeout = unit.resolve_timeout(client.config.job_timeout)
     text = "by job" if unit.job_timeout is not None else format_duration(timeout)
     default = " (default)" if unit.timeout is UNSET and unit.job_timeout is None else ""
     return f"timeout {text}{default}, {client.config.max_attempts} attempts"

@@ -368,7 +368,7 @@ async def test_claims_wait_for_a_sign_of_life(
         heartbeat.failed.init()
         await rig.work(client, Task())
         assert client._run is not None
-        claims = client._run._claims
+        claims = client._run._connections.claims
         async with claims.use("test", 20) if waits else asyncio.timeout(20):
             if waits:
                 await rig.insert_rows(1)

@@ -178,7 +178,7 @@ async def test_unreleased_lease(schema: Schema) -> None:
 
     async with rig.working() as client:
         await rig.until("SELECT leader_id FROM river_leader", client.id)
-        elector: Any = client._run._candidacy.elector
+        elector: Any = client._run._leader_setup.elector
         connection: DedicatedConnection = elector._store._connection
 
         async def fails(*_: Any) -> bool:

@@ -86,23 +86,24 @@ async def test_each_service(rig: Rig, seeded: random.Random, name: str) -> None:
         await run._open_connections()
         for _ in range(CYCLES):
             parts = new_run(rig)
-            for part in ("_claims", "_results", "_reserved"):
-                getattr(parts, part)._connection = getattr(run, part)._connection
-                getattr(parts, part)._was_connected = True
+            for part in ("claims", "results", "reserved"):
+                connection = getattr(parts._connections, part)
+                connection._connection = getattr(run._connections, part)._connection
+                connection._was_connected = True
             with anyio.fail_after(PER_CYCLE):
                 await one_cycle(parts, name, seeded)
-            for part in ("_claims", "_results", "_reserved"):
-                getattr(run, part)._connection = getattr(parts, part)._connection
-        for part in (run._claims, run._results, run._reserved):
-            await part.close()
+            for part in ("claims", "results", "reserved"):
+                used = getattr(parts._connections, part)._connection
+                getattr(run._connections, part)._connection = used
+        await run._connections.close()
 
 
 async def one_cycle(parts: Run, name: str, rng: random.Random) -> None:
     """Start the service, wait for a moment, stop it."""
     cancel = rng.random() < 0.3
-    assert parts._candidacy is not None
+    assert parts._leader_setup is not None
     services: dict[str, Any] = {
-        "elector": parts._candidacy.elector,
+        "elector": parts._leader_setup.elector,
         "notifier": parts._make_notifier(),
         "producer": parts.producers["default"],
         "reconciler": parts._reconciler,

@@ -61,15 +61,15 @@ class Stubborn:
         """Time out this many running jobs. A short timeout would also hit other jobs on a slow
         machine."""
         assert client._run is not None
-        work = client._run.work
+        running = client._run.running
         async with asyncio.timeout(PATIENCE):
-            while sum(attempt.started > 0 for attempt in work.attempts) < count:
+            while sum(attempt.started > 0 for attempt in running) < count:
                 await asyncio.sleep(0.001)
-        for attempt in work.attempts:
+        for attempt in running:
             if attempt.started:
                 attempt.timeout = 0.0
             attempt.deadline = time.monotonic()
-            work.watch(attempt.deadline)
+            running.watch(attempt.deadline)
 
 
 class Handler:

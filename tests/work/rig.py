@@ -12,7 +12,7 @@ import anyio
 import msgspec
 
 from riverpy import Client, Config, EventKind, Job, QueueConfig, Workers
-from riverpy._work import executor
+from riverpy._work import outcomes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -40,7 +40,7 @@ class InMoments:
     """A retry policy: soon enough to be available, too late to run again in a test."""
 
     def next_retry(self, job: JobRow, /) -> timedelta:
-        return executor.SOON - timedelta(milliseconds=100)
+        return outcomes.AVAILABLE_DELAY_MAX - timedelta(milliseconds=100)
 
 
 class Rig:

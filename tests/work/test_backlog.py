@@ -36,7 +36,7 @@ class SlowDatabase:
     """Takes a statement of results when it is told to."""
 
     def __init__(self, client: Any) -> None:
-        self._results = client._run._results
+        self._results = client._run._connections.results
         self._use = self._results.use
         self._turns = anyio.Semaphore(0)
         self.is_slow = True
@@ -83,13 +83,13 @@ async def test_slow_completion(rig: Rig, log: list[dict[str, Any]]) -> None:
             """Wait until claims have stopped. Returns how many jobs were claimed and stored."""
             try:
                 with anyio.fail_after(PATIENCE):
-                    while not slow.waits or run._completer.waiting <= BOUND or run.work:
+                    while not slow.waits or run._completer.waiting <= BOUND or run.running:
                         await asyncio.sleep(0.005)
             except TimeoutError:
                 slow.take_all()
                 raise AssertionError(
                     f"claims did not stop: {slow.waits=}, {run._completer.waiting=}, "
-                    f"{len(run.work)=}, {run.producers['default'].may_begin=}, "
+                    f"{len(run.running)=}, {run._heartbeat.may_claim=}, "
                     f"{await rig.states()}, {log}"
                 ) from None
             states = await rig.states()

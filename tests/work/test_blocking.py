@@ -177,7 +177,7 @@ async def test_thread_past_its_timeout(rig: Rig) -> None:
         run = client._run
         assert run is not None
         async with asyncio.timeout(PATIENCE):
-            while not any(attempt.cause for attempt in run.work.attempts):
+            while not any(attempt.cause for attempt in run.running):
                 await asyncio.sleep(0.001)
         assert await rig.states() == {"running": 1, "available": 1}
         release.set()
@@ -345,10 +345,10 @@ async def end_by(how: str, client: riverpy.Client, job_id: int) -> None:
         client.stop()
     else:
         assert client._run is not None
-        work = client._run.work
-        for attempt in work.attempts:  # the minute is over
+        running = client._run.running
+        for attempt in running:  # the minute is over
             attempt.timeout, attempt.deadline = 0.0, time.monotonic()
-            work.watch(attempt.deadline)
+            running.watch(attempt.deadline)
 
 
 async def until_exists(file: Path) -> None:

@@ -95,7 +95,7 @@ async def test_another_job_of_the_number(rig: Rig, started: asyncio.Queue[Job[Ta
         await client.insert(Task(n=1))
         await started.get()  # what was sent before is handled
         assert client._run is not None
-        assert len(client._run.work) == 2
+        assert len(client._run.running) == 2
         client.stop_and_cancel()
     assert await rig.states() == {"available": 2}
 

@@ -505,7 +505,7 @@ async def test_read_only_spell(rig: Rig, gate: Gate) -> None:
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                 " WHERE application_name ~ '^riverpy' AND datname = current_database()"
             )
-            results = client._run._results  # type: ignore[union-attr]
+            results = client._run._connections.results  # type: ignore[union-attr]
             connect, tries = results._connect, asyncio.Semaphore(0)
 
             async def counted() -> Any:

@@ -69,7 +69,7 @@ async def test_available_and_far_from_due(rig: Rig) -> None:
 async def test_pending_retry(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that fails once and is due again at once: a drain returns only when it is completed, 50
     times (LD-16)."""
-    monkeypatch.setattr(riverpy._work.run, "DRAIN_POLL", 0.0)
+    monkeypatch.setattr(riverpy._work.run, "DRAIN_POLL_INTERVAL", 0.0)
 
     @rig.job(next_retry=lambda job: timedelta(milliseconds=job.args.n % 4))
     async def work(job: Job[Task]) -> None:
@@ -86,7 +86,7 @@ async def test_pending_retry(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_claim_in_flight(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that a claim has taken, but whose answer is still on its way, are no empty queue
     (LD-16)."""
-    monkeypatch.setattr(riverpy._work.run, "DRAIN_POLL", 0.0)
+    monkeypatch.setattr(riverpy._work.run, "DRAIN_POLL_INTERVAL", 0.0)
     ended = asyncio.Event()
 
     @rig.job(next_retry=lambda job: timedelta(milliseconds=20))
@@ -128,7 +128,7 @@ async def test_job_that_ends_while_the_queues_are_read(
 ) -> None:
     """The queues are read when nothing runs or is to be stored, not before: a job that fails and is
     stored between their reading and its answer is seen nowhere (LD-16)."""
-    monkeypatch.setattr(riverpy._work.run, "DRAIN_POLL", 0.0)
+    monkeypatch.setattr(riverpy._work.run, "DRAIN_POLL_INTERVAL", 0.0)
     look, busy = riverpy._work.run.job_any_available, []
     client = rig.client()
 

@@ -25,8 +25,8 @@ from riverpy import (
     Worker,
 )
 from riverpy._log_events import RETRY_POLICY_FAILED
-from riverpy._work import executor
-from riverpy._work.executor import SOON
+from riverpy._work import outcomes
+from riverpy._work.outcomes import AVAILABLE_DELAY_MAX
 from riverpy.job import JobColumn, JobRow
 from riverpy.retry import RETRY_DELAY_MAX
 from tests.work.rig import PATIENCE, Task, errors_of, metadata_of
@@ -119,7 +119,7 @@ async def test_failed_is_retryable(rig: Rig) -> None:
 
 async def test_soon_due_is_available(rig: Rig) -> None:
     """A first failure is due within River's 5 seconds, so the job is available at once."""
-    assert timedelta(seconds=5) == SOON
+    assert timedelta(seconds=5) == AVAILABLE_DELAY_MAX
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -132,7 +132,7 @@ async def test_soon_due_is_available(rig: Rig) -> None:
 @pytest.mark.parametrize("snoozes", [False, True])
 async def test_what_is_soon(rig: Rig, snoozes: bool) -> None:
     """What is due within these seconds is available, what is due later is not."""
-    soon = executor.SOON  # as the rig has it
+    soon = outcomes.AVAILABLE_DELAY_MAX  # as the rig has it
 
     @rig.job(next_retry=lambda job: soon + timedelta(milliseconds=job.args.n))
     async def work(job: Job[Task]) -> None:
@@ -352,7 +352,7 @@ async def test_job_snooze(rig: Rig) -> None:
             case 0:
                 raise JobSnooze(HOUR)
             case 1:
-                raise JobSnooze(executor.SOON)
+                raise JobSnooze(outcomes.AVAILABLE_DELAY_MAX)
             case _:
                 raise ExceptionGroup("both", [JobCancel("no"), JobSnooze(HOUR)])
 

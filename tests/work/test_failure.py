@@ -80,7 +80,7 @@ async def test_entry(rig: Rig) -> None:
     assert list(entry) == ["at", "error", "trace", "attempt"]  # jsonb's order: Go has the same
     assert entry["error"] == "ValueError: <boom> é😀"
     assert entry["attempt"] == 1
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", entry["at"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?Z", entry["at"])
     assert before <= datetime.fromisoformat(entry["at"]) <= after
     assert rig.last_event.job is not None
     (read,) = rig.last_event.job.errors

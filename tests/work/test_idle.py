@@ -15,7 +15,7 @@ from riverpy._leading import leader_watch
 from riverpy._leading.domain_queues import UNDIVIDED
 from riverpy._lifecycle import ServiceGroup, StopScope
 from riverpy._maintenance.services import domain_services
-from riverpy._postgres.connection import close_all
+from riverpy._work.client_status import ClientStatusReporter
 from riverpy._work.producer import CLAIM_TIMEOUT, ECHOES
 from tests._statements import record_statements
 from tests.leading.term_context import held_term
@@ -59,7 +59,7 @@ async def rate_beside_polls(rig: Rig, sent: list[Sent], **settings: Any) -> floa
         (lambda: listening._prove(first=False), listening.probe_interval),
     ]
     if config.candidate:
-        elector = run._candidacy.elector
+        elector = run._leader_setup.elector
         bidding = config.elect_interval.total_seconds()
         steps.append((lambda: elector._bid(StopScope()), bidding))
     async with ServiceGroup() as group:
@@ -67,10 +67,13 @@ async def rate_beside_polls(rig: Rig, sent: list[Sent], **settings: Any) -> floa
         counts = [await statements_of(sent, step) for step, _ in steps]
         await rig.schema.execute("TRUNCATE riverpy_client")
         await run._heartbeat.register()
-        again = await statements_of(sent, run._disclosure._tell)
-    await close_all([run._claims, run._results, run._reserved])
+        reporter = ClientStatusReporter(
+            run._context, run.running, list, has_state=True, is_marked=False
+        )
+        again = await statements_of(sent, reporter._tell)
+    await run._connections.close()
     assert counts == [1] * len(steps)
-    assert run._disclosure._told is not None
+    assert reporter._told is not None
     assert again == 0  # it tells what is new
     return sum(1 / interval for _, interval in steps)
 

@@ -95,11 +95,11 @@ async def test_blocked_by_no_job(rig: Rig, log: list[dict[str, Any]]) -> None:
     async with rig.working() as client:
         run = client._run
         assert run is not None
-        waiting = Attempt([0] * 20, None, run.producers["default"], 0.0)
-        run.work.attempts.add(waiting)  # as one that was claimed ahead, and has no task
+        waiting = Attempt([0] * 20, None, lambda: None, 0.0)
+        run.running.add([waiting])  # as one that was claimed ahead, and has no task
         asyncio.get_running_loop().call_soon(block_until_told, log)
         after = await until_told(log, EVENT_LOOP_RESUMED)
-        run.work.attempts.remove(waiting)
+        run.running._attempts.remove(waiting)
     (entry,) = told(log, EVENT_LOOP_BLOCKED)
     assert "kind" not in entry | after
     assert "block_until_told" in entry["at"]

@@ -38,7 +38,7 @@ async def hold_claims(client: Client, proxy: Proxy) -> None:
     assert run is not None
     while run.producers["default"]._echoes:  # claims that find nothing
         await asyncio.sleep(0.01)
-    async with run._claims.use("holding", 2 * PATIENCE):
+    async with run._connections.claims.use("holding", 2 * PATIENCE):
         proxy.hold(CLAIMS)
 
 
@@ -65,7 +65,7 @@ async def test_answer_of_a_claim_is_lost(
         if how == "cut":
             assert proxy.cut(CLAIMS) == 1
         else:
-            while client._run._claims._connection is not None:  # type: ignore[union-attr]
+            while client._run._connections.claims._connection is not None:  # type: ignore[union-attr]
                 await asyncio.sleep(0.01)
         await proxy.release()
         await rig.take(6)

@@ -246,7 +246,7 @@ async def test_cancel(rig: Rig, ahead: None, patient: None, how: str) -> None:
         await client.job_cancel(3)
         run = client._run
         assert run is not None
-        while not any(attempt.cause for attempt in run.work.attempts):
+        while not any(attempt.cause for attempt in run.running):
             await asyncio.sleep(0.001)
         if how == "begins":
             blocked.release.set()

@@ -267,7 +267,7 @@ async def test_looks_again_after_a_notification(rig: Rig, claims: list[tuple[int
             )
             while len(claims) == before or run.producers["default"]._echoes:
                 await asyncio.sleep(0)
-            async with run._claims.use("seeing no claim in flight", PATIENCE):
+            async with run._connections.claims.use("seeing no claim in flight", PATIENCE):
                 looks = len(claims) - before
         await rig.insert_rows(1)  # nobody tells
     assert await rig.states() == {"available": 1}

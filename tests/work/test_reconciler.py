@@ -131,7 +131,7 @@ async def test_cancel_beside_an_attempt_that_goes_on(
         async def answered_late(*args: Any) -> Any:
             if rows := await take(*args):
                 await client.job_cancel(inserted.job.id)
-                earlier = next(iter(client._run.work.attempts))  # type: ignore[union-attr]
+                earlier = next(iter(client._run.running))  # type: ignore[union-attr]
                 await _until(lambda: earlier.cause is not None)
             return rows
 

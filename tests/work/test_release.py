@@ -13,8 +13,8 @@ import pytest
 
 import riverpy._postgres.jobs
 import riverpy._work.completer
+import riverpy._work.executor
 import riverpy._work.prefetch
-import riverpy._work.running_attempts
 from riverpy import EventKind, Job, QueueConfig
 from riverpy._work.prefetch import Prefetch
 from tests.work.rig import FAR, PATIENCE, Task
@@ -182,7 +182,7 @@ async def test_client_that_stood_still(
     """A client that counts as dead when its claim is answered, or when a job would take its first
     step, gives the job back instead, and tells nobody of an attempt."""
     if when == "before the first step":
-        monkeypatch.setattr(riverpy._work.running_attempts, "PROMPT", -1.0)
+        monkeypatch.setattr(riverpy._work.executor, "FIRST_STEP_MAX", -1.0)
     ran: list[int] = []
 
     @rig.job
@@ -192,7 +192,7 @@ async def test_client_that_stood_still(
     queues = {"default": QueueConfig(max_workers=4, prefetch=prefetch)}
     async with rig.working(queues=queues) as client:
         producer: Any = producer_of(client)
-        heartbeat, take, launch = producer._heartbeat, producer._take, producer._work.launch
+        heartbeat, take, launch = producer._heartbeat, producer._take, producer._executor.launch
         until: list[float] = []
 
         def stand_still() -> None:
@@ -211,7 +211,7 @@ async def test_client_that_stood_still(
                 stand_still()
             return waiting
 
-        producer._take, producer._work.launch = late_answer, late_start
+        producer._take, producer._executor.launch = late_answer, late_start
         await client.insert(Task())
         await rig.until("SELECT state = 'available' AND attempted_by IS NOT NULL FROM river_job")
         assert (ran, (await rig.row(1))["attempt"]) == ([], 0)

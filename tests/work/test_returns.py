@@ -102,9 +102,9 @@ async def end_by(how: str, rig: Rig, client: Client, job_id: int) -> None:
         client.stop_and_cancel()
     else:
         assert client._run is not None
-        for attempt in client._run.work.attempts:
+        for attempt in client._run.running:
             attempt.timeout, attempt.deadline = 0.0, time.monotonic()
-            client._run.work.watch(attempt.deadline)
+            client._run.running.watch(attempt.deadline)
 
 
 REASON = {

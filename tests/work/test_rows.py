@@ -151,7 +151,7 @@ async def cancel_running(rig: Rig, client: Client, row: dict[str, str | None]) -
 
 async def cancel_unheard(rig: Rig, client: Client, row: dict[str, str | None]) -> int:
     """Insert, and cancel while it runs, so that its client never hears of it."""
-    client._run.work.cancel_attempts = lambda _: None  # type: ignore[union-attr, method-assign]
+    client._run.running.cancel_attempts = lambda _: None  # type: ignore[union-attr, method-assign]
     job_id = await insert(client, row)
     await rig.until_state("running")
     await client.job_cancel(job_id)

@@ -64,7 +64,11 @@ async def test_limits_of_the_sessions(rig: Rig, own: str | None, expected: str) 
         async with rig.working() as client:
             run = client._run
             assert run is not None
-            for dedicated in (run._claims, run._results, run._reserved):
+            for dedicated in (
+                run._connections.claims,
+                run._connections.results,
+                run._connections.reserved,
+            ):
                 async with dedicated.use("looking", 5) as connection:
                     limit = await connection.fetchval("SHOW statement_timeout")
                     known = await connection.fetchval(
@@ -84,7 +88,7 @@ async def test_session_of_maintenance(rig: Rig) -> None:
     it."""
     async with rig.working() as client:
         assert client._run is not None
-        connection = await client._run._connector.maintenance("maintenance")
+        connection = await client._run._connections.connector.maintenance("maintenance")
         assert await connection.fetchval("SHOW jit") == "off"
         assert await connection.fetchval("SHOW statement_timeout") == "4s"
         await connection.close()
@@ -105,14 +109,14 @@ async def test_read_only_spell_is_one_outage(rig: Rig, log: list[dict[str, Any]]
         assert run is not None
         await rig.schema.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
         tries = asyncio.Semaphore(0)
-        connect = run._claims._connect
+        connect = run._connections.claims._connect
 
         async def counted() -> Connection:
             connection = await connect()
             tries.release()
             return connection
 
-        run._claims._connect = counted
+        run._connections.claims._connect = counted
         try:
             await rig.schema.execute(
                 f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {OURS} ~ '^riverpy'"

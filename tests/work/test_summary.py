@@ -23,18 +23,16 @@ if TYPE_CHECKING:
     import pytest
 
 PATIENCE = 20.0
-COUNTED = Counters([], ["default"])
 
 
 def ended(kind: str, error: str | None = None) -> Any:
     """An attempt that ended a moment ago."""
     row: list[Any] = [0] * 18
-    row[JobColumn.KIND] = kind
+    row[JobColumn.KIND], row[JobColumn.QUEUE] = kind, "default"
     outcome = None if error is None else SimpleNamespace(error=json.dumps({"error": error}))
     return SimpleNamespace(
         kind=kind,
         columns=lambda: row,
-        producer=SimpleNamespace(counters=COUNTED.queues["default"]),
         outcome=outcome,
         event=EventKind.JOB_FAILED if outcome else EventKind.JOB_COMPLETED,
         state_stored=JobState.DISCARDED,

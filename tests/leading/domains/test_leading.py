@@ -90,7 +90,7 @@ async def own(rig: Rig, domain: str, queue: str, silent: str) -> None:
 def services_of(one: Member, seat: int = 0) -> dict[str, Any]:
     """The services of the last term of a client's own lead, or of its second, which is the
     schema's."""
-    candidacy: Any = one.client._run._candidacy  # type: ignore[union-attr]
+    candidacy: Any = one.client._run._leader_setup  # type: ignore[union-attr]
     return {service.name: service for service in candidacy._seats[seat]._services}
 
 
@@ -165,7 +165,7 @@ async def test_stop_hands_over(rig: Rig, schema: Schema) -> None:
         async with member(rig, "a", "mail", **LONG) as a:
             first = await a.leads()
             async with member(rig, "b", "mail", **LONG) as b:
-                elector: Any = b.client._run._candidacy.elector  # type: ignore[union-attr]
+                elector: Any = b.client._run._leader_setup.elector  # type: ignore[union-attr]
                 elector.denied.init()
                 elector.resync()  # its first bid may be over
                 with anyio.fail_after(PATIENCE):
@@ -204,7 +204,7 @@ async def test_request_of_an_old_term(rig: Rig) -> None:
     async with member(rig, "a", "mail", **LONG) as a:
         term = await a.leads()
         assert term.epoch is not None
-        candidacy: Any = a.client._run._candidacy  # type: ignore[union-attr]
+        candidacy: Any = a.client._run._leader_setup  # type: ignore[union-attr]
         hear = candidacy.topics["riverpy_lease"]
         for lease, epoch in (("d:mail", term.epoch - 1), ("d:pay", term.epoch)):
             hear(json.dumps({"lease": lease, "epoch": epoch, "action": "resign_requested"}))
@@ -384,7 +384,7 @@ async def test_queue_that_is_moved(rig: Rig) -> None:
                 connection, rig.schema.name, queue="one", domain="pay", by="me"
             )
         assert await owners(rig) == {"one": "pay", "two": "pay"}
-        seats = [one.client._run._candidacy._own for one in (a, b)]  # type: ignore[union-attr]
+        seats = [one.client._run._leader_setup._own for one in (a, b)]  # type: ignore[union-attr]
         for seat in seats:
             seat.forget_owners()
         scopes = [await seat._territory.scope() for seat in seats]  # type: ignore[union-attr]
@@ -401,7 +401,7 @@ async def test_default_hears_of_the_first_domain(rig: Rig) -> None:
         await c.leads()
         await passed(c)
         async with member(rig, "a", "mail", "one", candidate=False):
-            seat: Any = c.client._run._candidacy._own  # type: ignore[union-attr]
+            seat: Any = c.client._run._leader_setup._own  # type: ignore[union-attr]
             with anyio.fail_after(PATIENCE):
                 while "one" in await seat._territory.scope():
                     await asyncio.sleep(0.01)
@@ -423,7 +423,7 @@ async def test_orphans(rig: Rig) -> None:
         await passed(c)
         assert await left_alone(rig) == ["two"]
         async with member(rig, "a", "mail", "x", candidate=False):
-            seat: Any = c.client._run._candidacy._own  # type: ignore[union-attr]
+            seat: Any = c.client._run._leader_setup._own  # type: ignore[union-attr]
             with anyio.fail_after(PATIENCE):
                 while "one" in await seat._territory.scope():
                     await asyncio.sleep(0.01)
@@ -447,7 +447,7 @@ async def test_schema_is_kept_without_default(rig: Rig) -> None:
         async with member(rig, "c", None) as c:
             await c.leads()
             await rig.until(SCHEMA_HOLDER, None)
-            elector = a.client._run._candidacy.electors[1]  # type: ignore[union-attr]
+            elector = a.client._run._leader_setup.electors[1]  # type: ignore[union-attr]
             elector.denied.init()
             with anyio.fail_after(PATIENCE, reason="it is elected beside the leader of default"):
                 await elector.denied.wait()

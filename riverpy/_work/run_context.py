@@ -1,0 +1,112 @@
+"""RunContext: what the parts of one run share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from riverpy._postgres.connection import ConnectionOutage, DedicatedConnection, close_all
+from riverpy._postgres.connector import Connector
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from riverpy._clients.heartbeat import Heartbeat
+    from riverpy._insert.inserter import Inserter
+    from riverpy._leading.subscriptions import Leadership
+    from riverpy._leases.client_leases import ClientLeases
+    from riverpy._postgres.driver import Connection
+    from riverpy._work.child_process import ChildProcesses
+    from riverpy._work.counters import Counters
+    from riverpy._work.metrics import Metrics
+    from riverpy._work.subscriptions import Subscriptions
+    from riverpy.config import Config, QueueConfig
+    from riverpy.periodic import PeriodicJobs
+    from riverpy.singletons import Singletons
+    from riverpy.worker import Workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientParts:
+    """What a run takes from its client."""
+
+    id: str
+    url: str | None
+    config: Config
+    workers: Workers
+    queues: Mapping[str, QueueConfig]
+    singletons: Singletons
+    leases: ClientLeases
+    subscriptions: Subscriptions
+    leadership: Leadership
+    periodic_jobs: PeriodicJobs
+    inserter: Inserter
+    children: ChildProcesses
+
+    @property
+    def slots(self) -> dict[str, int]:
+        """The number of slots of each queue."""
+        return {name: queue.max_workers for name, queue in self.queues.items()}
+
+
+class RunConnections:
+    """The dedicated connections of one run. `reconnected` is called after the one for claims or
+    the one for results was lost and made again."""
+
+    def __init__(self, client: ClientParts, reconnected: Callable[[], None]) -> None:
+        self.connector = connector = Connector(client.url, client.config)
+        self.outage = ConnectionOutage(client.id)
+        self._config = client.config
+        self.claims = self._make("claims", connector.claims, reconnected)
+        self.results = self._make("results", connector.results, reconnected)
+        self.reserved = self._make("reserved", connector.reserved)
+
+    def _make(
+        self,
+        name: str,
+        connect: Callable[[], Awaitable[Connection]],
+        reconnected: Callable[[], None] | None = None,
+    ) -> DedicatedConnection:
+        return DedicatedConnection(
+            name,
+            connect,
+            self.outage,
+            pooled=self._config.pooler,
+            trace_internal=self._config.trace_internal,
+            reconnected=reconnected,
+        )
+
+    @property
+    def all(self) -> tuple[DedicatedConnection, ...]:
+        """All of them."""
+        return self.claims, self.results, self.reserved
+
+    async def close(self) -> None:
+        """Close all of them."""
+        await close_all(self.all)
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """What the parts of one run share."""
+
+    client: ClientParts
+    connections: RunConnections
+    heartbeat: Heartbeat
+    counters: Counters
+    metrics: Metrics
+
+    @property
+    def config(self) -> Config:
+        """The client's settings."""
+        return self.client.config
+
+    @property
+    def kinds(self) -> list[str] | None:
+        """The kinds to claim, aliases included; None: all."""
+        return list(self.client.workers) if self.config.known_kinds_only else None
+
+    @property
+    def schema(self) -> str | None:
+        """The schema of River's tables; None: the first of the search path."""
+        return self.client.config.schema
