@@ -93,9 +93,10 @@ class Run:
             abandoned: attempts of earlier runs in this process that may still run.
         """
         self._client, self._config = client, client.config
+        config = client.config
         self._log = get_logger()
         self._stop_asked, self._hard_asked = asyncio.Event(), asyncio.Event()
-        self._budget = StopBudget(self._config.soft_stop_timeout, self._config.hard_stop_timeout)
+        self._budget = StopBudget(config.soft_stop_timeout, config.hard_stop_timeout)
         self._start_scope: anyio.CancelScope | None = None
         self._maintenance_left = False
         self._singletons_left: tuple[str, ...] = ()
@@ -109,10 +110,10 @@ class Run:
         self._context = context = self._make_context()
         reporter = ResultReporter(context.counters, client.subscriptions, self._expect)
         self._completer = Completer(context, reporter.report)
-        self.running = RunningAttempts(self._config, self._completer.add)
+        self.running = RunningAttempts(config, self._completer.add)
         self._executor = Executor(
             client.workers,
-            self._config,
+            config,
             client.children,
             self.running,
             lambda: self._heartbeat.may_claim,
@@ -126,16 +127,12 @@ class Run:
             is_notified=self._is_notified,
             abandoned=abandoned,
         )
-        self._singletons = SingletonRunners(
-            client.singletons, client.leases, self._config, SystemTimer()
-        )
+        self._singletons = SingletonRunners(client.singletons, client.leases, config, SystemTimer())
         self._membership = self._make_membership()
         self._leader_setup = self._make_leader_setup()
         self._leader_watch = self._make_leader_watch()
-        self._periodic_warning = (
-            None if self._config.candidate else PeriodicWarning(client.periodic_jobs)
-        )
-        self._notifier = None if self._config.poll_only else self._make_notifier()
+        self._periodic_warning = None if config.candidate else PeriodicWarning(client.periodic_jobs)
+        self._notifier = None if config.poll_only else self._make_notifier()
         self.status = RunStatus(
             context,
             running=self.running,
