@@ -129,7 +129,7 @@ async def test_stuck_job(
         await rig.until("SELECT stuck FROM riverpy_client", [])
     assert told["job_id"] == stuck.job.id
     assert (told["kind"], told["queue"], told["stuck"]) == ("task", "default", 1)
-    assert told["why"] == ("job timeout" if how == "timeout" else "job cancelled remotely")
+    assert told["reason"] == ("job timeout" if how == "timeout" else "job cancelled remotely")
     assert told["seconds"] > SOON.total_seconds()
     assert told["keeps_slot"] is True
     ended = await entry(log, STUCK_JOB_ENDED)
@@ -195,7 +195,7 @@ async def test_many_stuck_jobs(rig: Rig, log: list[dict[str, Any]]) -> None:
         levels = [one["log_level"] for one in log if one["event"] == event]
         assert levels[10:] == ["debug"] * 5
         assert "debug" not in levels[:10]
-    assert [one["line"] for one in log if one["event"] == LOG_EVENTS_LIMITED] == events
+    assert [one["limited_event"] for one in log if one["event"] == LOG_EVENTS_LIMITED] == events
 
 
 async def test_job_that_ends_in_time(rig: Rig, log: list[dict[str, Any]]) -> None:

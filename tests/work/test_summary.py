@@ -173,7 +173,7 @@ def test_lines_about_jobs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         told = [entry for entry in log if entry["log_level"] != "debug"]
         assert [entry.get("job_id") for entry in told] == [*range(LINES_MAX), None]
         assert {entry["log_level"] for entry in told[:LINES_MAX]} == {"error"}
-        assert told[-1]["line"] == "it happened"
+        assert told[-1]["limited_event"] == "it happened"
         assert len(log) == 1001  # the others are at debug
         now += WINDOW
         log.clear()
