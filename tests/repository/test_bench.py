@@ -1,4 +1,4 @@
-"""scripts/bench compare: what it makes of figures, and a small run of it."""
+"""scripts/bench compare: its ratios, goals and output, and a small run of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ABOUT = {"machine": {"cores": "2"}, "versions": {}, "rounds": 3, "jobs": 100, "n
 
 
 def samples() -> Samples:
-    """Three rounds in which the machine is slower each time, and Go is not there."""
+    """Three rounds on a machine that gets slower in each, without Go."""
     found = Samples()
     for number, speed in enumerate((4.0, 2.0, 1.0)):
         found.add("work_100", "riverpy", number, 1.1 * speed)
@@ -31,7 +31,8 @@ def samples() -> Samples:
 
 
 def test_ratios_are_taken_round_by_round() -> None:
-    """A slower machine changes the rates, not the ratio; a round without a partner is left out."""
+    """A slower machine changes the rates but not the ratio. A round without the other figure is
+    left out."""
     found = samples()
     assert found.ratio("work_100", "bare") == pytest.approx(1.1)
     assert found.spread("work_100", "bare") == [1.0, 4.0]
@@ -41,7 +42,7 @@ def test_ratios_are_taken_round_by_round() -> None:
 
 
 def test_goals() -> None:
-    """Met, missed, and not to be told."""
+    """A goal is met, missed, or not measured."""
     found = samples()
     assert Goal("work_100", 1.0, "bare").verdict(found).met is True
     assert Goal("work_100", 1.2, "bare").verdict(found).met is False
@@ -53,7 +54,7 @@ def test_goals() -> None:
 
 
 def test_shape_of_the_json() -> None:
-    """Each key has a figure or null for each competitor, also when nothing was measured."""
+    """Each key has a figure or null for each competitor, even when nothing was measured."""
     for found in (samples(), Samples()):
         printed = json.loads(json.dumps(as_json(found, ABOUT)))
         assert [set(printed[key]) for key in KEYS] == [set(NAMES)] * len(KEYS)
@@ -62,7 +63,7 @@ def test_shape_of_the_json() -> None:
 
 
 def test_table() -> None:
-    """It has a line for each measure, with the goals and what came of them."""
+    """The table has a line for each measurement, with the goals and their results."""
     text = as_text(samples(), ABOUT)
     assert "riverpy 2.2 (1.1 .. 4.4)   bare 2 (1 .. 4)" in text
     assert "goal at least 1 x bare: 1.10, met" in text
@@ -71,7 +72,7 @@ def test_table() -> None:
 
 
 def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    """A measure or competitor that there is not is refused with those that there are."""
+    """An unknown measurement or competitor is refused, with the list of known ones."""
     for wrong in (["--only", "works"], ["--competitors", "celery"], ["--rounds", "0"]):
         with pytest.raises(SystemExit):
             parse_arguments(wrong)
@@ -79,7 +80,8 @@ def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_small_run() -> None:
-    """Standard output is one JSON object; who fails is null, and the reason is told."""
+    """Standard output is one JSON object. A competitor that fails is null, and the reason is
+    printed."""
     command = [sys.executable, "-m", "scripts.bench_compare", "--json", "--quick", "--jobs", "200"]
     command += ["--rounds", "1", "--only", "work_100", "--competitors", "riverpy,bare,oban"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

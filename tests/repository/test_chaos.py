@@ -1,4 +1,4 @@
-"""scripts/chaos: its checker finds each kind of fault, its plans are those of their seeds, and its
+"""scripts/chaos: its checker finds each kind of violation, a seed always has the same plan, and its
 fleet leaves nothing behind."""
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def slots(periodic_id: str, *times: tuple[float, float]) -> list[Slot]:
 
 
 def good_history() -> History:
-    """One of every kind of thing that may happen."""
+    """Return a history with every kind of record and no violation."""
     return History(
         acts=[
             act("begin", 0.01, OLD),
@@ -85,7 +85,7 @@ def good_history() -> History:
         jobs=[
             job(1),
             job(2, attempt=2, rescues=1, errors=1),
-            job(3, attempt=2, rescues=1, errors=1),  # killed before its first attempt began
+            job(3, attempt=2, rescues=1, errors=1),  # killed before its first attempt started
         ],
         inserted=[1, 2],
         trust=timedelta(seconds=1),
@@ -93,14 +93,14 @@ def good_history() -> History:
 
 
 def rules(**changes: object) -> list[str]:
-    """What the checker finds in the good history after these changes."""
+    """Return the rules that the good history breaks after these changes."""
     found = check(msgspec.structs.replace(good_history(), **changes))
     assert all(violation.text for violation in found)
     return [violation.rule for violation in found]
 
 
 def test_good_history() -> None:
-    """Nothing is found where nothing is wrong, and the times without a leader are told."""
+    """The good history has no violation, and its times without a leader are measured."""
     assert check(good_history()) == []
     assert good_history().gaps() == [1.0]
     assert check(History()) == []
@@ -116,7 +116,7 @@ OVERLAPS = {
 
 @pytest.mark.parametrize("acts", OVERLAPS.values(), ids=OVERLAPS.keys())
 def test_overlap(acts: list[Act]) -> None:
-    """A term whose process says that it led, or did something, after the next election."""
+    """A process that reports to lead, or acts, after the next election is an overlap."""
     found = rules(
         acts=[*acts, act("begin", 10.01, NEW, "two:2"), attempt(1), *good_history().acts[-3:]]
     )
@@ -124,7 +124,7 @@ def test_overlap(acts: list[Act]) -> None:
 
 
 def test_frozen_process_tells_late() -> None:
-    """A process that did not run cannot tell that its term was over: what it did counts."""
+    """A process that did not run reports the end of its term late, so its last act counts."""
     acts = [act("pass", 5, OLD), stall(5, 12), act("end", 12.1, OLD)]
     assert rules(acts=[*acts, *good_history().acts[3:]]) == []
     acts[1] = stall(5, 12, "two:2")
@@ -132,7 +132,8 @@ def test_frozen_process_tells_late() -> None:
 
 
 def test_overlap_after_a_crash() -> None:
-    """A server that crashed forgets its leader, who may trust itself a while longer; no longer."""
+    """A crash of the server loses the leader, whose lease may stay valid until its deadline, but no
+    longer."""
     acts = [act("begin", 0, OLD), act("end", 10.2, OLD), *good_history().acts[3:]]
     assert rules(acts=acts, crashes=[Crash(at(9), at(9.9))]) == []
     assert rules(acts=acts, crashes=[Crash(at(8), at(9))]) == ["no overlap of terms"]
@@ -140,15 +141,15 @@ def test_overlap_after_a_crash() -> None:
 
 
 def test_overlap_after_a_step() -> None:
-    """A step of the server's clock ends a lease early, so its holder may trust itself a while
-    longer; no longer."""
+    """A step of the server's clock ends a lease early in the database. Its holder may act until its
+    local deadline, but no longer."""
     acts = [act("begin", 0, OLD), act("end", 10.2, OLD), *good_history().acts[3:]]
     assert rules(acts=acts, clock_steps=[ClockStep(at(9), at(9.9))]) == []
     assert rules(acts=acts, clock_steps=[ClockStep(at(8), at(9))]) == ["no overlap of terms"]
 
 
 def test_rescues() -> None:
-    """An attempt after another that nothing hit."""
+    """An attempt that is repeated without a fault is a violation."""
     assert rules(broken=[Broken("one", at(0.5), at(1.5))]) == []
     assert rules(broken=[Broken("two", at(0.5), at(1.5))]) == ["a rescue has a reason"]
     good = good_history()
@@ -157,18 +158,19 @@ def test_rescues() -> None:
 
 
 def test_two_holders_of_a_term() -> None:
-    """One term acted under by two processes."""
+    """A term in which two processes act is a violation."""
     acts = [*good_history().acts, act("pass", 4, OLD, "two:2")]
     assert rules(acts=acts) == ["one process per term"]
 
 
 def test_late_write() -> None:
-    """A write of an older term, committed after a write or after the begin of a newer one."""
+    """A write of an older term is a violation if it is committed after a write or the start of a
+    newer one."""
     rule = "no write of an older term after one of a newer"
     new = TermWrite(NEW, 1, at(11))
     assert rules(writes=[new, TermWrite(OLD, 2, at(11.5))]) == [rule]
     assert rules(writes=[TermWrite(OLD, 2, at(10.5)), new]) == [rule]
-    # A crash excuses no write.
+    # A crash explains no late write.
     crashes = [Crash(at(9), at(9.9))]
     assert rules(writes=[new, TermWrite(OLD, 2, at(11.5))], crashes=crashes) == [rule]
 
@@ -186,12 +188,13 @@ SLOTS = {
 
 @pytest.mark.parametrize("found", SLOTS.values(), ids=SLOTS.keys())
 def test_slots(found: list[Slot]) -> None:
-    """A periodic slot that its policy does not allow."""
+    """A periodic slot that its policy does not allow is a violation."""
     assert rules(slots=found) == ["every slot follows its policy"]
 
 
 def test_jobs() -> None:
-    """Jobs that are not done, lost, done twice, or have attempts that nobody can explain."""
+    """Jobs that are unfinished, lost, finished twice, or have unexplained attempts are
+    violations."""
     acts = good_history().acts[:5]
     one = {"acts": [*acts, attempt(1)], "inserted": [1]}
     assert rules(jobs=[job(1)], **one) == []
@@ -204,12 +207,13 @@ def test_jobs() -> None:
     assert rules(jobs=[job(1)], acts=acts, inserted=[1]) == ["no job without an attempt"]
     twice = {"jobs": [job(1)], "acts": [*acts, attempt(1), attempt(1)], "inserted": [1]}
     assert rules(**twice) == ["no attempt starts twice"]
-    assert rules(**twice, crashes=[Crash(at(1.5), at(2))]) == []  # it forgot the claim
+    assert rules(**twice, crashes=[Crash(at(1.5), at(2))]) == []  # the server lost the claim
     assert rules(**twice, crashes=[Crash(at(3), at(4))]) == ["no attempt starts twice"]
 
 
 def test_plan() -> None:
-    """A seed has one plan, with faults of every kind if it is long; another seed has another."""
+    """A seed always has the same plan, a long plan has faults of every kind, and another seed has
+    another plan."""
     plan = make_plan(1, seconds=600, workers=4, ttl=1.5)
     assert plan == make_plan(1, seconds=600, workers=4, ttl=1.5)
     assert plan != make_plan(2, seconds=600, workers=4, ttl=1.5)
@@ -220,7 +224,7 @@ def test_plan() -> None:
 
 @pytest.mark.parametrize("arguments", [[], ["leader", "--seconds", "0"], ["leader", "--workers=0"]])
 def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """What cannot be run is refused with exit code 2."""
+    """Invalid arguments are refused with exit code 2."""
     with pytest.raises(SystemExit) as raised:
         parse_arguments(arguments)
     assert raised.value.code == 2
@@ -228,7 +232,7 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
 
 
 async def test_fleet_leaves_nothing() -> None:
-    """A frozen worker, the server and the files of a fleet are gone after an error."""
+    """A frozen worker, the server and the files of a fleet are removed after an error."""
     pids: list[int] = []
     directories: list[Path] = []
 
@@ -250,8 +254,8 @@ async def test_fleet_leaves_nothing() -> None:
 
 @pytest.mark.timeout(240)
 async def test_short_chaos() -> None:
-    """A few seconds of faults of a fixed seed end with leaders, writes, slots and done jobs, and
-    nothing that must not be."""
+    """A few seconds of faults of a fixed seed end with leaders, writes, slots and finished jobs,
+    and without violations."""
     found = await run_chaos(1, seconds=8, workers=2, settings=SHORT)
     assert found["violations"] == []
     assert found["faults"]

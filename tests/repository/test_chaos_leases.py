@@ -1,4 +1,4 @@
-"""scripts/chaos leases: its checker finds each kind of fault, and a short run finds none."""
+"""scripts/chaos leases: its checker finds each kind of violation, and a short run finds none."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BUSY_BOUND = 20.0
-"""Seconds until a free lease is taken, on a machine that runs other tests too."""
+"""Seconds until a free lease is acquired, on a machine that also runs other tests."""
 
 
 def grant(place: int, epoch: int, at: float, free_since: float | None, holder: str = "") -> Grant:
@@ -41,7 +41,7 @@ def note(at: float, what: str, epoch: int, number: int = 0, process: str = "") -
 
 
 def good_history() -> LeaseHistory:
-    """One of every kind of thing that may happen."""
+    """Return a history with every kind of record and no violation."""
     return LeaseHistory(
         grants=[grant(1, 10, 1.0, None), grant(3, 20, 5.0, 4.5), grant(5, 30, 9.0, 8.0)],
         writes=[
@@ -59,14 +59,14 @@ def good_history() -> LeaseHistory:
 
 
 def rules(**changes: object) -> list[str]:
-    """What the checker finds in the good history after these changes."""
+    """Return the rules that the good history breaks after these changes."""
     found = check(msgspec.structs.replace(good_history(), **changes))
     assert all(violation.text for violation in found)
     return [violation.rule for violation in found]
 
 
 def test_good_history() -> None:
-    """Nothing is found where nothing is wrong; stale writes of the control are counted."""
+    """The good history has no violation. Stale writes of the control are counted."""
     history = good_history()
     assert rules() == check(LeaseHistory()) == []
     assert [seconds for _, seconds in history.takeovers()] == [0.5, 1.0]
@@ -74,7 +74,7 @@ def test_good_history() -> None:
 
 
 def test_epochs() -> None:
-    """An epoch that is not above the last, or that two have."""
+    """An epoch that does not rise, or has two holders, is a violation."""
     grants = good_history().grants
     assert rules(grants=[*grants, grant(7, 25, 12.0, 11.5)]) == ["epochs rise"]
     twice = [*grants, grant(7, 30, 12.0, 11.5, "another")]
@@ -84,15 +84,15 @@ def test_epochs() -> None:
 
 
 def test_trust() -> None:
-    """A process that believes in a term after the grant of a newer one."""
+    """A lease that is still valid locally after the grant of a newer term is a violation."""
     notes = [*good_history().notes, note(5.01, "held", 10)]
     assert rules(notes=notes) == ["no lease is valid beside a newer term"]
 
 
 def test_stepped_clock() -> None:
-    """A step of the server's clock may end a lease early, while its holder believes in it; no
-    longer than it may, and writes stay fenced. Times by that clock are held against the true
-    ones."""
+    """A step of the server's clock may end a lease early in the database while it is valid locally,
+    until the local deadline. Its writes stay fenced. Times of that clock are converted to true
+    times."""
     early = {"clock_steps": [ClockStep(4.4, 4.9)], "trust": 1.0}
     notes = [*good_history().notes, note(5.5, "held", 10)]
     assert rules(notes=notes) == ["no lease is valid beside a newer term"]
@@ -108,7 +108,8 @@ def test_stepped_clock() -> None:
 
 
 def test_writes() -> None:
-    """A fenced write after the grant of a newer term, one of no term, and one that is lost."""
+    """A fenced write after the grant of a newer term, a write without a term, and a lost write are
+    violations."""
     writes = good_history().writes
     stale = "no fenced write after the grant of a newer term"
     assert rules(writes=[*writes, write(7, 20, 3)]) == [stale]
@@ -118,8 +119,8 @@ def test_writes() -> None:
 
 
 def test_takeovers() -> None:
-    """A lease that was free for too long where a worker was well, for which the time in which the
-    server was away does not count."""
+    """A lease that is free for too long while a worker runs undisturbed is a violation. The time in
+    which the server was away does not count."""
     slow = {"grants": [*good_history().grants[:2], grant(5, 30, 9.0, 6.5)]}
     assert rules(**slow) == ["a free lease is acquired in time"]
     assert rules(**slow, broken=[Span("", 7.0, 7.6)]) == []
@@ -132,7 +133,10 @@ def test_takeovers() -> None:
     assert rules(**slow, broken=down, notes=notes) == ["a free lease is acquired in time"]
     one = {"candidates": {"s:one": ["w0"]}}
     assert rules(**slow, **one, broken=[Span("w0", 5.0, 5.1)]) == []
-    late = [*good_history().grants[:2], grant(5, 30, 36.0, 15.0)]  # what is long ago is no reason
+    late = [
+        *good_history().grants[:2],
+        grant(5, 30, 36.0, 15.0),
+    ]  # a fault of long ago is no reason
     assert rules(grants=late, bound=BUSY_BOUND, broken=[Span("", 1.0, 9.0)]) == [
         "a free lease is acquired in time"
     ]
@@ -141,7 +145,7 @@ def test_takeovers() -> None:
 
 
 def test_notes(tmp_path: Path) -> None:
-    """The last note of a process that was killed may be cut off."""
+    """The last record of a killed process may be cut off."""
     lines = [msgspec.json.encode(found) for found in good_history().notes]
     path = tmp_path / "w0.notes"
     path.write_bytes(b"\n".join(lines)[:-3])
@@ -150,7 +154,7 @@ def test_notes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [["--break", "all"], ["--seconds=0"], ["--workers=0"]])
 def test_wrong_usage(arguments: list[str]) -> None:
-    """What cannot be run is refused with exit code 2."""
+    """Invalid arguments are refused with exit code 2."""
     with pytest.raises(SystemExit) as raised:
         parse_arguments(["leases", *arguments])
     assert raised.value.code == 2
@@ -158,8 +162,8 @@ def test_wrong_usage(arguments: list[str]) -> None:
 
 @pytest.mark.timeout(300)
 async def test_short_chaos() -> None:
-    """A few seconds of faults of a fixed seed: leases pass on, what is written through the fence is
-    in order, and nothing is found that must not be."""
+    """In a few seconds of faults of a fixed seed, leases change their holders, fenced writes are in
+    order, and there are no violations."""
     found = await run_chaos(1, seconds=12, workers=3, bound=BUSY_BOUND)
     assert found["violations"] == []
     assert found["faults"]

@@ -1,5 +1,5 @@
-"""scripts/chaos work: its checker finds each kind of fault, its plans are those of their seeds, and
-a bounded run finds nothing."""
+"""scripts/chaos work: its checker finds each kind of violation, a seed always has the same plan,
+and a limited run finds no violation."""
 
 from __future__ import annotations
 

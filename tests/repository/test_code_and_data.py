@@ -1,4 +1,4 @@
-"""Nothing that riverpy reads from a database becomes code."""
+"""Data from a database never becomes code."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ALLOWED = {
-    ("riverpy/_work/child_process.py", "pickle"),  # to and from a process of ours, its own bytes
-    ("riverpy/cli/__init__.py", "import_module"),  # the module of a command
-    ("riverpy/cli/_target.py", "import_module"),  # what the command line names
+    (
+        "riverpy/_work/child_process.py",
+        "pickle",
+    ),  # sends riverpy's own bytes to and from a child process
+    ("riverpy/cli/__init__.py", "import_module"),  # loads the module of a command
+    ("riverpy/cli/_target.py", "import_module"),  # loads the target of the command line
 }
 LOADERS = {"cloudpickle", "dill", "jsonpickle", "marshal", "pickle", "runpy", "shelve", "yaml"}
 RUNNERS = {"__import__", "compile", "eval", "exec", "import_module"}
 
 
 def run_time_imports(node: ast.AST) -> Iterator[str]:
-    """The top-level packages that a syntax tree imports outside of `if TYPE_CHECKING`."""
+    """Yield the top-level packages that a syntax tree imports outside of `if TYPE_CHECKING`."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
             continue
@@ -33,7 +36,7 @@ def run_time_imports(node: ast.AST) -> Iterator[str]:
 
 
 def finds_in(path: Path) -> Iterator[str]:
-    """What a module has that could make code, or any object, of data."""
+    """Yield the names in a module that could make code, or any object, from data."""
     tree = ast.parse(path.read_text("utf-8"))
     yield from LOADERS & set(run_time_imports(tree))
     for node in ast.walk(tree):
@@ -49,13 +52,13 @@ def finds_in(path: Path) -> Iterator[str]:
 
 
 def test_no_code_from_data() -> None:
-    """No module unpickles, evaluates or imports what a row may hold (SE-01)."""
+    """No module unpickles, evaluates or imports the contents of a row (SE-01)."""
     found = {(str(path.relative_to(ROOT)), name) for path in MODULES for name in finds_in(path)}
     assert found == ALLOWED
 
 
 def test_finds_them(tmp_path: Path) -> None:
-    """Each way that is looked for is found (SE-01)."""
+    """The check finds each way to run data as code (SE-01)."""
     module = tmp_path / "module.py"
     module.write_text(
         "import pickle\nfrom yaml import load\nre.compile('x')\neval('1')\nlib.import_module(n)"

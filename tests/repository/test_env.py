@@ -1,4 +1,4 @@
-"""scripts/_env.py: what decides whether `.venv` is made, mended or taken as it is."""
+"""scripts/_env.py: when it creates, repairs or keeps `.venv`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# An environment whose pip only writes down what it is asked, slowly enough for another to come in.
+# An environment whose pip only records its arguments, slowly enough for another process to start.
 PRETEND = """
 import importlib.util, sys, time, venv
 from pathlib import Path
@@ -45,13 +45,13 @@ def tree(tmp_path: Path) -> Path:
 
 
 def start(tree: Path, *groups: str) -> subprocess.Popen[str]:
-    """Start preparing the environment."""
+    """Start to prepare the environment."""
     command = [sys.executable, "-c", PRETEND, ROOT / "scripts" / "_env.py", tree, *groups]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def prepare(tree: Path, *groups: str) -> list[str]:
-    """Prepare the environment; what was installed for it."""
+    """Prepare the environment, and return what was installed."""
     log = tree / "pip.log"
     log.write_text("")
     process = start(tree, *groups)
@@ -62,8 +62,8 @@ def prepare(tree: Path, *groups: str) -> list[str]:
 
 
 def test_installs_what_is_missing(tree: Path) -> None:
-    """First the groups asked for; then nothing; another group comes on top; a new pyproject.toml
-    has it all installed again."""
+    """The first call installs its groups, the same call nothing, and another group only itself. A
+    changed pyproject.toml installs all of them again."""
     assert prepare(tree, "test") == ["--editable .[embedded] --group test"]
     assert prepare(tree, "test") == []
     assert prepare(tree) == []
@@ -75,7 +75,7 @@ def test_installs_what_is_missing(tree: Path) -> None:
 
 
 def test_broken_environment_is_made_again(tree: Path) -> None:
-    """An environment whose Python is gone, or that was moved, is made anew."""
+    """An environment without a working Python, or one that was moved, is created again."""
     prepare(tree)
     (tree / ".venv" / "bin" / "python").unlink()
     assert prepare(tree) == ["--editable .[embedded]"]
@@ -86,7 +86,7 @@ def test_broken_environment_is_made_again(tree: Path) -> None:
 
 
 def test_several_at_once(tree: Path) -> None:
-    """Some that start together on a fresh clone: one installs, the others wait for it."""
+    """Of several that start at once in a new clone one installs, and the others wait for it."""
     processes = [start(tree, "test") for _ in range(3)]
     outcomes = [(process.communicate()[1], process.returncode) for process in processes]
     assert [code for _, code in outcomes] == [0, 0, 0], outcomes
@@ -95,7 +95,8 @@ def test_several_at_once(tree: Path) -> None:
 
 
 def test_failing_pip_is_told(tree: Path) -> None:
-    """What pip cannot do is one line after pip's own, and no environment counts as made."""
+    """When pip fails, one line follows pip's own output, and the environment does not count as
+    prepared."""
     spec = importlib.util.spec_from_file_location("_env", ROOT / "scripts" / "_env.py")
     assert spec
     assert spec.loader
@@ -116,7 +117,7 @@ def test_failing_pip_is_told(tree: Path) -> None:
 
 
 def test_arguments_and_directory(tmp_path: Path) -> None:
-    """The scripts hand their arguments on and may be run from any directory."""
+    """The scripts pass their arguments on, and run from any directory."""
     tree = tmp_path / "a tree"
     scripts = tree / "scripts"
     binaries = tree / "bin"

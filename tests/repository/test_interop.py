@@ -1,4 +1,4 @@
-"""scripts/interop: the version of River, and what it says where it cannot run."""
+"""scripts/interop: the version of River, and the output where it cannot run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_one_version() -> None:
-    """Every module of River's is pinned at one version."""
+    """Every module of River is pinned at one version."""
     versions = versions_of((SOURCES / "go.mod").read_text("utf-8"))
     assert len(versions) == 5
     assert set(versions.values()) == {pinned()}

@@ -1,6 +1,6 @@
-"""Each regular expression over text from outside takes time linear in its length.
+"""Each regular expression for text from outside takes time linear in its length.
 
-A quadratic one does not end within the time of a test: 100,000 characters are 5,000,000,000 steps.
+A quadratic one exceeds the timeout of a test: 100,000 characters are 5,000,000,000 steps.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _snoozes(text: str) -> None:
 )
 @pytest.mark.timeout(120)
 def test_time_is_linear(read: Callable[[str], object]) -> None:
-    """Text that is made to be slow to search is read, or refused, in time."""
+    """Text that is made to be slow to search is read or refused in time."""
     for fragment in FRAGMENTS:
         for tail in TAILS:
             with suppress(ValueError, RiverError, HttpError):
@@ -138,7 +138,7 @@ def test_time_is_linear(read: Callable[[str], object]) -> None:
 
 @pytest.mark.timeout(120)
 def test_unique_keys_are_linear() -> None:
-    """A unique key over args whose names are made to be slow to search is made in time."""
+    """A unique key of args whose names are made to be slow to search is calculated in time."""
     due_at = datetime(2026, 1, 1, tzinfo=UTC)
     for fragment in ("\\", "*", "a*", "a?", "#", "[#", "a*\\"):
         name = fragment * (LENGTH // len(fragment))

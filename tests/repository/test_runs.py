@@ -1,4 +1,4 @@
-"""How runs of these tests end when tests hang."""
+"""The end of a test run when tests hang."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 240
-"""Seconds for a run: it takes ten on a machine with nothing else to do, and would stand still
-without what is shown here."""
+"""Timeout of a run in seconds. A run takes ten on an idle machine, and would hang without the code
+that is tested here."""
 SETTINGS = """
 [tool.pytest]
 strict = true
@@ -95,7 +95,7 @@ def test_other():
 
 
 def run(directory: Path, tests: str) -> tuple[int, str]:
-    """Run these tests on two workers. Returns the exit code and all output."""
+    """Run these tests on two workers, and return the exit code and all output."""
     (directory / "pyproject.toml").write_text(SETTINGS)
     (directory / "conftest.py").write_text(CONFTEST)
     (directory / "test_it.py").write_text(tests)
@@ -113,9 +113,8 @@ def run(directory: Path, tests: str) -> tuple[int, str]:
 
 @pytest.mark.timeout(LIMIT)
 def test_tests_that_hang(tmp_path: Path) -> None:
-    """Tests that wait for ever or block their worker fail: each is named at once and said to stand
-    where it stands, and all others are run, once, also by the worker that replaces the blocked
-    one."""
+    """Tests that wait forever or block their worker fail. Each is named at once with its current
+    line, and all other tests run once, also in the worker that replaces the blocked one."""
     code, told = run(tmp_path, HANGS)
     assert code == 1, told
     assert "2 failed, 60 passed" in told
@@ -130,7 +129,7 @@ def test_tests_that_hang(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(LIMIT)
 def test_run_that_takes_too_long(tmp_path: Path) -> None:
-    """A run that takes too long is ended with the names of the tests that run, and where."""
+    """A run that takes too long ends with the names and lines of the running tests."""
     code, told = run(tmp_path, STUCK)
     assert code == 1, told
     assert "still running: test_it.py::test_of_a_run_that_takes_too_long\n" in told

@@ -1,4 +1,4 @@
-"""scripts/scaling measures what it says."""
+"""scripts/scaling: its turns, ratios and a small measurement."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TINY = Size(rounds=1, jobs=200, seconds=0.05, pickups=1)
 
 
 def test_turns_and_ratios() -> None:
-    """Each variant comes first in turn, and ratios are those of single rounds."""
+    """Each variant is first in turn, and ratios are computed per round."""
     assert in_turns(3, ["a", "b"]) == ["a", "b", "b", "a", "a", "b"]
     found = compared({"a": [10.0, 20.0, 40.0], "b": [5.0, 40.0, 40.0]}, "a")
     assert found["a"] == {"per_s": 20, "ratio": 1.0, "ratio_min": 1.0, "ratio_max": 1.0}
@@ -30,7 +30,7 @@ def test_turns_and_ratios() -> None:
 def test_unknown_measurement(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name that is not known is refused with exit code 2, and those that are are told."""
+    """An unknown measurement is refused with exit code 2, with the list of known ones."""
     monkeypatch.setattr(sys, "argv", ["scaling", "speed"])
     with pytest.raises(SystemExit) as raised:
         parse_arguments()
@@ -39,7 +39,7 @@ def test_unknown_measurement(
 
 
 async def test_measuring(fresh_database_url: str) -> None:
-    """What is inserted and worked is counted: every rate and every number of bytes is there."""
+    """Inserted and worked jobs are counted: every rate and every number of bytes is present."""
     async with Site(fresh_database_url, TINY).opened() as site:
         rates = await measure_notify(site)
         sizes = await measure_wal(site)

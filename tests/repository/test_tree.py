@@ -1,4 +1,4 @@
-"""The repository itself: what every file must hold to."""
+"""Rules for every file of the repository."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def trees() -> dict[str, ast.Module]:
 
 
 def name_of(path: Path) -> str:
-    """The path as it stands in the tree."""
+    """Return the path relative to the repository."""
     return str(path.relative_to(ROOT))
 
 
 def test_modules_say_what_they_own(trees: dict[str, ast.Module]) -> None:
-    """A module that has more than imports has a docstring."""
+    """A module with more than imports has a docstring."""
     assert trees
     mute = [
         name
@@ -57,7 +57,7 @@ def test_modules_say_what_they_own(trees: dict[str, ast.Module]) -> None:
 
 
 def test_no_sql_in_python(trees: dict[str, ast.Module]) -> None:
-    """SQL stands in sql/."""
+    """SQL is only in sql/."""
     found = [
         (name, node.value)
         for name, tree in trees.items()
@@ -69,8 +69,9 @@ def test_no_sql_in_python(trees: dict[str, ast.Module]) -> None:
 
 
 def test_notifications_leave_a_full_queue_alone() -> None:
-    """No statement notifies while the server's queue of notifications is nearly full, or it would
-    fail with all that it stores. Doctor's does: its failure is the finding (FR-05)."""
+    """No statement notifies while the server's queue of notifications is nearly full, since it
+    would fail with all its other effects. Doctor's statement does: its failure is the finding
+    (FR-05)."""
     statements = {
         name: text
         for path in (ROOT / "sql" / "queries").glob("*.sql")
@@ -93,7 +94,8 @@ def test_notifications_leave_a_full_queue_alone() -> None:
     ids=["registry or mirror", "last line without an end", "blanks at the end of a line"],
 )
 def test_text(unwanted: str) -> None:
-    """Files name no package registry or mirror, end their last line, and have no stray blanks."""
+    """No file names a package registry or mirror, lacks the end of its last line, or has trailing
+    blanks."""
     pattern = re.compile(unwanted, re.MULTILINE)
     assert TEXT
     found = [name_of(path) for path in TEXT if pattern.search(path.read_text("utf-8"))]
@@ -102,13 +104,13 @@ def test_text(unwanted: str) -> None:
 
 @pytest.mark.parametrize("path", [*SCRIPTS, ROOT / ".ci" / "run"], ids=lambda path: path.name)
 def test_script_is_executable_and_parses(path: Path) -> None:
-    """Each script can be started as it is."""
+    """Each script is executable and valid."""
     assert os.access(path, os.X_OK)
     subprocess.run(["sh", "-n", path], check=True)
 
 
 def test_compose_file() -> None:
-    """docker-compose.yml gives PostgreSQL and, in front of it, PgBouncer in transaction mode."""
+    """docker-compose.yml has PostgreSQL and, in front of it, PgBouncer in transaction mode."""
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))["services"]
     assert set(services) == {"postgres", "pgbouncer"}
     postgres, pgbouncer = services["postgres"], services["pgbouncer"]
@@ -121,7 +123,7 @@ def test_compose_file() -> None:
 
 
 def test_contributing_is_short() -> None:
-    """The rules fit on a page or two."""
+    """CONTRIBUTING.md has one or two pages."""
     assert (ROOT / "CONTRIBUTING.md").read_text("utf-8").count("\n") <= 150
 
 

@@ -1,4 +1,4 @@
-"""The built wheel, installed where nothing of the source tree is."""
+"""The built wheel, installed without the source tree."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_wheel_holds_the_sql(wheel: Path) -> None:
-    """Every SQL file is in the wheel, below the package; tests and scripts are not."""
+    """The wheel contains every SQL file below the package, and no tests or scripts."""
     names = zipfile.ZipFile(wheel).namelist()
     ours = {f"riverpy/{path.relative_to(ROOT)}" for path in (ROOT / "sql").rglob("*.sql")}
     assert ours
@@ -39,7 +39,7 @@ def test_wheel_holds_the_sql(wheel: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_wheel_works_alone(wheel: Path, tmp_path: Path) -> None:
-    """Installed in a clean environment, the command line runs and every query file is found."""
+    """In a clean environment the command line runs and finds every query file."""
     venv.create(tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python]

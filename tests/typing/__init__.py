@@ -1,3 +1,3 @@
-"""User code, as the type checkers see it."""
+"""User code for the type checkers."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""mypy strict on user code: it accepts what is right, and its messages name what is wrong."""
+"""mypy strict on user code: it accepts correct code, and its messages name the mistakes."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ EXPECTED = {
     "no_timedelta": ('matches argument type "int"',),
     "work": ('supertype defines the argument type as "Job[Welcome]"',),
 }
-"""What mypy says of each wrong handler: what a function must be, and what this one is."""
+"""mypy's message for each wrong handler: the expected type of the function, and the actual one."""
 
 
 class Error(NamedTuple):
-    """One error of mypy."""
+    """An error of mypy."""
 
     file: str
     line: int
@@ -45,7 +45,7 @@ class Error(NamedTuple):
 
 @pytest.fixture(scope="module")
 def errors() -> list[Error]:
-    """What mypy finds in both files."""
+    """The errors of mypy in both files."""
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", str(RIGHT), str(WRONG)],
         cwd=ROOT,
@@ -60,13 +60,13 @@ def errors() -> list[Error]:
 
 @pytest.mark.timeout(180)
 def test_right_code(errors: list[Error]) -> None:
-    """mypy strict accepts a program as it is meant to be written, with no cast."""
+    """mypy strict accepts a correct program without a cast."""
     assert [error for error in errors if error.file == RIGHT.name] == []
 
 
 @pytest.mark.timeout(180)
 def test_wrong_handlers(errors: list[Error]) -> None:
-    """For each wrong handler mypy says what a handler must be and what this one is."""
+    """For each wrong handler mypy prints the expected type and the actual one."""
     lines = WRONG.read_text("utf-8").splitlines()
     texts: dict[str, list[str]] = {}
     for error in errors:

@@ -1,4 +1,4 @@
-"""User code that strict type checking accepts also works."""
+"""User code that strict type checking accepts can also be imported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.typing import user_code
 
 
 def test_user_code() -> None:
-    """The program that the type checkers read can be imported; its workers are registered."""
+    """The program for the type checkers can be imported, and its workers are registered."""
     kinds = ["audited", "crunch", "greet", "loose", "other", "resize", "welcome"]
     assert sorted(user_code.workers) == kinds
     assert isinstance(user_code.client, riverpy.Client)

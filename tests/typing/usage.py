@@ -1,6 +1,7 @@
-"""User code as it is meant to be written. Never run: pyright strict must accept it with no cast.
+"""Typical user code. It never runs; pyright strict must accept it without a cast.
 
-Each `pyright: ignore` marks what must be a type error; pyright reports one that is none.
+Each `pyright: ignore` marks a line that must be a type error; pyright reports an ignore without an
+error.
 """
 # pyright: reportUnnecessaryTypeIgnoreComment=true
 

@@ -1,6 +1,6 @@
-"""A program written against riverpy, as a user would: strict type checking accepts it with no cast.
+"""A program of a user of riverpy. Strict type checking accepts it without a cast.
 
-It is checked, and imported by a test, but never run.
+It is checked, and imported by a test, but never runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ workers = riverpy.Workers()
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """Args as a Struct, with a unique field, aliases and options of its own."""
+    """Args as a Struct with a unique field, aliases and options."""
 
     kind: ClassVar[str] = "welcome"
     kind_aliases: ClassVar[tuple[str, ...]] = ("greet",)
@@ -81,7 +81,7 @@ def crunch(job: riverpy.Job[dict[str, int]]) -> None:
 
 
 class ResizeWorker(riverpy.Worker[Resize]):
-    """A worker with state of its own, a timeout for each job, and retries of its own."""
+    """A worker with state, a timeout for each job, and its own retries."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -107,14 +107,15 @@ class Policy:
 
 
 class Handler:
-    """So is an error handler."""
+    """An error handler is any class with these methods."""
 
     async def handle_error(self, job: riverpy.JobRow, error: BaseException, /) -> bool | None:
         return isinstance(error, LookupError)
 
 
 class Audit:
-    """So are hooks and middleware; one class may be several of them."""
+    """Hooks and middleware are any classes with these methods, and one class may be several of
+    them."""
 
     async def insert_begin(self, params: riverpy.JobInsertParams, /) -> None:
         params.tags.append("audited")
@@ -130,7 +131,7 @@ class Audit:
 
 
 class Timed:
-    """One method is enough, and parameters need not be positional only."""
+    """One method is enough, and its parameters may be keywords too."""
 
     async def work(self, job: riverpy.Job[Any], do_inner: riverpy.WorkInner) -> None:
         await do_inner()
@@ -152,7 +153,7 @@ def count(metric: riverpy.Metric) -> None:
 
 
 class Audited(msgspec.Struct):
-    """Args with hooks and plugins of their own."""
+    """Args with hooks and plugins."""
 
     kind: ClassVar[str] = "audited"
     hooks: ClassVar[Sequence[riverpy.Hook]] = (riverpy.HookWorkEndFunc(tell_end), Audit())
@@ -188,13 +189,13 @@ client = riverpy.Client(
 
 @asynccontextmanager
 async def lifespan(app: object) -> AsyncGenerator[None]:
-    """Inside a web application."""
+    """The lifespan of a web application."""
     async with client, client.working():
         yield
 
 
 async def main() -> None:
-    """Each call once."""
+    """Call each function once."""
     async with client:
         result = await client.insert(Welcome(user_id=1))
         assert_type(result.job, riverpy.JobRow)

@@ -1,6 +1,7 @@
-"""Mistakes that strict type checking finds: each line must be reported, or the ignore is unused.
+"""Mistakes that strict type checking finds. Each marked line must be reported, or its ignore is
+unused.
 
-Never imported.
+This is never imported.
 """
 
 # pyright: strict, reportUnnecessaryTypeIgnoreComment=true
@@ -19,7 +20,7 @@ client = riverpy.Client("postgres://localhost/app", workers=workers)
 
 
 class Welcome(msgspec.Struct):
-    """Proper args."""
+    """Correct args."""
 
     kind: ClassVar[str] = "welcome"
     user_id: int
@@ -36,8 +37,8 @@ async def wrong_field(job: riverpy.Job[Welcome]) -> None:
     print(job.args.user_name)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
 
 
-# Of the decorators' two forms only one takes a function: so the mismatch itself is reported
-# (reportArgumentType), and no list of overloads (reportCallIssue).
+# Only one of the decorators' two forms takes a function. So the type checker reports the mismatch
+# itself (reportArgumentType), not a list of overloads (reportCallIssue).
 @workers.job  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
 def not_async(job: riverpy.Job[Welcome]) -> None: ...
 
@@ -82,20 +83,20 @@ async def no_timedelta(job: riverpy.Job[Welcome]) -> None: ...
 
 
 class WelcomeWorker(riverpy.Worker[Welcome]):
-    """Works other args than it says."""
+    """A worker for other args than its annotation says."""
 
     async def work(self, job: riverpy.Job[NoKind]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         ...
 
 
 class NoMiddleware:
-    """Its method takes no `do_inner`."""
+    """A method without `do_inner`."""
 
     async def work(self, job: riverpy.Job[Welcome]) -> None: ...
 
 
 async def main() -> None:
-    """Wrong calls."""
+    """Make wrong calls."""
     riverpy.Config(middleware=[NoMiddleware()])  # pyright: ignore[reportArgumentType]
     riverpy.Config(hooks=[print])  # pyright: ignore[reportArgumentType]
     riverpy.HookMetricEmitFunc(main)  # pyright: ignore[reportArgumentType]
