@@ -133,10 +133,8 @@ def test_takeovers() -> None:
     assert rules(**slow, broken=down, notes=notes) == ["a free lease is acquired in time"]
     one = {"candidates": {"s:one": ["w0"]}}
     assert rules(**slow, **one, broken=[Span("w0", 5.0, 5.1)]) == []
-    late = [
-        *good_history().grants[:2],
-        grant(5, 30, 36.0, 15.0),
-    ]  # a fault of long ago is no reason
+    # A fault of long ago is no reason.
+    late = [*good_history().grants[:2], grant(5, 30, 36.0, 15.0)]
     assert rules(grants=late, bound=BUSY_BOUND, broken=[Span("", 1.0, 9.0)]) == [
         "a free lease is acquired in time"
     ]

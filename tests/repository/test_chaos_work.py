@@ -32,15 +32,15 @@ from tests.kit.work_history import (
 
 START = 1_800_000_000.0
 SEED = 7
-"""Of the bounded run: one with nearly every kind of fault."""
+"""Seed of the limited run, with nearly every kind of fault."""
 RATE = 100
-"""Jobs a second of the bounded run, which shares its machine with other tests."""
+"""Jobs per second of the limited run, since other tests run at the same time."""
 BUSY_BOUND = 30.0
-"""Seconds until work goes on, for the same reason."""
+"""Seconds until jobs run again, for the same reason."""
 
 
 def claim(seconds: float) -> int:
-    """The claim of a time after the start."""
+    """Return the claim time that is this many seconds after the start."""
     return round((START + seconds - 946684800) * 1e6)
 
 
@@ -67,7 +67,7 @@ def attempt(
     stored: str | None = "job_completed",
     process: str = "w0:1",
 ) -> list[Act]:
-    """One that took 20 ms."""
+    """Return the acts of an attempt of 20 ms."""
     acts = [
         act("begin", job_id, number, at, at + 0.01, process=process),
         act("end", job_id, number, at, at + 0.03, how=how, process=process),
@@ -101,12 +101,12 @@ def span(kind: str, began: float, ended: float, worker: str = "w0", **values: An
 
 
 def alive(job_id: int, number: int, claimed: float, monotonic: float) -> Act:
-    """A child runs an attempt."""
+    """Return the act of a child process that runs an attempt."""
     return act("alive", job_id, number, claimed, claimed + 0.02, monotonic=monotonic)
 
 
 # Job 1 completed; 2 failed as planned, then snoozed; 3 was rescued from a killed worker; 4 was
-# cancelled while it ran; 5 is unique; 6 was interrupted; 7 was forgotten by a crash and began anew.
+# cancelled while it ran; 5 is unique; 6 was interrupted; 7 was lost by a crash and started again.
 ACTS = {
     1: attempt(1, at=0.1),
     2: [
@@ -166,7 +166,7 @@ LOGS = {
 
 
 def history(**changes: Any) -> History:
-    """One of every kind of thing that may happen, with changes."""
+    """Return a history with every kind of record, after these changes."""
     values: dict[str, Any] = {
         "jobs": list(JOBS.values()),
         "acts": [one for acts in ACTS.values() for one in acts],
@@ -184,25 +184,25 @@ def history(**changes: Any) -> History:
 
 
 def with_job(number: int, *acts: Act, **values: Any) -> History:
-    """The history with another end of a job, and more acts on it."""
+    """Return the history with another final state of a job, and more acts of it."""
     changed = JOBS | {number: msgspec.structs.replace(JOBS[number], **values)}
     return history(jobs=list(changed.values()), acts=[*history().acts, *acts])
 
 
 def with_acts(number: int, acts: list[Act]) -> History:
-    """The history with other acts on a job."""
+    """Return the history with other acts of a job."""
     return history(acts=[one for each in (ACTS | {number: acts}).values() for one in each])
 
 
 def rules(broken: History) -> set[str]:
-    """What the checker finds."""
+    """Return the rules that a history breaks."""
     found = check(broken)
     assert all(violation.text for violation in found)
     return {violation.rule for violation in found}
 
 
 def test_good_history() -> None:
-    """Nothing is found where nothing is wrong."""
+    """The good history has no violation."""
     assert check(history()) == []
     assert check(History()) == []
 
@@ -349,19 +349,20 @@ BROKEN = {
 
 
 def test_a_line_for_each_job() -> None:
-    """Many rows may be refused at once; each may be named once."""
+    """Many rows may be refused at once, and each may have one log line."""
     lines = [log("refused", 5.5, job_id=number) for number in range(LINES_MAX + 1)]
     assert not rules(history(logs=LOGS | {"w0": [*LOGS["w0"], *lines]}))
 
 
 @pytest.mark.parametrize(("broken", "rule"), BROKEN.values(), ids=BROKEN.keys())
 def test_broken_history(broken: History, rule: str) -> None:
-    """Each thing that must not be is found."""
+    """Each kind of violation is found."""
     assert rule in rules(broken)
 
 
 def test_rescue_of_what_did_not_begin() -> None:
-    """A worker may die with a claim that has not begun, of a job that another has snoozed."""
+    """A worker may be killed with a claim that has not started, of a job that another worker has
+    snoozed."""
     acts = [
         *attempt(3, at=0.3, how="JobSnooze", stored=None, process="w1:1"),
         act("stored", 3, 0, 0.3, 0.34, how="job_snoozed", process="w1:1"),
@@ -372,8 +373,8 @@ def test_rescue_of_what_did_not_begin() -> None:
 
 @pytest.mark.parametrize("ended", [False, True])
 def test_blocked_worker(ended: bool) -> None:
-    """A worker that is stopped while its event loop is blocked releases jobs of any kind, ended or
-    not, that it could not store; one that is stopped otherwise does not."""
+    """A worker that is stopped while its event loop is blocked releases jobs of any kind, finished
+    or not, whose results it could not store. A worker that is stopped otherwise does not."""
     acts = attempt(1, at=0.1, stored=None)[: 2 if ended else 1]
     begins_again = with_acts(1, [*acts, *attempt(1, at=4.0, process="w1:1")])
     begins_again.jobs = list((JOBS | {1: job(1, claimed=4.0)}).values())
@@ -386,7 +387,7 @@ def test_blocked_worker(ended: bool) -> None:
 
 
 def test_stepped_clock() -> None:
-    """Times by a clock that was stepped are held against the true ones."""
+    """Times of a clock that was stepped are converted to true times."""
     acts = [act(one.what, 4, 1, 604.3, 4.33, how=one.how) for one in ACTS[4]]
     stepped = with_acts(4, acts)
     jobs = JOBS | {3: msgspec.structs.replace(JOBS[3], failed_at=[START + 603.9])}
@@ -397,21 +398,21 @@ def test_stepped_clock() -> None:
 
 
 def test_refused_rows() -> None:
-    """A result that could not be stored is an error with a reason where rows were refused."""
+    """A result that could not be stored is an explained error where rows were refused."""
     refused = with_job(2, errors=[UNSTORABLE_ERROR], failures=0)
     refused.spans = [*SPANS, span(FaultKind.REFUSED_ROWS, 0.1, 0.3, ALL, halts=False)]
     assert check(refused) == []
 
 
 def test_children() -> None:
-    """A child may be seen alive for a moment more; and beside the next attempt where the worker
-    could not be reached."""
+    """A child process may be alive a moment longer than its worker, and during the next attempt if
+    its worker could not reach the database."""
     acts = [*history().acts, *BESIDE]
     assert check(history(acts=acts, ends={"w0:1": 4.0})) == []
 
 
 def test_halts() -> None:
-    """Nobody can be expected to work while the server is broken, or every worker is."""
+    """No worker can work while the server is broken, or every worker is."""
     spans = [
         span("down", 1, 2, ALL),
         span("frozen", 2, 5, "w0"),
@@ -423,7 +424,8 @@ def test_halts() -> None:
 
 
 def test_recoveries() -> None:
-    """A worker has recovered when it stores again; what begins before that is one trouble more."""
+    """A worker has recovered when it stores results again. Faults that start before that count as
+    one."""
     spans = [span("cut", 0, 1), span("frozen", 2, 3), span("down", 2.5, 3.5, ALL)]
     acts = [act("stored", 1, 1, 0, at) for at in (0.5, 1.25, 3.1, 4.0)]
     found = history(spans=spans, acts=acts, logs={"w0": []}).recoveries()
@@ -434,7 +436,8 @@ def test_recoveries() -> None:
 
 
 def test_plan() -> None:
-    """A seed has one plan, with faults of every kind if it is long; another seed has another."""
+    """A seed always has the same plan, a long plan has faults of every kind, and another seed has
+    another plan."""
     plan = make_plan(1, seconds=300, workers=3, dead_after=6)
     assert plan == make_plan(1, seconds=300, workers=3, dead_after=6)
     assert plan != make_plan(2, seconds=300, workers=3, dead_after=6)
@@ -450,7 +453,7 @@ def test_long_outages() -> None:
 
 
 def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    """What cannot be run is refused with exit code 2."""
+    """Invalid arguments are refused with exit code 2."""
     with pytest.raises(SystemExit) as raised:
         parse_arguments(["work", "--rate", "0"])
     assert raised.value.code == 2
@@ -459,8 +462,8 @@ def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.timeout(600)
 async def test_minute_of_chaos() -> None:
-    """A minute of faults of a fixed seed: no committed job is lost, none is finished twice, every
-    attempt has a reason, and work goes on after each fault."""
+    """In a minute of faults of a fixed seed no committed job is lost, none finishes twice, every
+    attempt has a reason, and jobs run again soon after each fault."""
     found = await run_chaos(SEED, seconds=60, workers=3, rate=RATE, bound=BUSY_BOUND, outages_max=4)
     assert found["violations"] == []
     assert found["faults"]

@@ -12,10 +12,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ALLOWED = {
-    (
-        "riverpy/_work/child_process.py",
-        "pickle",
-    ),  # sends riverpy's own bytes to and from a child process
+    ("riverpy/_work/child_process.py", "pickle"),  # own bytes, to and from a child process
+    ("riverpy/_tools/dev/worker.py", "runpy"),  # runs the command line itself
     ("riverpy/cli/__init__.py", "import_module"),  # loads the module of a command
     ("riverpy/cli/_target.py", "import_module"),  # loads the target of the command line
 }
