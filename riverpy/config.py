@@ -1,5 +1,4 @@
-"""Settings of a client. Each value is checked when it is given, so a config that exists is a valid
-one."""
+"""The settings of a client. Values are checked when a config is created."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 MAX_WORKERS_MAX = 10_000
 _QUEUES_FORM = 'queues={"default": QueueConfig(max_workers=100)}'
 DURATION_MAX = timedelta(days=365_000)
-"""About what can be taken from the present without leaving PostgreSQL's times."""
+"""Longer durations would lead to times that PostgreSQL cannot store."""
 _SWITCHES = (
     "candidate",
     "durable_claims",
@@ -47,6 +46,15 @@ _SWITCHES = (
     "skip_unknown_job_check",
     "trace_internal",
 )
+_DURATIONS = ("fetch_poll_interval", "hard_stop_timeout", "job_stuck_threshold")
+_LIMITS = (
+    "job_timeout",
+    "quiet_interval",
+    "reindexer_timeout",
+    "rescue_after",
+    "soft_stop_timeout",
+)
+"""Durations that may be None."""
 _CONFLICT_POLICIES = ("error", "warn", "takeover")
 JOB_TIMEOUT_DEFAULT = timedelta(minutes=1)
 JOB_STUCK_THRESHOLD_DEFAULT = timedelta(seconds=10)
@@ -57,11 +65,11 @@ POOL_SIZE_DEFAULT = 10
 ELECT_INTERVAL_DEFAULT = timedelta(seconds=5)
 LEADER_TTL_DEFAULT = timedelta(seconds=15)
 LEASE_TTL_MAX = timedelta(days=1)
-"""How long a lease in our table lasts at most, if it is not renewed."""
-LEADING_LEAST = timedelta(milliseconds=100)
-"""Below this the way to the server and back, or a busy event loop, ends terms and runs."""
+"""The longest TTL of a lease in riverpy's table."""
+LEADER_DURATION_MIN = timedelta(milliseconds=100)
+"""With shorter durations, a slow round trip or a busy event loop would end a leader's term."""
 ELECT_JITTER_SHARE = 0.2
-"""A follower bids after its interval and up to this share of it more."""
+"""A client that is not the leader waits for `elect_interval`, plus up to this share of it."""
 DEAD_AFTER_DEFAULT = timedelta(minutes=1)
 RESCUE_AFTER_DEFAULT = timedelta(hours=1)
 RETENTION_DEFAULT = timedelta(hours=24)
@@ -70,20 +78,20 @@ REINDEXER_TIMEOUT_DEFAULT = timedelta(minutes=1)
 
 
 class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How one queue is worked by one client."""
+    """How a client works one queue."""
 
     max_workers: int = 100
-    """Slots: how many jobs run at a time, 1 to 10,000."""
+    """How many jobs run at a time: 1 to 10,000. Default 100."""
     fetch_cooldown: timedelta | None = None
-    """The least time between two claims. Default none: claiming adapts to the load by itself."""
+    """The minimum time between two claims. Default None: claiming adapts to the load."""
     fetch_poll_interval: timedelta | None = None
-    """How often an idle queue is looked at without a notification. Default: the client's."""
+    """How often an idle queue is polled. Default None: as in `Config`."""
     prefetch: bool = False
-    """Claim a few jobs ahead of free slots, while jobs are so short that the way to the database
-    and back would leave slots empty. Default False. A job claimed ahead is `running` in the
-    database, beyond `max_workers`, while it waits here, for 50 ms at most; then, and at a stop or
-    pause, it is given back and the attempt does not count. `attempted_at` is the time of the
-    claim; the timeout counts from the start."""
+    """Claim a few jobs before slots are free, if jobs are so short that slots would otherwise wait
+    for the database. Default False. Such a job is `running` in the database while it waits here, so
+    more than `max_workers` jobs can be `running`. It waits at most 50 ms. After that, and at a stop
+    or pause, it is released and the attempt does not count. `attempted_at` is the time of the
+    claim. The job's timeout starts when its code starts."""
 
     def __post_init__(self) -> None:
         _expect_type("max_workers", self.max_workers, int)
@@ -99,7 +107,7 @@ class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobRetention(msgspec.Struct, frozen=True, kw_only=True):
-    """How long jobs that ended are kept. None: for ever."""
+    """How long finished jobs are kept. None: forever."""
 
     cancelled: timedelta | None = RETENTION_DEFAULT
     """Default 24 hours."""
@@ -119,133 +127,131 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a client beyond its database, workers and queues."""
 
     schema: str | None = None
-    """The schema of River's tables. Default: where the connection's search path finds them, as
-    River does."""
+    """The schema of River's tables. Default None: the first schema of the search path that has
+    them."""
     id: str | None = None
-    """The client's id, at most 100 characters, no two running clients alike. Default
+    """The client's id, at most 100 characters. Each running client needs its own. Default None:
     `NAME:PID:RANDOM`."""
     name: str | None = None
-    """NAME in the default id. Default: the name of the host."""
+    """NAME in the default id. Default None: the host's name."""
     job_timeout: timedelta | None = JOB_TIMEOUT_DEFAULT
-    """How long a job may run. Default one minute; None: for ever. A worker or a job can say
-    otherwise."""
+    """How long a job may run. A worker or a job can override it. Default 1 minute. None: no
+    limit."""
     max_attempts: int = MAX_ATTEMPTS_DEFAULT
-    """Attempts of an inserted job that does not say otherwise. Default 25."""
+    """How many attempts an inserted job has: 1 to 32,767. Default 25."""
     retry_policy: RetryPolicy = msgspec.field(default_factory=DefaultRetryPolicy)
-    """When a failed job is tried again. Default: after n^4 seconds and up to 10 % more or less."""
+    """When a failed job is retried. Default: n^4 seconds after failure n, with 10 % jitter."""
     error_handler: ErrorHandler | None = None
-    """Told of each failed attempt; may end the job by returning True. Default none."""
+    """Called after each failed attempt. It may cancel the job. Default None."""
     job_stuck_threshold: timedelta = JOB_STUCK_THRESHOLD_DEFAULT
-    """How long a job may go on after it was cancelled, by its timeout or by somebody, until it
-    counts as stuck, which is logged. Default 10 s."""
+    """How long a job may keep running after it was cancelled. After that it is stuck, which is
+    logged. Default 10 seconds."""
     job_stuck_handler: JobStuckHandler | None = None
-    """Told of each stuck job; may give its slot to another by returning True. Default none: it
-    keeps its slot."""
+    """Called for each stuck job. It may free the job's slot. Default None: the slot stays taken."""
     soft_stop_timeout: timedelta | None = SOFT_STOP_TIMEOUT_DEFAULT
-    """How long running jobs may go on after a stop was asked for; then they are cancelled.
-    Default 30 s; None: for ever."""
+    """How long running jobs may continue after a stop was requested. After that they are cancelled.
+    Default 30 seconds. None: no limit."""
     hard_stop_timeout: timedelta = HARD_STOP_TIMEOUT_DEFAULT
-    """How long cancelled jobs may take to end and results to be stored. Default 10 s."""
+    """How long a stop waits for cancelled jobs to end and for results to be stored. Default 10
+    seconds."""
     fetch_poll_interval: timedelta = FETCH_POLL_INTERVAL_DEFAULT
-    """How often an idle queue is looked at without a notification. Default 1 s."""
+    """How often an idle queue is polled. Default 1 second."""
     quiet_interval: timedelta | None = None
-    """For a database that should sleep: the least time between two looks of an idle client at
-    whether notifications arrive and at what it may have missed of them. Default none: it looks
-    each 10 s and 30 s. A listener that falls silent without an end is noticed that much later."""
+    """For a database that suspends when idle: the minimum time between two checks of an idle client
+    for lost notifications. A broken listening connection is detected that much later. Default None:
+    checks run every 10 and 30 seconds."""
     poll_only: bool = False
-    """Do not LISTEN: find jobs by polling alone. Default False."""
+    """Find jobs by polling, without LISTEN. Default False."""
     pooler: bool = False
-    """The database URL leads to a pooler in transaction mode, as PgBouncer's. Default False."""
+    """Whether the database URL leads to a pooler in transaction mode, such as PgBouncer. Default
+    False."""
     listen_url: str | None = None
-    """A URL for the listening connection that leads past a pooler. Default: the database's."""
+    """A URL for the listening connection that bypasses the pooler. Default None: the database
+    URL."""
     pool_size: int = POOL_SIZE_DEFAULT
-    """Connections for inserts and other calls, at most. Default 10."""
+    """The maximum number of connections for inserts and other calls: 1 to 1,000. Default 10."""
     durable_claims: bool = False
-    """Wait for the disk at each claim too. Default False: after a crash of the server a job that
-    was claimed in the last moment may run twice; its result is stored once."""
+    """Wait for the disk at each claim. Default False: if the server crashes, a job that was claimed
+    just before may run twice. Only one result is stored."""
     insert_notify: bool = True
-    """Let inserts notify the workers. Default True; without it jobs wait for the next poll."""
+    """Whether inserts notify the workers. If False, jobs wait for the next poll. Default True."""
     known_kinds_only: bool = True
-    """Claim only jobs of the kinds, and their aliases, that have a worker when the client starts.
-    Jobs of other kinds wait unchanged for a client that works them. Default True. False, River's
-    default: jobs of every kind are claimed, and an attempt at an unknown kind fails."""
+    """Claim only jobs whose kind, or an alias of it, has a worker when the client starts. Jobs of
+    other kinds stay in the queue for other clients. Default True. If False, as in River, jobs of
+    every kind are claimed and an attempt at an unknown kind fails."""
     skip_unknown_job_check: bool = False
-    """Let a client with workers insert kinds that it has no worker for. Default False."""
+    """Allow a client with workers to insert kinds without a worker. Default False."""
     skip_job_kind_validation: bool = False
-    """Accept kinds that break River's rule for their form. Default False."""
+    """Allow kinds that do not match River's pattern. Default False."""
     trace_internal: bool = False
-    """Let OpenTelemetry's instrumentation of the driver make spans of riverpy's own statements:
-    claims, results, heartbeats, leases, maintenance. Default False. Statements of jobs, and of
-    inserts and other calls of the program's, have spans in any case."""
+    """Let OpenTelemetry's instrumentation of asyncpg create spans for riverpy's own statements,
+    such as claims, results, heartbeats and maintenance. Default False. Statements of jobs, inserts
+    and other calls always have spans."""
     candidate: bool = True
-    """Take part in leader election: one client of all that run is the leader and runs maintenance
-    for the others. With False this client never inserts its periodic jobs, and warns if it has any.
-    Default True."""
+    """Take part in leader election. One client is the leader and runs maintenance for all. If
+    False, this client never inserts its periodic jobs, and warns if it has any. Default True."""
     elect_interval: timedelta = ELECT_INTERVAL_DEFAULT
-    """How often a leader renews its lease and a follower bids for it. Default 5 s, at least
-    100 ms."""
+    """How often the leader renews its lease and other clients try to acquire it. Default 5 seconds,
+    at least 100 ms."""
     leader_ttl: timedelta = LEADER_TTL_DEFAULT
-    """How long a lease lasts that is not renewed. Default 15 s; at least 2.4 times
-    `elect_interval`, and a day at most in a `leader_domain` and of a client that has leases or
-    singletons."""
+    """How long a lease lasts without a renewal. Default 15 seconds. At least 2.4 times
+    `elect_interval`. At most one day with a `leader_domain`, and for leases and singletons."""
     max_leases: int | None = None
-    """How many leases this client holds at once, at most, those of its singletons included: it does
-    not bid for more, and `client.lease` stands by. So the processes of a fleet share what each of
-    them could hold alone. Default None: any number."""
+    """How many leases this client holds at a time, including those of singletons. At the limit it
+    tries to acquire no other, and `client.lease` waits. Use it to spread leases over processes.
+    Default None: no limit."""
     leader_domain: str | None = None
-    """Which fleet of those that share the tables this client belongs to: each has a leader of its
-    own, for the queues that its clients claim. Most need none. Default None: `default`, which all
-    belong to that say nothing, and River's clients in Go."""
+    """The leader domain of this client. Each domain has its own leader, which maintains the queues
+    that the domain claims. Default None: the domain `default`, which River's clients in Go share.
+    Most fleets need no other."""
     domain_queues: Sequence[str] | None = None
-    """The queues that this client claims for its `leader_domain`. Default None, or none: those that
-    it works."""
+    """The queues that this client claims for its `leader_domain`. Default None: the queues that it
+    works."""
     on_domain_conflict: Literal["error", "warn", "takeover"] = "error"
-    """What a client does at its start about a queue that another domain has: `error` refuses to
-    start, `warn` works it and leaves its maintenance to that domain, `takeover` claims it, and
-    refuses to start if the other domain has a client that lives. Default `error`."""
+    """What to do at start if a queue belongs to another domain. "error": refuse to start. "warn":
+    work the queue, and leave its maintenance to the other domain. "takeover": claim the queue, or
+    refuse to start if the other domain has a live client. Default "error"."""
     dead_after: timedelta = DEAD_AFTER_DEFAULT
-    """How long a client may give no sign of life until its running jobs are given to others.
-    Default one minute, at least 100 ms. A client beats six times as often."""
+    """After how long without a heartbeat a client is dead and its running jobs are rescued. Clients
+    write six heartbeats in this time. Default 1 minute, at least 100 ms."""
     rescue_after: timedelta | None = None
-    """How old a running job of a client that gives no signs of life (River's in Go, or one that
-    works without the line `riverpy`) must be to be rescued. Default None: one hour, longer by
-    `job_timeout` where that is set. At least `job_timeout`."""
+    """At which age a running job is rescued if its client writes no heartbeats: a Go client, or a
+    Python client without the `riverpy` migrations. At least `job_timeout`. Default None: 1 hour,
+    plus `job_timeout` if that is set."""
     retention: JobRetention = msgspec.field(default_factory=JobRetention)
-    """How long jobs that ended are kept. Default: completed and cancelled ones 24 hours, discarded
-    ones 7 days."""
+    """How long finished jobs are kept. Default: completed and cancelled jobs 24 hours, discarded
+    jobs 7 days."""
     retention_by_queue: Mapping[str, JobRetention] = msgspec.field(
         default_factory=dict[str, JobRetention]
     )
-    """Another retention for the jobs of these queues. Default none."""
+    """Overrides `retention` for the jobs of these queues. Default empty."""
     retention_by_kind: Mapping[str, JobRetention] = msgspec.field(
         default_factory=dict[str, JobRetention]
     )
-    """Another retention for the jobs of these kinds, whatever their queue. Default none."""
+    """Overrides `retention` and `retention_by_queue` for the jobs of these kinds. Default empty."""
     hooks: Sequence[Hook] = ()
-    """What is called at fixed points in the life of each job and of the client, in this order.
-    Default none."""
+    """Hooks for all jobs, called in this order. Default empty."""
     middleware: Sequence[Middleware] = ()
-    """What is called around inserts and around attempts, the first outermost. Default none."""
+    """Middleware for all inserts and attempts. The first is the outermost. Default empty."""
     plugins: Sequence[Plugin] = ()
-    """Each is used as every hook and middleware whose methods it has, before those of `hooks` and
-    `middleware`. Default none."""
+    """Objects that are used as every hook and middleware whose methods they have. They come before
+    `hooks` and `middleware`. Default empty."""
     reindexer_schedule: PeriodicSchedule | None = None
     """When the indexes are rebuilt. Default None: daily at midnight, UTC."""
     reindexer_timeout: timedelta | None = REINDEXER_TIMEOUT_DEFAULT
-    """How long the rebuild of one index may take. Default one minute; None: for ever."""
+    """How long the rebuild of one index may take. Default 1 minute. None: no limit."""
     reindexer_index_names: Sequence[str] | None = None
-    """Which indexes are rebuilt; empty: none. Default None: River's list."""
+    """Which indexes are rebuilt. Empty: none. Default None: River's list."""
 
     @property
     def domain(self) -> str:
-        """The value of `leader_domain`, or `default`."""
+        """The leader domain: `leader_domain`, or `default`."""
         return DEFAULT_DOMAIN if self.leader_domain is None else self.leader_domain
 
     @property
     def rescue_age(self) -> timedelta:
-        """How old a running job must be, since its attempt began, to be rescued by age: the value
-        of `rescue_after`; without it one hour, and `job_timeout` more if that is a time other than
-        the default."""
+        """The age of an attempt at which its job is rescued: `rescue_after`, or 1 hour, plus
+        `job_timeout` if that is set and not the default."""
         if self.rescue_after is not None:
             return self.rescue_after
         if self.job_timeout is None or self.job_timeout == JOB_TIMEOUT_DEFAULT:
@@ -272,23 +278,21 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"pool_size must be between 1 and 1000, got {self.pool_size}")
         _expect_method("retry_policy", self.retry_policy, "next_retry")
         if is_async(self.retry_policy.next_retry):
-            raise ConfigError("retry_policy: next_retry must be a plain function, no `async def`")
+            raise ConfigError(
+                "retry_policy: next_retry must be a plain function, not an `async def`"
+            )
         if self.error_handler is not None:
             _expect_method("error_handler", self.error_handler, "handle_error")
         if self.job_stuck_handler is not None:
             _expect_method("job_stuck_handler", self.job_stuck_handler, "handle_stuck")
-        _expect_positive("fetch_poll_interval", self.fetch_poll_interval)
-        _expect_positive("hard_stop_timeout", self.hard_stop_timeout)
-        _expect_positive("job_stuck_threshold", self.job_stuck_threshold)
-        if self.job_timeout is not None:
-            _expect_positive("job_timeout", self.job_timeout)
-        if self.quiet_interval is not None:
-            _expect_positive("quiet_interval", self.quiet_interval)
-        if self.soft_stop_timeout is not None:
-            _expect_positive("soft_stop_timeout", self.soft_stop_timeout, allow_zero=True)
+        for name in _DURATIONS:
+            _expect_positive(name, getattr(self, name))
+        for name in _LIMITS:
+            if (limit := getattr(self, name)) is not None:
+                _expect_positive(name, limit, allow_zero=name == "soft_stop_timeout")
         for name in _SWITCHES:
             _expect_switch(name, getattr(self, name))
-        Plugins(self.plugins, self.hooks, self.middleware)  # it checks them
+        Plugins(self.plugins, self.hooks, self.middleware)  # checks them
         if self.max_leases is not None:
             _expect_type("max_leases", self.max_leases, int)
             if self.max_leases < 1:
@@ -301,14 +305,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("elect_interval", "leader_ttl", "dead_after"):
             value: timedelta = getattr(self, name)
             _expect_type(name, value, timedelta)
-            if value < LEADING_LEAST:
+            if value < LEADER_DURATION_MIN:
                 raise ConfigError(f"{name} must be 100 milliseconds or more, got {value}")
             _expect_positive(name, value)
-        least = 2 * (1 + ELECT_JITTER_SHARE) * self.elect_interval
-        if self.leader_ttl < least:
+        minimum = 2 * (1 + ELECT_JITTER_SHARE) * self.elect_interval
+        if self.leader_ttl < minimum:
             raise ConfigError(
-                f"leader_ttl must be at least 2.4 times elect_interval, so that a renewal may fail "
-                f"once: with elect_interval {self.elect_interval} at least {least}, got "
+                "leader_ttl must be at least 2.4 times elect_interval, so one renewal may fail: at "
+                f"least {minimum} with elect_interval {self.elect_interval}, got "
                 f"{self.leader_ttl}"
             )
 
@@ -317,13 +321,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         validate_domain(self.domain)
         queues = self.domain_queues
         if queues is not None and not _are_names(queues):
-            raise ConfigError(f"domain_queues must be a list of names of queues, got {queues!r}")
+            raise ConfigError(f"domain_queues must be a list of queue names, got {queues!r}")
         for queue in queues or ():
             validate_queue(queue)
         if queues and self.domain == DEFAULT_DOMAIN:
             raise ConfigError(
-                "domain_queues are claimed for a leader_domain: set it, or leave them out; the "
-                "domain `default` has every queue that no other has claimed"
+                "domain_queues requires leader_domain: set it, or remove domain_queues. The domain "
+                "`default` has every queue that no other domain has claimed"
             )
         if self.domain != DEFAULT_DOMAIN and self.leader_ttl > LEASE_TTL_MAX:
             raise ConfigError(
@@ -337,23 +341,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def _check_maintenance(self) -> None:
-        if self.rescue_after is not None:
-            _expect_positive("rescue_after", self.rescue_after)
-            if self.job_timeout is not None and self.rescue_after < self.job_timeout:
-                raise ConfigError(
-                    f"rescue_after must be at least job_timeout ({self.job_timeout}), got "
-                    f"{self.rescue_after}"
-                )
-        if self.reindexer_timeout is not None:
-            _expect_positive("reindexer_timeout", self.reindexer_timeout)
+        rescue_after, job_timeout = self.rescue_after, self.job_timeout
+        if rescue_after is not None and job_timeout is not None and rescue_after < job_timeout:
+            raise ConfigError(
+                f"rescue_after must be at least job_timeout ({job_timeout}), got {rescue_after}"
+            )
         _expect_type("retention", self.retention, JobRetention)
         _check_retentions("retention_by_queue", self.retention_by_queue, validate_queue)
         _check_retentions("retention_by_kind", self.retention_by_kind, validate_kind)
         names = self.reindexer_index_names
         if names is not None and not _are_names(names):
-            raise ConfigError(
-                f"reindexer_index_names must be a list of names of indexes, got {names!r}"
-            )
+            raise ConfigError(f"reindexer_index_names must be a list of index names, got {names!r}")
         if self.reindexer_schedule is not None:
             _check_schedule(self.reindexer_schedule)
 
@@ -367,16 +365,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_queues(queues: Mapping[str, QueueConfig]) -> None:
-    """Raise ConfigError unless these are settings of queues by their names."""
+    """Raise ConfigError unless this maps queue names to QueueConfigs."""
     if not isinstance(queues, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(
-            f"queues must map names to settings, as in {_QUEUES_FORM}, got {type(queues).__name__}"
+            f"queues must map names to QueueConfigs, as in {_QUEUES_FORM}, got "
+            f"{type(queues).__name__}"
         )
     for queue, config in queues.items():
         validate_queue(queue)
         if not isinstance(config, QueueConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
-                f"queue {queue!r} takes a QueueConfig, as in {_QUEUES_FORM}, got "
+                f"queue {queue!r} must have a QueueConfig, as in {_QUEUES_FORM}, got "
                 f"{type(config).__name__}"
             )
 
@@ -395,11 +394,12 @@ def _check_schedule(schedule: PeriodicSchedule) -> None:
         first = next_time(schedule, datetime.now(UTC))
     except Exception as error:
         raise ConfigError(
-            f"reindexer_schedule must be a schedule, as cron(…) and every(…) make: {error}"
+            f"reindexer_schedule must be a schedule, such as cron(…) or every(…): {error}"
         ) from error
     if first is None:
         raise ConfigError(
-            "reindexer_schedule never comes; to rebuild nothing, let reindexer_index_names be empty"
+            "reindexer_schedule has no time in the future; to rebuild nothing, set "
+            "reindexer_index_names=[]"
         )
 
 
@@ -440,7 +440,7 @@ def _expect_switch(name: str, value: object) -> None:
 def _expect_positive(name: str, value: timedelta, *, allow_zero: bool = False) -> None:
     _expect_type(name, value, timedelta)
     if value < timedelta(0) or (not allow_zero and value < timedelta(milliseconds=1)):
-        least = "zero" if allow_zero else "one millisecond"
-        raise ConfigError(f"{name} must be {least} or more, got {value}")
+        minimum = "zero" if allow_zero else "one millisecond"
+        raise ConfigError(f"{name} must be {minimum} or more, got {value}")
     if value > DURATION_MAX:
         raise ConfigError(f"{name} must be {DURATION_MAX.days} days or less, got {value}")

@@ -1,29 +1,28 @@
-"""Every exception that riverpy raises on purpose.
+"""The exceptions of riverpy.
 
     RiverError
     ├ ConfigError            a setting or a name is wrong (also a ValueError)
     │ ├ ClientIdInUseError   another client runs under this client's id
     │ └ DomainConflictError  a queue to claim belongs to another leader domain
-    ├ InsertError            a job was refused before anything was sent (also a ValueError)
-    │ ├ ArgsError            its args cannot be stored as JSON; `path` says where
+    ├ InsertError            a job is not allowed; nothing was sent (also a ValueError)
+    │ ├ ArgsError            its args cannot be stored as JSON; `path` is the place
     │ └ UnknownJobKindError  no worker is registered for its kind
-    ├ TransactionError       the caller's connection is closed, or in no usable transaction
-    ├ UniqueConflictError    insert_many_fast met a job that exists already
-    ├ NotFoundError          no such job or queue
+    ├ TransactionError       the caller's transaction cannot be used
+    ├ UniqueConflictError    a job with the same unique key exists
+    ├ NotFoundError          there is no such job or queue
     ├ JobRunningError        a running job cannot be deleted
-    ├ ClientStateError       a call that the client's state does not allow
-    ├ FencedOutError         leadership is lost: nothing was written
-    │ └ LeaseLostError       a lease is used after it was lost
-    ├ DatabaseError          the database cannot be used as it is
+    ├ ClientStateError       the client's state does not allow the call
+    ├ FencedOutError         leadership was lost: nothing was written
+    │ └ LeaseLostError       a lease was lost
+    ├ DatabaseError          the database cannot be used
     │ ├ JobDamagedError      the server cannot read a stored job
-    │ ├ SchemaMissingError   River's tables are not there, or too old
+    │ ├ SchemaMissingError   River's tables are missing or too old
     │ └ ServerVersionError   PostgreSQL is too old
     └ MigrationError         a migration cannot be applied or undone
 
-    JobCancel, JobSnooze     raised by a job to end its attempt (no RiverError: they are no
-    failures)
+    JobCancel, JobSnooze     raised by a job to end its attempt; they are not RiverErrors
 
-The text of each error tells its reader what to do. No text ever holds a password.
+Each error text says what to do. No error text contains a password.
 """
 
 from __future__ import annotations
@@ -56,17 +55,22 @@ __all__ = [
 
 
 class RiverError(Exception):
-    """The root of riverpy's errors."""
+    """The base class of riverpy's errors."""
 
 
 class ConfigError(RiverError, ValueError):
-    """A setting, or the name of a queue, kind, tag or schema, is not allowed."""
+    """A setting or a name (of a queue, kind, tag or schema) is not allowed."""
 
 
 class ClientIdInUseError(ConfigError):
-    """Another client runs under this client's id. Its jobs were not touched; nothing was started,
-    or what ran was stopped. `client_id` is the id, and `since` when the other was registered, in
-    RFC 3339; None: while this one ran, but wrote no heartbeat."""
+    """Another running client has this client's id, so this client did not start or was stopped. The
+    jobs of the other client are not changed.
+
+    Attributes:
+        client_id: the id.
+        since: when the other client registered, in RFC 3339. None: it registered while this client
+            ran without writing heartbeats.
+    """
 
     def __init__(self, client_id: str, since: str | None) -> None:
         when = (
@@ -75,43 +79,51 @@ class ClientIdInUseError(ConfigError):
             else f"at {since} and is still alive"
         )
         super().__init__(
-            f"the client id {client_id!r} is in use: another client registered under it {when}; "
-            "stop that one first, or give each client its own id (without `id` it gets one)"
+            f"the client id {client_id!r} is in use: another client registered with it {when}; "
+            "stop that client first, or give each client its own id (the default id is unique)"
         )
         self.client_id, self.since = client_id, since
 
 
 class DomainConflictError(ConfigError):
-    """A queue that a client would claim for its leader domain belongs to another; nothing was
-    claimed. `queue` is the queue, `owner` the domain that has it, and `client_ids` are clients of
-    that domain that live, ten at most."""
+    """A queue that a client would claim for its leader domain belongs to another domain. Nothing
+    was claimed.
+
+    Attributes:
+        queue: the queue.
+        owner: the domain that has the queue.
+        client_ids: the live clients of that domain, at most ten.
+    """
 
     def __init__(self, queue: str, *, owner: str, domain: str, client_ids: list[str]) -> None:
         what = f"queue {queue!r} belongs to the leader domain {owner!r}, "
         if client_ids:
             what += (
-                f"whose clients live ({', '.join(client_ids)}), so {domain!r} cannot claim it: "
-                "name other domain_queues, or set on_domain_conflict='warn' to work the queue "
+                f"which has live clients ({', '.join(client_ids)}), so {domain!r} cannot claim it: "
+                "set other domain_queues, or set on_domain_conflict='warn' to work the queue "
                 "without maintaining it"
             )
         else:
             what += (
-                f"none of whose clients lives: to claim it for {domain!r} set "
+                f"which has no live client: to claim it for {domain!r}, set "
                 "on_domain_conflict='takeover'"
             )
         command = f"riverpy domain claim {queue} --domain {domain}"
         command += " --force" if client_ids else ""
-        super().__init__(f"{what}; an administrator can take it: `{command}`")
+        super().__init__(f"{what}; an administrator can claim it with `{command}`")
         self.queue, self.owner, self.client_ids = queue, owner, client_ids
 
 
 class InsertError(RiverError, ValueError):
-    """A job was refused before anything was sent to the database."""
+    """A job is not allowed. Nothing was sent to the database."""
 
 
 class ArgsError(InsertError):
-    """Args, metadata or output cannot be stored as JSON. `path` names the place, as in
-    `$.user.tags[3]`."""
+    """Args, metadata or output cannot be stored as JSON.
+
+    Attributes:
+        path: the place in the value, such as `$.user.tags[3]`.
+    """
 
     def __init__(self, message: str, *, path: str = "$") -> None:
         super().__init__(message)
@@ -119,60 +131,64 @@ class ArgsError(InsertError):
 
 
 class UnknownJobKindError(InsertError):
-    """No worker is registered for this kind."""
+    """No worker is registered for this kind of job.
+
+    Attributes:
+        kind: the kind.
+    """
 
     def __init__(self, kind: str) -> None:
         super().__init__(
-            f"no worker is registered for job kind {kind!r}: add one to the client's Workers, or "
-            "insert "
-            "from a client without workers, or set Config(skip_unknown_job_check=True)"
+            f"no worker is registered for job kind {kind!r}: add one to the client's Workers, "
+            "insert from a client without workers, or set Config(skip_unknown_job_check=True)"
         )
         self.kind = kind
 
 
 class TransactionError(RiverError):
-    """The connection given as `tx` is closed, in no transaction, or in an aborted one: nothing was
-    done. Or the function of a call has ended the transaction. Or a fence, or what leases do, may
-    not stand in the transaction, or without one."""
+    """A transaction cannot be used: the connection given as `tx` is closed, aborted or not in a
+    transaction, or a user's function ended the transaction, or a fence or a call on leases is not
+    possible in it."""
 
 
 class UniqueConflictError(RiverError):
-    """A job with the same unique key exists. Nothing was changed; a transaction given as `tx` is
+    """A job with the same unique key exists. Nothing was changed. A transaction given as `tx` stays
     usable."""
 
 
 class NotFoundError(RiverError):
-    """There is no such job or queue."""
+    """The job, queue or periodic job does not exist."""
 
 
 class JobRunningError(RiverError):
-    """The job is running, so it cannot be deleted. Cancel it first."""
+    """A running job cannot be deleted. Cancel it first."""
 
 
 class ClientStateError(RiverError):
-    """The client cannot do this in its present state."""
+    """The client's state does not allow this call, for instance because it is not open."""
 
 
 class FencedOutError(RiverError):
-    """This process does not lead any more, or cannot know that it does: nothing was written."""
+    """This process is no longer the leader, or the local deadline of its lease has passed. Nothing
+    was written."""
 
 
 class LeaseLostError(FencedOutError):
-    """The lease is over, or it is not known that it is held: stop what was done under it, and roll
+    """The lease was lost, or its local deadline has passed. Stop the work under the lease and roll
     back."""
 
 
 class DatabaseError(RiverError):
-    """The database cannot be used as it is."""
+    """The database cannot be used in its current state."""
 
 
 class JobDamagedError(DatabaseError):
-    """The server cannot read a job that it has stored, as after damage to its disk. Other jobs are
-    not affected."""
+    """The server cannot read a stored job, for instance after a disk failure. Other jobs are not
+    affected."""
 
 
 class SchemaMissingError(DatabaseError):
-    """River's tables are missing or too old. `riverpy migrate up` makes them."""
+    """River's tables are missing or too old. `riverpy migrate up` creates and updates them."""
 
 
 class ServerVersionError(DatabaseError):
@@ -184,15 +200,14 @@ class MigrationError(RiverError):
 
 
 class JobCancel(Exception):
-    """Raised by a job to end it for good: its state becomes `cancelled` and it is not tried
-    again."""
+    """Raised by a job to cancel itself: its state becomes `cancelled` and it is not retried."""
 
 
 class JobSnooze(Exception):
-    """Raised by a job to be run again after a delay. It uses up no attempt.
+    """Raised by a job to run again after a delay. The attempt does not count.
 
     Args:
-        delay: how long to wait, from now on the server's clock. Zero means at once.
+        delay: how long to wait on the server's clock. Zero: run again at once.
 
     Raises:
         ValueError: the delay is negative.
@@ -208,4 +223,4 @@ class JobSnooze(Exception):
         self.delay = delay
 
     def __reduce__(self) -> tuple[type[JobSnooze], tuple[timedelta]]:
-        return type(self), (self.delay,)  # a job in a process of its own may raise it
+        return type(self), (self.delay,)  # a job in a child process may raise it

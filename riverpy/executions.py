@@ -12,31 +12,34 @@ ResultT = TypeVar("ResultT")
 
 
 class ExecutionState(Enum):
-    """How it stands with an effect after a call."""
+    """The state of an effect after a call."""
 
     RAN = "ran"
-    """It ran here, now."""
+    """The function ran in this call."""
     DONE_BEFORE = "done before"
-    """It was done by an earlier call; this one did nothing."""
+    """An earlier call completed the effect. This call did nothing."""
     IN_PROGRESS = "in progress"
-    """Another call is at it, or its claim has not expired yet; this one did nothing. Try later."""
+    """Another call is running the function, or its claim has not expired. This call did nothing;
+    try again later."""
     UNKNOWN = "unknown"
-    """Somebody has claimed it, at most once, and has not completed it: it is at it, or has ended
-    before, between or after. It does not run again; this call did nothing."""
+    """Another call of `run_at_most_once` claimed the key and has not reported completion. Its
+    function may still run, or it may have failed or crashed at any point. The function does not run
+    again; this call did nothing."""
     OVERTAKEN = "overtaken"
-    """It ran here, but its claim had expired and was taken over: it may happen twice."""
+    """The function ran in this call, but its claim expired and another call took it over. So the
+    effect may happen twice."""
 
 
 class Execution(msgspec.Struct, Generic[ResultT], frozen=True):
-    """The answer to a call."""
+    """The result of a call."""
 
     state: ExecutionState
     value: ResultT | None = None
-    """What the function returned, if it ran here."""
+    """What the function returned, if it ran in this call."""
     claimed_by: str | None = None
-    """The id of the client that did it, or is at it; None: it is not known yet."""
+    """The id of the client that claimed the key. None: not known yet."""
     claimed_at: datetime | None = None
-    """When it was claimed, by the server's clock, if another has done so."""
+    """When another call claimed the key, on the server's clock."""
 
     @property
     def ran(self) -> bool:
@@ -45,9 +48,9 @@ class Execution(msgspec.Struct, Generic[ResultT], frozen=True):
 
 
 class Claim(NamedTuple):
-    """The right to an effect outside of the database."""
+    """The right to run an effect outside the database."""
 
     key: str
     epoch: int
-    """Rises with each claim of the key: a token for systems that refuse lower ones. With `key` it
-    is what another system needs to tell a repetition."""
+    """A number that rises with each claim of the key. Another system can use it as a fencing token
+    and refuse lower numbers. `key` and `epoch` together identify one run."""

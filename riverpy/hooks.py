@@ -1,8 +1,8 @@
-"""Hooks: what is called at fixed points in the life of a job and of a client.
+"""Hooks: methods that riverpy calls at fixed points of a job or a client.
 
-A hook is any object with one or more of the methods below, each an `async def` but for
-`metric_emit`; `…Func` makes one of a function. `Config(hooks=…)` registers hooks for all jobs,
-`hooks: ClassVar[…]` of an args class for its kind.
+A hook is an object with one or more of the methods below. All are `async def`, except
+`metric_emit`. The classes `…Func` make a hook from a function. `Config(hooks=…)` registers hooks
+for all jobs; `hooks: ClassVar[…]` of an args class registers them for its kind.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 class JobGetAvailableCount(msgspec.Struct, frozen=True, kw_only=True):
-    """River's metric `job_get_available_count`: how many jobs a claim brought."""
+    """River's metric `job_get_available_count`: the number of jobs that one claim returned."""
 
     queue: str
     count: int
 
 
 class JobGetAvailableDuration(msgspec.Struct, frozen=True, kw_only=True):
-    """River's metric `job_get_available_duration`: how long a claim took, the way to the server
-    and back included."""
+    """River's metric `job_get_available_duration`: how long one claim took, including the round
+    trip to the server."""
 
     queue: str
     duration: timedelta
@@ -40,56 +40,59 @@ Metric: TypeAlias = JobGetAvailableCount | JobGetAvailableDuration
 
 @runtime_checkable
 class HookInsertBegin(Protocol):
-    """Called for each job just before it is sent to the database, inside of all middleware."""
+    """A hook that is called for each job before it is sent to the database, inside all
+    middleware."""
 
     def insert_begin(self, params: JobInsertParams, /) -> Awaitable[None]:
-        """May change what is inserted; raising refuses the whole batch."""
+        """Change the job, or raise to refuse the whole batch."""
         ...
 
 
 @runtime_checkable
 class HookWorkBegin(Protocol):
-    """Called when an attempt begins, inside of all middleware, before the args are decoded."""
+    """A hook that is called when an attempt begins, inside all middleware, before the args are
+    decoded."""
 
     def work_begin(self, job: Job[Any], /) -> Awaitable[None]:
-        """May set `job.encoded_args`; raising fails the attempt, and nothing else of it is run."""
+        """Change `job.encoded_args`, or raise to fail the attempt before the job's code runs."""
         ...
 
 
 @runtime_checkable
 class HookWorkEnd(Protocol):
-    """Called when the code of a job has ended, inside of all middleware."""
+    """A hook that is called after the job's code has ended, inside all middleware."""
 
     def work_end(self, job: Job[Any], error: BaseException | None, /) -> Awaitable[bool | None]:
-        """Told how it ended, as `__exit__` is: returning True swallows the error, so that the job
-        completes; raising replaces it; anything else leaves it.
+        """Receive the outcome of the attempt. As with `__exit__`, returning True suppresses the
+        error and the job completes. Raising replaces the error. Any other result keeps it.
 
         Args:
-            job: its args are decoded, unless that is what failed.
-            error: what the job, or the hook before, raised: also JobSnooze, JobCancel, TimeoutError
-                at its timeout, and CancelledError at a cancel or stop, which stands whatever is
-                made of it. None: it returned.
+            job: the job, with its args decoded, unless decoding failed.
+            error: what the job's code, or the hook before this one, raised. It may be JobSnooze,
+                JobCancel, TimeoutError (the job's timeout) or CancelledError (a cancel or stop,
+                which a hook cannot suppress). None: the code returned.
         """
         ...
 
 
 @runtime_checkable
 class HookPeriodicJobsStart(Protocol):
-    """Called each time this client begins to lead, before the first periodic job is inserted."""
+    """A hook that is called each time this client becomes leader, before the first periodic job is
+    inserted."""
 
     def periodic_jobs_start(self, start: PeriodicJobsStart, /) -> Awaitable[None]:
-        """May add and remove periodic jobs. All such hooks together have 30 s. Raising keeps the
-        maintenance from starting; it is tried again."""
+        """Add or remove periodic jobs. All these hooks together have 30 seconds. If one raises,
+        maintenance does not start and the hooks are retried."""
         ...
 
 
 @runtime_checkable
 class HookMetricEmit(Protocol):
-    """Given what riverpy measures."""
+    """A hook that receives measurements."""
 
     def metric_emit(self, metric: Metric, /) -> None:
-        """Called after each claim, between two claims of its queue: it must not block. An error of
-        its own is logged."""
+        """Receive one measurement. It is called between two claims of a queue, so it must not
+        block. An error is logged."""
         ...
 
 
@@ -99,21 +102,21 @@ Hook: TypeAlias = (
 
 
 class HookInsertBeginFunc:
-    """An `async def` as a HookInsertBegin."""
+    """Makes a HookInsertBegin from an `async def`."""
 
     def __init__(self, function: Callable[[JobInsertParams], Awaitable[None]]) -> None:
         self.insert_begin = function
 
 
 class HookWorkBeginFunc:
-    """An `async def` as a HookWorkBegin."""
+    """Makes a HookWorkBegin from an `async def`."""
 
     def __init__(self, function: Callable[[Job[Any]], Awaitable[None]]) -> None:
         self.work_begin = function
 
 
 class HookWorkEndFunc:
-    """An `async def` as a HookWorkEnd."""
+    """Makes a HookWorkEnd from an `async def`."""
 
     def __init__(
         self, function: Callable[[Job[Any], BaseException | None], Awaitable[bool | None]]
@@ -122,14 +125,14 @@ class HookWorkEndFunc:
 
 
 class HookPeriodicJobsStartFunc:
-    """An `async def` as a HookPeriodicJobsStart."""
+    """Makes a HookPeriodicJobsStart from an `async def`."""
 
     def __init__(self, function: Callable[[PeriodicJobsStart], Awaitable[None]]) -> None:
         self.periodic_jobs_start = function
 
 
 class HookMetricEmitFunc:
-    """A plain function as a HookMetricEmit."""
+    """Makes a HookMetricEmit from a plain function."""
 
     def __init__(self, function: Callable[[Metric], None]) -> None:
         self.metric_emit = function

@@ -1,4 +1,4 @@
-"""What may be said about a job when it is inserted, and what comes back."""
+"""The options and results of inserting jobs."""
 
 from __future__ import annotations
 
@@ -38,64 +38,66 @@ UNIQUE_STATES_REQUIRED = (
 
 
 class Unique:
-    """Marks a field of an args class as part of the unique key: `user_id: Annotated[int,
+    """Marks a field of an args class as part of the unique key, as in `user_id: Annotated[int,
     riverpy.Unique]`.
 
-    With `UniqueOpts(by_args=True)` only the marked fields count; with none marked, all args do.
-    The mark alone makes no job unique.
+    With `UniqueOpts(by_args=True)`, only the marked fields count. If no field is marked, all args
+    count. Without `by_args` the mark has no effect.
     """
 
 
 class UniqueOpts(msgspec.Struct, frozen=True, kw_only=True):
-    """When a job is a duplicate of one that exists. All that is chosen must be equal.
+    """When a job is a duplicate of an existing job: when everything that is selected here is equal.
 
-    A duplicate is not inserted; the existing job is returned in its place.
+    A duplicate is not inserted. The insert returns the existing job instead.
     """
 
     by_args: bool = False
-    """The args, or those of their fields that are marked `Unique`."""
+    """Compare the args, or only their fields that are marked `Unique`. Default False."""
     by_period: timedelta | None = None
-    """The same period of this length, at least one second, counted from the year 1 in UTC. The
-    period of a job is that of its `scheduled_at`, or of the insert if it has none."""
+    """Compare the period of this length, at least 1 second. Periods are counted from the year 1 in
+    UTC. A job belongs to the period of its `scheduled_at`, or else of the time of the insert.
+    Default None."""
     by_queue: bool = False
-    """The queue."""
+    """Compare the queue. Default False."""
     by_state: Sequence[JobState] | None = None
-    """The states in which a job holds its key. Default: all but cancelled and discarded.
-    Must have available, pending, running and scheduled."""
+    """The states in which a job keeps its key. Must include available, pending, running and
+    scheduled. Default: all except cancelled and discarded."""
     exclude_kind: bool = False
-    """Jobs of other kinds count too. Needs by_args, by_queue or by_period beside it."""
+    """Also compare jobs of other kinds. Requires by_args, by_queue or by_period. Default False."""
 
 
 class InsertOpts(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of one insert. None means: as the args class says, else the client, else River's
-    default."""
+    """Options of one insert. Precedence: this insert, then `insert_opts` of the args class, then
+    the client, then the default. None means not set."""
 
     max_attempts: int | None = None
-    """1 to 32767 attempts. Default 25."""
+    """How many attempts the job has: 1 to 32,767. Default 25."""
     metadata: dict[str, Any] | None = None
-    """A JSON object stored with the job. Default empty. An args class cannot set it."""
+    """A JSON object that is stored with the job. Default empty. An args class cannot set it."""
     pending: bool = False
-    """Insert as `pending`: not worked until somebody changes the state. An args class cannot set
-    it."""
+    """Insert the job as `pending`: it is not worked until its state is changed. Default False. An
+    args class cannot set it."""
     priority: int | None = None
-    """1 (first) to 4 (last). Default 1."""
+    """1 (worked first) to 4 (worked last). Default 1."""
     queue: str | None = None
-    """Default `default`."""
+    """The queue of the job. Default `default`."""
     scheduled_at: datetime | None = None
-    """When the job is due; must have a time zone. Given, even in the past, the job starts as
-    `scheduled` and waits for the leader's scheduler. Default now."""
+    """When the job is due, with a time zone. A job with a time, even a past one, is inserted as
+    `scheduled`, and the leader makes it available. Default None: available at once."""
     tags: Sequence[str] | None = None
-    """Default none. An empty sequence overrides the tags of the args class."""
+    """Tags of the job: 3 to 255 letters, digits, `_` and `-` each. Default none. An empty sequence
+    overrides the tags of the args class."""
     unique_opts: UniqueOpts | None = None
-    """Default: not unique."""
+    """When the job is a duplicate. Default None: never."""
 
 
 @runtime_checkable
 class JobArgsWithInsertOpts(Protocol):
-    """Args that bring their own defaults for inserting them."""
+    """Args that have their own default options."""
 
     def insert_opts(self) -> InsertOpts:
-        """The defaults for this job; options given to the insert win."""
+        """Return the default options for this job. The options of the insert override them."""
         ...
 
 
@@ -107,32 +109,32 @@ class InsertManyParams(msgspec.Struct, frozen=True):
 
 
 class JobInsertParams(msgspec.Struct, kw_only=True):
-    """A job just before it is sent, as hooks and middleware of inserts see it. What they set is
-    checked as the options of an insert are."""
+    """A job before it is sent, as hooks and middleware of inserts see it. They may change it; the
+    new values are checked like the options of an insert."""
 
     args: JobArgs | RawArgs
-    """As they were given to the insert; what is stored is `encoded_args`."""
+    """The args that the insert was called with. `encoded_args` is what is stored."""
     encoded_args: str
-    """The JSON text that is stored. A change does not change the unique key."""
+    """The JSON text of the args that is stored. Changing it does not change the unique key."""
     kind: str
     max_attempts: int
     metadata: dict[str, Any]
     priority: int
     queue: str
     scheduled_at: datetime | None
-    """None: the server's now."""
+    """None: the server's current time."""
     state: JobState
     """Available, pending or scheduled."""
     tags: list[str]
     unique_key: bytes | None
-    """32 bytes; None: the job is not unique, and stays so."""
+    """32 bytes. None: the job is not unique; a key cannot be added."""
 
 
 class InsertResult(msgspec.Struct, frozen=True):
-    """What became of one inserted job."""
+    """The result of inserting one job."""
 
     job: JobRow
-    """The inserted job or, for a duplicate, the one that exists."""
+    """The inserted job or, for a duplicate, the existing one."""
     unique_skipped_as_duplicate: bool
-    """Whether a job with the same unique key existed (or came earlier in the batch), so that
-    nothing was inserted."""
+    """Whether the job is a duplicate of an existing job or of an earlier one in the batch, so that
+    it was not inserted."""

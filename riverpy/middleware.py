@@ -1,7 +1,7 @@
-"""Middleware: what is called around the inserting of jobs and around each attempt at one.
+"""Middleware: methods that wrap inserts and attempts.
 
-A middleware is any object with one or both of the methods below, each an `async def`; `…Func`
-makes one of a function. `Config(middleware=…)` registers them for all jobs.
+A middleware is an object with one or both of the methods below, each an `async def`. The classes
+`…Func` make one from a function. `Config(middleware=…)` registers middleware for all jobs.
 """
 
 from __future__ import annotations
@@ -21,48 +21,48 @@ WorkInner: TypeAlias = Callable[[], Awaitable[None]]
 
 @runtime_checkable
 class JobInsertMiddleware(Protocol):
-    """Called around each batch of inserts: of `insert`, `insert_many`, `insert_many_fast` and the
+    """Middleware around each insert: `insert`, `insert_many`, `insert_many_fast` and inserts of
     periodic jobs."""
 
     def insert_many(
         self, params: Sequence[JobInsertParams], do_inner: InsertInner, /
     ) -> Awaitable[None]:
-        """Must call `do_inner` once, or raise, which refuses the batch.
+        """Call `do_inner` once, or raise to refuse the batch.
 
         Args:
-            params: the jobs, checked, with their unique keys. May be changed before `do_inner`.
-            do_inner: inserts them. Returns what became of them, in their order; nothing for
-                `insert_many_fast`. What it raises, the insert raises, even if it is caught here.
+            params: the checked jobs. They may be changed before `do_inner` is called.
+            do_inner: inserts the jobs. Returns their results in order, or an empty list for
+                `insert_many_fast`. The insert raises what `do_inner` raises, even if this method
+                catches it.
         """
         ...
 
 
 @runtime_checkable
 class WorkerMiddleware(Protocol):
-    """Called around each attempt at a job, also at one whose kind is unknown or whose args cannot
-    be decoded."""
+    """Middleware around each attempt, even if the kind is unknown or the args cannot be decoded."""
 
     def work(self, job: Job[Any], do_inner: WorkInner, /) -> Awaitable[None]:
-        """Must call `do_inner` once, or raise, which ends the attempt as if the job had raised it.
+        """Call `do_inner` once, or raise to end the attempt as if the job had raised.
 
-        The job's timeout does not count what is done here before and after `do_inner`.
+        The job's timeout does not include the time spent here, outside `do_inner`.
 
         Args:
-            job: its `args` are decoded only inside of `do_inner`.
-            do_inner: runs the job. What it raises is how the attempt ends unless it is caught
-                here; a cancel or stop stands even then. It may be awaited in another task, which
-                has to end before this returns.
+            job: the job. Its `args` are decoded inside `do_inner` only.
+            do_inner: runs the job. An exception that it raises decides the outcome, unless this
+                method catches it. A cancel or stop cannot be caught. Another task may await
+                `do_inner`; that task must end before this method returns.
         """
         ...
 
 
 Middleware: TypeAlias = JobInsertMiddleware | WorkerMiddleware
 Plugin: TypeAlias = Hook | Middleware
-"""Used as every hook and every middleware whose methods it has."""
+"""An object that is used as every hook and middleware whose methods it has."""
 
 
 class JobInsertMiddlewareFunc:
-    """An `async def` as a JobInsertMiddleware."""
+    """Makes a JobInsertMiddleware from an `async def`."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class JobInsertMiddlewareFunc:
 
 
 class WorkerMiddlewareFunc:
-    """An `async def` as a WorkerMiddleware."""
+    """Makes a WorkerMiddleware from an `async def`."""
 
     def __init__(self, function: Callable[[Job[Any], WorkInner], Awaitable[None]]) -> None:
         self.__wrapped__ = self.work = function

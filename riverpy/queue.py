@@ -1,4 +1,4 @@
-"""Queues: the row of `river_queue` as it is read."""
+"""Queue: a row of `river_queue`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import msgspec
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue that clients work or worked not long ago."""
+    """A queue that a client works, or worked in the last days."""
 
     name: str
     created_at: datetime
     metadata: dict[str, Any]
-    """What `Client.queue_update` wrote; riverpy gives it no meaning."""
+    """Set by `Client.queue_update`. riverpy does not use it."""
     paused_at: datetime | None
-    """Since when nobody claims from it; None if it is not paused."""
+    """When the queue was paused. None: it is not paused."""
     updated_at: datetime
-    """When a client that works it last said so, or somebody changed it."""
+    """When a client that works the queue last updated the row, or the queue was changed."""

@@ -527,7 +527,10 @@ _EVERY_DAY = riverpy.every(timedelta(days=1))
         ),
         (lambda: _loose.Client(queues="default"), r'queues=\{"default": QueueConfig\(.*, got str'),
         (lambda: _loose.Client(queues=()), r'queues=\{"default": QueueConfig\(.*, got tuple'),
-        (lambda: _loose.Client(queues={"default": 10}), r"takes a QueueConfig, as in .*, got int"),
+        (
+            lambda: _loose.Client(queues={"default": 10}),
+            r"must have a QueueConfig, as in .*, got int",
+        ),
         (
             lambda: _loose.Client(queues={1: _loose.QueueConfig()}),
             "a queue name is a text, got int",
@@ -568,7 +571,7 @@ _EVERY_DAY = riverpy.every(timedelta(days=1))
         (lambda: _loose.Config(job_stuck_handler=_plain), "a method handle_stuck, got function"),
         (
             lambda: _loose.Config(reindexer_index_names=5),
-            "must be a list of names of indexes, got 5",
+            "must be a list of index names, got 5",
         ),
         (
             lambda: _loose.Config(retention_by_kind={1: JobRetention()}),

@@ -268,14 +268,14 @@ class Wrong:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"reindexer_schedule": Wrong(None)}, "never comes; .* reindexer_index_names be empty"),
+        ({"reindexer_schedule": Wrong(None)}, "no time in the future; .* reindexer_index_names="),
         ({"reindexer_schedule": Wrong(datetime(2999, 1, 1))}, "aware datetime"),
         ({"reindexer_schedule": Wrong(datetime(2000, 1, 1, tzinfo=UTC))}, "after the one"),
         ({"reindexer_timeout": timedelta(0)}, "reindexer_timeout must be"),
-        ({"reindexer_index_names": KIND}, "list of names"),
-        ({"reindexer_index_names": [""]}, "list of names"),
-        ({"reindexer_index_names": ["a\0"]}, "list of names"),
-        ({"reindexer_index_names": [1]}, "list of names"),
+        ({"reindexer_index_names": KIND}, "list of index names"),
+        ({"reindexer_index_names": [""]}, "list of index names"),
+        ({"reindexer_index_names": ["a\0"]}, "list of index names"),
+        ({"reindexer_index_names": [1]}, "list of index names"),
     ],
 )
 def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
