@@ -59,7 +59,7 @@ async def test_ended_jobs(schema: Schema) -> None:
     assert deleted == {oldest, newer}
 
 
-@pytest.cursor.parametrize(
+@pytest.mark.parametrize(
     ("within", "expected"),
     [
         (None, ["a", "b"]),
