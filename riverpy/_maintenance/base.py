@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from riverpy._leading.queue_scope import Scope
     from riverpy._leading.term_fence import TermFence
     from riverpy._lifecycle import StopScope
-    from riverpy._postgres.clients import SetAsideRow
     from riverpy._postgres.connection import DedicatedConnection
     from riverpy._postgres.driver import Connection
+    from riverpy._postgres.set_aside import SetAsideRow
     from riverpy.config import Config
     from riverpy.worker import Workers
 
@@ -98,7 +98,7 @@ class MaintenanceService(ABC):
             Exception: one of DATABASE_ERRORS; the pass is tried again soon.
         """
 
-    def stir(self) -> None:
+    def wake(self) -> None:
         """Begin the next pass now."""
         self._stirred.set()
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from riverpy._log import JobLines
 from riverpy._log_events import MAINTENANCE_RUN_CUT_SHORT, ROW_RECOVERED, ROW_SET_ASIDE
-from riverpy._postgres.batch import BatchSender, BatchSize, SetAside, report_rows
+from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatement
 from riverpy._postgres.driver import describe
+from riverpy._postgres.set_aside import SetAside, report_rows
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Iterable
@@ -33,8 +34,8 @@ longer than it took, so that the database has time for the workers."""
 ASIDE_MAX = 1_000
 """Rows that a service remembers as set aside. Past that it forgets the oldest, and finds it again
 when it reads all rows anew."""
-ASIDE_FIRST = 5.0
-ASIDE_LAST = 300.0
+ASIDE_DELAY_MIN = 5.0
+ASIDE_DELAY_MAX = 300.0
 """Seconds until a row that is set aside is tried again: they double up to this."""
 DELAY_MIN = 1.0
 """Seconds between two passes, at least."""
@@ -73,10 +74,11 @@ class Batches(Generic[Row]):
         self._purpose, self._name = purpose, name or key
         self._connection = connection or self._context.connection
         self._send_rows = send
-        self.aside: SetAside[Row] = SetAside(ASIDE_MAX, first=ASIDE_FIRST, last=ASIDE_LAST)
+        self.aside: SetAside[Row] = SetAside(
+            ASIDE_MAX, delay_min=ASIDE_DELAY_MIN, delay_max=ASIDE_DELAY_MAX
+        )
         self._sender = BatchSender(
-            self._send,
-            row_id=key,
+            BatchStatement(self._send, row_id=key),
             size=BatchSize(BATCH_SIZE, self._context.fence.limit.total_seconds()),
             aside=self.aside,
             set_aside=self._set_aside,
@@ -87,7 +89,7 @@ class Batches(Generic[Row]):
         self._failures = 0
         """Statements that failed one after the other."""
         self._lines = JobLines(self._log, "warning")
-        service.reports.append(lambda: report_rows(purpose, self.aside.rows, self._name))
+        service.reports.append(lambda: report_rows(purpose, self.aside.entries, self._name))
 
     def delay(self, interval: float) -> float:
         """The seconds until the next pass, which comes earlier for a row that is set aside."""
@@ -103,7 +105,7 @@ class Batches(Generic[Row]):
         those of another leader now."""
         if scope != self._scope:
             self._scope = scope
-            for aside in self.aside.rows:
+            for aside in self.aside.entries:
                 self._sender.forget(aside.row)
 
     async def handle(self, rows: Iterable[Row]) -> bool:
@@ -170,7 +172,7 @@ class Batches(Generic[Row]):
             error=describe(error),
         )
         if len(self.aside) > ASIDE_MAX:
-            self._sender.forget(self.aside.rows[0].row)
+            self._sender.forget(self.aside.entries[0].row)
 
     def _recovered(self, row: Row) -> None:
         self._log.info(ROW_RECOVERED, purpose=self._purpose, row=self._name(row))

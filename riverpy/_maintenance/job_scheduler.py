@@ -72,7 +72,7 @@ class JobScheduler(MaintenanceService):
                 self.context.schema,
                 within=within,
                 ahead=AHEAD,
-                skipped=[*self._left, *(aside.row for aside in self.batches.aside.rows)],
+                skipped=[*self._left, *(aside.row for aside in self.batches.aside.entries)],
                 limit=limit,
             )
 

@@ -1,8 +1,9 @@
-"""PeriodicEnqueuer: inserts what is due by the schedules of this client's periodic jobs.
+"""PeriodicEnqueuer: inserts the due jobs of this client's periodic jobs.
 
-The server's clock says what is due, and the row of a periodic job which slot is next. That is moved
-on in the transaction that inserts the slot's job, if it is where it was seen: no slot is inserted
-twice, and none is lost. What fails keeps its slot, and is tried again on its own.
+The server's clock decides which slots are due, and the row of a periodic job stores its next slot.
+The transaction that inserts a slot's job also moves the row to the next slot, if the row is still
+as it was read. So no slot is inserted twice, and none is lost. A periodic job that fails keeps its
+slot and is tried again later, without delaying the others.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
-from riverpy._clock import Backoff
 from riverpy._lifecycle import awaiting_only_exceptions
 from riverpy._log_events import (
     MISSED_PERIODIC_SLOTS_DROPPED,
@@ -26,11 +26,11 @@ from riverpy._log_events import (
     UNUSED_PERIODIC_JOBS_DELETED,
 )
 from riverpy._maintenance.base import MaintenanceService
-from riverpy._maintenance.batches import Batches
+from riverpy._maintenance.batches import FAILURES_MAX, Batches
 from riverpy._maintenance.due_slots import due_slots
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._plugins import Plugins
-from riverpy._postgres.batch import BatchSize, StatementErrors, split
+from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatement, StatementErrors
 from riverpy._postgres.driver import DATABASE_ERRORS, describe
 from riverpy._postgres.periodic import (
     MISSING,
@@ -48,12 +48,14 @@ from riverpy._postgres.periodic import (
     periodic_set_ran,
     periodic_unused,
 )
+from riverpy._postgres.set_aside import SetAside
 from riverpy.errors import InsertError, TransactionError
 from riverpy.periodic import PeriodicJobsStart
 from riverpy.schedules import next_time
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
+    from contextlib import AbstractAsyncContextManager
     from datetime import datetime
 
     from riverpy._insert.inserter import Inserter
@@ -65,50 +67,49 @@ if TYPE_CHECKING:
     from riverpy.job import JobRow
     from riverpy.periodic import PeriodicJob, PeriodicJobs, PeriodicJobState
 
-LOOK_INTERVAL = 5.0
-"""Seconds between two looks at the table, if nothing is due earlier."""
+READ_INTERVAL = 5.0
+"""Seconds between two reads of the table, if nothing is due earlier."""
 LOCKED_RETRY = 1.0
 """Seconds until a row is tried again that another transaction has locked or changed."""
 MISSING_RETRY = 60.0
-"""Seconds between two looks for the table, while it is missing."""
+"""Seconds until the next check for the table, while it is missing."""
 STATEMENT_TIMEOUT = 5.0
-"""Seconds for what is read."""
+"""Seconds for one read."""
 HOOK_TIMEOUT = 30.0
-"""Seconds that the hooks `periodic_jobs_start` may take together."""
-BATCH = 100
+"""Seconds that all hooks `periodic_jobs_start` may take together."""
+BATCH_MAX = 100
 """Periodic jobs whose slots are inserted in one transaction."""
-ROWS_MOST = 1000
-"""Jobs after which a transaction takes no further periodic job."""
+ROWS_MAX = 1000
+"""A transaction with so many jobs takes no further periodic job."""
 PLAN_TIME = 0.05
-"""Seconds of planning after which what is planned is inserted, and others have their turn."""
-KEEP_INTERVAL = 3600.0
-"""Seconds between two marks on the rows that they are in use."""
-FORGET_AFTER = timedelta(days=30)
-"""How long the row is kept of a periodic job that no leader has had."""
+"""After so many seconds of planning, the planned jobs are inserted first."""
+MARK_INTERVAL = 3600.0
+"""Seconds between two marks of the rows as used."""
+DELETE_AFTER = timedelta(days=30)
+"""A row that no leader has used for so long is deleted."""
+RETRY_MIN, RETRY_MAX = 1.0, 30.0
+"""Seconds until a periodic job that failed is tried again. They double up to the maximum."""
 SKIP_ADVICE = (
     "the finished job keeps the unique key: leave completed out of UniqueOpts(by_state=…), so that "
     "a job is inserted whenever none is waiting or running"
 )
-_RETRY_FIRST = timedelta(seconds=1)
-_RETRY_MOST = timedelta(seconds=30)
-"""The delay after a failure of one periodic job doubles up to this."""
 
 
 class Run(NamedTuple):
     """A job to insert."""
 
     slot: datetime
-    """Or when the run was requested."""
+    """Its slot, or the time at which the run was requested."""
     job: PreparedJob
 
 
 class Firing(NamedTuple):
-    """What is to be done for one periodic job."""
+    """What to do for one periodic job: insert jobs, and move its row."""
 
     advance: PeriodicAdvance
     runs: list[Run]
     failed: Exception | None = None
-    """Why it does not come further."""
+    """Why the slot after the last run cannot be inserted."""
 
 
 class NewJob(NamedTuple):
@@ -118,23 +119,8 @@ class NewJob(NamedTuple):
     job: PeriodicJob
 
 
-class _Failure:
-    """A periodic job that fails."""
-
-    def __init__(self) -> None:
-        self.until = 0.0
-        """When it is tried again, by boottime."""
-        self._backoff = Backoff(_RETRY_FIRST, _RETRY_MOST)
-
-    def hold(self, now: float) -> float:
-        """It failed once more. Returns the seconds until it is tried again."""
-        delay = self._backoff.next()
-        self.until = now + delay
-        return delay
-
-
 class PeriodicEnqueuer(MaintenanceService):
-    """Inserts periodic jobs."""
+    """Inserts the jobs of one term's periodic jobs."""
 
     name = "periodic enqueuer"
 
@@ -142,7 +128,7 @@ class PeriodicEnqueuer(MaintenanceService):
         """Make it, for one term.
 
         Args:
-            context: what it shares with the term's other services.
+            context: the term's.
             jobs: the client's.
             inserter: the client's.
         """
@@ -151,38 +137,50 @@ class PeriodicEnqueuer(MaintenanceService):
         config = context.config
         self._suffix = "" if config.domain == DEFAULT_DOMAIN else f"@{config.domain}"
         self._hooks = Plugins(config.plugins, config.hooks).periodic_jobs_start
-        jobs.wake = self.stir
+        jobs.wake = self.wake
         self._registered: dict[str, PeriodicJob] = {}
-        """By the id of the row, which names the domain too: two domains may each have one of the
-        same id."""
-        self._failures: dict[str, _Failure] = {}
+        """By the id of the row. It contains the domain, since two domains may use one id."""
+        self._held: SetAside[str] = SetAside(
+            delay_min=RETRY_MIN, delay_max=RETRY_MAX, now=context.timer.boottime
+        )
+        """Row ids of the periodic jobs that failed."""
         self._skipped: set[str] = set()
-        """Ids of rows of which a lost slot was reported."""
-        self._size = BatchSize(BATCH, context.fence.limit.total_seconds())
+        """Row ids for which a lost slot was logged."""
+        self._moved = 0
+        """How many rows this pass has moved."""
         self._errors = StatementErrors()
+        self._firing: BatchSender[Firing] = BatchSender(
+            BatchStatement(
+                self._fire, row_id=lambda firing: firing.advance.id, is_row_error=self._is_row_error
+            ),
+            size=BatchSize(BATCH_MAX, context.fence.limit.total_seconds()),
+            aside=None,
+            set_aside=lambda firing, error: self._hold(firing.advance.id, error),
+            failures_max=FAILURES_MAX,
+        )
         self._registering: Batches[NewJob] = Batches(
             self, "registering periodic jobs", self._register_rows, key=lambda new: new.row.id
         )
-        self._keeping: Batches[str] = Batches(
-            self, "keeping periodic jobs", self._keep_rows, key=lambda row_id: row_id
+        self._marking: Batches[str] = Batches(
+            self, "marking periodic jobs as used", self._mark_rows, key=str
         )
-        self._forgetting: Batches[str] = Batches(
-            self, "forgetting periodic jobs", self._forget_rows, key=lambda row_id: row_id
+        self._deleting: Batches[str] = Batches(
+            self, "deleting unused periodic jobs", self._delete_rows, key=str
         )
-        self._is_there = False
-        self._is_missing_said = False
-        self._kept_at: float | None = None
+        self._has_table = False
+        self._is_missing_logged = False
+        self._marked_at: float | None = None
 
     async def prepare(self) -> None:
-        """Call the hooks and register what there is.
+        """Call the hooks, and register the periodic jobs.
 
         Raises:
-            Exception: a hook failed, or they took longer than 30 s, or the table of periodic jobs
-                cannot be read.
+            Exception: a hook failed, or the hooks took longer than 30 s, or the table of periodic
+                jobs cannot be read.
         """
         await self._find_table()
         if self._hooks:
-            states = await self._states() if self._is_there else {}
+            states = await self._states() if self._has_table else {}
             start = PeriodicJobsStart(jobs=self._jobs, states=states)
             reason = f"the hook periodic_jobs_start took longer than {HOOK_TIMEOUT:g} s"
             with (
@@ -191,46 +189,61 @@ class PeriodicEnqueuer(MaintenanceService):
             ):
                 for hook in self._hooks:
                     await hook.periodic_jobs_start(start)
-        if self._is_there:
+        if self._has_table:
             try:
                 await self._register()
-            except DATABASE_ERRORS as error:  # each pass begins with it
+            except DATABASE_ERRORS as error:  # each pass registers them too
                 self.log.debug(PERIODIC_JOB_REGISTRATION_FAILED, error=describe(error))
 
     async def run_once(self, scope: StopScope) -> float:
-        """Insert what is due; returns the seconds until there is something to do."""
+        """Insert what is due. Return the seconds until the next pass."""
         if not await self._find_table():
             return MISSING_RETRY
         await self._register()
-        await self._keep()
+        await self._mark_used()
         if not self._registered:
-            return LOOK_INTERVAL
-        looks = await self._look()
-        moved = 0
-        for firings in self._slices(looks):
-            moved += await self._fire_all(firings)
+            return READ_INTERVAL
+        async with self._reading("looking for due periodic jobs") as connection:
+            rows = await periodic_due(connection, self.context.schema, list(self._registered))
+        self._moved = 0
+        self._firing.discard()
+        for firings in self._plans(rows):
+            for firing in firings:
+                self._firing.add(firing)
+            await self._firing.send_all()
             await anyio.lowlevel.checkpoint()
-        return 0.0 if moved else self._seconds_until_next(looks)
+        return 0.0 if self._moved else self._seconds_until_next(rows)
+
+    def _seconds_until_next(self, rows: Sequence[PeriodicRow]) -> float:
+        seconds = [READ_INTERVAL]
+        for row in rows:
+            if held := self._held.seconds_left(row.id):
+                seconds.append(held)
+            elif row.run_requested_at is not None:
+                seconds.append(LOCKED_RETRY)
+            elif row.due_in is not None:
+                seconds.append(row.due_in if row.due_in > 0 else LOCKED_RETRY)
+        return min(seconds)
 
     # -- the table
 
+    def _reading(self, purpose: str) -> AbstractAsyncContextManager[Connection]:
+        return self.context.connection.use(purpose, STATEMENT_TIMEOUT)
+
     async def _find_table(self) -> bool:
-        if not self._is_there:
-            async with self.context.connection.use(
-                "looking for the table of periodic jobs", STATEMENT_TIMEOUT
-            ) as connection:
-                self._is_there = await periodic_exists(connection, self.context.schema)
-        if not self._is_there and self._jobs and not self._is_missing_said:
-            self._is_missing_said = True
+        if not self._has_table:
+            async with self._reading("looking for the table of periodic jobs") as connection:
+                self._has_table = await periodic_exists(connection, self.context.schema)
+        if not self._has_table and self._jobs and not self._is_missing_logged:
+            self._is_missing_logged = True
             self.log.error(
                 PERIODIC_JOBS_DISABLED, reason=MISSING, periodic_job_ids=[j.id for j in self._jobs]
             )
-        return self._is_there
+        return self._has_table
 
     async def _states(self) -> dict[str, PeriodicJobState]:
-        async with self.context.connection.use(
-            "reading the periodic jobs", STATEMENT_TIMEOUT
-        ) as connection:
+        """Return the rows of this domain by the id of the periodic job."""
+        async with self._reading("reading the periodic jobs") as connection:
             states = await periodic_list(connection, self.context.schema)
         own: dict[str, PeriodicJobState] = {}
         for state in states:
@@ -243,163 +256,145 @@ class PeriodicEnqueuer(MaintenanceService):
         return job_id + self._suffix
 
     async def _register(self) -> None:
-        """Bring rows and registry together, after either has changed."""
+        """Register new periodic jobs, and forget those that the client has removed."""
         self._registered = {
             row_id: job for row_id, job in self._registered.items() if self._jobs.get(job.id) is job
         }
-        new = {
-            row_id: job
+        new = [
+            job
             for job in self._jobs
             if (row_id := self._row_id(job.id)) not in self._registered
-            and not self._is_held(row_id)
-        }
+            and not self._held.seconds_left(row_id)
+        ]
         if not new:
             return
-        purpose = "registering periodic jobs"
-        async with self.context.connection.use(purpose, STATEMENT_TIMEOUT) as connection:
+        async with self._reading("registering periodic jobs") as connection:
             now = await periodic_now(connection)
         await self._registering.handle(
             NewJob(registration, job)
-            for job in new.values()
+            for job in new
             if (registration := self._registration(job, now)) is not None
         )
 
+    def _registration(self, job: PeriodicJob, now: datetime) -> PeriodicRegistration | None:
+        row_id = self._row_id(job.id)
+        try:
+            return PeriodicRegistration(row_id, job.schedule_text, next_time(job.schedule, now))
+        except Exception as error:  # from a schedule of the user
+            self._hold(row_id, error)
+            return None
+
     async def _register_rows(self, new: list[NewJob]) -> None:
         jobs = {row.id: job for row, job in new}
-        when = {row_id: job.run_on_start for row_id, job in jobs.items()}
+
+        def starting(when: str) -> list[str]:
+            return [row_id for row_id, job in jobs.items() if job.run_on_start == when]
+
         async with self._registering.transaction() as connection:
             done = await periodic_register(
                 connection,
                 self.context.schema,
                 [row for row, _ in new],
-                first=[
-                    one for one, job in jobs.items() if job.run_on_start == "first_registration"
-                ],
-                each=[row_id for row_id, run in when.items() if run == "each_term"],
+                first=starting("first_registration"),
+                each=starting("each_term"),
             )
         self._registered.update({row_id: jobs[row_id] for row_id in done})
 
-    def _registration(self, job: PeriodicJob, now: datetime) -> PeriodicRegistration | None:
-        try:
-            row_id = self._row_id(job.id)
-            return PeriodicRegistration(row_id, job.schedule_text, next_time(job.schedule, now))
-        except Exception as error:
-            self._hold(self._row_id(job.id), error)
-            return None
-
-    async def _keep(self) -> None:
+    async def _mark_used(self) -> None:
+        """Mark the rows as used, and delete unused rows, once an hour."""
         now = self.context.timer.boottime()
-        if self._kept_at is not None and now - self._kept_at < KEEP_INTERVAL:
+        if self._marked_at is not None and now - self._marked_at < MARK_INTERVAL:
             return
-        await self._keeping.handle(list(self._registered))
-        await self._forgetting.handle_pages(self._read_unused)
-        self._kept_at = now
+        await self._marking.handle(list(self._registered))
+        await self._deleting.handle_pages(self._read_unused)
+        self._marked_at = now
 
-    async def _keep_rows(self, ids: list[str]) -> None:
-        async with self._keeping.transaction() as connection:
+    async def _mark_rows(self, ids: list[str]) -> None:
+        async with self._marking.transaction() as connection:
             await periodic_mark_used(connection, self.context.schema, ids)
 
     async def _read_unused(self, after: str | None, limit: int) -> list[str]:
-        purpose = "looking for unused periodic jobs"
-        async with self.context.connection.use(purpose, STATEMENT_TIMEOUT) as connection:
+        async with self._reading("looking for unused periodic jobs") as connection:
             return await periodic_unused(
                 connection,
                 self.context.schema,
                 used=list(self._registered),
-                age=FORGET_AFTER,
+                age=DELETE_AFTER,
                 after=after or "",
                 limit=limit,
             )
 
-    async def _forget_rows(self, ids: list[str]) -> None:
-        async with self._forgetting.transaction() as connection:
-            forgotten = await periodic_delete_unused(
-                connection, self.context.schema, ids=ids, age=FORGET_AFTER
+    async def _delete_rows(self, ids: list[str]) -> None:
+        async with self._deleting.transaction() as connection:
+            deleted = await periodic_delete_unused(
+                connection, self.context.schema, ids=ids, age=DELETE_AFTER
             )
-        if forgotten:
-            self.log.info(UNUSED_PERIODIC_JOBS_DELETED, periodic_job_ids=sorted(forgotten))
+        if deleted:
+            self.log.info(UNUSED_PERIODIC_JOBS_DELETED, periodic_job_ids=sorted(deleted))
 
-    async def _look(self) -> list[PeriodicRow]:
-        async with self.context.connection.use(
-            "looking for due periodic jobs", STATEMENT_TIMEOUT
-        ) as connection:
-            return await periodic_due(connection, self.context.schema, list(self._registered))
+    # -- planning
 
-    def _seconds_until_next(self, looks: Sequence[PeriodicRow]) -> float:
-        now = self.context.timer.boottime()
-        seconds = [LOOK_INTERVAL]
-        for look in looks:
-            if self._is_held(look.id):
-                seconds.append(self._failures[look.id].until - now)
-            elif look.run_requested_at is not None:
-                seconds.append(LOCKED_RETRY)
-            elif look.due_in is not None:
-                seconds.append(look.due_in if look.due_in > 0 else LOCKED_RETRY)
-        return min(seconds)
-
-    # -- one periodic job
-
-    def _slices(self, looks: Sequence[PeriodicRow]) -> Generator[list[Firing]]:
-        """What is to be done, in parts that keep neither the event loop nor a transaction long.
-        What has failed before comes last."""
+    def _plans(self, rows: Sequence[PeriodicRow]) -> Generator[list[Firing]]:
+        """Yield what to do, in parts that block neither the event loop nor a transaction for long.
+        Periodic jobs that failed before come last."""
         firings: list[Firing] = []
         began = self.context.timer.boottime()
-        for look in sorted(looks, key=lambda look: look.id in self._failures):
-            firing = self._plan(look)
+        for row in sorted(rows, key=lambda row: row.id in self._held):
+            firing = self._plan(row)
             if firing is not None:
                 firings.append(firing)
-            rows = sum(len(firing.runs) for firing in firings)
+            count = sum(len(firing.runs) for firing in firings)
             is_long = self.context.timer.boottime() - began >= PLAN_TIME
-            if is_long or rows >= ROWS_MOST or len(firings) >= BATCH:
+            if is_long or count >= ROWS_MAX or len(firings) >= BATCH_MAX:
                 yield firings
                 firings, began = [], self.context.timer.boottime()
         if firings:
             yield firings
 
-    def _plan(self, look: PeriodicRow) -> Firing | None:
-        """What is to be done for it now, as its user's code says."""
-        job, slot = self._registered[look.id], look.next_run_at
-        if self._is_held(look.id):
+    def _plan(self, row: PeriodicRow) -> Firing | None:
+        """Return what to do for a periodic job now. This calls code of the user."""
+        job, slot = self._registered[row.id], row.next_run_at
+        if self._held.seconds_left(row.id):
             return None
         try:
-            if look.run_requested_at is not None:
-                firing = self._requested(job, look, look.run_requested_at)
-            elif slot is not None and slot <= look.read_at:
-                firing = self._due(job, look, slot)
+            if row.run_requested_at is not None:
+                firing = self._plan_request(job, row, row.run_requested_at)
+            elif slot is not None and slot <= row.read_at:
+                firing = self._plan_slots(job, row, slot)
             else:
                 return None
         except Exception as error:
-            self._hold(look.id, error)
+            self._hold(row.id, error)
             return None
-        if firing.failed is not None and firing.advance.next_run_at == look.next_run_at:
-            self._hold(look.id, firing.failed)
+        if firing.failed is not None and firing.advance.next_run_at == row.next_run_at:
+            self._hold(row.id, firing.failed)
             return None
         return firing
 
-    def _requested(self, job: PeriodicJob, look: PeriodicRow, at: datetime) -> Firing:
-        """The run that somebody asked for; its slots wait for the next pass."""
+    def _plan_request(self, job: PeriodicJob, row: PeriodicRow, at: datetime) -> Firing:
+        """Plan a requested run. Due slots wait for the next pass."""
         prepared = self._prepare(job, at)
         runs = [] if prepared is None else [Run(at, prepared)]
-        return Firing(_advance(look, look.next_run_at), runs)
+        return Firing(_advance(row, row.next_run_at), runs)
 
-    def _due(self, job: PeriodicJob, look: PeriodicRow, first: datetime) -> Firing:
-        """Its slots, up to the first whose job cannot be made."""
-        due = due_slots(job.schedule, job.missed, first, look.read_at)
-        if look.is_paused:
-            return Firing(_advance(look, due.following), [])
+    def _plan_slots(self, job: PeriodicJob, row: PeriodicRow, first: datetime) -> Firing:
+        """Plan the due slots, up to the first one whose job cannot be made."""
+        due = due_slots(job.schedule, job.missed, first, row.read_at)
+        if row.is_paused:
+            return Firing(_advance(row, due.following), [])
         if due.passed_over:
             self.log.warning(MISSED_PERIODIC_SLOTS_DROPPED, periodic_job_id=job.id)
         runs: list[Run] = []
         for slot in due.slots:
-            if look.resumed_at is not None and slot <= look.resumed_at:
+            if row.resumed_at is not None and slot <= row.resumed_at:
                 continue
             try:
                 prepared = self._prepare(job, slot)
             except Exception as error:
-                return Firing(_advance(look, slot), runs, error)
+                return Firing(_advance(row, slot), runs, error)
             if prepared is not None:
                 runs.append(Run(slot, prepared))
-        return Firing(_advance(look, due.following), runs)
+        return Firing(_advance(row, due.following), runs)
 
     def _prepare(self, job: PeriodicJob, due_at: datetime) -> PreparedJob | None:
         run = job.construct()
@@ -410,65 +405,40 @@ class PeriodicEnqueuer(MaintenanceService):
         opts = msgspec.structs.replace(opts, metadata=metadata)
         return self._inserter.prepare_due(args, opts, due_at=due_at)
 
-    def _is_held(self, job_id: str) -> bool:
-        failure = self._failures.get(job_id)
-        return failure is not None and failure.until > self.context.timer.boottime()
-
-    def _hold(self, job_id: str, error: Exception) -> None:
-        """It failed: leave it alone for a while. That is said at error once, until it works again,
-        with the traceback of code of the user's."""
-        is_first = job_id not in self._failures
-        failure = self._failures.setdefault(job_id, _Failure())
-        delay = failure.hold(self.context.timer.boottime())
-        say = self.log.error if is_first else self.log.debug
-        say(
+    def _hold(self, row_id: str, error: Exception) -> None:
+        """Try a periodic job that failed later. The first failure is logged at level error, with a
+        traceback unless the database has raised it."""
+        is_first = row_id not in self._held
+        self._held.add(row_id, row_id, error, 0.0)
+        log = self.log.error if is_first else self.log.debug
+        log(
             PERIODIC_JOB_INSERT_FAILED,
-            periodic_job_id=job_id,
+            periodic_job_id=row_id,
             error=describe(error),
-            retry_in=round(delay, 3),
+            retry_in=round(self._held.seconds_left(row_id), 3),
             exc_info=error if is_first and not isinstance(error, DATABASE_ERRORS) else None,
         )
 
     # -- the transactions
 
-    async def _fire_all(self, firings: Sequence[Firing]) -> int:
-        """Returns how many were moved on. One that failed before comes last and alone."""
-        alone = [firing for firing in firings if firing.advance.id in self._failures]
-        moved = await self._fire([firing for firing in firings if firing not in alone])
-        for firing in alone:
-            moved += await self._fire([firing])
-        return moved
+    def _is_row_error(self, error: Exception) -> bool:
+        return isinstance(error, InsertError) or self._errors.may_be_of_rows(error)
 
-    async def _fire(self, firings: list[Firing]) -> int:
-        """In transactions as large as their time limit allows. One that fails is found by splitting
-        its batch, and held."""
-        moved, parts = 0, [firings]
-        while parts:
-            rows = parts.pop()
-            batch, rest = rows[: self._size.rows], rows[self._size.rows :]
-            if not batch:
+    async def _fire(self, firings: list[Firing]) -> None:
+        done = await self._transact(firings)
+        self._moved += len(done)
+        for firing in firings:
+            row_id = firing.advance.id
+            if row_id not in done:
                 continue
-            parts.append(rest)
-            began = self.context.timer.boottime()
-            try:
-                done = await self._transact(batch)
-            except (*DATABASE_ERRORS, InsertError) as error:
-                if not isinstance(error, InsertError) and not self._errors.may_be_of_rows(error):
-                    raise
-                if len(batch) == 1:
-                    self._hold(batch[0].advance.id, error)
-                else:
-                    self._size.failed(len(batch))
-                    parts += split(batch)
-            else:
-                self._size.succeeded(len(batch), self.context.timer.boottime() - began)
-                moved += len(done)
-                for firing in batch:
-                    if firing.advance.id in done:
-                        self._fired(firing)
-        return moved
+            if firing.failed is not None:
+                self._hold(row_id, firing.failed)
+            elif row_id in self._held:
+                self._held.remove(row_id)
+                self.log.info(PERIODIC_JOB_INSERTED_AGAIN, periodic_job_id=row_id)
 
     async def _transact(self, firings: Sequence[Firing]) -> set[str]:
+        """Move rows and insert their jobs. Return the ids of the moved rows."""
         async with self.context.fence.transaction(
             self.context.connection, "inserting periodic jobs"
         ) as connection:
@@ -491,19 +461,19 @@ class PeriodicEnqueuer(MaintenanceService):
                 await periodic_set_ran(connection, self.context.schema, inserted)
         for (row_id, run), result in zip(runs, results, strict=True):
             if result.unique_skipped_as_duplicate:
-                self._say_skipped(row_id, run.slot, result.job)
+                self._log_skipped(row_id, run.slot, result.job)
         return done
 
-    def _say_skipped(self, row_id: str, slot: datetime, existing: JobRow) -> None:
-        """Log that a slot is a duplicate: once as a warning if the existing job has finished and is
-        of an earlier slot, since each slot is lost then until the row of that job is deleted."""
+    def _log_skipped(self, row_id: str, slot: datetime, existing: JobRow) -> None:
+        """Log that a slot is a duplicate. It is a warning, once, if the existing job has finished
+        and belongs to an earlier slot: then every slot is lost until that job's row is deleted."""
         job = self._registered[row_id]
         is_lost = existing.finalized_at is not None and _has_slot(job, existing.scheduled_at, slot)
-        say = self.log.debug
+        log = self.log.debug
         if is_lost and row_id not in self._skipped:
             self._skipped.add(row_id)
-            say = self.log.warning
-        say(
+            log = self.log.warning
+        log(
             PERIODIC_SLOT_SKIPPED,
             periodic_job_id=job.id,
             slot=slot.isoformat(),
@@ -515,26 +485,20 @@ class PeriodicEnqueuer(MaintenanceService):
     async def _insert(self, jobs: list[PreparedJob], connection: Connection) -> list[InsertResult]:
         try:
             return await self._inserter.insert_prepared(jobs, tx=connection)
-        except TransactionError as error:  # meant for whoever brings a connection: it is lost
+        except TransactionError as error:  # the transaction is ours, so the connection was lost
             raise ConnectionError(describe(error.__cause__ or error)) from error
 
-    def _fired(self, firing: Firing) -> None:
-        if firing.failed is not None:
-            self._hold(firing.advance.id, firing.failed)
-        elif self._failures.pop(firing.advance.id, None) is not None:
-            self.log.info(PERIODIC_JOB_INSERTED_AGAIN, periodic_job_id=firing.advance.id)
 
-
-def _advance(look: PeriodicRow, next_run_at: datetime | None) -> PeriodicAdvance:
+def _advance(row: PeriodicRow, next_run_at: datetime | None) -> PeriodicAdvance:
     return PeriodicAdvance(
-        look.id, look.next_run_at, look.run_requested_at, look.is_paused, next_run_at
+        row.id, row.next_run_at, row.run_requested_at, row.is_paused, next_run_at
     )
 
 
 def _has_slot(job: PeriodicJob, after: datetime, until: datetime) -> bool:
-    """Whether the schedule has a slot in this time."""
+    """Whether the schedule has a slot between these times."""
     try:
         following = next_time(job.schedule, after)
-    except Exception:  # code of the user's, about a time that it was not asked for before
+    except Exception:  # a schedule of the user may fail for a past time
         return False
     return following is not None and following <= until

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from riverpy._postgres.driver import Transaction
+    from riverpy._postgres.set_aside import SetAsideRow
 
 _FILE = "riverpy_client"
 
@@ -67,19 +68,6 @@ class RegisteredRun(NamedTuple):
     is_recent: bool
     """Whether its heartbeat is recent by the server's clock. This proves nothing."""
     server_start: bytes
-
-
-class SetAsideRow(NamedTuple):
-    """A row that a client has set aside, because the statement fails for it alone."""
-
-    what: str
-    """The purpose of the statement: `result`, `claim`, or that of a maintenance pass."""
-    name: str
-    """The id of the job, or the key of another row."""
-    error: str
-    tries: int
-    since: float
-    """When it failed alone first, in the client's monotonic seconds."""
 
 
 class Candidate(NamedTuple):

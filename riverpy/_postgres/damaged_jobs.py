@@ -7,15 +7,14 @@ without reading them.
 
 from __future__ import annotations
 
+import math
 import time
-from collections import deque
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from riverpy._log import JobLines
 from riverpy._log_events import DAMAGED_JOB_SKIPPED
-from riverpy._postgres.batch import split
-from riverpy._postgres.clients import SetAsideRow
+from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatement
 from riverpy._postgres.driver import (
     PostgresError,
     describe,
@@ -23,6 +22,7 @@ from riverpy._postgres.driver import (
     is_in_transaction,
     is_unreadable,
 )
+from riverpy._postgres.set_aside import SetAsideRow
 from riverpy._postgres.sql_files import query
 from riverpy.errors import JobDamagedError
 
@@ -145,22 +145,25 @@ async def read_parts(
     Raises:
         Exception: one of DATABASE_ERRORS.
     """
-    parts = deque([list(ids[start : start + PAGE]) for start in range(0, len(ids), PAGE)])
-    results: list[T] = []
+    results: dict[int, T] = {}
     damaged: dict[int, str] = {}
-    while parts:
-        part = parts.popleft()
-        try:
-            async with _savepoint(connection):
-                results.append(await read(part))
-        except PostgresError as error:
-            if not is_unreadable(error):
-                raise
-            if len(part) == 1:
-                damaged[part[0]] = describe(error)
-            else:
-                parts.extendleft(reversed(split(part)))
-    return results, damaged
+    position = {job_id: index for index, job_id in enumerate(ids)}
+
+    async def read_part(part: list[int]) -> None:
+        async with _savepoint(connection):
+            results[position[part[0]]] = await read(part)
+
+    sender = BatchSender(
+        BatchStatement(read_part, row_id=int, is_row_error=is_unreadable),
+        size=BatchSize(PAGE, math.inf),
+        aside=None,
+        set_aside=lambda job_id, error: damaged.update({job_id: describe(error)}),
+        failures_max=len(ids),
+    )
+    for job_id in ids:
+        sender.add(job_id)
+    await sender.send_all()
+    return [results[index] for index in sorted(results)], damaged
 
 
 @asynccontextmanager

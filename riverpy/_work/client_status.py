@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from riverpy._lifecycle import StopScope
-    from riverpy._postgres.clients import SetAsideRow
+    from riverpy._postgres.set_aside import SetAsideRow
     from riverpy._work.run_context import RunContext
     from riverpy._work.running_attempts import RunningAttempts
 

@@ -12,7 +12,7 @@ import time
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -30,7 +30,7 @@ from riverpy._log_events import (
     RESULT_BATCH_SIZE_REDUCED,
 )
 from riverpy._postgres import jobs
-from riverpy._postgres.batch import BatchSender, BatchSize, Cause, SetAside, cause_of
+from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatement, Cause, cause_of
 from riverpy._postgres.driver import (
     DATABASE_ERRORS,
     LockNotAvailableError,
@@ -38,14 +38,15 @@ from riverpy._postgres.driver import (
     is_data_error,
     is_untranslatable,
 )
+from riverpy._postgres.set_aside import SetAside
 from riverpy._work.outcomes import failed
 from riverpy.job import JobColumn, JobState
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
-    from riverpy._postgres.batch import AsideRow
     from riverpy._postgres.driver import Connection
+    from riverpy._postgres.set_aside import SetAsideEntry
     from riverpy._work.attempt import Attempt
     from riverpy._work.run_context import RunContext
 
@@ -85,7 +86,7 @@ class Completer:
         rows."""
         self._stored, self._counters = stored, run.counters
         self._plain = self._sender()
-        self._settled = self._sender(fitting=_fitting)
+        self._settled = self._sender(_fitting)
         """Attempts that did not simply complete."""
         self._locked: list[Attempt] = []
         """Attempts whose rows another transaction has locked."""
@@ -110,16 +111,13 @@ class Completer:
         self._unstorable_lines = JobLines(self._log, "error")
         self.flushed = TestSignal("Completer.flushed")
 
-    def _sender(self, **options: Any) -> BatchSender[Attempt]:
+    def _sender(self, fitting: Callable[[list[Attempt]], int] = len) -> BatchSender[Attempt]:
         return BatchSender(
-            self._store,
+            BatchStatement(self._store, row_id=_by_id, key=id, fitting=fitting),
             size=BatchSize(BATCH_MAX, STATEMENT_TIMEOUT),
             aside=SetAside(),  # limited as all results are
-            row_id=_by_id,
-            key=id,
             set_aside=self._set_aside,
             too_slow=self._too_slow,
-            **options,
         )
 
     @property
@@ -138,10 +136,10 @@ class Completer:
         return len(self._plain) + len(self._settled) + len(self._locked)
 
     @property
-    def set_aside(self) -> list[AsideRow[Attempt]]:
+    def set_aside(self) -> list[SetAsideEntry[Attempt]]:
         """The results that the database refuses, or takes too long for, and that are tried
         again."""
-        return [*self._plain.aside.rows, *self._settled.aside.rows]
+        return [*self._plain.aside.entries, *self._settled.aside.entries]
 
     def add(self, attempt: Attempt) -> None:
         """Take an attempt that ended. It neither waits nor fails."""
@@ -170,7 +168,7 @@ class Completer:
             finally:
                 self._closing = True
                 for sender in self._senders:
-                    sender.aside.wake()
+                    sender.aside.make_all_due()
                 self._ready.set()
                 await wait(self._ended)
                 self._scope.cancel()

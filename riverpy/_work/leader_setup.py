@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from riverpy._leading.queue_scope import Scope
     from riverpy._leases.validity import Term
     from riverpy._maintenance.base import MaintenanceService
-    from riverpy._postgres.clients import SetAsideRow
     from riverpy._postgres.connection import ConnectionOutage
     from riverpy._postgres.driver import Connection
+    from riverpy._postgres.set_aside import SetAsideRow
     from riverpy.config import Config
     from riverpy.events import LeadershipChange
     from riverpy.periodic import PeriodicJobs
@@ -153,7 +153,7 @@ class LeaderSetup:
         self.is_divided = True
         for seat in self._seats:
             seat.forget_owners()
-            seat.stir()
+            seat.wake()
 
     async def close(self, bound: float) -> bool:
         """End all maintenance that runs, for the client stops; wait for at most `bound` seconds.
@@ -231,10 +231,10 @@ class _LeaderSlot:
         reports = [report for service in self._services for report in service.reports]
         return [row for report in reports for row in report()]
 
-    def stir(self) -> None:
+    def wake(self) -> None:
         """Begin a pass of each service now."""
         for service in self._services:
-            service.stir()
+            service.wake()
 
     def _make(self, term: Term) -> Maintainer:
         run, connection = self._run, self._connection("maintenance")

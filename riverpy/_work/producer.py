@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from asyncpg import Record
 
     from riverpy._lifecycle import StopScope
-    from riverpy._postgres.batch import AsideRow
     from riverpy._postgres.driver import Connection
+    from riverpy._postgres.set_aside import SetAsideEntry
     from riverpy._work.completer import Completer
     from riverpy._work.executor import Executor
     from riverpy._work.run_context import RunContext
@@ -147,7 +147,7 @@ class Producer:
         return self._unclaimable.skipped
 
     @property
-    def set_aside(self) -> list[AsideRow[int]]:
+    def set_aside(self) -> list[SetAsideEntry[int]]:
         """The jobs that cannot be claimed, by their ids."""
         return self._unclaimable.set_aside
 

@@ -26,10 +26,11 @@ from riverpy._log_events import (
     RECONCILIATION_FAILED,
 )
 from riverpy._postgres import jobs, queues
-from riverpy._postgres.batch import BatchSender, BatchSize, SetAside, report_rows
+from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatement
 from riverpy._postgres.damaged_jobs import DamagedJobs
 from riverpy._postgres.driver import DATABASE_ERRORS, describe
 from riverpy._postgres.job_maintenance import Rescue, job_rescue, job_running_of
+from riverpy._postgres.set_aside import SetAside, report_rows
 from riverpy._work.producer import CLAIM_TIMEOUT
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from riverpy._lifecycle import StopScope
-    from riverpy._postgres.clients import SetAsideRow
     from riverpy._postgres.job_maintenance import RunningClaim
     from riverpy._postgres.jobs import ClaimKey
+    from riverpy._postgres.set_aside import SetAsideRow
     from riverpy._work.attempt import Attempt
     from riverpy._work.completer import Completer
     from riverpy._work.producer import Producer
@@ -138,10 +139,9 @@ class Reconciler:
         row_id: Callable[[Row], Hashable],
     ) -> BatchSender[Row]:
         return BatchSender(
-            send,
+            BatchStatement(send, row_id),
             size=BatchSize(ROWS_MAX, STATEMENT_TIMEOUT),
             aside=SetAside(),  # as many as this client has jobs and queues, at most
-            row_id=row_id,
             set_aside=self._set_aside,
         )
 
@@ -150,10 +150,10 @@ class Reconciler:
         """The rows that are set aside."""
         return [
             *self._damaged.set_aside,
-            *report_rows("release", self._releases.aside.rows, lambda claim_key: claim_key.id),
-            *report_rows("rescue", self._rescues.aside.rows, lambda rescue: rescue.claim_key.id),
-            *report_rows("queue heartbeat", self._touches.aside.rows),
-            *report_rows("cancel check", self._marks.aside.rows, lambda attempt: attempt.id),
+            *report_rows("release", self._releases.aside.entries, lambda claim_key: claim_key.id),
+            *report_rows("rescue", self._rescues.aside.entries, lambda rescue: rescue.claim_key.id),
+            *report_rows("queue heartbeat", self._touches.aside.entries),
+            *report_rows("cancel check", self._marks.aside.entries, lambda attempt: attempt.id),
         ]
 
     def _set_aside(self, row: ClaimKey | Rescue | Attempt | str, error: Exception) -> None:

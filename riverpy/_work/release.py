@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from riverpy._postgres.batch import BatchSender, BatchSize, SetAside
+from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatement
 from riverpy._postgres.driver import DATABASE_ERRORS, connect, use_raw_timestamps
 from riverpy._postgres.jobs import ClaimKey, job_release
+from riverpy._postgres.set_aside import SetAside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,11 +42,9 @@ async def release_claims(
             released += len(await job_release(connection, schema, part))
 
         sender = BatchSender(
-            send,
+            BatchStatement(send, row_id=lambda claim_key: claim_key),
             size=BatchSize(len(claim_keys), RELEASE_TIMEOUT),
             aside=SetAside[ClaimKey](),
-            row_id=lambda claim_key: claim_key,
-            set_aside=lambda _stamp, _error: None,
         )
         for claim_key in claim_keys:
             sender.add(claim_key)

@@ -29,7 +29,6 @@ from riverpy._log import get_logger
 from riverpy._log_events import CLIENT_STOP_STARTED
 from riverpy._names import DEFAULT_DOMAIN, DISTRIBUTION
 from riverpy._plugins import Plugins
-from riverpy._postgres.batch import report_rows
 from riverpy._postgres.clients import Registration
 from riverpy._postgres.driver import CONNECT_TIMEOUT, DATABASE_ERRORS
 from riverpy._postgres.jobs import job_any_available
@@ -45,6 +44,7 @@ from riverpy._postgres.schema import (
     expect_feature,
     warn_of_missing_features,
 )
+from riverpy._postgres.set_aside import report_rows
 from riverpy._work.client_status import ClientStatusReporter
 from riverpy._work.completer import Completer
 from riverpy._work.counters import Counters
@@ -70,8 +70,8 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
-    from riverpy._postgres.clients import SetAsideRow
     from riverpy._postgres.jobs import ClaimKey
+    from riverpy._postgres.set_aside import SetAsideRow
     from riverpy._work.run_context import ClientParts
 
 MAINTENANCE_END_MIN = 1.0

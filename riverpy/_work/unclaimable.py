@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from riverpy._log import JobLines
 from riverpy._log_events import CLAIM_SIZE_REDUCED, JOB_CLAIM_FAILED
-from riverpy._postgres.batch import (
+from riverpy._postgres.batch_sender import (
     RECOVERY_FAILURES,
     BatchSize,
     Cause,
-    SetAside,
     StatementErrors,
     cause_of,
 )
 from riverpy._postgres.driver import describe
+from riverpy._postgres.set_aside import SetAside
 
 if TYPE_CHECKING:
-    from riverpy._postgres.batch import AsideRow
+    from riverpy._postgres.set_aside import SetAsideEntry
 
 SKIPPED_MAX = 1000
 """Jobs that are set aside at a time. Where more cannot be claimed, it is hardly for what they hold:
@@ -62,12 +62,12 @@ class UnclaimableJobs:
     @property
     def skipped(self) -> list[int]:
         """The ids of the jobs that are set aside."""
-        return [aside.row for aside in self._aside.rows]
+        return [aside.row for aside in self._aside.entries]
 
     @property
-    def set_aside(self) -> list[AsideRow[int]]:
+    def set_aside(self) -> list[SetAsideEntry[int]]:
         """The jobs that are set aside."""
-        return self._aside.rows
+        return self._aside.entries
 
     @property
     def next_due(self) -> float:
@@ -86,19 +86,19 @@ class UnclaimableJobs:
 
     def claimed(self, count: int, limit: int, seconds: float) -> None:
         """A claim of up to `limit` jobs took so long, and brought `count`."""
-        self._size.succeeded(count, seconds)
+        self._size.grow(count, seconds)
         if count < limit:
-            self._size.found()
+            self._size.end_search()
         if count and self._failures:
             if self._failures >= RECOVERY_FAILURES:
-                self._aside.wake()
+                self._aside.make_all_due()
             self._failures = 0
 
     def retried(self, job_id: int) -> None:
         """A job that was set aside is claimed, or there is none to claim any more."""
         self._named.discard(job_id)
         self._aside.remove(job_id)
-        self._aside.wake()
+        self._aside.make_all_due()
 
     def failed(self, limit: int, job_id: int | None, error: Exception, seconds: float) -> bool:
         """A claim of up to `limit` jobs failed after so long; of this one, if it is known. Returns
@@ -121,8 +121,8 @@ class UnclaimableJobs:
     def _set_aside(self, job_id: int, error: Exception, seconds: float) -> bool:
         if self._aside.is_full and job_id not in self._aside:
             return False
-        aside = self._aside.failed(job_id, job_id, error, seconds)
-        self._size.found()
+        aside = self._aside.add(job_id, job_id, error, seconds)
+        self._size.end_search()
         if job_id not in self._named and (aside.tries > 1 or cause_of(error) is Cause.ROWS):
             self._named.add(job_id)
             self._lines.say(

@@ -133,12 +133,12 @@ async def test_stir(shop: Shop) -> None:
     it."""
     await shop.open()
     await shop.advance(STAGGER)
-    shop.service.stir()
-    shop.service.stir()
+    shop.service.wake()
+    shop.service.wake()
     await settle()
     assert shop.service.passes == 2
-    shop.service.during_pass = shop.service.stir
-    shop.service.stir()
+    shop.service.during_pass = shop.service.wake
+    shop.service.wake()
     await settle()
     assert shop.service.passes == 4
 

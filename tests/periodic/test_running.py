@@ -209,7 +209,7 @@ async def test_verbs(schema: Schema) -> None:
         for verb in (other.periodic_run, other.periodic_pause, other.periodic_resume):
             with pytest.raises(NotFoundError, match="no periodic job 'tick': did you mean ticks"):
                 await verb("tick")
-            with pytest.raises(NotFoundError, match="no periodic job 'zz': a leader registers"):
+            with pytest.raises(NotFoundError, match="no periodic job 'zz': the leader registers"):
                 await verb("zz")
 
 

@@ -20,7 +20,7 @@ async def test_claims_beside_a_damaged_row(
     rig: Rig, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, column: str
 ) -> None:
     """A job with a column that cannot be read is named and set aside; all others are worked."""
-    monkeypatch.setattr("riverpy._postgres.batch.SET_ASIDE_FIRST", 0.05)
+    monkeypatch.setattr("riverpy._postgres.set_aside.DELAY_MIN", 0.05)
 
     @rig.job
     async def work(job: Job[Task]) -> None: ...
@@ -42,7 +42,7 @@ async def test_results_beside_a_damaged_row(
 ) -> None:
     """The result of a job that cannot be read any more is named and set aside; those of all others
     are stored."""
-    monkeypatch.setattr("riverpy._postgres.batch.SET_ASIDE_FIRST", 0.05)
+    monkeypatch.setattr("riverpy._postgres.set_aside.DELAY_MIN", 0.05)
 
     @rig.job
     async def work(job: Job[Task]) -> None:

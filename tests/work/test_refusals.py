@@ -72,7 +72,7 @@ async def test_refused_row_is_tried_at_the_stop(
     rig: Rig, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However far off its next try is: so it is not left running for want of one."""
-    monkeypatch.setattr("riverpy._postgres.batch.SET_ASIDE_FIRST", 60.0)
+    monkeypatch.setattr("riverpy._postgres.set_aside.DELAY_MIN", 60.0)
     await rig.insert_rows(1)
     await refuse(rig, "true", "RAISE EXCEPTION 'not this one';")
     async with rig.working():

@@ -43,7 +43,7 @@ CLASSES = ["40001", "53200", "55000", "57014", "58030", "08001", "XX000"]
 @pytest.fixture
 def plain(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs of kind `task` complete at once. Rows that are set aside are soon tried again."""
-    monkeypatch.setattr("riverpy._postgres.batch.SET_ASIDE_FIRST", 0.05)
+    monkeypatch.setattr("riverpy._postgres.set_aside.DELAY_MIN", 0.05)
 
     @rig.job
     async def work(job: Job[Task]) -> None:

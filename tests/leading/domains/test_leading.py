@@ -101,11 +101,11 @@ async def passed(one: Member, seat: int = 0) -> None:
         await asyncio.sleep(0.01)
         scheduler = services_of(one, seat).get("job scheduler")
     scheduler.ran.init()
-    scheduler.stir()
+    scheduler.wake()
     for _ in range(2):  # one may be under way
         with anyio.fail_after(PATIENCE, reason="the scheduler does not pass"):
             await scheduler.ran.wait()
-        scheduler.stir()
+        scheduler.wake()
 
 
 def told(log: list[Any], text: str) -> list[Any]:

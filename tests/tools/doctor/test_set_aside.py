@@ -81,8 +81,8 @@ async def test_rows_that_a_worker_sets_aside(
 ) -> None:
     """A claim, a result and a row of maintenance that the server refuses are shown with what, since
     when, tries and error, until they succeed."""
-    monkeypatch.setattr("riverpy._postgres.batch.SET_ASIDE_FIRST", 0.05)
-    monkeypatch.setattr(batches, "ASIDE_FIRST", 0.05)
+    monkeypatch.setattr("riverpy._postgres.set_aside.DELAY_MIN", 0.05)
+    monkeypatch.setattr(batches, "ASIDE_DELAY_MIN", 0.05)
     rig = Rig(schema)
 
     @rig.job

@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from riverpy._postgres import batch as _batch
-from riverpy._postgres.batch import (
+from riverpy._postgres import batch_sender, set_aside
+from riverpy._postgres.batch_sender import (
     BatchSender,
     BatchSize,
+    BatchStatement,
     Cause,
-    SetAside,
     StatementErrors,
+    _split,
     cause_of,
-    split,
 )
 from riverpy._postgres.connection import StatementTimeoutError
+from riverpy._postgres.set_aside import SetAside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,12 +48,11 @@ class Statements:
         self.recovered: list[int] = []
         self.too_slow: list[int] = []
         """The size of statements after each that took too long."""
-        self.aside = SetAside[int](first=0.0, last=0.0)
+        self.aside = SetAside[int](delay_min=0.0, delay_max=0.0)
         self.sender = BatchSender(
-            self._send,
+            BatchStatement(self._send, row_id=lambda row: row),
             size=BatchSize(maximum, LIMIT),
             aside=self.aside,
-            row_id=lambda row: row,
             set_aside=lambda row, _error: self.named.append(row),
             recovered=self.recovered.append,
             too_slow=lambda size, _error: self.too_slow.append(size),
@@ -163,30 +163,30 @@ async def test_every_row_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     statements.add(20)
     for _ in range(200):
         await statements.send(1)
-        tries = {aside.row: aside.tries for aside in statements.aside.rows}
+        tries = {aside.row: aside.tries for aside in statements.aside.entries}
         assert all(tries[row] > 1 for row in statements.named)
         now += 1.0
     assert sorted(statements.named) == [*range(1, 21)]
     assert len(statements.sender) == 20
-    assert all(aside.tries > 1 for aside in statements.aside.rows)
+    assert all(aside.tries > 1 for aside in statements.aside.entries)
 
 
 async def test_size_grows_again() -> None:
     """Quick full batches double the next one up to the maximum; slow or partial ones do not."""
     size = BatchSize(100, LIMIT)
-    size.failed(100)
-    size.failed(50)
+    size.shrink(100)
+    size.shrink(50)
     assert size.rows == 25
-    size.succeeded(24, 0.1)
-    size.succeeded(25, LIMIT / 3)
+    size.grow(24, 0.1)
+    size.grow(25, LIMIT / 3)
     assert size.rows == 25
-    size.succeeded(25, 0.1)
+    size.grow(25, 0.1)
     assert size.rows == 50
-    size.succeeded(50, 0.1)
-    size.succeeded(100, 0.1)
+    size.grow(50, 0.1)
+    size.grow(100, 0.1)
     assert size.rows == 100
-    size.failed(1)
-    size.failed(1)
+    size.shrink(1)
+    size.shrink(1)
     assert size.rows == 1
 
 
@@ -197,15 +197,15 @@ async def test_search_among_the_first_rows() -> None:
     size.narrow(500)
     assert size.rows == 22
     for _ in range(21):
-        size.succeeded(22, 0.0)
+        size.grow(22, 0.0)
     assert size.rows == 22
     size.narrow(22)
     size.narrow(4)
     assert size.rows == 1
-    size.succeeded(1, 0.0)
+    size.grow(1, 0.0)
     assert size.rows == 1
-    size.found()
-    size.succeeded(1, 0.0)
+    size.end_search()
+    size.grow(1, 0.0)
     assert size.rows == 2
 
 
@@ -236,7 +236,7 @@ async def test_all_rows_fail_for_a_while() -> None:
     """Where nothing succeeds few rows are tried alone before the sender pauses; the first success
     makes all due that are set aside."""
     statements = Statements(lambda _rows: REFUSED, maximum=500)
-    statements.aside = statements.sender.aside = SetAside(first=60.0)
+    statements.aside = statements.sender.aside = SetAside(delay_min=60.0)
     statements.add(500)
     count = 0
     while statements.sender.is_ready:
@@ -254,12 +254,12 @@ async def test_pause_ends_with_a_success() -> None:
     """While the sender pauses it tries rows that are set aside; when one succeeds the others go on
     at once."""
     statements = Statements(lambda _rows: REFUSED)
-    statements.aside = statements.sender.aside = SetAside(first=60.0)
+    statements.aside = statements.sender.aside = SetAside(delay_min=60.0)
     statements.add(500)
     while statements.sender.is_ready:
         await statements.send(1)
     statements.sender._pause_until += 60.0
-    statements.aside.wake()
+    statements.aside.make_all_due()
     statements.fails = lambda _rows: None
     await statements.send(2)
     (retried,), sent = statements.sent[-2:]
@@ -283,7 +283,7 @@ async def test_time_to_send() -> None:
 async def test_rows_that_are_forgotten() -> None:
     """Rows that are discarded are not sent; one that was set aside and forgotten is a new row."""
     statements = Statements(bad(REFUSED, 1))
-    statements.aside = statements.sender.aside = SetAside(first=60.0)
+    statements.aside = statements.sender.aside = SetAside(delay_min=60.0)
     for _ in range(2):
         statements.add(3)
         await statements.send(2)
@@ -300,7 +300,7 @@ async def test_row_that_succeeds_again(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     statements = Statements(bad(REFUSED, 1, 2))
-    statements.aside = statements.sender.aside = SetAside(first=1.0)
+    statements.aside = statements.sender.aside = SetAside(delay_min=1.0)
     statements.add(3)
     while statements.sender.is_ready:
         await statements.send(1)
@@ -314,7 +314,7 @@ async def test_row_that_succeeds_again(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_row_that_is_set_aside_and_added_again() -> None:
     """It stays set aside, and fails no other."""
     statements = Statements(bad(REFUSED, 1))
-    statements.aside = statements.sender.aside = SetAside(first=60.0)
+    statements.aside = statements.sender.aside = SetAside(delay_min=60.0)
     for _ in range(2):
         statements.add(2)
         await statements.send(3)
@@ -343,11 +343,9 @@ async def test_two_rows_of_one_id() -> None:
 
     named: list[tuple[int, int]] = []
     sender = BatchSender(
-        send,
+        BatchStatement(send, row_id=lambda row: row[0], key=lambda row: row),
         size=BatchSize(10, LIMIT),
-        aside=SetAside(first=0.0, last=0.0),
-        row_id=lambda row: row[0],
-        key=lambda row: row,
+        aside=SetAside(delay_min=0.0, delay_max=0.0),
         set_aside=lambda row, _error: named.append(row),
     )
     sender.add((1, 1))
@@ -366,26 +364,26 @@ def test_delays_of_a_row_that_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> N
     others."""
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
-    aside = SetAside[int](2, first=1.0, last=8.0)
+    aside = SetAside[int](2, delay_min=1.0, delay_max=8.0)
     delays: list[float] = []
     for _ in range(5):
-        aside.failed(7, 7, REFUSED, 0.0)
+        aside.add(7, 7, REFUSED, 0.0)
         delays.append(aside.next_due - now)
         assert aside.due() is None
         assert aside.waiting() == [7]
         now = aside.next_due
         assert aside.due() is not None
     assert delays == [1.0, 2.0, 4.0, 8.0, 8.0]
-    assert [row.since for row in aside.rows] == [100.0]
+    assert [entry.since for entry in aside.entries] == [100.0]
     assert not aside.is_full
-    aside.failed(8, 8, TOO_SLOW, 5.0)
+    aside.add(8, 8, TOO_SLOW, 5.0)
     assert aside.is_full
     assert aside.next_due == now
-    aside.failed(7, 7, TOO_SLOW, 5.0)
+    aside.add(7, 7, TOO_SLOW, 5.0)
     assert aside.next_due == now + 1.0
     aside.remove(8)
     assert aside.next_due == now + 20.0
-    aside.wake()
+    aside.make_all_due()
     assert aside.next_due == now + 20.0
     aside.remove(7)
     assert aside.next_due == math.inf
@@ -393,10 +391,10 @@ def test_delays_of_a_row_that_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_locked_row_is_tried_again_soon() -> None:
     """However often a row was found locked: a lock ends soon, mostly."""
-    aside = SetAside[int](first=1.0, last=60.0)
+    aside = SetAside[int](delay_min=1.0, delay_max=60.0)
     for _ in range(5_000):
-        aside.failed(7, 7, LOCKED, 0.0)
-    assert aside.next_due - time.monotonic() <= _batch.LOCKED_MAX
+        aside.add(7, 7, LOCKED, 0.0)
+    assert aside.next_due - time.monotonic() <= set_aside.LOCKED_DELAY_MAX
 
 
 def test_causes() -> None:
@@ -441,7 +439,7 @@ def test_repetition_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error that comes again after a long time is not repeated."""
     errors = StatementErrors()
     assert not errors.may_be_of_rows(LOST)
-    monkeypatch.setattr(_batch, "REPEAT_WINDOW", 0.0)
+    monkeypatch.setattr(batch_sender, "REPEAT_WINDOW", 0.0)
     assert not errors.may_be_of_rows(LOST)
 
 
@@ -449,6 +447,6 @@ def test_split() -> None:
     """The parts hold all rows in their order, and each is smaller than the whole."""
     for count in (2, 3, 4, 5, 17, 500, 5_000):
         rows = random.sample(range(10_000), count)
-        parts = split(rows)
+        parts = _split(rows)
         assert [row for part in parts for row in part] == rows
         assert max(map(len, parts)) <= math.isqrt(count) < count or max(map(len, parts)) == 1

@@ -1,0 +1,382 @@
+"""BatchSender: runs a statement over many rows, and finds the rows that it fails for.
+
+A statement fails as a whole if one row is refused, or if all rows together take too long. So a
+failed batch is sent again in parts, down to single rows. A row that fails alone is set aside, or
+handed to the owner, and delays no other row by more than its own try.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import anyio
+
+from riverpy._clock import Backoff
+from riverpy._postgres.connection import StatementTimeoutError
+from riverpy._postgres.driver import (
+    DATABASE_ERRORS,
+    LockNotAvailableError,
+    PostgresError,
+    is_connection_loss,
+    is_refusal,
+    is_statement_timeout,
+)
+from riverpy._postgres.set_aside import SetAside
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Hashable, Iterable
+
+GROWTH_SHARE = 1 / 4
+"""A full batch that took less than this share of its time limit doubles the next one."""
+SINGLE_ROWS_MAX = 100
+"""A failed batch with at most so many rows is sent again row by row."""
+NARROW_ROWS_MAX = 10
+"""A failed search with at most so many rows goes on with one row."""
+REPEAT_WINDOW = 60.0
+"""Seconds within which a second error of the same kind counts as repeated."""
+FAILURES_MAX = 8
+"""Batches that may fail in a row without a pause. After more, probably all rows are affected, as by
+a locked table or a full disk."""
+PAUSE_MIN, PAUSE_MAX = timedelta(milliseconds=20), timedelta(seconds=2)
+RECOVERY_FAILURES = 3
+"""After so many failures in a row, a success makes all rows due that are set aside."""
+
+Row = TypeVar("Row")
+
+
+class Cause(Enum):
+    """What an error says about the rows of its statement."""
+
+    ROWS = "rows"
+    """The server refused the statement, so a row is the cause."""
+    TIME = "time"
+    """The statement took too long: there are too many rows, or one row is too slow."""
+    UNKNOWN = "unknown"
+    """The statement was sent. A row may be the cause if the same error is repeated."""
+    NOT_SENT = "not sent"
+    """No statement was sent, so the error says nothing about the rows."""
+
+
+def cause_of(error: Exception) -> Cause:
+    """Classify an error of a statement over rows."""
+    if isinstance(error, StatementTimeoutError) or is_statement_timeout(error):
+        return Cause.TIME
+    if is_refusal(error) or isinstance(error, LockNotAvailableError):
+        return Cause.ROWS
+    return Cause.NOT_SENT if isinstance(error, TimeoutError) else Cause.UNKNOWN
+
+
+class StatementErrors:
+    """The recent errors of one kind of statement, to find repeated ones.
+
+    Most errors are not repeated, as a deadlock or a lost connection. A repeated one may be the
+    fault of a row, as a damaged value, or a trigger that uses a server which is away.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, float] = {}
+        """When each kind of error was raised last, in monotonic seconds."""
+
+    def may_be_of_rows(self, error: Exception, *, is_retry: bool = False) -> bool:
+        """Remember the error, and return whether a row may be its cause. `is_retry`: the statement
+        was for one row that has failed alone before."""
+        if not isinstance(error, DATABASE_ERRORS):
+            return False
+        cause = cause_of(error)
+        if cause is not Cause.UNKNOWN:
+            return cause is not Cause.NOT_SENT
+        kind, now = _kind(error), time.monotonic()
+        is_repeated = now - self._seen.get(kind, -math.inf) < REPEAT_WINDOW
+        self._seen[kind] = now
+        return is_repeated or (is_retry and not is_connection_loss(error))
+
+
+def _kind(error: Exception) -> str:
+    """Return a text that is the same for errors that count as the same."""
+    if is_connection_loss(error):
+        return "connection"
+    sqlstate = getattr(error, "sqlstate", None) if isinstance(error, PostgresError) else None
+    return sqlstate or type(error).__name__
+
+
+class BatchSize:
+    """How many rows the next statement handles, learned from what fitted into the time limit."""
+
+    def __init__(self, maximum: int, limit: float) -> None:
+        """Make it.
+
+        Args:
+            maximum: how many rows a statement may handle.
+            limit: seconds that a statement may take.
+        """
+        self.maximum = self.rows = maximum
+        self._limit = limit
+        self._searched = 0
+        """The failing row is among so many of the next rows."""
+
+    def shrink(self, rows: int) -> None:
+        """Halve the size after a statement over so many rows failed."""
+        self.rows = max(rows // 2, 1)
+
+    def narrow(self, rows: int) -> None:
+        """Shrink after a failed statement that takes the first `rows` rows which it finds. It will
+        find the same rows again, so the size does not grow until it is past them."""
+        self._searched = rows
+        self.rows = math.isqrt(rows) if rows > NARROW_ROWS_MAX else 1
+
+    def grow(self, rows: int, seconds: float) -> None:
+        """Double the size after a statement succeeded, if the batch was full and quick."""
+        self._searched -= rows
+        if self._searched > 0:
+            return
+        if self.rows <= rows and seconds < self._limit * GROWTH_SHARE:
+            self.rows = min(self.rows * 2, self.maximum)
+
+    def end_search(self) -> None:
+        """Let the size grow again: the failing row was found, or is gone."""
+        self._searched = 0
+
+
+@dataclass(frozen=True)
+class BatchStatement(Generic[Row]):
+    """A statement over rows, and what the sender must know about its rows."""
+
+    send: Callable[[list[Row]], Awaitable[None]]
+    """Sends the statement. An error means that no row was handled."""
+    row_id: Callable[[Row], Hashable]
+    """Returns the id of a row. Two rows with the same id are never in one statement."""
+    key: Callable[[Row], Hashable] | None = None
+    """Returns the key under which a row is set aside. None: its id."""
+    fitting: Callable[[list[Row]], int] = len
+    """Returns how many of the first of these rows fit into one statement."""
+    is_row_error: Callable[[Exception], bool] | None = None
+    """Whether an error may be the fault of a row. None: `StatementErrors` decides."""
+
+
+def _ignore(*_args: object) -> None:
+    pass
+
+
+class BatchSender(Generic[Row]):
+    """Sends rows, one statement after the other, until each row is sent or set aside.
+
+    New rows, parts of failed batches, and rows that are set aside take turns.
+    """
+
+    def __init__(
+        self,
+        statement: BatchStatement[Row],
+        *,
+        size: BatchSize,
+        aside: SetAside[Row] | None,
+        set_aside: Callable[[Row, Exception], None] = _ignore,
+        recovered: Callable[[Row], None] = _ignore,
+        too_slow: Callable[[int, Exception], None] = _ignore,
+        failures_max: int = FAILURES_MAX,
+    ) -> None:
+        """Make it.
+
+        Args:
+            statement: what to send.
+            size: the size of batches.
+            aside: keeps rows that fail alone. None: such a row is passed to `set_aside` at once and
+                not sent again.
+            set_aside: called once for each row that is set aside: at its first failure if the
+                server refused it, and otherwise at its second.
+            recovered: called for each row that was passed to `set_aside` once it is sent.
+            too_slow: called with the new size and the error when a batch took too long.
+            failures_max: batches that may fail in a row without a pause.
+        """
+        self._statement = statement
+        self._row_id, self._key = statement.row_id, statement.key or statement.row_id
+        self.size = size
+        self.aside: SetAside[Row] = SetAside() if aside is None else aside
+        self._keeps_failed = aside is not None
+        self._set_aside, self._recovered, self._too_slow = set_aside, recovered, too_slow
+        self._failures_max = failures_max
+        self._backoff = Backoff(PAUSE_MIN, PAUSE_MAX)
+        self._errors = StatementErrors()
+        self._reported: set[Hashable] = set()
+        """Keys of the rows that were passed to `set_aside`."""
+        self._new: list[Row] = []
+        self._parts: deque[list[Row]] = deque()
+        self._sending: list[Row] = []
+        self._failures = 0
+        """Batches that failed in a row, without retries of rows that are set aside."""
+        self._pause_until = 0.0
+        """Until then only rows that are set aside are sent. In monotonic seconds."""
+        self._was_new = False
+        """Whether the last batch was one of new rows."""
+
+    @property
+    def rows(self) -> list[Row]:
+        """All rows that are not sent yet."""
+        parts = [row for part in self._parts for row in part]
+        return [*self._sending, *parts, *self._new, *(entry.row for entry in self.aside.entries)]
+
+    @property
+    def next_due(self) -> float:
+        """When a row can be sent, in monotonic seconds. Infinity if there is none."""
+        has_rows = self._new or self._parts
+        return min(self._pause_until if has_rows else math.inf, self.aside.next_due)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a row can be sent now."""
+        return self.next_due <= time.monotonic()
+
+    def __len__(self) -> int:
+        """How many rows wait, without those of a running statement."""
+        return len(self._new) + sum(map(len, self._parts)) + len(self.aside)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no row waits to be sent now."""
+        return not (self._new or self._parts or self.is_ready)
+
+    def add(self, row: Row) -> None:
+        """Add a row to be sent, unless it is set aside."""
+        if not self.aside or self._key(row) not in self.aside:
+            self._new.append(row)
+
+    def add_missing(self, rows: Iterable[Row]) -> None:
+        """Add those of the rows that do not wait already, behind those that do. So rows that are
+        added again and again all get their turn."""
+        waiting = set(map(self._row_id, self.rows))
+        for row in rows:
+            if self._row_id(row) not in waiting:
+                self._new.append(row)
+
+    def forget(self, row: Row) -> None:
+        """Forget a row that is set aside."""
+        key = self._key(row)
+        self.aside.remove(key)
+        self._reported.discard(key)
+
+    def discard(self) -> None:
+        """Forget the rows that are not sent, except for those that are set aside."""
+        self._new.clear()
+        self._parts.clear()
+
+    async def step(self) -> None:
+        """Send one statement, if there is a row for it.
+
+        Raises:
+            Exception: an error that says nothing about the rows, as when the server is away. The
+                rows stay, and the next steps send them again.
+        """
+        rows = self._sending = self._take()
+        if not rows:
+            return
+        is_retry = len(rows) == 1 and bool(self.aside) and self._key(rows[0]) in self.aside
+        began = time.monotonic()
+        try:
+            await self._statement.send(rows)
+        except BaseException as error:
+            self._failures += not is_retry
+            if not isinstance(error, Exception) or not self._is_row_error(error, is_retry):
+                if not is_retry:
+                    self._parts.append(rows)
+                raise
+            if self._failures > self._failures_max:
+                self._pause_until = time.monotonic() + self._backoff.next()
+            self._failed(rows, error, time.monotonic() - began)
+        else:
+            self._succeeded(rows, time.monotonic() - began, is_retry=is_retry)
+        finally:
+            self._sending = []
+
+    async def send_all(self, within: float = math.inf) -> bool:
+        """Send all rows, except for those that are set aside and not due. Return False if rows are
+        left after `within` seconds.
+
+        Raises:
+            Exception: as `step`.
+        """
+        until = time.monotonic() + within
+        while self._new or self._parts or self.is_ready:
+            if time.monotonic() >= until:
+                return not self._new and not self._parts
+            await anyio.sleep(max(self.next_due - time.monotonic(), 0.0))
+            await self.step()
+        return True
+
+    def _is_row_error(self, error: Exception, is_retry: bool) -> bool:
+        if self._statement.is_row_error is not None:
+            return self._statement.is_row_error(error)
+        return self._errors.may_be_of_rows(error, is_retry=is_retry)
+
+    def _take(self) -> list[Row]:
+        """Take the rows of the next statement: new rows, a part of a failed batch, or, if no part
+        waits, one row that is set aside."""
+        is_paused = time.monotonic() < self._pause_until
+        parts, new = not is_paused and self._parts, not is_paused and self._new
+        retry = None if parts else self.aside.due()
+        if new and not (self._was_new and (parts or retry)):
+            self._was_new = True
+            return self._take_new()
+        self._was_new = False
+        if parts:
+            return self._take_part()
+        return [] if retry is None else [retry.row]
+
+    def _take_new(self) -> list[Row]:
+        count = self._statement.fitting(self._new[: self.size.rows])
+        batch, self._new = self._new[:count], self._new[count:]
+        firsts: dict[Hashable, Row] = {}
+        for row in batch:
+            firsts.setdefault(self._row_id(row), row)
+        if len(firsts) < len(batch):
+            self._new[:0] = [row for row in batch if firsts[self._row_id(row)] is not row]
+        return list(firsts.values())
+
+    def _take_part(self) -> list[Row]:
+        part = self._parts.popleft()
+        count = self._statement.fitting(part[: self.size.rows])
+        if count < len(part):
+            self._parts.appendleft(part[count:])
+        return part[:count]
+
+    def _failed(self, rows: list[Row], error: Exception, seconds: float) -> None:
+        if len(rows) > 1:
+            self.size.shrink(len(rows))
+            self._parts.extend(_split(rows))
+            if cause_of(error) is Cause.TIME:
+                self._too_slow(self.size.rows, error)
+            return
+        row, key = rows[0], self._key(rows[0])
+        if not self._keeps_failed:
+            self._set_aside(row, error)
+            return
+        tries = self.aside.add(key, row, error, seconds).tries
+        if key not in self._reported and (tries > 1 or cause_of(error) is Cause.ROWS):
+            self._reported.add(key)
+            self._set_aside(row, error)
+
+    def _succeeded(self, rows: list[Row], seconds: float, *, is_retry: bool) -> None:
+        if is_retry:
+            key = self._key(rows[0])
+            self.aside.remove(key)
+            if key in self._reported:
+                self._reported.discard(key)
+                self._recovered(rows[0])
+        else:
+            self.size.grow(len(rows), seconds)
+        if is_retry or self._failures >= RECOVERY_FAILURES:
+            self.aside.make_all_due()
+        if self._failures:
+            self._failures, self._pause_until = 0, 0.0
+            self._backoff.reset()
+
+
+def _split(rows: list[Row]) -> list[list[Row]]:
+    """Split a failed batch: many rows into about as many parts as a part has rows, few into single
+    rows. So a row that fails every statement is alone after at most two more failures."""
+    size = math.isqrt(len(rows)) if len(rows) > SINGLE_ROWS_MAX else 1
+    return [rows[start : start + size] for start in range(0, len(rows), size)]

@@ -1,0 +1,165 @@
+"""Rows that a statement fails for, one by one: they are set aside and tried again later.
+
+A row that is set aside is tried alone, so it fails no other row. The delay between two tries
+doubles.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+from riverpy._postgres.driver import LockNotAvailableError, describe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable
+
+DELAY_MIN = 1.0
+DELAY_MAX = 60.0
+"""Seconds between two tries of a row, unless the owner gives others."""
+LOCKED_DELAY_MAX = 2.0
+"""The same for a locked row: most locks end soon."""
+IDLE_SHARE = 4
+"""Seconds without a retry for each second that a retry took. So slow rows that are set aside leave
+four fifths of the time to other rows."""
+
+Row = TypeVar("Row")
+
+
+class SetAsideRow(NamedTuple):
+    """A row that is set aside, as reported to the operator."""
+
+    what: str
+    """The purpose of the statement: `result`, `claim`, or that of a maintenance pass."""
+    name: str
+    """The id of the job, or the key of another row."""
+    error: str
+    tries: int
+    since: float
+    """When it failed alone first, in the client's monotonic seconds."""
+
+
+class SetAsideEntry(NamedTuple, Generic[Row]):
+    """One row that is set aside. Times are monotonic seconds."""
+
+    row: Row
+    error: str
+    since: float
+    """When it failed alone first."""
+    tries: int
+    """How often it failed alone."""
+    due: float
+    """When it is tried again."""
+
+
+class SetAside(Generic[Row]):
+    """Rows that are set aside, each under a key."""
+
+    def __init__(
+        self,
+        maximum: int | None = None,
+        *,
+        delay_min: float | None = None,
+        delay_max: float | None = None,
+        now: Callable[[], float] | None = None,
+    ) -> None:
+        """Make it, empty.
+
+        Args:
+            maximum: how many rows may be set aside before `is_full`. None: no limit.
+            delay_min: seconds until the second try. None: `DELAY_MIN`.
+            delay_max: the longest delay between two tries in seconds. None: `DELAY_MAX`.
+            now: the clock, in seconds. None: monotonic time.
+        """
+        self._now = now
+        self._maximum = math.inf if maximum is None else maximum
+        self._delay_min = DELAY_MIN if delay_min is None else delay_min
+        self._delay_max = DELAY_MAX if delay_max is None else delay_max
+        self._entries: dict[Hashable, SetAsideEntry[Row]] = {}
+        self._idle_until = 0.0
+        """Until then only rows that failed once are tried again. In monotonic seconds."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._entries
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more rows should be set aside."""
+        return len(self._entries) >= self._maximum
+
+    @property
+    def entries(self) -> list[SetAsideEntry[Row]]:
+        """All rows, in the order in which they were set aside."""
+        return list(self._entries.values())
+
+    def add(self, key: Hashable, row: Row, error: Exception, seconds: float) -> SetAsideEntry[Row]:
+        """Set aside a row that failed alone, or failed again. `seconds` is what its statement
+        took."""
+        now = self._time()
+        known = self._entries.get(key)
+        tries = 1 if known is None else known.tries + 1
+        since = now if known is None else known.since
+        longest = LOCKED_DELAY_MAX if isinstance(error, LockNotAvailableError) else self._delay_max
+        delay = min(self._delay_min * 2.0 ** min(tries - 1, 30), longest)
+        if known is not None:
+            self._idle_until = now + IDLE_SHARE * seconds
+        entry = self._entries[key] = SetAsideEntry(row, describe(error), since, tries, now + delay)
+        return entry
+
+    def seconds_left(self, key: Hashable) -> float:
+        """Return the seconds until a row is due. 0 if it is due or not set aside."""
+        entry = self._entries.get(key)
+        return 0.0 if entry is None else max(self._due_at(entry) - self._time(), 0.0)
+
+    def remove(self, key: Hashable) -> None:
+        """Remove a row that succeeded or is gone."""
+        self._entries.pop(key, None)
+
+    def make_all_due(self) -> None:
+        """Make all rows due now, because the cause of their failures may have ended."""
+        now = self._time()
+        for key, entry in self._entries.items():
+            self._entries[key] = entry._replace(due=min(entry.due, now))
+
+    def due(self) -> SetAsideEntry[Row] | None:
+        """Return the row that has been due for longest, if one is due."""
+        first = min(self._entries.values(), key=self._due_at, default=None)
+        return first if first is not None and self._due_at(first) <= self._time() else None
+
+    @property
+    def next_due(self) -> float:
+        """When the next row is due, in monotonic seconds. Infinity if there is none."""
+        return min(map(self._due_at, self._entries.values()), default=math.inf)
+
+    def waiting(self) -> list[Row]:
+        """Return the rows that are not due."""
+        now = self._time()
+        return [entry.row for entry in self._entries.values() if self._due_at(entry) > now]
+
+    def _time(self) -> float:
+        return time.monotonic() if self._now is None else self._now()
+
+    def _due_at(self, entry: SetAsideEntry[Row]) -> float:
+        return entry.due if entry.tries == 1 else max(entry.due, self._idle_until)
+
+
+def report_rows(
+    what: str, entries: Iterable[SetAsideEntry[Row]], name: Callable[[Row], object] = str
+) -> list[SetAsideRow]:
+    """Return reports of the rows that failed more than once. (The cause of a single failure may
+    have ended.)
+
+    Args:
+        what: the purpose of the statement.
+        entries: rows that are set aside.
+        name: returns the id of a row.
+    """
+    return [
+        SetAsideRow(what, str(name(entry.row)), entry.error, entry.tries, entry.since)
+        for entry in entries
+        if entry.tries > 1
+    ]
