@@ -19,7 +19,7 @@ from riverpy._leading.term_fence import FenceBusyError
 from riverpy._log_events import JOBS_OF_UNKNOWN_KIND_SKIPPED, JOBS_RESCUED, ROW_SET_ASIDE
 from riverpy._maintenance import job_rescuer
 from riverpy._maintenance.job_rescuer import JobRescuer
-from riverpy._postgres import clients, rescue, upkeep
+from riverpy._postgres import clients, job_maintenance
 from riverpy._postgres.driver import use_raw_timestamps
 from riverpy._postgres.jobs import ClaimKey, Settlement, job_complete, job_settle
 from riverpy.errors import FencedOutError
@@ -237,7 +237,7 @@ async def test_ended_between_read_and_write(
     await register(schema, "dead")
     for _ in range(3):
         await insert(schema, by=client_id, age=OLD)
-    end = rescue.job_rescue
+    end = job_maintenance.job_rescue
 
     async def after_they_ended(*args: Any, **values: Any) -> dict[int, str]:
         await schema.execute(
@@ -565,9 +565,10 @@ async def test_maintenance_and_completer_do_not_deadlock(schema: Schema) -> None
 
     async def rescue_all(connection: asyncpg.Connection[Any]) -> None:
         rescues = [
-            rescue.Rescue(claim_key, "go", 6.0) for claim_key in await claim_keys(connection)
+            job_maintenance.Rescue(claim_key, "go", 6.0)
+            for claim_key in await claim_keys(connection)
         ]
-        await rescue.job_rescue(connection, schema.name, rescues)
+        await job_maintenance.job_rescue(connection, schema.name, rescues)
 
     async def store(connection: asyncpg.Connection[Any]) -> None:
         """As a completer does: the plain results, then the others, each in order of their ids."""
@@ -591,10 +592,12 @@ async def test_maintenance_and_completer_do_not_deadlock(schema: Schema) -> None
         )
 
     async def schedule(connection: asyncpg.Connection[Any]) -> None:
-        await upkeep.job_schedule(connection, schema.name, ids=ids, ahead=timedelta(hours=1))
+        await job_maintenance.job_schedule(
+            connection, schema.name, ids=ids, ahead=timedelta(hours=1)
+        )
 
     async def clean(connection: asyncpg.Connection[Any]) -> None:
-        await upkeep.job_delete_ended(
+        await job_maintenance.job_delete_ended(
             connection, schema.name, ids=ids, state="discarded", retention=timedelta(0)
         )
 
