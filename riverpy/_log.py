@@ -1,4 +1,4 @@
-"""Log: the logger of the whole package, and limits for lines that repeat."""
+"""The logger of the whole package, and loggers that limit repeated events."""
 
 from __future__ import annotations
 
@@ -14,41 +14,49 @@ from riverpy._log_events import (
     NOTIFICATION_QUEUE_FILLED,
 )
 
-LINES_MAX = 10
-"""Lines of one sentence that are told at their level within `WINDOW`."""
+EVENTS_MAX = 10
+"""Entries of one event that `LimitedLog` logs at their level within `WINDOW`."""
 WINDOW = 60.0
-"""Seconds, from the first of them."""
+"""Seconds, from the first of these entries."""
 _NAME = "riverpy"
 _LEVELS = logging.getLevelNamesMapping()
 _STANDARD = {
     *vars(logging.LogRecord("", 0, "", 0, "", (), None)),
     *("message", "asctime", "taskName"),
 }
-"""Attributes that a record has of its own. logging refuses them as extra ones."""
+"""Attributes that each record has. logging does not accept them as extra attributes."""
 
 
 class Log:
-    """A logger of events with keys. They go to the program's structlog if the program has
-    configured it, and otherwise to `logging.getLogger("riverpy")`. Each call decides this, so it
-    does not matter when the program configures structlog."""
+    """A logger of events with keys.
+
+    If the program has configured structlog, events go to it, and otherwise to
+    `logging.getLogger("riverpy")`. Each call decides this, so the program can configure structlog
+    at any time.
+    """
 
     __slots__ = ("_keys",)
 
     def __init__(self, keys: dict[str, object]) -> None:
-        """Make one whose events all have these keys."""
+        """Create a logger whose events all have these keys."""
         self._keys = keys
 
     def bind(self, **keys: object) -> Log:
         """Return a logger whose events have these keys too."""
         return Log({**self._keys, **keys})
 
-    def is_enabled_for(self, level: int) -> bool:
-        """Whether an event of this level would be written."""
+    def limited(self) -> LimitedLog:
+        """Return a logger with the same keys that limits repeated events."""
+        return LimitedLog(self._keys)
+
+    @property
+    def is_debug_enabled(self) -> bool:
+        """Whether an event of level debug would be written."""
         if not structlog.is_configured():
-            return logging.getLogger(_NAME).isEnabledFor(level)
+            return logging.getLogger(_NAME).isEnabledFor(logging.DEBUG)
         log: Any = structlog.get_logger(_NAME).bind()
-        asked = getattr(log, "is_enabled_for", None) or getattr(log, "isEnabledFor", None)
-        return asked is None or bool(asked(level))
+        is_enabled = getattr(log, "is_enabled_for", None) or getattr(log, "isEnabledFor", None)
+        return is_enabled is None or bool(is_enabled(logging.DEBUG))
 
     def debug(self, event: str, **keys: object) -> None:
         """Log at level debug."""
@@ -70,7 +78,12 @@ class Log:
         """Log the current exception at level error, with its traceback."""
         self._write("error", event, {"exc_info": True, **keys})
 
+    def _level(self, level: str, event: str) -> str:
+        """Return the level at which to write the event."""
+        return level
+
     def _write(self, level: str, event: str, keys: dict[str, Any]) -> None:
+        level = self._level(level, event)
         if structlog.is_configured():
             log: Any = structlog.get_logger(_NAME).bind(**self._keys)
             getattr(log, level)(event, **keys)
@@ -99,62 +112,95 @@ def get_logger(**keys: object) -> Log:
     return Log(keys)
 
 
-def tells_of_jobs(log: Log) -> bool:
-    """Whether a line for each job is written: the program wants debug lines."""
-    return log.is_enabled_for(logging.DEBUG)
+class LimitedLog(Log):
+    """A logger of events about single jobs or rows, with a limit for each event.
+
+    One cause can affect thousands of jobs. So an event is logged at its level up to `EVENTS_MAX`
+    times within `WINDOW`, then at debug. The first entry beyond the limit is announced.
+    """
+
+    __slots__ = ("_counts",)
+
+    def __init__(self, keys: dict[str, object]) -> None:
+        """Create a logger whose events all have these keys."""
+        super().__init__(keys)
+        self._counts: dict[str, tuple[float, int]] = {}
+        """By event: when its window ends, and how many entries it has."""
+
+    def _level(self, level: str, event: str) -> str:
+        if event == LOG_EVENTS_LIMITED:
+            return level
+        now = time.monotonic()
+        until, count = self._counts.get(event, (0.0, 0))
+        if now >= until:
+            until, count = now + WINDOW, 0
+        self._counts[event] = until, count + 1
+        if count == EVENTS_MAX:
+            self.warning(LOG_EVENTS_LIMITED, limited_event=event)
+        return "debug" if count >= EVENTS_MAX else level
 
 
-class JobLines:
-    """One sentence about single jobs that is worth more than a debug line. What befalls one job may
-    befall thousands at once: past LINES_MAX of them in a minute they are lines for debugging, which
-    one line says."""
+class RepeatedFailureLog:
+    """Logs a failure that repeats: once at its level, then at debug until it is over."""
 
-    __slots__ = ("_count", "_level", "_log", "_until")
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._cause: str | None = None
 
-    def __init__(self, log: Log, level: str) -> None:
-        """Make it.
+    @property
+    def is_failing(self) -> bool:
+        """Whether a failure was logged at its level, and no recovery since."""
+        return self._cause is not None
+
+    def failed(
+        self,
+        event: str,
+        *,
+        level: str = "warning",
+        cause: str = "",
+        is_known: bool = False,
+        exc_info: BaseException | None = None,
+        **keys: object,
+    ) -> None:
+        """Log a failure.
 
         Args:
-            log: where to.
-            level: the method of `log` that tells the first of them.
+            event: what failed.
+            level: of the first failure.
+            cause: a failure with another cause than the last one is logged at its level too.
+            is_known: log this failure at debug, because the log names its cause elsewhere.
+            exc_info: log the traceback of this error, unless at debug.
+            **keys: of the event.
         """
-        self._log, self._level = log, level
-        self._until, self._count = 0.0, 0
-
-    def say(self, event: str, **keys: object) -> None:
-        """Tell of a job."""
-        now = time.monotonic()
-        if now >= self._until:
-            self._until, self._count = now + WINDOW, 0
-        self._count += 1
-        if self._count <= LINES_MAX:
-            getattr(self._log, self._level)(event, **keys)
-            return
-        if self._count == LINES_MAX + 1:
-            self._log.warning(LOG_EVENTS_LIMITED, limited_event=event)
-        if tells_of_jobs(self._log):
-            if self._level == "exception":
-                keys["exc_info"] = True
+        if is_known or cause == self._cause:
             self._log.debug(event, **keys)
+        else:
+            self._cause = cause
+            if exc_info is not None:
+                keys["exc_info"] = exc_info
+            getattr(self._log, level)(event, **keys)
+
+    def recovered(self, event: str | None = None, **keys: object) -> None:
+        """Take note that the operation works again, and log it if there is an event for it."""
+        if self._cause is not None:
+            self._cause = None
+            if event is not None:
+                self._log.info(event, **keys)
 
 
 class NotificationQueueLog:
-    """Logs once that the server's queue of notifications is full, and once that it is not."""
+    """Logs once that the server's notification queue is full, and once that it has room again."""
 
     def __init__(self) -> None:
-        self._log = get_logger()
-        self._is_full = False
+        self._failures = RepeatedFailureLog(get_logger())
 
     def report(self, *, is_full: bool) -> None:
-        """Take what the last statement found that notifies."""
-        if is_full is self._is_full:
-            return
-        self._is_full = is_full
-        if is_full:
-            self._log.warning(
+        """Handle the result of the last statement that sent a notification."""
+        if not is_full:
+            self._failures.recovered(NOTIFICATION_QUEUE_DRAINED)
+        elif not self._failures.is_failing:
+            self._failures.failed(
                 NOTIFICATION_QUEUE_FILLED,
                 effect="jobs are stored without a notification and found by polling",
                 advice="`riverpy doctor` shows the session that blocks the queue",
             )
-        else:
-            self._log.info(NOTIFICATION_QUEUE_DRAINED)

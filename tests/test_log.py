@@ -8,14 +8,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 import pytest
 import structlog
+import structlog.testing
 
 import riverpy
-from riverpy._log import JobLines, get_logger
+from riverpy import _log as log_module
+from riverpy._log import EVENTS_MAX, WINDOW, RepeatedFailureLog, get_logger
 from riverpy._log_events import JOB_FAILED
 
 if TYPE_CHECKING:
@@ -98,10 +101,10 @@ def test_lines_go_where_the_program_wants_them(schema: Schema, tmp_path: Path, c
     if choice == "silent":
         assert "riverpy" not in done.stderr
     elif choice == "plain":
-        assert "\nriverpy jobs fail kinds={'failing': {'failed': 1" in done.stderr
+        assert "\nriverpy jobs failed kinds={'failing': {'failed': 1" in done.stderr
     else:
-        assert '"event": "jobs fail"' in done.stderr
-        assert "riverpy jobs fail" not in done.stderr
+        assert '"event": "jobs failed"' in done.stderr
+        assert "riverpy jobs failed" not in done.stderr
 
 
 @pytest.mark.usefixtures("_unconfigured")
@@ -121,7 +124,9 @@ async def test_records_are_records_of_logging(
     async with client:
         await client.insert(Failing(), riverpy.InsertOpts(max_attempts=1))
         await client.run(drain=True)
-    records = [record for record in caplog.records if record.getMessage().startswith("jobs fail ")]
+    records = [
+        record for record in caplog.records if record.getMessage().startswith("jobs failed ")
+    ]
     assert [(record.name, record.levelname) for record in records] == [("riverpy", "WARNING")]
     assert records[0].__dict__["kinds"]["failing"]["failed"] == 1
     assert records[0].filename == "summary.py"
@@ -156,7 +161,7 @@ def test_record_is_formatted_by_handlers_alone(caplog: pytest.LogCaptureFixture)
     try:
         raise ValueError("wrong")
     except ValueError:
-        JobLines(log, "exception").say("handler failed")
+        log.limited().exception("handler failed")
     assert [record.getMessage() for record in caplog.records] == [
         "100 % done name='x y' only={'a': 1} client_id='me'",
         "100 % done",
@@ -165,6 +170,65 @@ def test_record_is_formatted_by_handlers_alone(caplog: pytest.LogCaptureFixture)
     assert caplog.records[0].name == "riverpy"
     assert caplog.records[0].__dict__["name_"] == "x y"
     assert "ValueError: wrong" in caplog.text
+
+
+def test_limited_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event is logged ten times a minute at its level, then at debug, which is announced once;
+    another event has its own limit (OP-07)."""
+    now = 5.0
+    monkeypatch.setattr(log_module, "time", SimpleNamespace(monotonic=lambda: now))
+    limited = get_logger().limited()
+    with structlog.testing.capture_logs() as log:
+        for job_id in range(1000):
+            limited.error("it happened", job_id=job_id)
+        limited.error("another thing happened")
+    shown = [entry for entry in log if entry["log_level"] != "debug"]
+    assert [entry.get("job_id") for entry in shown[:EVENTS_MAX]] == [*range(EVENTS_MAX)]
+    assert shown[EVENTS_MAX]["limited_event"] == "it happened"
+    assert [entry["event"] for entry in shown[EVENTS_MAX + 1 :]] == ["another thing happened"]
+    assert len(log) == 1002
+    now += WINDOW
+    with structlog.testing.capture_logs() as log:
+        limited.error("it happened", job_id=1)
+    assert [entry["log_level"] for entry in log] == ["error"]
+
+
+def test_limited_log_keeps_tracebacks() -> None:
+    """Beyond the limit, an error is logged with its traceback too."""
+    limited = get_logger().limited()
+    with structlog.testing.capture_logs() as log:
+        for _ in range(EVENTS_MAX + 1):
+            limited.exception("it happened")
+    entries = [entry for entry in log if entry["event"] == "it happened"]
+    assert [entry["log_level"] for entry in entries] == ["error"] * EVENTS_MAX + ["debug"]
+    assert [entry["exc_info"] for entry in entries] == [True] * len(entries)
+
+
+def test_repeated_failure_log() -> None:
+    """A failure is logged once at its level, then at debug until the recovery, which is logged
+    once. A failure with another cause is logged at its level; a known one is not."""
+    failures, error = RepeatedFailureLog(get_logger(queue="q")), ValueError("wrong")
+    with structlog.testing.capture_logs() as log:
+        failures.recovered("it works")
+        failures.failed("it failed", is_known=True)
+        assert not failures.is_failing
+        for cause in ("a", "a", "b"):
+            failures.failed("it failed", level="error", cause=cause, exc_info=error, n=1)
+            assert failures.is_failing
+        failures.recovered("it works", n=2)
+        failures.recovered("it works")
+        failures.failed("it failed")
+        failures.recovered()
+        assert not failures.is_failing
+    assert [(entry["event"], entry["log_level"], "exc_info" in entry) for entry in log] == [
+        ("it failed", "debug", False),
+        ("it failed", "error", True),
+        ("it failed", "debug", False),
+        ("it failed", "error", True),
+        ("it works", "info", False),
+        ("it failed", "warning", False),
+    ]
+    assert (log[1]["n"], log[4]["n"]) == (1, 2)
 
 
 def test_structlog_may_be_configured_late() -> None:

@@ -15,7 +15,7 @@ import anyio
 
 from riverpy._clients.client_id import IdClaim
 from riverpy._lifecycle import TestSignal
-from riverpy._log import get_logger
+from riverpy._log import RepeatedFailureLog, get_logger
 from riverpy._log_events import (
     CLIENT_DEREGISTRATION_FAILED,
     CLIENT_ID_LOST,
@@ -107,12 +107,12 @@ class Heartbeat:
         self.contacts = 0
         """How often the contact was made. When it was, the client's row may be a new one."""
         self._claims_end = math.inf
-        self._is_warned = False
         self.registered_at: int | None = None
         """When the server registered this run, raw; None while it has not."""
         self.is_displaced = False
         """Whether another run has registered under the client's id."""
         self._log = get_logger()
+        self._failures = RepeatedFailureLog(self._log)
         self.beaten = TestSignal("Heartbeat.beaten")
         self.failed = TestSignal("Heartbeat.failed")
 
@@ -263,9 +263,7 @@ class Heartbeat:
         self._last = began
         self._claims_end = began + self._dead_after * CLAIM_SHARE
         self._beaten.set()
-        if self._is_warned:
-            self._is_warned = False
-            self._log.info(HEARTBEAT_RESTORED)
+        self._failures.recovered(HEARTBEAT_RESTORED)
         self.beaten.emit()
 
     def _unregister(self, error: Exception) -> None:
@@ -273,20 +271,18 @@ class Heartbeat:
         database that never had it."""
         self._claims_end = math.inf
         self._beaten.set()
-        if not self._is_warned:
-            self._is_warned = True
-            self._log.error(
-                HEARTBEAT_TABLE_NOT_FOUND,
-                effect="heartbeats, and the rescue of dead clients' jobs, are off",
-                error=describe(error),
-            )
+        self._failures.failed(
+            HEARTBEAT_TABLE_NOT_FOUND,
+            level="error",
+            effect="heartbeats, and the rescue of dead clients' jobs, are off",
+            error=describe(error),
+        )
         self.failed.emit()
 
     def _failed(self, error: Exception | None) -> None:
         age = self._timer.boottime() - self._last
-        if age > self._dead_after * GAP_SHARE and not self._is_warned:
-            self._is_warned = True
-            self._log.warning(
+        if age > self._dead_after * GAP_SHARE:
+            self._failures.failed(
                 HEARTBEAT_LOST,
                 effect="the client claims no jobs, and its running jobs will be rescued",
                 seconds_since_last=round(age, 3),

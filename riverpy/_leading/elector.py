@@ -25,7 +25,7 @@ from riverpy._leases.validity import (
     Term,
 )
 from riverpy._lifecycle import StopCause, TestSignal
-from riverpy._log import get_logger
+from riverpy._log import RepeatedFailureLog, get_logger
 from riverpy._log_events import (
     ELECTION_RESULT_ARRIVED_TOO_LATE,
     LEADER_ELECTED,
@@ -239,8 +239,7 @@ class Elector:
 
     async def _stand(self, scope: StopScope) -> tuple[Term, float]:
         """Bid until elected. Returns the term, and when its bid began."""
-        backoff = self._new_backoff()
-        is_told = False
+        backoff, failures = self._new_backoff(), RepeatedFailureLog(self._log)
         while True:
             self._wake.clear()
             scope.turns(within=self._turn_most)
@@ -248,15 +247,16 @@ class Elector:
             try:
                 bid = await self._bid(scope)
             except DATABASE_ERRORS as error:
-                is_new = not (is_told or self._is_outage_told())
-                say = self._log.warning if is_new else self._log.debug
-                say(LEADER_ELECTION_FAILED, error=describe(error))
-                is_told = is_told or is_new
+                failures.failed(
+                    LEADER_ELECTION_FAILED,
+                    is_known=self._is_outage_told(),
+                    error=describe(error),
+                )
                 wait = backoff.next()
             else:
                 if bid is not None and bid.elected:
                     return Term(self._leader_id, bid.elected_at, bid.epoch), asked_at
-                is_told = False
+                failures.recovered()
                 backoff.reset()
                 wait = self._timing.until_next_bid(None if bid is None else bid.remaining)
                 self.denied.emit()
@@ -316,8 +316,7 @@ class Elector:
         """Renew until the term is closed. The next renewal has a moment of its own, which nothing
         that is heard meanwhile puts off."""
         due = asked_at + self._timing.interval
-        backoff = self._new_backoff()
-        is_told = False
+        backoff, failures = self._new_backoff(), RepeatedFailureLog(self._log)
         while True:
             scope.turns(within=self._turn_most)
             await self._sleep_until(due)
@@ -331,14 +330,12 @@ class Elector:
                 is_held = await self._store.renew(tenure.term, self._timing.ttl_delta, bound)
             except DATABASE_ERRORS as error:
                 left = self._time_left
-                is_new = not (is_told or self._is_outage_told())
-                say = self._log.warning if is_new else self._log.debug
-                say(
+                failures.failed(
                     LEADER_LEASE_RENEWAL_FAILED,
+                    is_known=self._is_outage_told(),
                     seconds_left=round(left, 1),
                     error=describe(error),
                 )
-                is_told = is_told or is_new
                 self.renewal_failures += 1
                 due = self._timer.boottime() + min(backoff.next(), left / 2)
                 continue
@@ -351,9 +348,7 @@ class Elector:
             self._trust.granted(tenure.term, asked_at=asked_at)
             self.renewals += 1
             backoff.reset()
-            if is_told:
-                is_told = False
-                self._log.info(LEADER_LEASE_RENEWAL_RESTORED)
+            failures.recovered(LEADER_LEASE_RENEWAL_RESTORED)
             due = asked_at + self._timing.interval
 
     def _close(

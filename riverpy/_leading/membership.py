@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from riverpy._clients.heartbeat import BEATS, GAP_SHARE
 from riverpy._clients.observer import HeartbeatObserver
 from riverpy._lifecycle import TestSignal
-from riverpy._log import get_logger
+from riverpy._log import RepeatedFailureLog, get_logger
 from riverpy._log_events import (
     DOMAIN_HEARTBEAT_FAILED,
     DOMAIN_HEARTBEAT_LOST,
@@ -98,7 +98,7 @@ class Membership:
         self._log = get_logger(domain=config.domain)
         self._last = self._timer.boottime()
         """When the last sign of life was given."""
-        self._is_warned = False
+        self._failures = RepeatedFailureLog(self._log)
         self.kept = TestSignal("Membership.kept")
 
     async def join(self) -> None:
@@ -177,9 +177,8 @@ class Membership:
     def _failed(self, error: Exception) -> None:
         self._log.debug(DOMAIN_HEARTBEAT_FAILED, error=describe(error))
         age = self._timer.boottime() - self._last
-        if not self._is_warned and age > self._config.dead_after.total_seconds() * GAP_SHARE:
-            self._is_warned = True
-            self._log.warning(
+        if age > self._config.dead_after.total_seconds() * GAP_SHARE:
+            self._failures.failed(
                 DOMAIN_HEARTBEAT_LOST,
                 effect="if no client of the domain sends heartbeats, the leader of `default` "
                 "maintains its queues after ten minutes",
@@ -189,9 +188,7 @@ class Membership:
 
     def _succeeded(self) -> None:
         self._last = self._timer.boottime()
-        if self._is_warned:
-            self._is_warned = False
-            self._log.info(DOMAIN_HEARTBEAT_RESTORED)
+        self._failures.recovered(DOMAIN_HEARTBEAT_RESTORED)
 
     async def _claim(self, connection: Connection) -> None:
         claimed = await owner_claim(

@@ -23,7 +23,7 @@ from riverpy._leases.validity import (
     WATCH_LEAST,
 )
 from riverpy._lifecycle import StopCause, TestSignal, finish
-from riverpy._log import get_logger
+from riverpy._log import RepeatedFailureLog, get_logger
 from riverpy._log_events import (
     LEASE_ACQUIRED,
     LEASE_ACQUIRED_TOO_LATE,
@@ -525,7 +525,7 @@ class LeaseManagerService:
     async def _renew_on_time(self) -> None:
         """Renew until nothing is kept, all leases in one statement."""
         interval = timedelta(seconds=self._timing.interval)
-        backoff, is_told = Backoff(interval / 5, interval), False
+        backoff, failures = Backoff(interval / 5, interval), RepeatedFailureLog(self._log)
         locked = frozenset[str]()
         while self._kept:
             held = [lease for lease in self._held if self._time_left(lease) >= RENEWAL_LEAST]
@@ -544,16 +544,13 @@ class LeaseManagerService:
             except _UNKNOWN as error:
                 if isinstance(error, LeaseLockedError):
                     locked = error.names
-                say = self._log.debug if is_told else self._log.warning
-                say(LEASE_RENEWAL_FAILED, error=describe(error))
-                is_told = True
+                failures.failed(LEASE_RENEWAL_FAILED, error=describe(error))
                 self.renewal_failures += 1
                 left = min(map(self._time_left, self._held), default=math.inf)
                 self._due = self._timer.boottime() + min(backoff.next(), max(left, 0.0) / 2)
             else:
-                if is_told:
-                    self._log.info(LEASE_RENEWAL_RESTORED)
-                is_told, locked = False, frozenset[str]()
+                failures.recovered(LEASE_RENEWAL_RESTORED)
+                locked = frozenset[str]()
                 backoff.reset()
                 self._due = due
 

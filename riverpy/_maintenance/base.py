@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from riverpy._clock import Backoff
 from riverpy._leading.queue_scope import everything
 from riverpy._lifecycle import TestSignal
-from riverpy._log import get_logger
+from riverpy._log import RepeatedFailureLog, get_logger
 from riverpy._log_events import MAINTENANCE_RUN_FAILED, MAINTENANCE_RUN_SUCCEEDED_AGAIN
 from riverpy._postgres.driver import DATABASE_ERRORS, describe
 from riverpy.errors import FencedOutError
@@ -79,7 +79,7 @@ class MaintenanceService(ABC):
         self.log = get_logger(service=self.name)
         self._stirred = asyncio.Event()
         self._backoff = Backoff(RETRY_FIRST, RETRY_MOST)
-        self._failing: str | None = None
+        self._run_failures = RepeatedFailureLog(self.log)
         self.reports: list[Callable[[], list[SetAsideRow]]] = []
         """Each lists the rows that one of the service's statements has set aside."""
         self.ran = TestSignal(f"{type(self).__name__}.ran")
@@ -120,25 +120,20 @@ class MaintenanceService(ABC):
         except FencedOutError:  # the elector knows too, and ends the term
             return RETRY_FIRST.total_seconds()
         except Exception as error:
-            self._say_failed(error)
+            self._log_failure(error)
             return self._backoff.next()
-        if self._failing is not None:
-            self._failing = None
-            self.log.info(MAINTENANCE_RUN_SUCCEEDED_AGAIN)
+        self._run_failures.recovered(MAINTENANCE_RUN_SUCCEEDED_AGAIN)
         self._backoff.reset()
         self.ran.emit()
         return delay
 
-    def _say_failed(self, error: Exception) -> None:
-        """Once for what the database refuses, unless it is known to be out of reach; and once a
-        fault of the same kind, with its traceback."""
+    def _log_failure(self, error: Exception) -> None:
         is_outage = isinstance(error, DATABASE_ERRORS)
-        kind = "outage" if is_outage else type(error).__name__
-        if kind == self._failing or (is_outage and self.context.connection.is_outage_told):
-            self.log.debug(MAINTENANCE_RUN_FAILED, error=describe(error))
-            return
-        self._failing = kind
-        if is_outage:
-            self.log.warning(MAINTENANCE_RUN_FAILED, error=describe(error))
-        else:
-            self.log.error(MAINTENANCE_RUN_FAILED, exc_info=error)
+        self._run_failures.failed(
+            MAINTENANCE_RUN_FAILED,
+            level="warning" if is_outage else "error",
+            cause="outage" if is_outage else type(error).__name__,
+            is_known=is_outage and self.context.connection.is_outage_told,
+            exc_info=None if is_outage else error,
+            error=describe(error),
+        )

@@ -11,7 +11,6 @@ import random
 import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from riverpy._log import JobLines
 from riverpy._log_events import MAINTENANCE_RUN_CUT_SHORT, ROW_RECOVERED, ROW_SET_ASIDE
 from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatement
 from riverpy._postgres.driver import describe
@@ -88,7 +87,7 @@ class Batches(Generic[Row]):
         self._scope: object = None
         self._failures = 0
         """Statements that failed one after the other."""
-        self._lines = JobLines(self._log, "warning")
+        self._limited_log = self._log.limited()
         service.reports.append(lambda: report_rows(purpose, self.aside.entries, self._name))
 
     def delay(self, interval: float) -> float:
@@ -165,7 +164,7 @@ class Batches(Generic[Row]):
         self._failures = 0
 
     def _set_aside(self, row: Row, error: Exception) -> None:
-        self._lines.say(
+        self._limited_log.warning(
             ROW_SET_ASIDE,
             purpose=self._purpose,
             row=self._name(row),

@@ -11,7 +11,6 @@ from msgspec import UNSET
 
 from riverpy._clients.observer import HeartbeatObserver
 from riverpy._lifecycle import only_exceptions
-from riverpy._log import JobLines
 from riverpy._log_events import (
     JOBS_OF_UNKNOWN_KIND_SKIPPED,
     JOBS_RESCUED,
@@ -150,7 +149,7 @@ class JobRescuer(MaintenanceService):
         self.unknown: Counter[str] = Counter()
         """Stuck jobs per kind that this client has no worker for, as of the last pass."""
         self._told: set[str] = set()
-        self._policy_lines = JobLines(self.log, "warning")
+        self._limited_log = self.log.limited()
 
     async def run_once(self, scope: StopScope) -> float:
         """One pass; returns the seconds until the next."""
@@ -314,7 +313,7 @@ class JobRescuer(MaintenanceService):
             with only_exceptions(f"the retry policy for {job.kind!r}"):
                 return retry_delay(job, unit and unit.next_retry, self._config.retry_policy)
         except Exception as error:
-            self._policy_lines.say(
+            self._limited_log.warning(
                 RETRY_POLICY_FAILED,
                 effect="the default retry policy is used",
                 job_id=job.id,

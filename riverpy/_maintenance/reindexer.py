@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 
-from riverpy._log import get_logger
+from riverpy._log import RepeatedFailureLog, get_logger
 from riverpy._log_events import (
     CONFIGURED_INDEXES_NOT_FOUND,
     INDEX_ARTIFACT_DROP_FAILED,
@@ -168,7 +168,8 @@ class Reindexer(MaintenanceService):
         """When the run was due. From then rests what times out in it: a day's rest is over when the
         next daily run begins."""
         self._pending: list[str] = []
-        self._has_begun = self._is_clean = self._is_locked_out = False
+        self._has_begun = self._is_clean = False
+        self._lock_failures = RepeatedFailureLog(self.log)
         self._missing: list[str] = []
 
     async def run_once(self, scope: StopScope) -> float:
@@ -229,9 +230,10 @@ class Reindexer(MaintenanceService):
         """Whether this is the only reindexer, until the end of the session."""
         with _answered(STATEMENT_LIMIT):
             is_locked = await index_lock(connection, self.context.schema)
-        if not is_locked and not self._is_locked_out:
-            self.log.info(REINDEXING_POSTPONED)
-        self._is_locked_out = not is_locked
+        if is_locked:
+            self._lock_failures.recovered()
+        else:
+            self._lock_failures.failed(REINDEXING_POSTPONED, level="info")
         return is_locked
 
     # -- artifacts

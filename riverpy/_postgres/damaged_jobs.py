@@ -12,7 +12,6 @@ import time
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from riverpy._log import JobLines
 from riverpy._log_events import DAMAGED_JOB_SKIPPED
 from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatement
 from riverpy._postgres.driver import (
@@ -187,7 +186,7 @@ class DamagedJobs:
             log: the service's.
         """
         self._what = what
-        self._lines = JobLines(log, "warning")
+        self._limited_log = log.limited()
         self._known: dict[int, SetAsideRow] = {}
 
     @property
@@ -209,7 +208,7 @@ class DamagedJobs:
         """
         result, damaged = await read_undamaged(connection, schema, states, read)
         for job_id in damaged.keys() - self._known.keys():
-            self._lines.say(
+            self._limited_log.warning(
                 DAMAGED_JOB_SKIPPED,
                 purpose=self._what,
                 job_id=job_id,

@@ -18,7 +18,7 @@ import anyio
 
 from riverpy._clock import Backoff
 from riverpy._lifecycle import TestSignal, finish
-from riverpy._log import JobLines, get_logger
+from riverpy._log import get_logger
 from riverpy._log_events import (
     JOB_RESULT_BATCH_FAILED,
     JOB_RESULT_REFUSED,
@@ -105,10 +105,7 @@ class Completer:
         loop."""
         self._scope = anyio.CancelScope(shield=True)
         self._log = get_logger()
-        self._refused_lines = JobLines(self._log, "warning")
-        self._named_lines = JobLines(self._log, "warning")
-        self._slow_lines = JobLines(self._log, "warning")
-        self._unstorable_lines = JobLines(self._log, "error")
+        self._limited_log = self._log.limited()
         self.flushed = TestSignal("Completer.flushed")
 
     def _sender(self, fitting: Callable[[list[Attempt]], int] = len) -> BatchSender[Attempt]:
@@ -283,7 +280,7 @@ class Completer:
 
     def _name(self, attempts: list[Attempt], error: str, *, is_slow: bool = False) -> None:
         self._named.update(attempts)
-        self._named_lines.say(
+        self._limited_log.warning(
             JOB_RESULTS_TIMED_OUT if is_slow else JOB_RESULTS_REJECTED,
             count=len(attempts),
             job_ids=[attempt.id for attempt in attempts[:20]],
@@ -300,7 +297,7 @@ class Completer:
         """A batch took too long, and is sent in parts."""
         if self._connection.is_outage_told:
             return
-        self._slow_lines.say(
+        self._limited_log.warning(
             RESULT_BATCH_SIZE_REDUCED,
             rows=rows,
             error=describe(error),
@@ -322,7 +319,7 @@ class Completer:
             attempt.make_error_ascii()
             self._settled.add(attempt)
             return
-        self._unstorable_lines.say(
+        self._limited_log.error(
             JOB_RESULT_REPLACED,
             effect="the attempt is stored as failed",
             job_id=attempt.id,
@@ -412,7 +409,7 @@ class Completer:
 
     def _refuse(self, attempt: Attempt, state: str) -> None:
         self._counters.results_refused += 1
-        self._refused_lines.say(
+        self._limited_log.warning(
             JOB_RESULT_REFUSED,
             reason="the attempt no longer belongs to this client",
             job_id=attempt.id,

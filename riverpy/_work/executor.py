@@ -13,7 +13,7 @@ import anyio
 from msgspec import UNSET
 
 from riverpy._lifecycle import StopCause
-from riverpy._log import JobLines, get_logger, tells_of_jobs
+from riverpy._log import get_logger
 from riverpy._log_events import (
     ERROR_CLASSIFICATION_FAILED,
     ERROR_HANDLER_FAILED,
@@ -82,10 +82,8 @@ class Executor:
         """Each job starts in a copy of it. It must not see variables of another job."""
         self._first_step_by = 0.0
         self._log = get_logger()
-        self._logs_jobs = tells_of_jobs(self._log)
-        self._handler_lines = JobLines(self._log, "exception")
-        self._unclear_lines = JobLines(self._log, "exception")
-        self._policy_lines = JobLines(self._log, "warning")
+        self._logs_jobs = self._log.is_debug_enabled
+        self._limited_log = self._log.limited()
         self._returns = ReturnLog()
         self._plans = {
             kind: Plan(unit, config.job_timeout)
@@ -225,7 +223,7 @@ class Executor:
         try:
             attempt.outcome = self._classify(attempt, error)
         except BaseException:  # a SystemExit here would end the event loop
-            self._unclear_lines.say(ERROR_CLASSIFICATION_FAILED, job_id=attempt.id)
+            self._limited_log.exception(ERROR_CLASSIFICATION_FAILED, job_id=attempt.id)
         is_failure = attempt.outcome.event is EventKind.JOB_FAILED
         if is_failure and not isinstance(error, GeneratorExit):  # then the loop may have ended
             await self._call_error_handler(attempt, error, attempt.outcome)
@@ -275,7 +273,7 @@ class Executor:
             return retry_delay(attempt, unit and unit.next_retry, self._config.retry_policy)
         except BaseException as error:
             problem = error_text(error)
-        self._policy_lines.say(
+        self._limited_log.warning(
             RETRY_POLICY_FAILED,
             effect="the default retry policy is used",
             job_id=attempt.id,
@@ -297,7 +295,7 @@ class Executor:
         except asyncio.CancelledError:
             pass  # the code of the job has ended, so its outcome stays
         except BaseException:
-            self._handler_lines.say(ERROR_HANDLER_FAILED, job_id=attempt.id, kind=attempt.kind)
+            self._limited_log.exception(ERROR_HANDLER_FAILED, job_id=attempt.id, kind=attempt.kind)
         if cancel:
             attempt.outcome = Outcome(
                 event=EventKind.JOB_CANCELLED,

@@ -14,7 +14,7 @@ import anyio.lowlevel
 
 from riverpy._clock import Backoff
 from riverpy._lifecycle import TestSignal
-from riverpy._log import get_logger
+from riverpy._log import RepeatedFailureLog, get_logger
 from riverpy._log_events import CLAIMING_FAILED, CLAIMING_RESTORED, QUEUE_PAUSED, QUEUE_RESUMED
 from riverpy._postgres.driver import (
     DATABASE_ERRORS,
@@ -123,7 +123,7 @@ class Producer:
         self._claiming: int | None = None
         """The id of the job that a claim is for; None: it is for several, or not known yet."""
         self._cursor = ClaimCursor()
-        self._is_failing = False
+        self._claim_failures = RepeatedFailureLog(self._log)
         self.claimed = TestSignal(f"Producer({queue}).claimed")
 
     @property
@@ -240,9 +240,7 @@ class Producer:
                 await anyio.sleep(self._backoff.next())
                 continue
             self._backoff.reset()
-            if self._is_failing:
-                self._is_failing = False
-                self._log.info(CLAIMING_RESTORED)
+            self._claim_failures.recovered(CLAIMING_RESTORED)
             if drained:
                 await self._wait_for_more()
             pause = max(self._cooldown, EMPTY_PAUSE if self._empty > EMPTY_MAX else 0.0)
@@ -270,10 +268,8 @@ class Producer:
         """A claim failed. What the server itself refused took nothing; that the connection is lost
         is said elsewhere."""
         self._count_failure(error)
-        is_told = is_refusal(error) or is_statement_timeout(error)
-        say = self._log.warning if is_told and not self._is_failing else self._log.debug
-        say(CLAIMING_FAILED, error=describe(error))
-        self._is_failing = self._is_failing or is_told
+        is_refused = is_refusal(error) or is_statement_timeout(error)
+        self._claim_failures.failed(CLAIMING_FAILED, is_known=not is_refused, error=describe(error))
 
     async def _claim(self, scope: StopScope) -> bool:
         """Claim and launch. Returns whether the queue had fewer jobs than asked for."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 
 from riverpy._lifecycle import TestSignal
-from riverpy._log import JobLines, get_logger
+from riverpy._log import get_logger
 from riverpy._log_events import (
     JOB_RELEASE_FAILED,
     JOB_RESCUE_FAILED,
@@ -129,8 +129,7 @@ class Reconciler:
         """The queues that are paused, of those that were renewed in this look."""
         self._log = get_logger()
         self._damaged = DamagedJobs("finding lost claims", self._log)
-        self._refused_lines = JobLines(self._log, "warning")
-        self._queue_lines = JobLines(self._log, "warning")
+        self._limited_log = self._log.limited()
         self.ran = TestSignal("Reconciler.ran")
 
     def _sender(
@@ -161,19 +160,19 @@ class Reconciler:
         match row:
             case str():
                 self._touch_error = error
-                self._queue_lines.say(
+                self._limited_log.warning(
                     QUEUE_RENEWAL_FAILED,
                     queue=row,
                     error=describe(error),
                 )
             case Rescue():
-                self._refused_lines.say(
+                self._limited_log.warning(
                     JOB_RESCUE_FAILED,
                     job_id=row.claim_key.id,
                     error=describe(error),
                 )
             case _:
-                self._refused_lines.say(
+                self._limited_log.warning(
                     JOB_RELEASE_FAILED,
                     job_id=row.id,
                     error=describe(error),

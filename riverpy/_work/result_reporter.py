@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from riverpy._log import JobLines, get_logger, tells_of_jobs
+from riverpy._log import get_logger
 from riverpy._log_events import JOB_CANCELLED_AFTER_ITS_ATTEMPT, JOB_ENDED
 from riverpy.job import JobState
 
@@ -28,8 +28,8 @@ class ResultReporter:
         """`expect` is called with a queue, and the seconds until a job of it is due again."""
         self._counters, self._subscriptions, self._expect = counters, subscriptions, expect
         self._log = get_logger()
-        self._logs_jobs = tells_of_jobs(self._log)
-        self._cancelled_lines = JobLines(self._log, "info")
+        self._logs_jobs = self._log.is_debug_enabled
+        self._limited_log = self._log.limited()
 
     def report(self, attempts: list[Attempt]) -> None:
         """Report a stored batch. It holds either only plain completions or none."""
@@ -44,7 +44,7 @@ class ResultReporter:
             if attempt.outcome is not None and attempt.state_stored == JobState.AVAILABLE:
                 self._expect(attempt.queue, attempt.outcome.delay or 0.0)
             if attempt.state_stored == JobState.CANCELLED != attempt.target:
-                self._cancelled_lines.say(
+                self._limited_log.info(
                     JOB_CANCELLED_AFTER_ITS_ATTEMPT,
                     job_id=attempt.id,
                     kind=attempt.kind,

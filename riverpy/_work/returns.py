@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from riverpy._log import JobLines, get_logger
+from riverpy._log import get_logger
 from riverpy._log_events import CANCELLED_JOB_COMPLETED, JOB_RETURN_VALUE_IGNORED
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class ReturnLog:
     def __init__(self) -> None:
         self._log = get_logger()
         self._kinds_with_value: set[str] = set()
-        self._cancelled_lines = JobLines(self._log, "warning")
+        self._limited_log = self._log.limited()
 
     def report(self, attempt: Attempt, returned: str | None) -> None:
         """Log it, if a handler returned a value (once for each kind) or after its cancellation.
@@ -42,7 +42,7 @@ class ReturnLog:
                 advice="return nothing, or keep the value with job.record_output(…)",
             )
         if attempt.cause is not None:
-            self._cancelled_lines.say(
+            self._limited_log.warning(
                 CANCELLED_JOB_COMPLETED,
                 job_id=attempt.id,
                 kind=attempt.kind,

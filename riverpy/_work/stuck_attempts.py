@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from riverpy._log import JobLines, get_logger
+from riverpy._log import get_logger
 from riverpy._log_events import STUCK_JOB_ENDED, STUCK_JOB_FOUND, STUCK_JOB_HANDLER_FAILED
 from riverpy.stuck import StuckJob
 
@@ -23,9 +23,7 @@ class StuckAttempts:
         self._handler = handler
         self._keeps_slot: dict[Attempt, bool] = {}
         log = get_logger()
-        self._stuck_lines = JobLines(log, "warning")
-        self._unstuck_lines = JobLines(log, "info")
-        self._handler_lines = JobLines(log, "exception")
+        self._limited_log = log.limited()
 
     @property
     def keeps_slot(self) -> Mapping[Attempt, bool]:
@@ -38,7 +36,7 @@ class StuckAttempts:
         self._keeps_slot[attempt] = True
         job = StuckJob(attempt.id, attempt.kind, attempt.queue, running, len(self._keeps_slot))
         keeps_slot = self._keeps_slot[attempt] = not self._gives_slot(job)
-        self._stuck_lines.say(
+        self._limited_log.warning(
             STUCK_JOB_FOUND,
             job_id=job.id,
             kind=job.kind,
@@ -56,7 +54,7 @@ class StuckAttempts:
         keeps_slot = self._keeps_slot.pop(attempt, None)
         if keeps_slot is None:
             return True
-        self._unstuck_lines.say(
+        self._limited_log.info(
             STUCK_JOB_ENDED,
             job_id=attempt.id,
             kind=attempt.kind,
@@ -72,5 +70,5 @@ class StuckAttempts:
         try:
             return bool(self._handler.handle_stuck(job))
         except BaseException:  # user code must not end the event loop
-            self._handler_lines.say(STUCK_JOB_HANDLER_FAILED, job_id=job.id, kind=job.kind)
+            self._limited_log.exception(STUCK_JOB_HANDLER_FAILED, job_id=job.id, kind=job.kind)
             return False

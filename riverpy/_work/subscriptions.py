@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from riverpy._log import JobLines, get_logger
+from riverpy._log import get_logger
 from riverpy._log_events import EVENT_DROPPED, SUBSCRIBER_EVENTS_DROPPED
 from riverpy._stream import Stream, Streams
 from riverpy.errors import ConfigError
@@ -47,7 +47,7 @@ class Subscriptions(Streams[Subscription]):
     def __init__(self) -> None:
         super().__init__()
         self._log = get_logger()
-        self._dropped_lines = JobLines(self._log, "exception")
+        self._limited_log = self._log.limited()
 
     def subscribe(self, kinds: Iterable[EventKind | str], size: int) -> Subscription:
         """Make a subscription; entering it opens it.
@@ -81,7 +81,7 @@ class Subscriptions(Streams[Subscription]):
         try:
             event = _job_event(attempt, kind)
         except Exception:  # a row that cannot be told of harms nothing but its event
-            self._dropped_lines.say(EVENT_DROPPED, job_id=attempt.id)
+            self._limited_log.exception(EVENT_DROPPED, job_id=attempt.id)
             return
         for subscription in takers:
             subscription.put(event)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from riverpy._log import JobLines
 from riverpy._log_events import CLAIM_SIZE_REDUCED, JOB_CLAIM_FAILED
 from riverpy._postgres.batch_sender import (
     RECOVERY_FAILURES,
@@ -51,8 +50,7 @@ class UnclaimableJobs:
         """Claims that failed one after the other."""
         self._was_retry = False
         """Whether the last claim was one of a job that was set aside."""
-        self._lines = JobLines(log, "warning")
-        self._slow_lines = JobLines(log, "warning")
+        self._limited_log = log.limited()
 
     @property
     def is_stepping(self) -> bool:
@@ -111,7 +109,7 @@ class UnclaimableJobs:
         may_shrink = not self.is_stepping
         self._size.narrow(limit)
         if cause_of(error) is Cause.TIME:
-            self._slow_lines.say(
+            self._limited_log.warning(
                 CLAIM_SIZE_REDUCED,
                 rows=self._size.rows,
                 error=describe(error),
@@ -125,7 +123,7 @@ class UnclaimableJobs:
         self._size.end_search()
         if job_id not in self._named and (aside.tries > 1 or cause_of(error) is Cause.ROWS):
             self._named.add(job_id)
-            self._lines.say(
+            self._limited_log.warning(
                 JOB_CLAIM_FAILED,
                 effect="the job is skipped, and tried again later",
                 job_id=job_id,

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
     from riverpy._maintenance.base import TermContext
 
-LINES_MAX = 1_000_000
+EVENTS_MAX = 1_000_000
 """Lines about single jobs per minute. Tests need all of them."""
 TICK = 0.05
 STALL = 0.25
@@ -206,7 +206,7 @@ usual_services = candidacy.domain_services
 candidacy.domain_services = _with_term_writer
 base.STAGGER = min(base.STAGGER, settings.leader_ttl / 15)  # even a short term makes a pass
 stepping_clock = SteppingClock()
-_log.LINES_MAX = LINES_MAX
+_log.EVENTS_MAX = EVENTS_MAX
 workers = riverpy.Workers()
 
 

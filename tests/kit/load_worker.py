@@ -22,13 +22,13 @@ from tests.kit.fleet import SETTINGS_VARIABLE, end_with_the_fleet
 from tests.kit.load import LoadSettings
 
 LOOK_INTERVAL = 0.02
-LINES_MAX = 1_000_000
+EVENTS_MAX = 1_000_000
 """Lines about single jobs per minute. Tests need all of them."""
 
 settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=LoadSettings)
 effects = os.open(settings.effects, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 job_scheduler.INTERVAL = reconciler.INTERVAL = settings.look_interval
-_log.LINES_MAX = LINES_MAX
+_log.EVENTS_MAX = EVENTS_MAX
 workers = riverpy.Workers()
 hoarding = anyio.Lock()
 """Held by the one job that takes connections, so that two jobs do not wait for each other's."""

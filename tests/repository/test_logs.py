@@ -17,6 +17,8 @@ WORDS_MAX = 6
 _ROW = re.compile(r"^\| ([^|]+) \| ([a-z, ]+) \| (.*?) ?\| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 _UNSHOWN = {"exc_info"}
 """Keys that hold a traceback, which no page needs to list."""
+_SETTINGS = {"level", "cause", "is_known"}
+"""Arguments of `RepeatedFailureLog.failed` that are no keys of its event."""
 
 
 @dataclass
@@ -31,10 +33,18 @@ class Usage:
 
     def add(self, call: ast.Call, method: str) -> None:
         """Add a call."""
-        self.keys |= {key.arg for key in call.keywords if key.arg} - _UNSHOWN
-        self.has_more_keys |= any(key.arg is None for key in call.keywords)
+        values = {key.arg: key.value for key in call.keywords if key.arg}
+        self.has_more_keys |= len(values) < len(call.keywords)
+        self.keys |= values.keys() - _UNSHOWN
         if method in LEVELS:
             self.levels.add("error" if method == "exception" else method)
+        elif method == "failed":
+            self.keys -= _SETTINGS
+            self.levels.add("debug")
+            if isinstance(level := values.get("level", ast.Constant("warning")), ast.Constant):
+                self.levels.add(str(level.value))
+        elif method == "recovered":
+            self.levels.add("info")
 
 
 def read_calls(tree: ast.AST) -> tuple[dict[str, Usage], list[str]]:
@@ -115,7 +125,8 @@ def test_reader_can_fail() -> None:
     tree = ast.parse(
         "self._log.info(JOB_STARTED, x=1)\n"
         "log.warning(QUEUE_PAUSED if c else QUEUE_RESUMED, **more)\n"
-        "lines.log(JOB_ENDED, y=2, exc_info=error)\n"
+        "failures.failed(JOB_FAILED, level='error', y=2, exc_info=error)\n"
+        "failures.recovered(JOB_ENDED)\n"
         "log.error('a text')\n"
         "response.error('h')\n"
     )
@@ -124,6 +135,7 @@ def test_reader_can_fail() -> None:
         "JOB_STARTED": Usage({"x"}, {"info"}),
         "QUEUE_PAUSED": Usage(set(), {"warning"}, has_more_keys=True),
         "QUEUE_RESUMED": Usage(set(), {"warning"}, has_more_keys=True),
-        "JOB_ENDED": Usage({"y"}),
+        "JOB_FAILED": Usage({"y"}, {"debug", "error"}),
+        "JOB_ENDED": Usage(set(), {"info"}),
     }
     assert literals == ["a text"]

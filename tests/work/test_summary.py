@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from riverpy import ClientStats, EventKind, JobState, QueueStats
-from riverpy import _log as log_module
 from riverpy._lifecycle import StopScope
-from riverpy._log import LINES_MAX, WINDOW, JobLines, get_logger
 from riverpy._log_events import JOBS_FAILED, JOBS_WORKED
 from riverpy._work import summary as summary_module
 from riverpy._work.counters import FAILING_MAX, Counters
@@ -159,37 +157,6 @@ async def test_first_failure_is_told_at_once(monkeypatch: pytest.MonkeyPatch) ->
         running.cancel()
         await asyncio.wait([running])
     assert [line["event"] for line in log] == [JOBS_FAILED]
-
-
-def test_lines_about_jobs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand jobs to which one thing happens are ten lines and one that says so, in a minute;
-    then they are told of again (OP-07)."""
-    now = 5.0
-    monkeypatch.setattr(log_module, "time", SimpleNamespace(monotonic=lambda: now))
-    with structlog.testing.capture_logs() as log:
-        lines = JobLines(get_logger(), "error")
-        for job_id in range(1000):
-            lines.say("it happened", job_id=job_id)
-        told = [entry for entry in log if entry["log_level"] != "debug"]
-        assert [entry.get("job_id") for entry in told] == [*range(LINES_MAX), None]
-        assert {entry["log_level"] for entry in told[:LINES_MAX]} == {"error"}
-        assert told[-1]["limited_event"] == "it happened"
-        assert len(log) == 1001  # the others are at debug
-        now += WINDOW
-        log.clear()
-        lines.say("it happened", job_id=1)
-        assert [entry["log_level"] for entry in log] == ["error"]
-
-
-def test_lines_at_debug_keep_their_traceback() -> None:
-    """What is an error with its traceback has it at debug, too."""
-    with structlog.testing.capture_logs() as log:
-        lines = JobLines(get_logger(), "exception")
-        for _ in range(LINES_MAX + 1):
-            lines.say("it happened")
-    told = [entry for entry in log if entry["event"] == "it happened"]
-    assert [entry["log_level"] for entry in told] == ["error"] * LINES_MAX + ["debug"]
-    assert [entry["exc_info"] for entry in told] == [True] * len(told)
 
 
 def test_refused_results_are_told_while_nothing_ends() -> None:

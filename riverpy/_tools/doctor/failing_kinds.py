@@ -76,7 +76,7 @@ def _kind(kind: str, row: KindRow | None, discarded: int) -> Finding | None:
         Level.WARN,
         "failing",
         text,
-        "the errors are in the workers' logs (`jobs fail`) and in riverpy job show ID; once the "
+        "the errors are in the workers' logs (`jobs failed`) and in riverpy job show ID; once the "
         "code is mended, riverpy job retry ID runs a job again, also a discarded one: riverpy job "
         f"list --state discarded --kind {quote(kind)}",
         {

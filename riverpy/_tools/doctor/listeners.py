@@ -98,7 +98,7 @@ async def check_listeners(patient: DatabaseSnapshot) -> list[Finding]:
             f"{count(len(needed), 'client')} should listen, and there "
             f"{'is' if listeners == 1 else 'are'} {count(listeners, 'connection')} for that: who "
             f"has none finds jobs by polling. They are {who}",
-            "look in their logs for `LISTEN hears nothing` and for `database connection lost` of "
+            "look in their logs for `notifications not received` and for `connection lost` of "
             "the listener, and try the way that they listen on with --listen-url. One that was "
             "killed is counted until it is silent for half of dead_after",
             data,

@@ -17,7 +17,7 @@ from anyio.abc import SocketAttribute, SocketListener, TaskGroup
 
 from riverpy._error_text import error_text
 from riverpy._lifecycle import only_error
-from riverpy._log import get_logger
+from riverpy._log import RepeatedFailureLog, get_logger
 from riverpy._log_events import (
     HEALTH_CONNECTION_FAILED,
     HEALTH_REQUEST_FAILED,
@@ -111,17 +111,15 @@ class Server:
         return listeners
 
     async def _accept(self, listener: SocketListener, tasks: TaskGroup) -> None:
-        is_failing = False
+        failures = RepeatedFailureLog(self._log)
         while True:
             try:
                 stream = await listener.accept()
             except OSError as error:
-                if not is_failing:
-                    self._log.warning(HEALTH_CONNECTION_FAILED, error=error_text(error))
-                is_failing = True
+                failures.failed(HEALTH_CONNECTION_FAILED, error=error_text(error))
                 await anyio.sleep(ACCEPT_RETRY)
                 continue
-            is_failing = False
+            failures.recovered()
             self._make_room()
             visit = _Connection()
             self._visits.append(visit)

@@ -186,7 +186,7 @@ async def test_silent_and_dead_clients(schema: Schema, doctor: Doctor) -> None:
     found = {one["data"].get("client_id"): one for one in report.of("clients")}
     assert found["still"]["level"] == "warn"
     assert "takes it for dead when it has itself seen none for 1m" in found["still"]["text"]
-    assert "event loop blocked" in found["still"]["fix"]
+    assert "event loop is blocked" in found["still"]["fix"]
     assert found["empty"]["level"] == "warn"
     assert found["empty"]["data"]["running_jobs"] == 0
     assert found["fresh"]["level"] == "warn"
