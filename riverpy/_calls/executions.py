@@ -1,4 +1,4 @@
-"""Executions: effects that happen once for a key, however many processes try."""
+"""ExecutionCalls: run an effect once for a key, even if many processes try."""
 
 from __future__ import annotations
 
@@ -43,34 +43,33 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 KEPT_DEFAULT = timedelta(days=30)
-"""How long a key is known."""
+"""How long a key is stored."""
 WAIT_DEFAULT = timedelta(seconds=10)
-"""How long a call waits for another one with the same key."""
+"""How long a call waits for another call with the same key."""
 EXPIRES_AFTER_DEFAULT = timedelta(minutes=5)
-"""After which a claim at least once may be taken over."""
+"""When a claim of `run_at_least_once` expires."""
 CLAIM_MARGIN_SHARE = 1 / 15
-"""Of a claim's time, how much earlier its code must have ended: clocks run at different rates."""
-TIME_MAX = timedelta(days=36_500)
-GIVE_BACK_BOUND = 2.0
-"""Seconds."""
-STORE_BOUND = 10.0
-"""Seconds in which an outcome is stored, tried again where the database does not answer."""
-_RETRY_FIRST = timedelta(milliseconds=100)
-_RETRY_MOST = timedelta(seconds=2)
-_BLOCKED_FIRST = timedelta(milliseconds=5)
-_BLOCKED_MOST = timedelta(milliseconds=200)
+"""The function must end before the claim expires, by this share of its time. Clocks run at
+different rates."""
+DURATION_MAX = timedelta(days=36_500)
+RELEASE_TIMEOUT = 2.0
+"""Seconds to release a claim."""
+COMPLETE_TIMEOUT = 10.0
+"""Seconds to store that an effect is complete, including retries."""
+_RETRY_MIN, _RETRY_MAX = timedelta(milliseconds=100), timedelta(seconds=2)
+_BLOCKED_RETRY_MIN, _BLOCKED_RETRY_MAX = timedelta(milliseconds=5), timedelta(milliseconds=200)
 
 _log = get_logger()
 ResultT = TypeVar("ResultT")
-AnswerT = TypeVar("AnswerT")
+OutcomeT = TypeVar("OutcomeT")
 
 
 class _BusyError(Exception):
-    """Another transaction with the key did not end in time."""
+    """Another transaction holds the key, and did not end within the wait."""
 
 
 class _BlockedError(Exception):
-    """Another transaction with the key was in the way; a new attempt may pass."""
+    """Another transaction held the key. A new attempt may succeed."""
 
 
 class ExecutionCalls(ClientCalls):
@@ -85,35 +84,35 @@ class ExecutionCalls(ClientCalls):
         wait: timedelta = WAIT_DEFAULT,
         tx: Transaction | None = None,
     ) -> Execution[ResultT]:
-        """Run an effect on the database once for this key: `await fn(connection)` and the note that
-        it was done are one transaction.
+        """Run an effect on the database once for this key. `await fn(connection)` and the record of
+        the key are stored in one transaction.
 
-        What fails never happened: the error passes, and a later call runs it. Calls at the same
-        time: one runs, the others wait for its outcome.
+        If `fn` raises, nothing is stored, and a later call runs it again. If several calls run at
+        the same time, one runs `fn` and the others wait for its outcome.
 
         Args:
-            key: names the effect: 1 to 255 characters.
-            fn: gets the connection of the transaction, and writes over that alone.
-            kept: how long the key is known after; then it is forgotten, and would run again.
-                Default 30 days. None: for ever.
+            key: identifies the effect: 1 to 255 characters.
+            fn: receives the connection of the transaction. It must write only over this connection.
+            kept: how long the key is stored. After that, the effect would run again. Default 30
+                days. None: forever.
             wait: how long to wait for another call with this key. Default 10 seconds.
-            tx: a connection of yours, in a transaction: it is done when that commits, and that
-                stays usable when `fn` fails. A fence is called before, for `fn` runs in a savepoint
-                of it. Default: a transaction of the client's own, of the isolation that the role
-                has as its default, which has 30 seconds.
+            tx: your connection, in a transaction. The effect is done when the transaction commits.
+                The transaction stays usable if `fn` raises. `fn` runs in a savepoint, so call
+                `fence` before `run_once`. Default None: a transaction on the client's pool, with
+                the default isolation of the role and a timeout of 30 seconds.
 
         Returns:
-            RAN, DONE_BEFORE or, after `wait`, IN_PROGRESS.
+            An Execution in state RAN, DONE_BEFORE or, after `wait`, IN_PROGRESS.
 
         Raises:
-            ConfigError: the key or a time is not allowed; nothing was stored.
+            ConfigError: the key or a duration is not allowed.
             SchemaMissingError: line `riverpy` is not migrated; the text has the command.
-            ClientStateError: no `tx`, and the client is not open.
-            TransactionError: `fn` has ended the transaction itself, or replaced it by another; a
-                `tx` is over then. Or `tx` is in no transaction, aborted or closed.
-            Exception: what `fn` raised, or one of DATABASE_ERRORS: so where `fn` has hidden one of
-                a statement, after which the server commits nothing; or, where `tx` has a snapshot,
-                asyncpg.SerializationError: the effect was done after that was taken.
+            ClientStateError: the client is not open, and there is no `tx`.
+            TransactionError: `fn` has ended the transaction, or `tx` is closed, aborted or not in a
+                transaction.
+            Exception: what `fn` raised, or a database error. If `fn` suppressed an error of a
+                statement, that error is raised, because the transaction cannot commit.
+                asyncpg.SerializationError: the effect was done after the snapshot of `tx`.
         """
         _check(key, kept=kept, wait=wait)
         return await _while_blocked(wait, partial(self._run_once, key, fn, kept, tx))
@@ -133,9 +132,9 @@ class ExecutionCalls(ClientCalls):
                     connection, schema, key=key, claimed_by=self.id, kept=kept
                 )
             if transaction_id is None:
-                return _answer(await exec_get(connection, schema, key=key))
+                return _outcome(await exec_get(connection, schema, key=key))
             value = await fn(connection)
-            if tx is None:  # else the savepoint is lost with the transaction
+            if tx is None:  # with tx, releasing the savepoint fails if the transaction has ended
                 await exec_check_transaction(connection, transaction_id)
         return Execution(ExecutionState.RAN, value, self.id)
 
@@ -146,26 +145,27 @@ class ExecutionCalls(ClientCalls):
         *,
         kept: timedelta | None = KEPT_DEFAULT,
     ) -> Execution[ResultT]:
-        """Run an effect outside of the database, such as a mail, never twice for this key; after a
-        crash or an error it may have happened or not, and does not run again.
+        """Run an effect outside the database, such as sending a mail, at most once for this key.
+        After a crash or an error it may or may not have happened. It does not run again.
 
-        The key is claimed, `await fn(claim)` runs, and its end is noted. What `fn` raises passes,
-        and the claim stays.
+        The call claims the key, runs `await fn(claim)`, and records that it is complete. If `fn`
+        raises, the claim stays and the exception is raised.
 
         Args:
-            key: names the effect: 1 to 255 characters.
-            fn: gets the claim.
-            kept: how long the key is known; then it is forgotten, and would run again. Default 30
-                days. None: for ever.
+            key: identifies the effect: 1 to 255 characters.
+            fn: receives the claim.
+            kept: how long the key is stored. After that, the effect would run again. Default 30
+                days. None: forever.
 
         Returns:
-            RAN, DONE_BEFORE or UNKNOWN.
+            An Execution in state RAN, DONE_BEFORE or UNKNOWN.
 
         Raises:
             ConfigError, SchemaMissingError, ClientStateError: as `run_once`.
-            Exception: what `fn` raised; or one of DATABASE_ERRORS: before `fn`, when nothing ran,
-                but where the answer was lost the claim may be stored, and later calls are UNKNOWN;
-                or after, when its end could not be noted within 10 seconds.
+            Exception: what `fn` raised, or a database error. A database error before `fn` means
+                that `fn` did not run; if the connection was lost, the claim may be stored, and
+                later calls return UNKNOWN. A database error after `fn` means that completion could
+                not be recorded within 10 seconds.
         """
         _check(key, kept=kept)
         claim = await self._claim(key, None, kept)
@@ -181,36 +181,37 @@ class ExecutionCalls(ClientCalls):
         expires_after: timedelta = EXPIRES_AFTER_DEFAULT,
         kept: timedelta | None = KEPT_DEFAULT,
     ) -> Execution[ResultT]:
-        """Run an effect outside of the database until it has ended well once for this key; after a
-        crash or an error another call runs it again, so that it may happen twice.
+        """Run an effect outside the database until it succeeds once for this key. After a crash or
+        an error another call runs it again, so the effect may happen twice.
 
-        The key is claimed for a time, `await fn(claim)` runs, and its end is noted. What `fn`
-        raises passes, and the claim is given back.
+        The call claims the key until the claim expires, runs `await fn(claim)`, and records that
+        it is complete. If `fn` raises, the claim is released and the exception is raised.
 
         Args:
-            key: names the effect: 1 to 255 characters.
-            fn: gets the claim; cancelled shortly before the claim expires.
-            expires_after: how long the claim of a process that has crashed keeps others waiting,
-                and how long `fn` may take. Default 5 minutes.
-            kept: how long the key is known after; then it is forgotten, and would run again.
-                Default 30 days, at least `expires_after`. None: for ever.
+            key: identifies the effect: 1 to 255 characters.
+            fn: receives the claim. It is cancelled shortly before the claim expires.
+            expires_after: how long `fn` may take, and how long other calls wait after a process
+                has crashed. Default 5 minutes.
+            kept: how long the key is stored, at least `expires_after`. After that, the effect would
+                run again. Default 30 days. None: forever.
 
         Returns:
-            RAN, DONE_BEFORE, IN_PROGRESS, UNKNOWN where the key was claimed at most once, or
-            OVERTAKEN.
+            An Execution in state RAN, DONE_BEFORE, IN_PROGRESS, OVERTAKEN or, if the key was
+            claimed by `run_at_most_once`, UNKNOWN.
 
         Raises:
             ConfigError, SchemaMissingError, ClientStateError: as `run_once`.
-            TimeoutError: `fn` took too long, and was cancelled.
-            Exception: what `fn` raised; or one of DATABASE_ERRORS: before `fn`, when nothing ran,
-                but where the answer was lost the claim may be stored until it expires; or after,
-                when its end could not be noted within 10 seconds.
+            TimeoutError: `fn` took too long and was cancelled.
+            Exception: what `fn` raised, or a database error. A database error before `fn` means
+                that `fn` did not run; if the connection was lost, the claim may be stored until it
+                expires. A database error after `fn` means that completion could not be recorded
+                within 10 seconds.
         """
         _check(key, kept=kept, expires_after=expires_after)
         if kept is not None and kept < expires_after:
             raise ConfigError(
-                f"kept ({kept}) is shorter than expires_after ({expires_after}): a claim would be "
-                "forgotten while it holds"
+                f"kept ({kept}) must be at least expires_after ({expires_after}): otherwise the "
+                "key is deleted before its claim expires"
             )
         seconds = expires_after.total_seconds() * (1 - CLAIM_MARGIN_SHARE)
         reason = f"run_at_least_once({key!r}) took longer than its claim lasts"
@@ -220,17 +221,17 @@ class ExecutionCalls(ClientCalls):
             return claim
         try:
             with anyio.fail_after(deadline - anyio.current_time(), reason=reason):
-                await anyio.lowlevel.checkpoint_if_cancelled()  # the claim took all of the time
+                await anyio.lowlevel.checkpoint_if_cancelled()  # if claiming took all the time
                 value = await fn(claim)
         except BaseException:
-            await finish(lambda: self._give_back(claim))
+            await finish(lambda: self._release(claim))
             raise
         return await self._complete(claim, value, kept)
 
     async def _claim(
         self, key: str, expires_after: timedelta | None, kept: timedelta | None
     ) -> Claim | Execution[Any]:
-        """The claim; or, if there is none to be had, the answer."""
+        """Claim the key. Returns the claim, or the state of the key if it cannot be claimed."""
         return await _while_blocked(
             WAIT_DEFAULT, partial(self._claim_once, key, expires_after, kept)
         )
@@ -238,7 +239,7 @@ class ExecutionCalls(ClientCalls):
     async def _claim_once(
         self, key: str, expires_after: timedelta | None, kept: timedelta | None, wait: float
     ) -> Claim | Execution[Any]:
-        """A claim that may be stored when the caller is cancelled is given back."""
+        """Claim the key. If this is cancelled, a claim that may be stored is released."""
         schema = self._config.schema
         claim: Claim | None = None
         try:
@@ -253,26 +254,26 @@ class ExecutionCalls(ClientCalls):
                         kept=kept,
                     )
                 if epoch is None:
-                    return _answer(await exec_get(connection, schema, key=key))
+                    return _outcome(await exec_get(connection, schema, key=key))
                 claim = Claim(key, epoch)
         except anyio.get_cancelled_exc_class():
             if claim is not None:
-                await finish(partial(self._give_back, claim))
+                await finish(partial(self._release, claim))
             raise
         return claim
 
     async def _complete(
         self, claim: Claim, value: ResultT, kept: timedelta | None
     ) -> Execution[ResultT]:
-        """Note the end, again while the database does not answer and in spite of a cancellation:
-        what has happened is known here alone."""
-        is_ours = await finish(lambda: self._note_end(claim, kept))
+        """Record that the effect is complete, with retries. A cancellation does not stop this,
+        because no other process has the information."""
+        is_ours = await finish(lambda: self._record_completion(claim, kept))
         state = ExecutionState.RAN if is_ours else ExecutionState.OVERTAKEN
         return Execution(state, value, self.id)
 
-    async def _note_end(self, claim: Claim, kept: timedelta | None) -> bool:
-        backoff = Backoff(_RETRY_FIRST, _RETRY_MOST)
-        deadline = anyio.current_time() + STORE_BOUND
+    async def _record_completion(self, claim: Claim, kept: timedelta | None) -> bool:
+        backoff = Backoff(_RETRY_MIN, _RETRY_MAX)
+        deadline = anyio.current_time() + COMPLETE_TIMEOUT
         while True:
             try:
                 with anyio.fail_after(deadline - anyio.current_time()):
@@ -283,15 +284,15 @@ class ExecutionCalls(ClientCalls):
             except DATABASE_ERRORS as error:
                 delay = backoff.next()
                 if anyio.current_time() + delay > deadline:
-                    # Said here: a caller that is cancelled meanwhile does not hear of it.
+                    # Logged here, because a cancelled caller does not receive the error.
                     _log.error(EXECUTION_END_NOT_RECORDED, key=claim.key, error=describe(error))
                     raise
                 await anyio.sleep(delay)
 
-    async def _give_back(self, claim: Claim) -> None:
-        """If it cannot be, the claim expires by itself."""
+    async def _release(self, claim: Claim) -> None:
+        """Release a claim. If this fails, the claim expires."""
         try:
-            with anyio.fail_after(GIVE_BACK_BOUND):
+            with anyio.fail_after(RELEASE_TIMEOUT):
                 async with self._transaction(None) as connection:
                     await exec_release(connection, self._config.schema, **claim._asdict())
         except DATABASE_ERRORS as error:
@@ -299,13 +300,12 @@ class ExecutionCalls(ClientCalls):
 
     @contextmanager
     def _waiting_for_key(self, wait: float, *, can_retry_conflicts: bool) -> Generator[None]:
-        """Around the statement that waits for another transaction with its key: `wait` seconds. A
-        server that does not answer does not roll back after them either, which is an error.
+        """Limit the statement that waits for another transaction with this key to `wait` seconds.
 
         Raises:
-            _BusyError: the time is over.
-            _BlockedError: the session's limits ended the wait before; or, if the caller
-                `can_retry_conflicts`, its snapshot does not see who had the key.
+            _BusyError: the wait is over.
+            _BlockedError: a limit of the session ended the wait before, or, if
+                `can_retry_conflicts`, the key was stored after the snapshot of the transaction.
             SchemaMissingError: line `riverpy` is not migrated.
         """
         try:
@@ -329,17 +329,17 @@ class ExecutionCalls(ClientCalls):
                 f"riverpy migrate up --line {OWN_LINE}", self._config.schema, self.database_url
             )
             raise SchemaMissingError(
-                f"the database lacks the table of what is done once: run `{command}`"
+                f"the table `riverpy_exec` is missing: run `{command}`"
             ) from None
 
 
 async def _while_blocked(
-    wait: timedelta, attempt: Callable[[float], Awaitable[AnswerT]]
-) -> AnswerT | Execution[Any]:
-    """The answer of an attempt, which gets the seconds that are left; repeated until `wait` is
-    over, for a session may limit the wait for a lock, or see a snapshot."""
+    wait: timedelta, attempt: Callable[[float], Awaitable[OutcomeT]]
+) -> OutcomeT | Execution[Any]:
+    """Call `attempt` with the remaining seconds until it succeeds or `wait` is over. It is repeated
+    because a session may limit the wait for a lock, or have an old snapshot."""
     deadline = anyio.current_time() + wait.total_seconds()
-    backoff = Backoff(_BLOCKED_FIRST, _BLOCKED_MOST)
+    backoff = Backoff(_BLOCKED_RETRY_MIN, _BLOCKED_RETRY_MAX)
     while True:
         try:
             return await attempt(deadline - anyio.current_time())
@@ -349,8 +349,8 @@ async def _while_blocked(
             await anyio.sleep(backoff.next())
 
 
-def _answer(row: ExecutionRow | None) -> Execution[Any]:
-    """What is known of another call."""
+def _outcome(row: ExecutionRow | None) -> Execution[Any]:
+    """Return the state of a key that another call has claimed."""
     if row is None:  # deleted just now
         return Execution(ExecutionState.IN_PROGRESS)
     if row.is_completed:
@@ -367,5 +367,7 @@ def _check(key: str, **times: timedelta | None) -> None:
             continue
         if not isinstance(time, timedelta):
             raise ConfigError(f"{name} takes a timedelta, got {type(time).__name__}")
-        if not timedelta(0) < time <= TIME_MAX:
-            raise ConfigError(f"{name} is above zero and at most {TIME_MAX.days} days, got {time}")
+        if not timedelta(0) < time <= DURATION_MAX:
+            raise ConfigError(
+                f"{name} must be above zero and at most {DURATION_MAX.days} days, got {time}"
+            )

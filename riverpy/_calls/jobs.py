@@ -22,18 +22,20 @@ class JobCalls(ClientCalls):
     """The calls on one job."""
 
     async def job_get(self, job_id: int, *, tx: Transaction | None = None) -> JobRow:
-        """One job.
+        """Return one job.
 
         Raises:
-            NotFoundError: there is none with this id.
-            JobDamagedError: the server cannot read it.
+            NotFoundError: there is no job with this id.
+            JobDamagedError: the server cannot read the job.
         """
         return await self._one_job(jobs.job_get, job_id, tx)
 
     async def job_cancel(self, job_id: int, *, tx: Transaction | None = None) -> JobRow:
-        """Cancel a job; a running one is told to stop, and is cancelled when it has.
+        """Cancel a job. Returns the job.
 
-        A completed, cancelled or discarded job stays as it is.
+        If the job is running, its client receives the request and cancels its task; the state
+        becomes `cancelled` when the code has ended. A completed, cancelled or discarded job does
+        not change.
 
         Raises:
             NotFoundError, JobDamagedError: as `job_get`.
@@ -41,29 +43,30 @@ class JobCalls(ClientCalls):
         return await self._one_job(jobs.job_cancel, job_id, tx)
 
     async def job_retry(self, job_id: int, *, tx: Transaction | None = None) -> JobRow:
-        """Make a job available now, with one more attempt if it has none left. A running one stays
-        as it is.
+        """Make a job available now, with one more attempt if it has none left. Returns the job. A
+        running job does not change.
 
         Raises:
             NotFoundError, JobDamagedError: as `job_get`.
-            UniqueConflictError: another job holds its unique key now.
+            UniqueConflictError: another job has the same unique key now.
         """
         try:
             return await self._one_job(jobs.job_retry, job_id, tx)
         except UniqueViolationError:
             raise UniqueConflictError(
-                f"job {job_id} cannot be retried: another job holds its unique key"
+                f"job {job_id} cannot be retried: another job has the same unique key"
             ) from None
 
     async def job_update(
         self, job_id: int, *, output: object, tx: Transaction | None = None
     ) -> JobRow:
-        """Set the output of a job (metadata key `output`), whatever its state.
+        """Set the output of a job in any state (metadata key `output`). Returns the job.
 
-        What a running job records itself replaces it when the attempt ends.
+        If a running job records an output itself, that output replaces this one when the attempt
+        ends.
 
         Raises:
-            ArgsError: the output is not JSON, or larger than 32 MiB when encoded.
+            ArgsError: the output has no JSON form, or is larger than 32 MiB as JSON.
             NotFoundError, JobDamagedError: as `job_get`.
         """
         updates = f'{{"output":{encode_metadata_value(output)}}}'

@@ -15,17 +15,18 @@ class PeriodicJobCalls(ClientCalls):
     """The calls on one periodic job."""
 
     async def periodic_pause(self, job_id: str, *, tx: Transaction | None = None) -> None:
-        """Insert no job of this id, in whatever client leads, until it is resumed.
+        """Stop inserting jobs of this periodic job until it is resumed. A change of leader does not
+        resume it.
 
         Raises:
-            NotFoundError: no leader has had a periodic job of this id.
-            SchemaMissingError: the database lacks version 2 of line `riverpy`.
+            NotFoundError: no leader has registered a periodic job with this id.
+            SchemaMissingError: the database lacks migration 2 of line `riverpy`.
         """
         async with self._transaction(tx) as connection:
             await periodic.periodic_pause(connection, self._config.schema, job_id)
 
     async def periodic_resume(self, job_id: str, *, tx: Transaction | None = None) -> None:
-        """Undo `periodic_pause`. Slots that passed meanwhile are not caught up with.
+        """Resume a paused periodic job. Runs that were due during the pause are skipped.
 
         Raises:
             NotFoundError, SchemaMissingError: as `periodic_pause`.
@@ -34,8 +35,8 @@ class PeriodicJobCalls(ClientCalls):
             await periodic.periodic_resume(connection, self._config.schema, job_id)
 
     async def periodic_run(self, job_id: str, *, tx: Transaction | None = None) -> None:
-        """Ask the leader to insert one job of this id now, in addition to its schedule, paused or
-        not.
+        """Let the leader insert one job of this periodic job now, in addition to its schedule. This
+        also works while it is paused.
 
         Raises:
             NotFoundError, SchemaMissingError: as `periodic_pause`.

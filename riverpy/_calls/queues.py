@@ -28,10 +28,10 @@ class QueueCalls(ClientCalls):
     """The calls on queues."""
 
     async def queue_get(self, name: str, *, tx: Transaction | None = None) -> Queue:
-        """One queue.
+        """Return one queue.
 
         Raises:
-            NotFoundError: no client ever worked a queue of this name.
+            NotFoundError: no client has worked a queue with this name.
         """
         async with self._transaction(tx) as connection:
             found = await queues.queue_get(connection, self._config.schema, name)
@@ -42,10 +42,10 @@ class QueueCalls(ClientCalls):
     async def queue_list(
         self, *, limit: int = QUEUE_LIST_LIMIT, tx: Transaction | None = None
     ) -> list[Queue]:
-        """The queues that clients work or worked not long ago, by name.
+        """Return the queues that clients work, or worked in the last days, sorted by name.
 
         Args:
-            limit: how many at most (100).
+            limit: the maximum number of queues. Default 100.
             tx: as for `insert`.
 
         Raises:
@@ -59,12 +59,12 @@ class QueueCalls(ClientCalls):
     async def queue_lags(
         self, names: Sequence[str], *, tx: Transaction | None = None
     ) -> dict[str, timedelta]:
-        """How long the oldest due job of each of these queues has waited; zero where none waits.
+        """Return how long the oldest due job of each queue has been waiting. Zero: none is waiting.
 
-        Quick however long the queues are: for metrics, and for what scales a fleet.
+        The query is fast even for long queues. Use it for metrics and autoscaling.
 
         Raises:
-            ConfigError: the name of a queue is not allowed.
+            ConfigError: a queue name is not allowed.
         """
         for name in names:
             validate_queue(name)
@@ -74,12 +74,12 @@ class QueueCalls(ClientCalls):
     async def queue_update(
         self, name: str, *, metadata: Mapping[str, object], tx: Transaction | None = None
     ) -> Queue:
-        """Replace the metadata of a queue, and tell every client of it.
+        """Replace the metadata of a queue, and notify all clients. Returns the queue.
 
         Raises:
-            ArgsError: the metadata is no JSON object, or too large for a notification, which holds
+            ArgsError: the metadata is not a JSON object, or does not fit into a notification of
                 7,999 bytes.
-            NotFoundError: no client ever worked a queue of this name.
+            NotFoundError: no client has worked a queue with this name.
         """
         text = encode_metadata(metadata)
         payload = msgspec.json.encode(
@@ -87,9 +87,9 @@ class QueueCalls(ClientCalls):
         ).decode()
         if len(payload.encode()) > NOTIFICATION_SIZE_MAX:
             raise ArgsError(
-                f"the metadata have {json_size(text):,} bytes as JSON, but every client is told of "
-                f"them in one notification, which holds {NOTIFICATION_SIZE_MAX:,}: store the data "
-                "elsewhere and give the queue its place"
+                f"the metadata have {json_size(text):,} bytes as JSON, but one notification with "
+                f"them has at most {NOTIFICATION_SIZE_MAX:,}: store the data elsewhere and put a "
+                "reference to it here"
             )
         async with self._transaction(tx) as connection:
             found = await queues.queue_update(connection, self._config.schema, name, text)
@@ -99,18 +99,19 @@ class QueueCalls(ClientCalls):
         return found
 
     async def queue_pause(self, name: str, *, tx: Transaction | None = None) -> None:
-        """Stop claiming from a queue, or with `*` from all, in every client. Running jobs go on.
+        """Stop all clients from claiming jobs of a queue, or of all queues with `*`. Running jobs
+        continue.
 
         Raises:
-            NotFoundError: no client ever worked a queue of this name.
+            NotFoundError: no client has worked a queue with this name.
         """
         await self._control(queues.queue_pause, "pause", name, tx)
 
     async def queue_resume(self, name: str, *, tx: Transaction | None = None) -> None:
-        """Undo `queue_pause`.
+        """Let all clients claim jobs of a paused queue again, or of all queues with `*`.
 
         Raises:
-            NotFoundError: no client ever worked a queue of this name.
+            NotFoundError: no client has worked a queue with this name.
         """
         await self._control(queues.queue_resume, "resume", name, tx)
 
@@ -130,6 +131,4 @@ class QueueCalls(ClientCalls):
 
 
 def _no_queue(name: str) -> NotFoundError:
-    return NotFoundError(
-        f"there is no queue {name!r}: a queue exists from when a client first works it"
-    )
+    return NotFoundError(f"there is no queue {name!r}: a queue exists after a client has worked it")

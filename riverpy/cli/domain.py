@@ -168,7 +168,7 @@ def move(database: DatabaseSettings, *, queue: str, to: str, as_json: bool) -> N
     def allow(holder: QueueOwnership) -> None:
         if not holder.is_known:
             raise CommandError(
-                f"there is no queue {queue!r}: a queue exists from when a client first works it. "
+                f"there is no queue {queue!r}: a queue exists after a client has worked it. "
                 f"To prepare one: riverpy domain claim {queue} --domain {to}"
             )
         if not holder.is_domain_known:

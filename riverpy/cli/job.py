@@ -138,7 +138,7 @@ def retry(database: DatabaseSettings, *, job_ids: Sequence[int], as_json: bool) 
     """Make jobs available now, whatever they wait for or how they ended.
 
     One that has no attempts left is given one more. A running one stays as it is. Exit code 1 if
-    one of them is not there, or if another job holds its unique key now; the others are retried.
+    one of them is not there, or if another job has the same unique key now; the others are retried.
     """
     change_each(database, _JOB, job_ids, _retry, as_json=as_json)
 

@@ -121,5 +121,5 @@ async def _before(client: Client, name: str, tx: Transaction) -> Queue | None:
     if name != _ALL:
         return await client.queue_get(name, tx=tx)
     if not await client.queue_list(limit=1, tx=tx):
-        raise NotFoundError("there is no queue: one exists from when a client first works it")
+        raise NotFoundError("there is no queue: one exists after a client has worked it")
     return None

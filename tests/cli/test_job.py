@@ -208,7 +208,7 @@ async def test_retry_of_a_unique_job(schema: Schema) -> None:
     assert result.exit_code == 1
     assert result.stdout == f"job {other} was cancelled: it is available now\n"
     assert result.stderr == (
-        f"riverpy: job {old} cannot be retried: another job holds its unique key\n"
+        f"riverpy: job {old} cannot be retried: another job has the same unique key\n"
     )
 
 

@@ -88,7 +88,7 @@ async def test_all(schema: Schema) -> None:
         result = await command(schema, verb, "*")
         assert (result.exit_code, result.stdout) == (1, "")
         assert result.stderr == (
-            "riverpy: there is no queue: one exists from when a client first works it\n"
+            "riverpy: there is no queue: one exists after a client has worked it\n"
         )
     await schema.execute(ROWS)
     result = await command(schema, "pause", "*")
@@ -108,7 +108,7 @@ async def test_missing_queue(schema: Schema, verb: str) -> None:
     assert result.exit_code == 1
     assert result.stdout.startswith("queue mail is ")
     assert result.stderr == (
-        "riverpy: there is no queue 'nope': a queue exists from when a client first works it\n"
+        "riverpy: there is no queue 'nope': a queue exists after a client has worked it\n"
     )
 
 

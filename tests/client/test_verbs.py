@@ -283,7 +283,7 @@ async def test_retry_of_a_job_whose_key_is_taken(client: Client) -> None:
     await client.job_cancel(first)
     second = await client.insert(Task(), opts)
     assert not second.unique_skipped_as_duplicate
-    with pytest.raises(UniqueConflictError, match="another job holds its unique key"):
+    with pytest.raises(UniqueConflictError, match="another job has the same unique key"):
         await client.job_retry(first)
 
 
@@ -402,7 +402,7 @@ async def test_metadata_of_a_queue(schema: Schema, client: Client) -> None:
         for wrong in ([1], "text", {"a": {1, 2}}):
             with pytest.raises(ArgsError):
                 await client.queue_update("mail", metadata=wrong)  # type: ignore[arg-type]
-        with pytest.raises(ArgsError, match="one notification, which holds 7,999"):
+        with pytest.raises(ArgsError, match="one notification with them has at most 7,999"):
             await client.queue_update("mail", metadata={"a": "é" * 4000})
         async with schema.connected() as connection:
             transaction = connection.transaction()

@@ -355,7 +355,12 @@ def test_marks_without_by_args_are_warned_about(
     with structlog.testing.capture_logs() as logs:
         for opts in (InsertOpts(unique_opts=call), None):
             prepare(Marked(), opts, rules=RULES, now=NOW)
-    expected = {"kind": "marked", "fields": ["user_id"], "log_level": "warning"}
+    expected = {
+        "kind": "marked",
+        "fields": ["user_id"],
+        "advice": "set UniqueOpts(by_args=True)",
+        "log_level": "warning",
+    }
     assert [{**log, "event": ""} for log in logs] == [{**expected, "event": ""}] * is_warned
 
 
