@@ -7,7 +7,7 @@ import asyncio
 import os
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import anyio
 import msgspec
@@ -17,6 +17,7 @@ from riverpy._calls.executions import ExecutionCalls
 from riverpy._calls.jobs import JobCalls
 from riverpy._calls.periodic_jobs import PeriodicJobCalls
 from riverpy._calls.queues import QueueCalls
+from riverpy._clients.process import Opener
 from riverpy._clock import SystemClock
 from riverpy._dsn import validate_url
 from riverpy._insert.errors import channel_named
@@ -64,26 +65,6 @@ STATEMENT_TIMEOUT = 30.0
 """Seconds for one statement on the client's own pool."""
 
 
-class _Home(NamedTuple):
-    """Where a pool is of use: its sockets are this process's, its waits this loop's."""
-
-    pid: int
-    loop: asyncio.AbstractEventLoop
-
-    def check(self) -> None:
-        """Raise ClientStateError in another process or event loop."""
-        if self.pid != os.getpid():
-            raise ClientStateError(
-                "the client was opened in another process, before a fork: open one after the fork, "
-                "in the process that uses it"
-            )
-        if self.loop is not asyncio.get_running_loop():
-            raise ClientStateError(
-                "the client was opened in another event loop: open one in each loop, and in other "
-                "threads use asyncio.run_coroutine_threadsafe"
-            )
-
-
 class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls):
     """River's client: `async with client:` opens its pool, `client.working()` works jobs beside
     other code.
@@ -129,7 +110,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         self._config = config or Config()
         self._database: str | Pool | None = None
         self._pool: Pool | None = None
-        self._home: _Home | None = None
+        self._opener: Opener | None = None
         self._run: Run | None = None
         self._early_stop: Callable[[Run], None] | None = None
         """What was asked of a run that has not begun."""
@@ -220,7 +201,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
             ClientStateError: the client is open or running.
             ConfigError: a name or a value is not allowed.
         """
-        if self._home is not None or self.is_running:
+        if self._opener is not None or self.is_running:
             raise ClientStateError("configure() comes before the client is opened")
         changes = {
             "schema": schema,
@@ -264,17 +245,17 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
             ClientStateError: it is open, here or in another process or event loop.
             Exception: the database cannot be reached, or refuses.
         """
-        if self._home is not None:
-            self._home.check()
+        if self._opener is not None:
+            self._opener.check("the client")
             raise ClientStateError("the client is open already")
         if self._database is None:
             raise ConfigError('give the client a database: Client("postgres://…")')
         # Before the wait: who opens it meanwhile is refused, or one of two pools would stay open.
-        self._home = _Home(os.getpid(), asyncio.get_running_loop())
+        self._opener = Opener.current()
         try:
             self._pool = await self._make_pool(self._database)
         except BaseException:
-            self._home = None
+            self._opener = None
             raise
         return self
 
@@ -297,8 +278,8 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         """End all leases, and close the pool, unless it is the caller's. What is still held is cut
         after a moment, with a warning."""
         pool, self._pool = self._pool, None
-        home, self._home = self._home, None
-        if home is None or home.pid != os.getpid():
+        opener, self._opener = self._opener, None
+        if opener is None or not opener.is_this_process:
             return  # a goodbye of a forked process would end the connections of its parent
         try:
             await self._leases.close()
@@ -307,11 +288,11 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
                 self._log.warning(HELD_POOL_CONNECTIONS_CLOSED)
 
     def _open_pool(self) -> Pool:
-        if self._pool is None or self._home is None:
+        if self._pool is None or self._opener is None:
             raise ClientStateError(
                 "the client is not open: use `async with client:`, or give a transaction with tx="
             )
-        self._home.check()
+        self._opener.check("the client")
         return self._pool
 
     @asynccontextmanager
@@ -463,8 +444,8 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
             ClientStateError: it runs already.
             Exception: what kept it from starting; or a fault in riverpy itself.
         """
-        if self._home is not None:
-            self._home.check()
+        if self._opener is not None:
+            self._opener.check("the client")
         if self._run is not None:
             raise ClientStateError("the client runs already")
         run = self._run = self._new_run()

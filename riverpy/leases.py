@@ -6,12 +6,11 @@ until its trust ends; a write that is fenced commits under the lease or not at a
 
 from __future__ import annotations
 
-import asyncio
-import os
 from datetime import timedelta
 from typing import TYPE_CHECKING, Self
 from weakref import WeakSet
 
+from riverpy._clients.process import Opener
 from riverpy._clock import SystemTimer
 from riverpy._dsn import validate_url
 from riverpy._leases.lease import Lease, process_holder
@@ -95,8 +94,7 @@ class LeaseManager:
         self._keeper = LeaseManagerService(
             store, holder=self._holder, timing=timing, timer=SystemTimer(), max_held=max_held
         )
-        self._opened_by: int | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opener: Opener | None = None
         self._is_closed = False
         self._given = WeakSet[Lease]()
         """The leases that its user keeps."""
@@ -114,16 +112,17 @@ class LeaseManager:
             ConfigError, DatabaseError, OSError, TimeoutError, asyncpg.PostgresError: the database
                 cannot be used.
         """
-        if self._opened_by is not None:
+        if self._opener is not None:
             raise ClientStateError("the manager of leases is open already, or was: make another")
         await self._keeper.__aenter__()
-        self._opened_by, self._loop = os.getpid(), asyncio.get_running_loop()
+        self._opener = Opener.current()
         return self
 
     async def __aexit__(self, *_error: object) -> None:
         """End what is held, and close what it owns. The blocks of `hold` that go on in other tasks
         are cancelled; leases of `try_acquire` that were not released are over, and lapse."""
-        if self._opened_by == os.getpid():  # a goodbye of a fork would end its parent's sessions
+        # Closing in a fork would end the sessions of its parent.
+        if self._opener is not None and self._opener.is_this_process:
             self._is_closed = True
             for lease in self._given:
                 lease.end("its manager is closed", cause=StopCause.CLIENT_STOP)
@@ -189,20 +188,11 @@ class LeaseManager:
         return self._keeper.hold(name, wait=wait)
 
     def _expect_open(self) -> None:
-        if self._opened_by is None:
+        if self._opener is None:
             raise ClientStateError("the manager of leases is not open: use `async with manager:`")
-        if self._opened_by != os.getpid():
-            raise ClientStateError(
-                "the manager of leases was opened in another process, before a fork: make one "
-                "after the fork, in the process that uses it"
-            )
         if self._is_closed:
             raise ClientStateError("the manager of leases is closed: make another")
-        if self._loop is not asyncio.get_running_loop():
-            raise ClientStateError(
-                "the manager of leases was opened in another event loop: use it there, or make one "
-                "for this loop"
-            )
+        self._opener.check("the manager of leases")
 
 
 def _expect_texts(**values: object) -> None:

@@ -1,8 +1,7 @@
-"""IdClaim: makes one run the only one under a client's id.
+"""IdClaim: lets at most one live run use a client id.
 
-The row of a run that is still alive is not touched. That of a dead one is replaced: it is dead if
-its process is known to have ended, or if its heartbeat has not changed for `dead_after` of this
-observer's own time.
+The row of another run is replaced only if that run is dead: its process has certainly ended, or its
+heartbeat has not changed for `dead_after` on this process's clock.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ if TYPE_CHECKING:
 TIMEOUT = 10.0
 """Seconds for one statement at the start of a run."""
 READ_SHARE = 1 / 12
-READ_MOST = 5.0
-"""Seconds between two reads of another run's heartbeat: a share of its `dead_after`, and not
-more."""
+READ_INTERVAL_MAX = 5.0
+"""Seconds between two reads of another run's heartbeat: a share of its `dead_after`, and at most
+this."""
 
 _runs: set[tuple[str | None, str, int]] = set()
-"""The runs of this process that are registered: the process, since a fork has another, the client's
-id, and when it was registered."""
+"""The registered runs of this process: its name (a fork has another), the client id, and when the
+run registered."""
 
 
 class IdClaim:
@@ -46,9 +45,9 @@ class IdClaim:
         """Make it.
 
         Args:
-            registration: what others may know of the client.
-            schema: of River's tables.
-            connection: the one to register on.
+            registration: the client's row.
+            schema: the schema of River's tables.
+            connection: the connection to register on.
             timer: measures how long another run's heartbeat stays the same.
         """
         self._registration, self._schema = registration, schema
@@ -58,10 +57,10 @@ class IdClaim:
         self._log = get_logger()
 
     async def register(self) -> int:
-        """Register the run, once no other has the id. Returns when, raw.
+        """Register the run. Return the raw time of the registration.
 
         Raises:
-            ClientIdInUseError: another run has it, and is alive.
+            ClientIdInUseError: a live run has the id.
             Exception: one of DATABASE_ERRORS.
         """
         dead: bytes | None = None
@@ -74,15 +73,15 @@ class IdClaim:
             dead = None if holder is None else await self._until_dead(holder)
 
     def end(self) -> None:
-        """The run has ended."""
+        """Note that the run has ended."""
         if self._run is not None:
             _runs.discard(self._run)
 
     async def _until_dead(self, holder: RegisteredRun) -> bytes | None:
-        """Wait until another run is dead. Returns its last heartbeat; None: it has left.
+        """Wait until the other run is dead. Return its last heartbeat, or None if its row is gone.
 
         Raises:
-            ClientIdInUseError: it is alive.
+            ClientIdInUseError: the other run is alive.
         """
         if self._is_gone(holder):
             return holder.heartbeat.value
@@ -98,12 +97,12 @@ class IdClaim:
         while now is not None:
             if now.heartbeat != holder.heartbeat:
                 raise ClientIdInUseError(self._client_id, now.since)
-            observer.saw([now.heartbeat], now.server_start)
-            silence = observer.silence(limit)
-            if silence.heartbeats:
+            observer.observe([now.heartbeat], now.server_start)
+            silent = observer.silent(limit)
+            if silent.heartbeats:
                 return now.heartbeat.value
-            step = min(READ_MOST, holder.heartbeat.limit * READ_SHARE)
-            await self._timer.sleep(min(step, silence.next_in))
+            step = min(READ_INTERVAL_MAX, holder.heartbeat.limit * READ_SHARE)
+            await self._timer.sleep(min(step, silent.next_in))
             async with self._connection.use("reading a heartbeat", TIMEOUT) as connection:
                 now = await client_registered_run(
                     connection, self._schema, client_id=self._client_id
@@ -111,10 +110,10 @@ class IdClaim:
         return None
 
     def _is_gone(self, holder: RegisteredRun) -> bool:
-        """Whether another run has certainly ended, by its process.
+        """Whether the process of the other run has certainly ended.
 
         Raises:
-            ClientIdInUseError: its process runs, and it wrote a heartbeat a short time ago.
+            ClientIdInUseError: its process runs, and its heartbeat is recent.
         """
         process = own_process()
         is_running = (process, self._client_id, holder.registered_at) in _runs
@@ -127,8 +126,8 @@ class IdClaim:
         return False
 
     async def _try(self, dead: bytes | None) -> tuple[int | None, RegisteredRun | None]:
-        """Register, in place of the run whose last heartbeat is `dead`. Returns when it was
-        registered, or which run has the id."""
+        """Try to register, in place of the run whose last heartbeat is `dead`. Return the raw time
+        of the registration, or the run that has the id."""
         async with (
             self._connection.use("registering", TIMEOUT) as connection,
             connection.transaction(isolation="read_committed"),

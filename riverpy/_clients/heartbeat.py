@@ -1,8 +1,7 @@
-"""Heartbeat: the signs of life of one run, and what this process knows of its own contact with the
-server.
+"""Heartbeat: writes the heartbeats of one run, and measures its contact with the server.
 
-A client that gives none for `dead_after` is dead to the leader, which gives its running jobs to
-others. So one that cannot beat stops claiming long before that.
+If a client writes no heartbeat for `dead_after`, the leader treats it as dead and rescues its
+running jobs. So a client that cannot write a heartbeat stops claiming long before that.
 """
 
 from __future__ import annotations
@@ -50,24 +49,25 @@ if TYPE_CHECKING:
     from riverpy.config import Config
 
 BEATS = 6
-"""Signs of life within `dead_after`."""
+"""Heartbeats within `dead_after`."""
 CLAIM_SHARE = 1 / 3
-"""Of `dead_after`: how old the last sign may be until claiming stops."""
+"""Claiming stops when the last heartbeat is older than this share of `dead_after`."""
 GAP_SHARE = 1 / 2
-"""Of `dead_after`: without a sign for this long the contact counts as broken."""
-BOUND_SHARE = 1 / 30
-BOUND_MIN = 0.25
-"""Seconds that one connection has for a sign of life: a share of `dead_after`, and not less."""
-RETRY_MOST = 1.0
-"""Seconds until the next try after every connection failed, at most."""
-LEAVE_TIMEOUT = 1.0
-"""Seconds for the last statement of a run."""
+"""The contact counts as broken when the last heartbeat is older than this share of
+`dead_after`."""
+TIMEOUT_SHARE = 1 / 30
+TIMEOUT_MIN = 0.25
+"""Seconds that one connection has for a heartbeat: a share of `dead_after`, and at least this."""
+RETRY_MAX = 1.0
+"""Seconds until the next try after every connection failed."""
+UNREGISTER_TIMEOUT = 1.0
+"""Seconds for deleting the client's row at the end of a run."""
 
 
 class Heartbeat:
-    """Beats while a client runs, also through its drain.
+    """Writes heartbeats while a client runs, also while it stops.
 
-    Until the service runs, as in a database without our tables, claiming is always allowed and the
+    Until a heartbeat is written, as in a database without our tables, claiming is allowed and the
     contact is 0.
     """
 
@@ -84,14 +84,14 @@ class Heartbeat:
         """Make it.
 
         Args:
-            registration: what others may know of the client.
+            registration: the client's row.
             config: the client's.
-            connections: the one to beat on, whose session should give up locks before a sign of
-                life must be given, or a locked table would have it cut; and those to try when it
-                does not answer, the last of which is the one to register on.
-            timer: what time is measured by, suspended time included.
-            displaced: called once when another run has registered under the client's id. No
-                heartbeat is written after that, and nothing is claimed.
+            connections: the connection to write on, and those to try when it fails. The first one
+                should have a short `lock_timeout`, or a locked table would make us cut it. The last
+                one registers the run.
+            timer: measures time, with the time in which the machine is suspended.
+            displaced: called once when another run has registered under the client's id. After that
+                no heartbeat is written and nothing is claimed.
         """
         self._registration, self._config = registration, config
         self._connections, self._timer = connections, timer
@@ -99,49 +99,50 @@ class Heartbeat:
         self._id_claim = IdClaim(registration, config.schema, connections[-1], timer)
         self._dead_after = config.dead_after.total_seconds()
         self._interval = self._dead_after / BEATS
-        self._bound = max(self._dead_after * BOUND_SHARE, BOUND_MIN)
-        self._beaten = asyncio.Event()
+        self._timeout = max(self._dead_after * TIMEOUT_SHARE, TIMEOUT_MIN)
+        self._allowed = asyncio.Event()
+        """Set when claiming is allowed again."""
         self._last = -math.inf
-        """When the last attempt that succeeded began."""
+        """When the last successful heartbeat began."""
         self._contact_since = 0.0
         self.contacts = 0
-        """How often the contact was made. When it was, the client's row may be a new one."""
+        """How often the contact began. After it was broken, the client's row may be a new one."""
         self._claims_end = math.inf
         self.registered_at: int | None = None
-        """When the server registered this run, raw; None while it has not."""
+        """When the server registered this run, raw. None until then."""
         self.is_displaced = False
         """Whether another run has registered under the client's id."""
         self._log = get_logger()
         self._failures = RepeatedFailureLog(self._log)
-        self.beaten = TestSignal("Heartbeat.beaten")
+        self.written = TestSignal("Heartbeat.written")
         self.failed = TestSignal("Heartbeat.failed")
 
     @property
     def may_claim(self) -> bool:
-        """Whether others still take this client for alive, and will for a while."""
+        """Whether claiming is allowed: the last heartbeat is recent."""
         return self._timer.boottime() < self._claims_end
 
     async def until_may_claim(self) -> None:
-        """Return when claiming is allowed."""
+        """Wait until claiming is allowed."""
         while not self.may_claim:
-            self._beaten.clear()
-            await self._beaten.wait()
+            self._allowed.clear()
+            await self._allowed.wait()
 
     @property
     def age(self) -> float | None:
-        """Seconds since the last sign of life; None: there was none."""
+        """Seconds since the last heartbeat. None if there was none."""
         return None if self._last == -math.inf else self._timer.boottime() - self._last
 
     def contact(self) -> float:
-        """Seconds of unbroken contact with the server. 0 while it is broken: who cannot beat does
-        not know who else cannot."""
+        """Return the seconds of unbroken contact with the server, 0 while it is broken. Without
+        contact this process cannot judge other clients."""
         now = self._timer.boottime()
         if now - self._last > self._dead_after * GAP_SHARE:
             return 0.0
         return now - self._contact_since
 
     async def register(self) -> None:
-        """Register the run, before anything else is done in the name of the client.
+        """Register the run. This comes before everything else that the run does.
 
         Raises:
             ClientIdInUseError: another client has the id.
@@ -151,26 +152,26 @@ class Heartbeat:
         try:
             self.registered_at = await self._id_claim.register()
         except UndefinedTableError as error:
-            self._unregister(error)
+            self._disable(error)
         else:
             self._succeeded(began)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Write heartbeats until stopped; for after `register`."""
+        """Write heartbeats until stopped. Call `register` before."""
         began = self._timer.boottime() if self.registered_at is None else self._last
         task_status.started()
         while not self.is_displaced:
-            delay = self._interval if self._last >= began else min(self._interval, RETRY_MOST)
-            scope.turns(within=delay + self._bound * len(self._connections))
+            delay = self._interval if self._last >= began else min(self._interval, RETRY_MAX)
+            scope.turns(within=delay + self._timeout * len(self._connections))
             await self._timer.sleep(delay)
             began = self._timer.boottime()
-            await self._beat_somewhere()
+            await self._write()
         scope.rests()
         await anyio.sleep_forever()
 
     async def is_current(self, connection: Connection) -> bool:
-        """Whether what was claimed in the client's name until now was claimed by this run. Ask
-        after reading it: another run that registers in between claims later.
+        """Whether this run still has the client's id. Check it after reading claimed rows: then no
+        other run can have claimed them.
 
         Raises:
             Exception: one of DATABASE_ERRORS.
@@ -185,35 +186,35 @@ class Heartbeat:
         )
 
     def end(self) -> None:
-        """The run has ended, whether its row stays or not."""
+        """Note that the run has ended. Its row may stay."""
         self._id_claim.end()
 
     async def leave(self) -> None:
-        """Take the registration back: the run has ended and left nothing behind."""
+        """Delete the client's row: the run has ended and has no running jobs."""
         if self.registered_at is None:
             return
         try:
-            async with self._connections[0].use("leaving", LEAVE_TIMEOUT) as connection:
+            async with self._connections[0].use("leaving", UNREGISTER_TIMEOUT) as connection:
                 await client_unregister(
                     connection,
                     self._config.schema,
                     client_id=self._registration.client_id,
                     registered_at=self.registered_at,
                 )
-        except DATABASE_ERRORS as error:  # the row lapses
+        except DATABASE_ERRORS as error:  # a leader deletes the row later
             self._log.debug(CLIENT_DEREGISTRATION_FAILED, error=describe(error))
 
-    async def _beat_somewhere(self) -> None:
-        """One sign of life, over the first connection that answers."""
+    async def _write(self) -> None:
+        """Write one heartbeat over the first connection that works."""
         error: Exception | None = None
         for connection in self._connections:
             began = self._timer.boottime()
             try:
-                has_id = await self._beat(connection, self._bound)
+                has_id = await self._write_on(connection)
             except UndefinedTableError as missing:
-                self._unregister(missing)
+                self._disable(missing)
                 return
-            except LockNotAvailableError as locked:  # and so it is for every connection
+            except LockNotAvailableError as locked:  # it is locked for every connection
                 error = locked
                 break
             except DATABASE_ERRORS as raised:
@@ -231,9 +232,10 @@ class Heartbeat:
                 return
         self._failed(error)
 
-    async def _beat(self, connection: DedicatedConnection, bound: float) -> bool:
-        async with connection.use("giving a sign of life", bound) as opened:
-            if self.registered_at is None:  # the table was not there at the start
+    async def _write_on(self, connection: DedicatedConnection) -> bool:
+        """Return whether this run still has the client's id."""
+        async with connection.use("writing a heartbeat", self._timeout) as opened:
+            if self.registered_at is None:  # the table was missing at the start
                 self.registered_at = await client_register(
                     opened, self._config.schema, self._registration
                 )
@@ -262,15 +264,15 @@ class Heartbeat:
             self.contacts += 1
         self._last = began
         self._claims_end = began + self._dead_after * CLAIM_SHARE
-        self._beaten.set()
+        self._allowed.set()
         self._failures.recovered(HEARTBEAT_RESTORED)
-        self.beaten.emit()
+        self.written.emit()
 
-    def _unregister(self, error: Exception) -> None:
-        """The table is gone. Nobody can be taken for dead then, so claiming goes on, as in a
-        database that never had it."""
+    def _disable(self, error: Exception) -> None:
+        """Allow claims for as long as the table is missing: no leader can treat a client as dead
+        then."""
         self._claims_end = math.inf
-        self._beaten.set()
+        self._allowed.set()
         self._failures.failed(
             HEARTBEAT_TABLE_NOT_FOUND,
             level="error",

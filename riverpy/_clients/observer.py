@@ -1,7 +1,7 @@
-"""HeartbeatObserver: whose heartbeat has stopped, by what one observer sees.
+"""HeartbeatObserver: finds heartbeats that have stopped.
 
-The server's clock may be stepped, so it decides nothing here: an observer reads the heartbeats now
-and then, and measures on its own clock for how long each stays the same.
+The server's clock may be set, so it is not used here. The observer reads all heartbeats now and
+then, and measures on its own clock for how long each one stays the same.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ if TYPE_CHECKING:
     from riverpy._postgres.clients import LastHeartbeat
 
 
-class Silence(NamedTuple):
-    """Those whose heartbeat has not changed for too long."""
+class Silent(NamedTuple):
+    """The heartbeats that have not changed for too long."""
 
     heartbeats: dict[str, bytes]
-    """The last heartbeat of each."""
+    """The last heartbeat by the name of its writer."""
     next_in: float
-    """Seconds until the next may be one of them; infinite: there is no other."""
+    """Seconds until the next heartbeat may be too old. Infinity if there is no other."""
 
 
 class HeartbeatObserver:
     """Observes heartbeats for one purpose."""
 
     def __init__(self, timer: Timer, contact: Callable[[], float] | None = None) -> None:
-        """Make it; nothing is observed yet.
+        """Make it. Nothing is observed yet.
 
         Args:
             timer: measures how long a heartbeat stays the same.
-            contact: seconds of this process's unbroken contact with the server, as its own
-                heartbeats prove it: one that could not write a heartbeat cannot judge others.
-                None: the reads prove it.
+            contact: returns the seconds of this process's unbroken contact with the server, shown
+                by its own heartbeats. A process that could not write a heartbeat itself cannot
+                judge others. None: the reads show the contact.
         """
         self._timer, self._contact = timer, contact
         self._seen: dict[str, tuple[LastHeartbeat, float]] = {}
         """The last heartbeat by name, and when it was read first."""
         self.server_start = b""
 
-    def saw(self, heartbeats: Iterable[LastHeartbeat], server_start: bytes = b"") -> None:
-        """Take all that were read. No heartbeat could be written while the server was down, so a
-        restart begins the observation again."""
+    def observe(self, heartbeats: Iterable[LastHeartbeat], server_start: bytes = b"") -> None:
+        """Take all heartbeats that were read now. After a restart of the server the observation
+        begins again, because no client could write a heartbeat while the server was down."""
         now = self._timer.boottime()
         before = self._seen if server_start == self.server_start else {}
         self.server_start = server_start
@@ -55,9 +55,9 @@ class HeartbeatObserver:
                 since = now
             self._seen[one.name] = one, since
 
-    def silence(self, limit: float, *, kept: float = 0.0) -> Silence:
-        """Those whose heartbeat has been the same for `limit` seconds, or for their own limit if
-        that is longer, and for `kept` seconds more."""
+    def silent(self, limit: float, *, kept: float = 0.0) -> Silent:
+        """Return the heartbeats that have not changed for `limit` seconds, or for their own limit
+        if that is longer, and for another `kept` seconds."""
         now = self._timer.boottime()
         contact = math.inf if self._contact is None else self._contact()
         silent: dict[str, bytes] = {}
@@ -68,4 +68,4 @@ class HeartbeatObserver:
                 silent[heartbeat.name] = heartbeat.value
             else:
                 next_in = min(next_in, left)
-        return Silence(silent, next_in)
+        return Silent(silent, next_in)

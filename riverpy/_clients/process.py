@@ -1,32 +1,72 @@
-"""Process: a text that names a process of a machine, by which another one of that machine knows
-whether it is gone."""
+"""Processes: a name for a process, and the check that an object is used where it was opened."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
+from typing import NamedTuple
+
+from riverpy.errors import ClientStateError
 
 _ENDED = {"Z", "X", "x"}
-"""States of a process that runs no more, whether its parent has noticed or not."""
+"""The states in `/proc/PID/stat` of a process that has ended."""
+
+
+class Opener(NamedTuple):
+    """The process and event loop in which an object was opened. Its sockets belong to the process,
+    and its tasks to the loop."""
+
+    pid: int
+    loop: asyncio.AbstractEventLoop
+
+    @classmethod
+    def current(cls) -> Opener:
+        """Return the process and event loop that run now."""
+        return cls(os.getpid(), asyncio.get_running_loop())
+
+    @property
+    def is_this_process(self) -> bool:
+        """Whether this is the process that opened the object, and not a fork of it."""
+        return self.pid == os.getpid()
+
+    def check(self, what: str) -> None:
+        """Check that this process and event loop opened the object.
+
+        Raises:
+            ClientStateError: it was opened in another process or event loop; the text begins with
+                `what`.
+        """
+        if not self.is_this_process:
+            raise ClientStateError(
+                f"{what} was opened in another process, before a fork: open one after the fork, "
+                "in the process that uses it"
+            )
+        if self.loop is not asyncio.get_running_loop():
+            raise ClientStateError(
+                f"{what} was opened in another event loop: open one in each loop, and in other "
+                "threads use asyncio.run_coroutine_threadsafe"
+            )
 
 
 def own_process() -> str | None:
-    """The text of this process. None: the system does not say, as elsewhere than on Linux."""
+    """Return the name of this process, or None if the system is not Linux. Other processes of this
+    machine can tell by it whether this one has ended."""
     pid = os.getpid()
     place, stat = _place(), _stat(pid)
     return None if place is None or stat is None else f"{place} {pid} {stat[1]}"
 
 
 def is_gone(process: str) -> bool:
-    """Whether a process has certainly ended. False also if that cannot be known here, as of a
-    process of another machine or container."""
+    """Whether a process has certainly ended. False for a process of another machine or
+    container."""
     place, _, rest = process.partition(" ")
     pid, _, started = rest.partition(" ")
     return place == _place() and pid.isdecimal() and _has_ended(int(pid), started)
 
 
 def is_here(process: str) -> bool:
-    """Whether it is a process of this machine and container, so that `is_gone` is certain."""
+    """Whether it is a process of this machine and container."""
     return process.partition(" ")[0] == _place()
 
 
@@ -35,14 +75,14 @@ def _has_ended(pid: int, started: str) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except PermissionError:  # another user's, which /proc may hide
+    except PermissionError:  # the process of another user: /proc may hide it
         pass
     stat = _stat(pid)
     return stat is not None and (stat[0] in _ENDED or stat[1] != started)
 
 
 def _place() -> str | None:
-    """The running kernel, and the namespace in which a pid has its meaning."""
+    """Return the id of this boot of the machine, and the namespace of its process ids."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
@@ -51,7 +91,7 @@ def _place() -> str | None:
 
 
 def _stat(pid: int) -> tuple[str, str] | None:
-    """The state of a process, and when it was started in ticks since the machine's start."""
+    """Return the state of a process, and its start in ticks since the boot."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return fields[0], fields[19]

@@ -132,11 +132,11 @@ class DomainQueues:
                 return ()
 
     def _judge(self, rows: Sequence[OwnedQueue]) -> Sequence[Owner]:
-        self._observer.saw(
+        self._observer.observe(
             LastHeartbeat(row.queue, row.last_seen, 0.0 if row.is_old else ORPHANED_AFTER)
             for row in rows
         )
-        silent = self._observer.silence(self._dead_after).heartbeats
+        silent = self._observer.silent(self._dead_after).heartbeats
         return [Owner(row.queue, row.domain, row.queue in silent) for row in rows]
 
     def _tell_of_grant(self) -> None:

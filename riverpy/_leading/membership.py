@@ -122,11 +122,11 @@ class Membership:
                     seconds=dead_after,
                 )
             async with self._reserved.use("reading heartbeats", JOIN_TIMEOUT) as connection:
-                observer.saw(*await client_heartbeats(connection, self._config.schema))
-            silence = observer.silence(dead_after)
-            dead = silence.heartbeats
+                observer.observe(*await client_heartbeats(connection, self._config.schema))
+            silent = observer.silent(dead_after)
+            dead = silent.heartbeats
             if not doubtful <= dead.keys():
-                await self._timer.sleep(min(dead_after * READ_SHARE, READ_MOST, silence.next_in))
+                await self._timer.sleep(min(dead_after * READ_SHARE, READ_MOST, silent.next_in))
 
     async def _try_to_join(self, dead: Mapping[str, bytes]) -> set[str] | None:
         """Claim the queues, unless clients may be alive of whom this is not known: then returns

@@ -54,12 +54,12 @@ class ClientCleaner(MaintenanceService):
         """
         context = self.context
         async with context.connection.use("looking for dead clients", _LOOK_TIMEOUT) as connection:
-            self._observer.saw(*await client_heartbeats(connection, context.schema))
+            self._observer.observe(*await client_heartbeats(connection, context.schema))
         dead_after = context.config.dead_after.total_seconds()
-        silence = self._observer.silence(dead_after, kept=KEPT)
-        if silence.heartbeats:
-            await self.batches.handle(silence.heartbeats.items())
-        return self.batches.delay(min(INTERVAL, silence.next_in + MARGIN))
+        silent = self._observer.silent(dead_after, kept=KEPT)
+        if silent.heartbeats:
+            await self.batches.handle(silent.heartbeats.items())
+        return self.batches.delay(min(INTERVAL, silent.next_in + MARGIN))
 
     async def _reap(self, heartbeats: list[tuple[str, bytes]]) -> None:
         """Delete the rows of clients, each with the heartbeat that was observed."""

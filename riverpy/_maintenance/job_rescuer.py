@@ -172,12 +172,12 @@ class JobRescuer(MaintenanceService):
         if self._observer is None or not filters:
             return self._interval
         async with self._reading() as connection:
-            self._observer.saw(*await client_heartbeats(connection, self.context.schema))
-        silence = self._observer.silence(self._dead_after)
-        if silence.heartbeats:
+            self._observer.observe(*await client_heartbeats(connection, self.context.schema))
+        silent = self._observer.silent(self._dead_after)
+        if silent.heartbeats:
             for within in filters:
-                await self._rescue_from(silence.heartbeats, within)
-        return min(self._interval, silence.next_in + MARGIN)
+                await self._rescue_from(silent.heartbeats, within)
+        return min(self._interval, silent.next_in + MARGIN)
 
     async def _rescue_from(
         self, heartbeats: Mapping[str, bytes], within: QueueFilter | None

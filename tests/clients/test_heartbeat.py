@@ -254,7 +254,7 @@ async def test_registration(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(job: Job[Task]) -> None:
         pass
 
-    monkeypatch.setattr("riverpy._clients.heartbeat.LEAVE_TIMEOUT", PATIENCE)
+    monkeypatch.setattr("riverpy._clients.heartbeat.UNREGISTER_TIMEOUT", PATIENCE)
     async with rig.working(id="me", candidate=False, poll_only=True, dead_after=timedelta(hours=1)):
         row = await rig.schema.fetchrow("SELECT * FROM riverpy_client")
         assert row is not None
@@ -401,7 +401,7 @@ async def test_locked_leader_stops_no_job(rig: Rig) -> None:
         other.transaction(),
     ):
         await other.execute("LOCK TABLE river_leader IN ACCESS EXCLUSIVE MODE")
-        beaten = heartbeat_of(client).beaten
+        beaten = heartbeat_of(client).written
         beaten.init()
         for _ in range(4):  # longer than claims would go on without
             await beaten.wait()
@@ -458,9 +458,9 @@ async def test_locked_table_costs_no_connection(rig: Rig) -> None:
         before = await pids()
         async with rig.schema.connected() as connection, connection.transaction():
             await connection.execute("LOCK TABLE riverpy_client IN ACCESS EXCLUSIVE MODE")
-            await heartbeat._beat_somewhere()
+            await heartbeat._write()
         last = heartbeat._last
         assert await pids() == before
-        await heartbeat._beat_somewhere()
+        await heartbeat._write()
         assert heartbeat._last > last
         assert await pids() == before

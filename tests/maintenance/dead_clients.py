@@ -37,7 +37,7 @@ async def observed(held: HeldTerm, service: ObserverT, seconds: float) -> Observ
     observer = service._observer
     assert observer is not None
     async with held.schema.connected() as connection:
-        observer.saw(*await client_heartbeats(connection, held.schema.name))
+        observer.observe(*await client_heartbeats(connection, held.schema.name))
     assert isinstance(held.timer, QuickTimer)
     held.timer.skipped += seconds
     return service

@@ -176,7 +176,7 @@ async def run(held: HeldTerm, service: MaintenanceService) -> None:
     assert isinstance(held.timer, QuickTimer)
     if isinstance(service, JobRescuer) and service._observer is not None:
         async with held.schema.connected() as connection:
-            service._observer.saw(*await client_heartbeats(connection, held.schema.name))
+            service._observer.observe(*await client_heartbeats(connection, held.schema.name))
     held.timer.skipped += 60
     await held.run(service)
 

@@ -52,7 +52,7 @@ async def rate_beside_polls(rig: Rig, sent: list[Sent], **settings: Any) -> floa
     dead_after = config.dead_after.total_seconds()
     lost_claims = run._reconciler._release_lost_claims
     steps: list[tuple[Callable[[], Awaitable[Any]], float]] = [
-        (run._heartbeat._beat_somewhere, dead_after / BEATS),
+        (run._heartbeat._write, dead_after / BEATS),
         (run._leader_watch._look, dead_after / leader_watch.LOOKS),
         (run._reconciler._read_pauses, run._reconciler.interval),
         (lambda: lost_claims(age=CLAIM_TIMEOUT), run._reconciler.interval),

@@ -266,7 +266,7 @@ async def test_domain_that_cannot_give_signs_of_life(rig: Rig, log: list[Any]) -
 async def test_id_comes_back_without_a_domain(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client of a domain that crashed, and comes back under the same id without one: its old
     domain does not count it for its own, so that another may take its queue over."""
-    monkeypatch.setattr("riverpy._clients.heartbeat.LEAVE_TIMEOUT", PATIENCE)
+    monkeypatch.setattr("riverpy._clients.heartbeat.UNREGISTER_TIMEOUT", PATIENCE)
     async with member(rig, "a", "mail", "mail"):
         crashed = await rig.schema.fetchrow("SELECT domain, settings FROM riverpy_client")
         assert crashed is not None
