@@ -17,26 +17,36 @@ if TYPE_CHECKING:
 
     from xdist.workermanage import WorkerController
 
-ONE_WORKER = (
-    "tests/faults/test_connections.py",
-    "tests/faults/test_failover.py",
-    "tests/faults/test_server.py",
-    "tests/faults/test_users.py",
+SHARING = (
     "tests/repository/test_wheel.py",
     "tests/maintenance/test_plans.py",
     "tests/typing/test_mypy.py",
     "tests/work/test_plans.py",
 )
-"""Files whose tests share a fleet, a table that takes long to fill, a wheel, or a run of mypy."""
+"""Files whose tests share a table that takes long to fill, a wheel, or a run of mypy. The tests of
+each file run on one worker."""
+QUIET = (
+    "tests/faults/test_connections.py",
+    "tests/faults/test_failover.py",
+    "tests/faults/test_processes.py",
+    "tests/faults/test_server.py",
+    "tests/faults/test_users.py",
+    "tests/network/",
+    "tests/repository/test_chaos",
+)
+"""Tests that run fleets of their own, with limits that a busy machine exceeds. All of them run on one
+worker, one after the other."""
 
 
 class Scheduling(LoadScopeScheduling):
-    """Distributes tests one by one, except those of `ONE_WORKER`, and continues when a worker dies.
-    (The marks of xdist for this have no effect with this version of pytest.)"""
+    """Distributes tests one by one, except those of `SHARING` and `QUIET`, and continues when a
+    worker dies. (The marks of xdist for this have no effect with this version of pytest.)"""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return file if file in ONE_WORKER else nodeid
+        if nodeid.startswith(QUIET):
+            return "quiet"
+        return file if file in SHARING else nodeid
 
     def _reschedule(self, node: WorkerController) -> None:
         """Assign tests to a worker. A worker starts a test only when it has the next one, or when
