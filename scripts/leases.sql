@@ -16,7 +16,7 @@ TRUNCATE riverpy_lease;
 
 
 -- name: statements
--- All that a role sent, and of that what changed leases.
+-- The number of statements of a role, and of those that changed leases.
 SELECT
   coalesce(sum(s.calls), 0)::bigint AS calls,
   coalesce(sum(s.calls) FILTER (WHERE s.rows > 0 AND s.query ILIKE '%update%riverpy_lease%'), 0)::bigint AS renewals,
@@ -28,7 +28,7 @@ WHERE r.rolname = $1 AND s.query NOT ILIKE 'begin%' AND s.query NOT ILIKE 'commi
 
 
 -- name: churn
--- Flushed statistics of the table.
+-- The flushed statistics of the table.
 SELECT n_tup_upd AS updates, n_tup_hot_upd AS hot, n_dead_tup AS dead, pg_relation_size(relid) AS bytes
 FROM pg_stat_user_tables
 WHERE relname = 'riverpy_lease';

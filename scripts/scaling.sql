@@ -1,4 +1,4 @@
--- What scripts/scaling asks and does. The search path is the schema of the jobs.
+-- Statements of scripts/scaling. The search path is the schema of the jobs.
 
 -- name: empty
 truncate river_job;

@@ -34,8 +34,8 @@ QUIET = (
     "tests/network/",
     "tests/repository/test_chaos",
 )
-"""Tests that run fleets of their own, with limits that a busy machine exceeds. All of them run on one
-worker, one after the other."""
+"""Tests that run fleets of their own, with limits that a busy machine exceeds. All of them run on
+one worker, one after the other."""
 
 
 class Scheduling(LoadScopeScheduling):

@@ -1,4 +1,4 @@
--- The statements of the measurements, by name. They are one statement each.
+-- Statements of the measurements by name, one statement each.
 
 -- name: version
 select current_setting('server_version')
@@ -16,12 +16,12 @@ vacuum (analyze)
 checkpoint
 
 -- name: fill_available
--- $1: how many.
+-- $1: number of jobs.
 insert into river_job (args, kind, max_attempts)
 select '{}', 'noop', 25 from generate_series(1, $1::int)
 
 -- name: fill_completed
--- $1: how many, of the last twelve hours.
+-- $1: number of jobs, finished within the last twelve hours.
 insert into river_job (
   args, kind, max_attempts, state, attempt, attempted_by, created_at, scheduled_at, attempted_at, finalized_at
 )
@@ -32,7 +32,7 @@ from generate_series(1, $1::int) as i, lateral (select now() - interval '12 hour
 select clock_timestamp()
 
 -- name: progress
--- $1: since when. How many were finished, from first claim to last end in seconds.
+-- $1: start. The number of finished jobs, and the seconds from the first claim to the last finish.
 select
   count(*) as jobs,
   coalesce(extract(epoch from max(finalized_at) - min(attempted_at)), 0)::float8 as seconds
@@ -40,7 +40,7 @@ from river_job
 where state = 'completed' and finalized_at >= $1
 
 -- name: repeated
--- $1: since when. Jobs that were claimed more than once.
+-- $1: start. The jobs that were claimed more than once.
 select count(*)
 from river_job
 where state = 'completed' and finalized_at >= $1 and (attempt <> 1 or cardinality(attempted_by) <> 1)
@@ -49,7 +49,7 @@ where state = 'completed' and finalized_at >= $1 and (attempt <> 1 or cardinalit
 select count(*) from river_job where state = 'available'
 
 -- name: waits
--- $1: since when. From due to claimed, in milliseconds.
+-- $1: start. The time from due to claimed, in milliseconds.
 select
   percentile_cont(0.5) within group (order by wait)::float8 as p50,
   percentile_cont(0.99) within group (order by wait)::float8 as p99
@@ -60,7 +60,7 @@ from (
 ) as waits
 
 -- name: rate_between
--- $1, $2: from, to. Jobs finished a second.
+-- $1, $2: start and end. Finished jobs per second.
 select count(*) / extract(epoch from $2::timestamptz - $1::timestamptz)::float8
 from river_job
 where state = 'completed' and finalized_at >= $1 and finalized_at < $2
@@ -72,7 +72,7 @@ create extension if not exists pg_stat_statements
 select pg_stat_statements_reset()
 
 -- name: statements_count
--- What this database's clients sent, but for the measurement's own.
+-- The number of statements in this database, without those of the measurement.
 select coalesce(sum(calls), 0)::int
 from pg_stat_statements
 where
@@ -80,7 +80,7 @@ where
   and query not like '%pg_stat_statements%'
 
 -- name: claim_cost
--- Of the statement that claims: rows, and milliseconds in the server for a call and microseconds for a row.
+-- The claim statement: rows, milliseconds in the server per call, and microseconds per row.
 select
   rows::int as rows,
   mean_exec_time as ms_per_call,
@@ -96,11 +96,11 @@ limit 1
 select count(*) from pg_tables where schemaname = 'public'
 
 -- name: databases
--- Those of all runs, with the process that made them.
+-- The databases of all runs, with the process that created them.
 select datname as name, split_part(datname, '_', 2) as pid
 from pg_database
 where datname ~ '^bench_[0-9]+_'
 
 -- name: spread
--- $1: over how many queues the waiting jobs are to be spread.
+-- $1: the number of queues for the waiting jobs.
 update river_job set queue = 'q' || id % $1::int where state = 'available'
