@@ -1,4 +1,5 @@
-"""One language as the client that inserts and controls. Both answer in the same form."""
+"""Clients of one language that insert jobs and control jobs and queues. Both languages return
+results in the same form."""
 
 from __future__ import annotations
 
@@ -26,18 +27,18 @@ if TYPE_CHECKING:
 
 
 class Refused(Exception):
-    """A call failed; its text is the error's."""
+    """A call failed. The text is the error's."""
 
 
 class NotThere(Refused):
-    """It says that there is no such job or queue."""
+    """The job or the queue does not exist."""
 
 
 class Caller(Protocol):
     """A client of one language.
 
-    Between `begin` and `commit` or `rollback` all calls run in one transaction. Rows are those of
-    `seen.py`. Every call raises NotThere or Refused.
+    All calls between `begin` and `commit` or `rollback` run in one transaction. Rows have the form
+    of `seen.py`. Every call raises NotThere or Refused.
     """
 
     language: str
@@ -52,7 +53,8 @@ class Caller(Protocol):
     async def insert(self, request: Request, /) -> Row: ...
     async def insert_many(self, *requests: Request) -> list[Row]: ...
     async def insert_unique(self, *requests: Request) -> list[tuple[Row, bool]]:
-        """Insert one alone, or several in a batch: each row, and whether it was there before."""
+        """Insert one request alone, or several in a batch. Return each row, and whether it existed
+        before."""
         ...
 
     async def insert_many_fast(self, *requests: Request) -> int: ...
@@ -68,7 +70,7 @@ class Caller(Protocol):
 
 
 class GoCaller:
-    """River in Go: one process that answers commands (`go/session.go`)."""
+    """River in Go: a process that executes commands (`go/session.go`)."""
 
     language = "go"
 
@@ -141,14 +143,14 @@ class GoCaller:
 
 
 def inserted(answer: Row) -> tuple[Row, bool]:
-    """The row of an insert's answer, and whether it is that of an earlier job."""
+    """Return the row of an insert's answer, and whether it belongs to an earlier job."""
     row = seen_by_go(answer)
     del row["encoded_args"]
     return row, row.pop("unique_skipped_as_duplicate")
 
 
 class PythonCaller:
-    """riverpy, on a client that works nothing; `connection` is for its transactions."""
+    """riverpy with a client that works no jobs; `connection` is for its transactions."""
 
     language = "python"
 
@@ -254,7 +256,7 @@ class PythonCaller:
 
 @contextmanager
 def refusals() -> Generator[None]:
-    """Raise riverpy's errors as both languages have them."""
+    """Convert riverpy's errors to those of this module."""
     try:
         yield
     except NotFoundError as error:
@@ -265,7 +267,7 @@ def refusals() -> Generator[None]:
 
 @asynccontextmanager
 async def both_callers(go: RiverGo, schema: Schema) -> AsyncGenerator[dict[str, Caller]]:
-    """A caller of each language, by its name."""
+    """Yield a caller of each language by its name."""
     config = Config(schema=schema.name, skip_unknown_job_check=True)
     async with AsyncExitStack() as stack:
         process = await stack.enter_async_context(go.process("session"))

@@ -1,8 +1,8 @@
-"""The cases of conformance between River's clients, CF-001 to CF-111: which have a test, and why
-the others have none.
+"""The conformance cases for River's clients, CF-001 to CF-111, and the reasons why some of them
+have no test.
 
 A case with a test has its number in the test's docstring. All others are here, in one group.
-`scripts/interop` prints how many there are of each.
+`scripts/interop` prints the size of each group.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WAITS_FOR = {
     "resumable steps": (52, 53, 88, 101),
     "a clock and a random source that tests can set": (45,),
 }
-"""What riverpy lacks, and the cases that need it."""
+"""Missing features of riverpy, and the cases that need them."""
 
 LEFT_OUT = {
     64: "optional: job retention by queue is for River's extensions",
@@ -33,7 +33,7 @@ LEFT_OUT = {
     91: "no test asserts speed: scripts/bench compare",
     92: "no test asserts speed: scripts/bench compare",
 }
-"""Cases that will have no test, and why."""
+"""Cases that will have no test, with the reason."""
 
 DIFFERENT = {
     36: "a server that refuses NOTIFY is not detected: settings say so, and cancels fail there",
@@ -45,8 +45,8 @@ DIFFERENT = {
     94: "max_attempts above 32,767 is refused, where River cuts it down",
     98: "a claim drops the mark of a cancel that an older River left, where River keeps it",
 }
-"""Cases in which riverpy differs from River on purpose, and how. Their tests show riverpy's rule;
-docs/go.md tells users."""
+"""Cases in which riverpy differs from River on purpose. Their tests show riverpy's rule; docs/go.md
+describes it for users."""
 
 _TESTS = Path(__file__).parents[1]
 _CASE = re.compile(r"CF-(\d{3})\b")
@@ -54,7 +54,7 @@ _CASE = re.compile(r"CF-(\d{3})\b")
 
 @cache
 def shown() -> set[int]:
-    """The cases that docstrings of tests name."""
+    """Return the cases in the docstrings of tests."""
     texts = [path.read_text("utf-8") for path in _TESTS.rglob("test_*.py")]
     return {
         int(number)
@@ -68,12 +68,12 @@ def shown() -> set[int]:
 
 
 def waiting() -> set[int]:
-    """The cases that wait for a feature."""
+    """Return the cases that wait for a feature."""
     return {number for numbers in WAITS_FOR.values() for number in numbers}
 
 
 def summary() -> str:
-    """How many cases are in each group, in one line."""
+    """Return the number of cases in each group, in one line."""
     return (
         f"{len(shown())} of {len(CASES)} cases of conformance have a test, for {len(DIFFERENT)} of "
         f"them riverpy's own rule; {len(waiting())} wait for a feature, {len(LEFT_OUT)} are left "

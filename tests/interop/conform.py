@@ -1,5 +1,5 @@
-"""The kind `conform` in Python: jobs that do what their args say, step by step. `go/conform.go`
-does the same, and tells what each step means."""
+"""The job kind `conform` in Python: a job does the steps in its args. `go/conform.go` does the
+same, and describes each step."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 KIND = "conform"
 EFFECTS = "CREATE TABLE effects (job_id bigint, attempt int, language text)"
-"""Where the step `effect` inserts. The test makes the table, in its schema."""
+"""The table for the step `effect`. The test creates it in its schema."""
 
 
 class Conform(msgspec.Struct, frozen=True):
-    """The args. The keys of JSON are those of the Go struct, in its order."""
+    """The args. The JSON keys are those of the Go struct, in its order."""
 
     kind: ClassVar[str] = KIND
     message: str = ""
@@ -37,19 +37,19 @@ class Conform(msgspec.Struct, frozen=True):
 
 
 def conform(behavior: str = "", **args_and_opts: Any) -> Request:
-    """A request for a job of these steps; `message`, `duration_ms` and `output` are args of it, all
-    else are options of the insert."""
+    """Return a request for a job with these steps. `message`, `duration_ms` and `output` are args;
+    all others are insert options."""
     names = set(Conform.__struct_fields__) & set(args_and_opts)
     args = Conform(behavior=behavior, **{name: args_and_opts.pop(name) for name in names})
     return request(msgspec.json.encode(args).decode(), kind=KIND, **args_and_opts)
 
 
 class Done(Exception):
-    """The job has no more steps to do."""
+    """The job has no more steps."""
 
 
 class Boom(Exception):
-    """What the step `panic` raises."""
+    """The exception of the step `panic`."""
 
 
 class InsertEffect(Protocol):
@@ -59,7 +59,7 @@ class InsertEffect(Protocol):
 
 
 class ConformWorker(Worker[Conform]):
-    """Works the kind. `emit` gets each event as a line, as Go prints it."""
+    """Worker of the kind. `emit` gets each event as a line in the form of Go."""
 
     def __init__(self, emit: Callable[[Row], None], insert_effect: InsertEffect) -> None:
         self._emit = emit
@@ -67,11 +67,11 @@ class ConformWorker(Worker[Conform]):
         self._released: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
     def release(self, message: str) -> None:
-        """Let the jobs that wait for this message go on."""
+        """Release the jobs that wait for this message."""
         self._released[message].set()
 
     def release_all(self) -> None:
-        """Let all that wait go on."""
+        """Release all waiting jobs."""
         for event in self._released.values():
             event.set()
 
@@ -140,7 +140,7 @@ class ConformWorker(Worker[Conform]):
 
 
 def end(step: str, job: Job[Conform]) -> None:
-    """Do one of the steps after which nothing comes."""
+    """Do one of the steps that end a job."""
     message = job.args.message
     delay = timedelta(milliseconds=job.args.duration_ms)
     match step:
@@ -164,7 +164,7 @@ def end(step: str, job: Job[Conform]) -> None:
 
 
 async def insistently(wait: Callable[[], Awaitable[object]]) -> None:
-    """Wait to the end, whoever cancels."""
+    """Wait to the end in spite of cancellations."""
     while True:
         try:
             await wait()
@@ -182,7 +182,8 @@ async def until_cancelled() -> None:
 
 
 def error_text(language: str, message: str, *, panics: bool = False) -> str:
-    """What a failure's entry says. River's is the error's own text, ours names its type as well."""
+    """Return the text of a failure's error entry. River's is the error's own text; riverpy's has
+    its type too."""
     if language == "go":
         return message
     return f"{'Boom' if panics else 'RuntimeError'}: {message}"

@@ -1,4 +1,4 @@
-"""Fixtures that give a test River in Go, or skip it where Go or its modules are not to be had."""
+"""Fixtures for River in Go. They skip a test where Go or its modules are not available."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Build during the tests before those here, which wait for the end of it."""
+    """Build the Go program during the tests that come before those here."""
     ours = [item for item in items if HERE in item.path.parents]
     for item in ours:
         item.add_marker(pytest.mark.timeout(BUILD_TIMEOUT + 60))
@@ -42,21 +42,21 @@ def _try_to_build() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs Go where it is missing. Here, because pytest sums up in one line what is
-    skipped in one place, and a skip in a fixture counts as one in each test."""
+    """Skip a test that needs Go where Go is missing. This happens here because pytest joins skips
+    with the same place in one line, and a skip in a fixture has its place in each test."""
     if isinstance(item, pytest.Function) and "go_binary" in item.fixturenames and not program():
         pytest.skip("needs Go and its modules: install Go to test a fleet of both languages")
 
 
 @cache
 def program() -> Path | None:
-    """The program of River in Go, if it can be built."""
+    """Return the Go program, if it can be built."""
     return build()
 
 
 @pytest.fixture(scope="session")
 def go_binary() -> Path:
-    """The program of River in Go."""
+    """The Go program."""
     binary = program()
     assert binary is not None
     return binary
@@ -70,13 +70,13 @@ def go(go_binary: Path, schema: Schema) -> RiverGo:
 
 @pytest.fixture
 def rig(schema: Schema) -> Rig:
-    """River in Python on the test's schema."""
+    """riverpy on the test's schema."""
     return Rig(schema)
 
 
 @pytest.fixture
 async def mark_unheard(schema: Schema) -> AsyncGenerator[None]:
-    """Meanwhile jobs with `UNHEARD` get a cancel mark as they are claimed."""
+    """Give jobs with the metadata `UNHEARD` a cancel mark as they are claimed."""
     await schema.execute((HERE / "unheard_cancel.sql").read_text("utf-8"))
     yield
     await schema.execute("DROP FUNCTION mark_unheard CASCADE")
@@ -91,5 +91,5 @@ async def callers(go: RiverGo, schema: Schema) -> AsyncGenerator[dict[str, Calle
 
 @pytest.fixture
 def fleet(go: RiverGo, schema: Schema) -> Fleet:
-    """Makes workers of either language on the test's schema."""
+    """A factory for workers of either language on the test's schema."""
     return Fleet(go, schema)

@@ -1,4 +1,4 @@
-"""Insert requests that both languages understand, and who carries them out."""
+"""Insert requests for both languages, and the clients that execute them."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ if TYPE_CHECKING:
     from tests.interop.river_go import GoProcess, RiverGo
 
 UNHEARD = {"unheard": True}
-"""Metadata that the fixture `mark_unheard` replaces by a cancel mark that nobody hears of."""
+"""Metadata that the fixture `mark_unheard` replaces by a cancel mark without a notification."""
 
 Request = dict[str, Any]
-"""As `go/insert.go` reads it; `args` is JSON text. With `of_kind` the options are the kind's."""
+"""In the form of `go/insert.go`; `args` is JSON text. With `of_kind` the options are the kind's."""
 
 
 def request(
     args: str, *, kind: str = "vec_kind", struct: str | None = None, **opts: Any
 ) -> Request:
-    """A request with these options; a `struct` stands for args of that class, "any" for a map."""
+    """Return a request with these options. A `struct` stands for args of that class, "any" for a
+    map."""
     return {"kind": kind, "args": msgspec.Raw(args.encode()), "struct": struct, "opts": opts}
 
 
 class MapArgs(dict[str, Any]):
-    """A Go map."""
+    """Args like a Go map."""
 
     kind = "vec_kind"
 
 
 class ArgsWithOpts(RawArgs, frozen=True):
-    """Args whose kind has options of its own."""
+    """Args whose kind has its own options."""
 
     opts: InsertOpts
 
@@ -45,7 +46,7 @@ class ArgsWithOpts(RawArgs, frozen=True):
 
 
 def args_of(request: Request) -> Any:
-    """The args of a request as a Python program gives them."""
+    """Return the Python args of a request."""
     text, struct = bytes(request["args"]).decode(), request["struct"]
     if struct is None:
         return RawArgs(request["kind"], text)
@@ -55,7 +56,7 @@ def args_of(request: Request) -> Any:
 
 
 def unique_opts_of(unique: dict[str, Any]) -> UniqueOpts:
-    """The unique options of a request."""
+    """Return the unique options of a request."""
     options = dict(unique)
     period, states = options.pop("by_period_s", None), options.pop("by_state", None)
     return UniqueOpts(
@@ -66,7 +67,7 @@ def unique_opts_of(unique: dict[str, Any]) -> UniqueOpts:
 
 
 def params_of(request: Request) -> InsertManyParams:
-    """A request as a Python program makes it."""
+    """Return a request in riverpy's form."""
     opts = dict(request["opts"])
     unique = opts.pop("unique", {})
     at = opts.pop("scheduled_at", None)
@@ -82,7 +83,7 @@ def params_of(request: Request) -> InsertManyParams:
 
 
 class Side(Protocol):
-    """One language, as somebody who inserts and controls jobs."""
+    """A client of one language that inserts and controls jobs."""
 
     async def insert(self, request: Request) -> int: ...
     async def insert_fast(self, request: Request) -> None: ...
@@ -91,7 +92,7 @@ class Side(Protocol):
 
 
 class PythonSide:
-    """Python, with a client of its own."""
+    """riverpy with a client of its own."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -111,7 +112,7 @@ class PythonSide:
 
 
 class GoSide:
-    """Go, with a process that inserts and one for each other verb."""
+    """River in Go, with a process that inserts and one for each other verb."""
 
     def __init__(self, go: RiverGo, inserter: GoProcess) -> None:
         self._go = go

@@ -1,4 +1,4 @@
-"""A fleet of workers in both languages on one database, and a record of what they did."""
+"""A fleet of workers of both languages on one database, with a record of its acts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 HISTORY = Path(__file__).with_name("mixed_fleet.sql").read_text("utf-8")
 PATIENCE = 60.0
-"""Seconds after which a wait for the fleet fails."""
+"""Timeout of a wait for the fleet, in seconds."""
 LANGUAGES = ("go", "python")
 GO_FLAGS = (
     *("--queues", "default:5", "--no-stagger", "--periodic", "noop:1"),
@@ -91,7 +91,7 @@ client.periodic_jobs.add(
 
 
 class MixedFleet:
-    """Starts workers of both languages and ends them by name."""
+    """Starts workers of both languages, and stops them by name."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class MixedFleet:
         self._started = 0
 
     async def start(self, language: str) -> None:
-        """Start a further worker of a language and wait until it works."""
+        """Start another worker of a language, and wait until it works."""
         self._started += 1
         name = f"{language}-{self._started}"
         if language == "go":
@@ -126,7 +126,7 @@ class MixedFleet:
         self._python_workers[name] = worker
 
     async def terminate(self, client_id: str) -> None:
-        """SIGTERM to a client's worker, which has to stop cleanly."""
+        """Stop a client's worker by SIGTERM, and check that it stops cleanly."""
         name = name_of(client_id)
         if process := self._go_workers.pop(name, None):
             process.terminate()
@@ -137,7 +137,7 @@ class MixedFleet:
         assert await worker.exit_code() == 0
 
     async def kill(self, client_id: str) -> None:
-        """SIGKILL to a client's worker."""
+        """Kill a client's worker by SIGKILL."""
         name = name_of(client_id)
         if process := self._go_workers.pop(name, None):
             process.kill()
@@ -148,8 +148,8 @@ class MixedFleet:
         await worker.exit_code()
 
     async def until_led_by(self, language: str) -> str:
-        """Wait until a client of the language is the leader and its maintenance has run; returns
-        its id. As long as a client of the other language is the leader, ask it to resign."""
+        """Wait until a client of the language is the leader and its maintenance has run, and return
+        its id. While a client of the other language is the leader, ask it to resign."""
         reason = f"no client of {language} becomes leader and runs maintenance"
         with anyio.fail_after(PATIENCE, reason=reason):
             while True:
@@ -164,7 +164,7 @@ class MixedFleet:
                 await asyncio.sleep(0.02)
 
     async def _maintenance_of(self, leader_id: str) -> set[str]:
-        """What maintenance did in the present term of this leader."""
+        """Return the maintenance acts in the current term of this leader."""
         rows = await self.connection.fetch(
             "SELECT act FROM maintenance_history NATURAL JOIN river_leader WHERE leader_id = $1",
             leader_id,
@@ -172,7 +172,7 @@ class MixedFleet:
         return {row["act"] for row in rows}
 
     async def until_it_works(self, client_id: str) -> None:
-        """Wait until this client has just begun a job that takes a second."""
+        """Wait until this client has just started a job of one second."""
         just_begun = (
             "attempted_at > clock_timestamp() - interval '100 ms' AND args @> '{\"ms\": 1000}'"
         )
@@ -181,7 +181,7 @@ class MixedFleet:
                 await asyncio.sleep(0.005)
 
     async def running(self, client_id: str, condition: str = "true") -> set[int]:
-        """The ids of the jobs that this client has claimed and runs, and that meet a condition."""
+        """Return the ids of the jobs that this client runs and that meet a condition."""
         rows = await self.connection.fetch(
             f"SELECT id FROM river_job WHERE state = 'running' AND {condition}"
             " AND attempted_by[cardinality(attempted_by)] = $1",
@@ -190,18 +190,18 @@ class MixedFleet:
         return {row["id"] for row in rows}
 
     async def expire_lease_of(self, client_id: str) -> None:
-        """Spare the wait for the lease of a leader that was killed."""
+        """Expire the lease of a killed leader, so that the test need not wait."""
         await self.connection.execute(
             "UPDATE river_leader SET expires_at = clock_timestamp() WHERE leader_id = $1",
             client_id,
         )
 
     async def terms(self) -> list[str]:
-        """Check that no two terms overlap; returns the language of each leader in turn."""
+        """Check that no two terms overlap, and return the language of each leader in turn."""
         return holders(await self.connection.fetch("SELECT * FROM leader_history ORDER BY number"))
 
     async def maintainers(self) -> set[tuple[str, str, str]]:
-        """Which language's connections did what in terms of which language."""
+        """Return which language's connections did what in terms of which language."""
         rows = await self.connection.fetch("SELECT * FROM maintenance_history")
         return {
             (language_of(row["application"]), row["act"], language_of(row["leader_id"]))
@@ -213,7 +213,7 @@ class MixedFleet:
 async def mixed_fleet(
     binary: Path, url: str, directory: Path, *, each: int
 ) -> AsyncGenerator[MixedFleet]:
-    """A migrated and recorded database with so many workers of each language."""
+    """Create a migrated and recorded database with this many workers of each language."""
     await migrate_all(url)
     async with connected(url) as connection, AsyncExitStack() as stack:
         await connection.execute(HISTORY)
@@ -224,19 +224,19 @@ async def mixed_fleet(
 
 
 def name_of(client_id: str) -> str:
-    """The name that the test gave to a client."""
+    """Return the test's name of a client."""
     return client_id.partition(":")[0]
 
 
 def language_of(name: str) -> str:
-    """The language of a client or of a connection."""
+    """Return the language of a client or of a connection."""
     return "go" if name.startswith("go") else "python"
 
 
 def holders(rows: list[asyncpg.Record]) -> list[str]:
-    """The language of each leader in turn.
+    """Return the language of each leader in turn.
 
-    A term begins when the row is free: its holder has released it, or it has expired by the
+    A term starts when the row is free: its holder has released it, or it has expired by the
     server's clock. It is renewed only while it is held.
     """
     found: list[str] = []

@@ -1,4 +1,4 @@
-"""What is sent on River's channels of a schema, as a plain connection receives it."""
+"""Notifications on River's channels of a schema, received by a plain connection."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MARKER = "test_marker"
 
 
 class Notifications:
-    """The payloads received, in order."""
+    """The received payloads in order."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
@@ -29,7 +29,7 @@ class Notifications:
         self._markers = 0
 
     def receive(self, _connection: object, _pid: int, channel: str, payload: str) -> None:
-        """As asyncpg calls a listener."""
+        """Store a payload; asyncpg calls this."""
         topic = channel.removeprefix(f"{self._schema.name}.")
         if topic == MARKER:
             self._markers += 1
@@ -37,8 +37,8 @@ class Notifications:
             self._received.append((topic, json.loads(payload)))
 
     async def take(self) -> list[tuple[str, Any]]:
-        """All that was sent until now by transactions that have ended: topic and payload. They are
-        not returned again."""
+        """Return topic and payload of all notifications by transactions that have ended, each
+        once."""
         wanted = self._markers + 1
         await self._schema.execute("SELECT pg_notify($1, '')", f"{self._schema.name}.{MARKER}")
         with anyio.fail_after(PATIENCE):

@@ -1,4 +1,4 @@
-"""Workers that reach the server over a proxy of their own, which counts and breaks connections."""
+"""Workers with a proxy of their own, which counts and breaks their connections."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ W = TypeVar("W")
 async def over_proxy(
     binary: Path, schema: Schema, start: Callable[[Fleet], AbstractAsyncContextManager[W]]
 ) -> AsyncGenerator[tuple[W, Proxy]]:
-    """A worker that `start` starts in a fleet of its own, and its proxy."""
+    """Run a worker that `start` starts in a fleet of its own, and its proxy."""
     async with proxied(schema.url) as proxy:
         through = copy(schema)
         through.url = proxy.url

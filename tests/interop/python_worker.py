@@ -1,7 +1,7 @@
-"""A worker process of riverpy's: `riverpy worker tests.interop.python_worker:client`.
+"""A worker process of riverpy: `riverpy worker tests.interop.python_worker:client`.
 
-It takes its settings from the environment, what to release from standard input, and prints the same
-lines as Go's verb `work`.
+It reads its settings from the environment and the jobs to release from standard input, and prints
+the same lines as Go's verb `work`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def emit(line: Row) -> None:
 
 
 class Started:
-    """Passes on that the client works, and prints it."""
+    """Reports that the client works, and prints it."""
 
     def __init__(self, client: Client, task_status: TaskStatus[None]) -> None:
         self._client = client
@@ -45,7 +45,7 @@ class Started:
 
 
 class PrintingClient(Client):
-    """Prints when it works."""
+    """A client that prints when it works."""
 
     async def run(
         self,
@@ -57,7 +57,7 @@ class PrintingClient(Client):
 
 
 async def read_releases(conform: ConformWorker) -> None:
-    """Release what standard input names, until it ends."""
+    """Release the jobs that standard input names, until it ends."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
@@ -75,7 +75,7 @@ async def print_events(client: Client) -> None:
 
 @asynccontextmanager
 async def client() -> AsyncGenerator[Client]:
-    """The client, as the environment says."""
+    """Yield the client that the environment describes."""
     schema, settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=tuple[str, Settings])
 
     async def effect(job_id: int, attempt: int) -> None:

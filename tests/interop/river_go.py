@@ -1,4 +1,4 @@
-"""River in Go: its program, built from `go/` once, and its processes."""
+"""River in Go: its program, built once from `go/`, and its processes."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable
 
 SOURCES = Path(__file__).parent / "go"
-"""The program, with the version of River that the tests are for in `go.mod`."""
+"""The sources of the program. `go.mod` has the version of River for the tests."""
 SOURCES_VARIABLE = "RIVERPY_TEST_GO"
-"""Names the directory of another copy of `SOURCES`: `scripts/interop` makes one with another
-version of River."""
+"""Variable with the directory of another copy of `SOURCES`. `scripts/interop` makes one with
+another version of River."""
 BUILD_TIMEOUT = 600
-"""Seconds: the first build fetches the modules and compiles them."""
+"""Timeout in seconds. The first build downloads and compiles the modules."""
 UNUSED_AGE = 7 * 86400
-"""Seconds after which the program of other sources is dropped, if nobody has used it."""
+"""Seconds after which the unused program of other sources is deleted."""
 PATIENCE = 30.0
-"""Seconds after which waiting for a process fails."""
+"""Timeout of a wait for a process, in seconds."""
 BUFFER = 2**26
-"""Bytes of output that may wait unread before the process has to."""
+"""Bytes of unread output after which the process has to wait."""
 
 Row = dict[str, Any]
 
 
 def build() -> Path | None:
-    """The program, built unless this or another run has done so; None where it cannot be.
+    """Return the program, and build it if no run has; None where it cannot be built.
 
-    That is where Go is missing or its modules cannot be fetched. Raises CalledProcessError if the
-    sources do not compile.
+    It cannot be built without Go or its modules. Raises CalledProcessError if the sources do not
+    compile.
     """
     sources = Path(os.environ.get(SOURCES_VARIABLE) or SOURCES)
     files = sorted([*sources.glob("*.go"), *sources.glob("go.*")])
@@ -63,7 +63,7 @@ def build() -> Path | None:
 
 
 def _build(sources: Path, binary: Path) -> bool:
-    """Whether the modules could be fetched; the program is then there, and unused ones are not."""
+    """Build the program, delete unused ones, and return whether the modules were available."""
     fetched = subprocess.run(
         ["go", "mod", "download"],
         cwd=sources,
@@ -86,21 +86,21 @@ def _build(sources: Path, binary: Path) -> bool:
 
 
 class RiverGoError(Exception):
-    """A verb failed; the text is what it printed on standard error."""
+    """A verb failed. The text is its standard error."""
 
 
 class Lines:
-    """What a worker says, an event a line. Lines wait here until a test takes them."""
+    """The output of a worker, one event per line. Lines are kept until a test takes them."""
 
     def __init__(self) -> None:
         self._waiting: list[Row] = []
 
     async def line(self) -> Row:
-        """The next line."""
+        """Take the next line."""
         raise NotImplementedError
 
     async def until(self, event: str, **fields: object) -> Row:
-        """Wait for an event with these fields, and take it; those before it stay for later."""
+        """Wait for an event with these fields, and take it. Earlier lines stay."""
         wanted = {"event": event, **fields}.items()
         for index, line in enumerate(self._waiting):
             if line.items() >= wanted:
@@ -111,7 +111,7 @@ class Lines:
         return line
 
     def passed(self, event: str, **fields: object) -> list[Row]:
-        """The lines with these fields that came before those that were taken."""
+        """Return the lines with these fields that came before those that were taken."""
         wanted = {"event": event, **fields}.items()
         return [line for line in self._waiting if line.items() >= wanted]
 
@@ -128,7 +128,7 @@ class GoProcess(Lines):
         return self._process.pid
 
     async def line(self) -> Row:
-        """The next line. Raises RiverGoError if the process ended instead."""
+        """Return the next line. Raises RiverGoError if the process exited instead."""
         assert self._process.stdout is not None
         with anyio.fail_after(PATIENCE):
             text = await self._process.stdout.readline()
@@ -142,7 +142,8 @@ class GoProcess(Lines):
         self._process.stdin.write(msgspec.json.encode(line) + b"\n")
 
     async def insert(self, *requests: Row) -> list[Row]:
-        """Send these to an inserter one by one; returns the row, or the error, of each."""
+        """Send these requests to an inserter one by one, and return the row or the error of
+        each."""
         rows: list[Row] = []
         for request in requests:
             self.send(request)
@@ -150,32 +151,32 @@ class GoProcess(Lines):
         return rows
 
     def terminate(self) -> None:
-        """SIGTERM: a worker lets its jobs end, at the second one it cancels them."""
+        """Send SIGTERM: a worker lets its jobs end. At the second one it cancels them."""
         self._process.terminate()
 
     def interrupt(self) -> None:
-        """SIGINT: the same. (Two SIGTERM at once may count as one.)"""
+        """Send SIGINT, which does the same. Two SIGTERM at once may count as one."""
         self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self._process.kill()
 
     def freeze(self) -> None:
-        """SIGSTOP."""
+        """Send SIGSTOP."""
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         self._process.send_signal(signal.SIGCONT)
 
     async def wait(self) -> int:
-        """The exit code, once it has ended."""
+        """Wait for the end, and return the exit code."""
         with anyio.fail_after(PATIENCE):
             return await self._process.wait()
 
     async def close(self) -> None:
-        """End it if it still runs: by the end of its input and SIGTERM, then by SIGKILL."""
+        """Stop it if it still runs: by the end of its input and SIGTERM, then by SIGKILL."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         if self._process.returncode is None:
@@ -201,12 +202,12 @@ class RiverGo:
         self._url = url
         self.schema = schema
         self.zone = "UTC"
-        """The zone of its processes."""
+        """The time zone of its processes."""
 
     async def run(
         self, verb: str, *args: object, requests: Iterable[Row] | None = None
     ) -> list[Row]:
-        """Run a verb with these flags, then arguments, until it ends; returns the lines printed.
+        """Run a verb with these flags and arguments to its end, and return the printed lines.
 
         `requests` are the lines of its input. Raises RiverGoError if it fails.
         """
@@ -224,14 +225,14 @@ class RiverGo:
 
     @asynccontextmanager
     async def worker(self, *flags: object) -> AsyncGenerator[GoProcess]:
-        """A worker that has started."""
+        """Run a worker, and wait for its start."""
         async with self.process("work", *flags) as process:
             await process.until("started")
             yield process
 
     @asynccontextmanager
     async def process(self, verb: str, *args: object) -> AsyncGenerator[GoProcess]:
-        """A verb that goes on until the end of the block."""
+        """Run a verb until the end of the block."""
         process = GoProcess(await self.start(verb, *args))
         try:
             yield process
@@ -239,7 +240,7 @@ class RiverGo:
             await process.close()
 
     async def start(self, verb: str, *args: object) -> asyncio.subprocess.Process:
-        """A verb that runs; the caller ends it."""
+        """Start a verb; the caller stops it."""
         return await asyncio.create_subprocess_exec(
             self._binary,
             verb,

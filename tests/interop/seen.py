@@ -1,4 +1,4 @@
-"""A job and a queue as each language reads them, and as they are stored, in one form."""
+"""Jobs and queues as each language reads them and as they are stored, in one form."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FROM river_job WHERE id = $1
 
 
 def seen_by_python(job: JobRow) -> Row:
-    """A row as Python reads it."""
+    """Convert a row that Python read."""
     columns = job.columns()
     states = job.unique_states
     return {
@@ -53,7 +53,7 @@ def seen_by_python(job: JobRow) -> Row:
 
 
 def seen_by_go(row: Row) -> Row:
-    """A row as Go printed it, with Python's types."""
+    """Convert a row that Go printed to Python's types."""
     return row | {
         **{name: msgspec.convert(row[name], datetime | None) for name in TIMES},
         "attempted_by": row["attempted_by"] or [],
@@ -62,7 +62,7 @@ def seen_by_go(row: Row) -> Row:
 
 
 async def stored(schema: Schema, job_id: int) -> Row:
-    """A row as it is in the table."""
+    """Return a row as it is in the table."""
     found = await schema.fetchrow(STORED, job_id)
     assert found is not None, f"there is no job {job_id}"
     row: dict[str, Any] = dict(found)
@@ -74,12 +74,12 @@ async def stored(schema: Schema, job_id: int) -> Row:
 
 
 def queue_seen_by_python(queue: Queue) -> Row:
-    """A queue as Python reads it."""
+    """Convert a queue that Python read."""
     return msgspec.structs.asdict(queue)
 
 
 def queue_seen_by_go(row: Row) -> Row:
-    """A queue as Go printed it."""
+    """Convert a queue that Go printed."""
     return row | {
         **{name: msgspec.convert(row[name], datetime | None) for name in QUEUE_TIMES},
         "metadata": json.loads(row["metadata"]),

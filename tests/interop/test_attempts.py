@@ -1,4 +1,4 @@
-"""How attempts end in each language, and what both read afterwards."""
+"""The ends of attempts in each language, as both read them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 EITHER = pytest.mark.parametrize("language", LANGUAGES)
 CAP = 9_223_372_036.854775
-"""Seconds: the longest wait for a retry."""
+"""The longest wait for a retry, in seconds."""
 ODD_TEXT = 'two\nlines "quoted" <b>&\' é漢😀 \u2028 \t.'
 ERRORS = """
 UPDATE river_job SET attempt = $2::int, max_attempts = 32767, state = 'available',
@@ -43,8 +43,8 @@ FROM river_job WHERE id = $1
 async def test_default_retries(
     language: str, callers: Callers, fleet: Fleet, schema: Schema
 ) -> None:
-    """A failed job waits for n^4 seconds, 10 % more or less, and after the 310th failure for the
-    longest time there is, always the same (CF-044, default_retry_policy_schedule)."""
+    """A failed job waits for n^4 seconds, 10 % more or less. After the 310th failure it waits for
+    the longest time there is, always the same (CF-044, default_retry_policy_schedule)."""
     caller = callers[OTHER[language]]
     async with fleet.worker(language) as worker:
         for errors, state, least, most in (
@@ -56,7 +56,7 @@ async def test_default_retries(
         ):
             job = await caller.insert(conform("fail", message="no", pending=True))
             await schema.execute(ERRORS, job["id"], errors)
-            await caller.insert(conform())  # its notification has the worker look
+            await caller.insert(conform())  # its notification wakes the worker
             await worker.until("job_failed", id=job["id"])
             assert (await same_row(callers, schema, job["id"]))["state"] == state
             due_in = await schema.fetchval(DUE_IN, job["id"])
@@ -66,8 +66,8 @@ async def test_default_retries(
 
 @EITHER
 async def test_snoozes(language: str, callers: Callers, fleet: Fleet, schema: Schema) -> None:
-    """A snooze counts in the metadata and not as an attempt; a short one leaves the job available,
-    for nobody before its time (CF-046, snooze_once_metadata_transition)."""
+    """A snooze counts in the metadata and not as an attempt. A short one leaves the job available,
+    and no worker claims it before its time (CF-046, snooze_once_metadata_transition)."""
     metadata = {"mine": {"a": [1.5]}}
     async with fleet.worker(language, poll=0.2) as worker:
         once, long, short = await callers[OTHER[language]].insert_many(
@@ -99,8 +99,8 @@ async def test_snoozes(language: str, callers: Callers, fleet: Fleet, schema: Sc
 async def test_due_times(
     language: str, callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
 ) -> None:
-    """No attempt begins before its job is due, whoever made it available, and each is worked once
-    (CF-047, clock_boundary_scheduling)."""
+    """No attempt starts before its job is due, whichever client made it available, and each job is
+    worked once (CF-047, clock_boundary_scheduling)."""
     caller = callers[OTHER[language]]
     soon = (await schema.fetchval("SELECT now() + interval '1 second'")).isoformat()
     async with (
@@ -119,8 +119,8 @@ async def test_due_times(
 
 @EITHER
 async def test_error_entries(language: str, callers: Callers, fleet: Fleet, schema: Schema) -> None:
-    """The entry of a panic or an exception is read alike, whatever its text; a NUL does not keep
-    the result from being stored by riverpy (CF-048, panic_attempt_trace)."""
+    """Both languages read the entry of a panic or an exception alike, whatever its text. A NUL does
+    not keep riverpy from storing the result (CF-048, panic_attempt_trace)."""
     texts = {"panic": ODD_TEXT, "fail": ODD_TEXT}
     async with fleet.worker(language) as worker:
         for step, text in texts.items():
@@ -129,14 +129,14 @@ async def test_error_entries(language: str, callers: Callers, fleet: Fleet, sche
             (entry,) = (await same_row(callers, schema, job["id"]))["errors"]
             assert entry.error == error_text(language, text, panics=step == "panic")
             assert entry.attempt == 1
-            # Go has a trace of a panic alone.
+            # Go records a trace only for a panic.
             assert bool(entry.trace) == (language == "python" or step == "panic")
 
 
 async def wait_for_timeout(
     worker: Worker, caller: Caller, callers: Callers, schema: Schema, **opts: object
 ) -> Row:
-    """The row of a job that waits until its timeout."""
+    """Return the row of a job that waits until its timeout."""
     job = await caller.insert(conform("signal", message="never", **opts))
     await worker.until("job_failed", id=job["id"])
     return await same_row(callers, schema, job["id"])
@@ -145,7 +145,7 @@ async def wait_for_timeout(
 @EITHER
 async def test_timeouts(language: str, callers: Callers, fleet: Fleet, schema: Schema) -> None:
     """A job is cancelled at its timeout: discarded, or retried while attempts are left. Its own
-    timeout goes before the client's; none is none (CF-042, timeout_cancellation)."""
+    timeout precedes the client's; a job without either has none (CF-042, timeout_cancellation)."""
     caller = callers[OTHER[language]]
     async with fleet.worker(language, job_timeout=0.05) as worker:
         short = {"metadata": {"timeout_ms": 20}}
@@ -168,8 +168,8 @@ async def test_timeouts(language: str, callers: Callers, fleet: Fleet, schema: S
 async def test_error_handler(
     language: str, do: str, callers: Callers, fleet: Fleet, schema: Schema
 ) -> None:
-    """An error handler that says so cancels the job, whose error keeps its text; one that fails
-    changes nothing (CF-043, error_handler_cancel_override)."""
+    """An error handler can cancel the job, whose error keeps its text. A handler that fails changes
+    nothing (CF-043, error_handler_cancel_override)."""
     async with fleet.worker(language, error_handler=do) as worker:
         for step in ("fail", "panic"):
             job = await callers[OTHER[language]].insert(
@@ -207,9 +207,9 @@ async def test_stuck_job(language: str, callers: Callers, fleet: Fleet, schema: 
 
 
 async def test_attempted_by(callers: Callers, fleet: Fleet, schema: Schema) -> None:
-    """Of a job that was claimed more than a hundred times the last hundred names are kept, the
-    oldest first, whoever claimed; the greatest attempt
-    stays what it is in Python (CF-093)."""
+    """Of a job that was claimed more than a hundred times the last hundred names are kept, oldest
+    first, whichever language claimed it. Python keeps the largest attempt number as it is
+    (CF-093)."""
     names = [f"client-{number}" for number in range(100)]
     job = await callers["go"].insert(conform("fail", message="no", pending=True))
     await schema.execute(
@@ -249,8 +249,8 @@ async def test_attempted_by(callers: Callers, fleet: Fleet, schema: Schema) -> N
 
 
 async def test_job_log(callers: Callers, fleet: Fleet, schema: Schema) -> None:
-    """The entries that Go's job log wrote in its attempts stay, in their order, whatever an attempt
-    of Python's between them adds to the metadata (CF-108)."""
+    """Entries of Go's job log stay in their order, whatever a Python attempt between them adds to
+    the metadata (CF-108)."""
     metadata = {"retry_ms": 3_600_000, "mine": [1.5]}
     job = await callers["python"].insert(
         conform("log output fail", message="said", pending=True, metadata=metadata)

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 EITHER = pytest.mark.parametrize("language", LANGUAGES)
 SOON = 5.0
-"""Seconds within which a notification has to have reached a worker."""
+"""Seconds within which a notification must reach a worker."""
 POLLED = 6.0
-"""Seconds within which a worker that reads every two seconds has to have acted."""
+"""Seconds within which a worker that polls every two seconds must act."""
 MARK = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{0,8}[1-9])?Z")
 MARK_BY_SQL = """
 UPDATE river_job SET metadata = metadata || '{"cancel_attempted_at": "2026-01-01T00:00:00Z"}'
@@ -56,7 +56,7 @@ REMOTE = "JobCancelError: job cancelled remotely"
 
 
 def mark_of(row: Row) -> str:
-    """The mark of a cancel in a row's metadata."""
+    """Return the cancel mark in a row's metadata."""
     return json.loads(row["metadata"])["cancel_attempted_at"]
 
 
@@ -101,7 +101,7 @@ async def test_running_job(language: str, callers: Callers, fleet: Fleet, schema
 async def test_code_that_goes_on(
     language: str, callers: Callers, fleet: Fleet, schema: Schema
 ) -> None:
-    """Code that goes on when its job is cancelled is not interrupted. If it returns, the job is
+    """Code that continues after its job is cancelled is not interrupted. If it returns, the job is
     completed; if the job would run again, it is cancelled (CF-038,
     cooperative_remote_cancellation)."""
     caller = callers[OTHER[language]]
@@ -138,7 +138,7 @@ async def test_code_that_goes_on(
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of how many running jobs each statement of Python's reads the marks."""
+    """Record for how many running jobs each Python statement reads the marks."""
     numbers: list[int] = []
     read = job_statements.job_cancel_marks
 
@@ -154,9 +154,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 async def test_poll_only(
     language: str, callers: Callers, fleet: Fleet, schema: Schema, asked: list[int]
 ) -> None:
-    """A worker that does not listen, with 500 running jobs, finds by itself what the other language
-    inserts, cancels and pauses, and what SQL alone marks and pauses. Python reads the marks of all
-    jobs by one statement (CF-039, poll_only_remote_cancellation; CF-097)."""
+    """A worker that does not listen, with 500 running jobs, finds by polling the inserts, cancels
+    and pauses of the other language, and marks and pauses by SQL alone. Python reads the marks of
+    all jobs by one statement (CF-039, poll_only_remote_cancellation; CF-097)."""
     caller = callers[OTHER[language]]
     number = 500
     queues = {"default": number, "other": 1}
@@ -196,8 +196,8 @@ async def test_lost_notification(
     *,
     reconnects: bool,
 ) -> None:
-    """A cancel and a pause that no client was notified of are found by a worker in Python when its
-    listener connects again, and every 30 s without that (CF-097)."""
+    """A Python worker finds a cancel and a pause whose notification was lost when its listener
+    connects again, and every 30 s otherwise (CF-097)."""
     assert reconciler.INTERVAL <= 30
     if not reconnects:
         monkeypatch.setattr(reconciler, "INTERVAL", 0.1)
@@ -278,7 +278,7 @@ async def test_mark_against_outcome(
     language: str, callers: Callers, fleet: Fleet, schema: Schema
 ) -> None:
     """A job with a mark that its worker has not noticed is cancelled if it would run again, and
-    keeps its attempt and its error; any other end counts (CF-100)."""
+    keeps its attempt and its error. Any other end counts (CF-100)."""
     failure = error_text(language, "no")
     ends: list[tuple[str, dict[str, Any], str, list[str]]] = [
         ("return", {}, "completed", []),
@@ -313,7 +313,7 @@ async def test_mark_against_outcome(
 async def test_mark_of_a_dead_worker(
     language: str, callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
 ) -> None:
-    """A job with a mark whose worker is dead is cancelled by the rescue, with the error of a rescue
+    """The rescue cancels a job with a mark whose worker is dead, with the error of a rescue
     (CF-100)."""
     job = await callers[OTHER[language]].insert(conform(pending=True))
     await schema.execute(STUCK, job["id"])

@@ -1,4 +1,4 @@
-"""Every case of conformance has a test, or is in the list of those that have none."""
+"""Every conformance case has a test, or is in the list of those without one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from tests.interop.cases import CASES, DIFFERENT, LEFT_OUT, shown, summary, wait
 
 
 def test_every_case_is_somewhere() -> None:
-    """Each case has a test or a reason for having none, but not both. The cases in which riverpy
-    differs from River on purpose have a test."""
+    """Each case has either a test or a reason for having none. The cases in which riverpy differs
+    from River on purpose have a test."""
     print(summary())
     without = waiting() | set(LEFT_OUT)
     assert not waiting() & set(LEFT_OUT)

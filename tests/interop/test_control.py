@@ -1,5 +1,5 @@
-"""What one language's client asks of jobs and queues reaches the other's by notification: nobody
-polls within the time that a test waits."""
+"""Requests of one language's client about jobs and queues reach the other language by notification.
+No worker polls within the time that a test waits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.work.rig import Rig
 
 GO_FLAGS = ("--queues", "go:5", "--fetch-poll-interval", "1h")
-"""A worker in Go that hears, or does nothing."""
+"""A worker in Go that listens, or one that does nothing."""
 QUEUES = {"python": QueueConfig(max_workers=5)}
 
 
@@ -53,7 +53,7 @@ def waiting(rig: Rig) -> Waiting:
 
 @pytest.fixture(autouse=True)
 def nobody_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python learns of pauses and cancels by notification, or never."""
+    """Python learns of pauses and cancels only by notification."""
 
     async def nothing(_: Reconciler) -> None:
         pass
@@ -64,7 +64,7 @@ def nobody_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def reached(record_property: Callable[[str, object], None]) -> Callable[[str, float], None]:
-    """Note how long after the request the effect was there, in milliseconds."""
+    """Record the milliseconds from the request to its effect."""
 
     def note(what: str, seconds: float) -> None:
         record_property(what, round(seconds * 1000, 1))
@@ -74,12 +74,12 @@ def reached(record_property: Callable[[str, object], None]) -> Callable[[str, fl
 
 
 def inserter(rig: Rig) -> Client:
-    """A client in Python that works nothing."""
+    """A Python client that works no jobs."""
     return Client(rig.url, config=Config(schema=rig.schema.name))
 
 
 def for_go(**args: object) -> tuple[RawArgs, InsertOpts]:
-    """A job that a worker in Go works."""
+    """Insert parameters of a job that a worker in Go works."""
     return RawArgs("sleep", json.dumps(args)), InsertOpts(queue="go")
 
 
@@ -90,7 +90,7 @@ def for_go(**args: object) -> tuple[RawArgs, InsertOpts]:
 async def test_go_pauses_what_python_works(
     rig: Rig, go: RiverGo, waiting: Waiting, name: str, reached: Callable[[str, float], None]
 ) -> None:
-    """A queue that Python works stands still from Go's pause on until Go resumes it."""
+    """Python claims nothing from a queue between a pause and a resume by Go."""
     waiting.may_end.set()
     async with rig.working(queues=QUEUES) as client:
         await go.run("pause", name)
@@ -107,7 +107,7 @@ async def test_go_pauses_what_python_works(
 async def test_python_pauses_what_go_works(
     rig: Rig, go: RiverGo, name: str, reached: Callable[[str, float], None]
 ) -> None:
-    """A queue that Go works stands still from Python's pause on until Python resumes it."""
+    """Go claims nothing from a queue between a pause and a resume by Python."""
     async with go.worker(*GO_FLAGS) as worker, inserter(rig) as client:
         await client.queue_pause(name)
         await worker.until("queue_paused")
@@ -138,7 +138,7 @@ async def claimed_after_resume(rig: Rig, job_id: int, queue: str) -> None:
 
 
 async def test_pause_before_the_start(rig: Rig, go: RiverGo, waiting: Waiting) -> None:
-    """A worker that starts finds the pause that the other language has left."""
+    """A worker that starts finds an earlier pause of the other language."""
     waiting.may_end.set()
     async with rig.working(queues=QUEUES):
         pass
@@ -161,8 +161,8 @@ async def test_pause_before_the_start(rig: Rig, go: RiverGo, waiting: Waiting) -
 
 
 async def test_metadata_of_a_queue(rig: Rig, go: RiverGo, waiting: Waiting) -> None:
-    """What Go writes to the metadata of a queue is kept by Python's workers, who go on and have
-    nothing to say of it."""
+    """Python's workers keep the metadata that Go writes to a queue, continue to work, and log
+    nothing."""
     waiting.may_end.set()
     with capture_logs() as log:
         async with rig.working(queues=QUEUES) as client:
@@ -177,8 +177,8 @@ async def test_metadata_of_a_queue(rig: Rig, go: RiverGo, waiting: Waiting) -> N
 
 
 async def test_output_that_go_writes(rig: Rig, go: RiverGo, waiting: Waiting) -> None:
-    """An output that Go writes while the job runs in Python is there at once for a reader in
-    Python, and stays when the job ends, beside what the job has recorded."""
+    """A Python reader finds at once the output that Go writes while the job runs in Python. It
+    stays when the job ends, beside what the job has recorded."""
     async with rig.working(queues=QUEUES) as client:
         args = Wait(reports_progress=True)
         job = (await client.insert(args, InsertOpts(queue="python"))).job
@@ -192,8 +192,8 @@ async def test_output_that_go_writes(rig: Rig, go: RiverGo, waiting: Waiting) ->
 
 
 async def test_go_reads_what_python_changes(rig: Rig, go: RiverGo) -> None:
-    """Metadata that Python gives to a queue, and an output that it gives to a job, are there for
-    Go, whose worker hears of the first and goes on."""
+    """Go finds the metadata that Python writes to a queue, and the output that it writes to a job.
+    Go's worker is notified of the metadata and continues."""
     async with go.worker(*GO_FLAGS) as worker, inserter(rig) as client:
         job = (await client.insert(*for_go(ms=60_000))).job
         await worker.until("job_started", id=job.id)
@@ -210,7 +210,7 @@ async def test_go_reads_what_python_changes(rig: Rig, go: RiverGo) -> None:
 async def test_notified_of_inserts(
     rig: Rig, go: RiverGo, waiting: Waiting, reached: Callable[[str, float], None]
 ) -> None:
-    """An idle worker of one language hears of what the other inserts."""
+    """An idle worker of one language is notified of inserts by the other."""
     waiting.may_end.set()
     async with go.worker(*GO_FLAGS) as worker, rig.working(queues=QUEUES) as client:
         await insert_there_and_back(rig, go, worker, client)

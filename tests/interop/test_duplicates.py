@@ -1,5 +1,5 @@
-"""Unique jobs whose keys others hold, at an insert and when they are due, and unique options that
-are refused."""
+"""Unique jobs whose keys other jobs hold, at an insert and when they are due, and unique options
+that are refused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"by_state": ["available"]}, ": pending, running, scheduled$"),
     ({"by_period_s": 0.999}, "(?i)by_?period"),
 ]
-"""Unique options, and what the refusal says."""
+"""Unique options, and the text of their refusal."""
 PERIODIC = "periodic_job_id"
 RETRYABLE = """
 UPDATE river_job SET state = 'retryable', attempt = 1,
@@ -49,8 +49,8 @@ WHERE id = $1
 
 @EITHER
 async def test_kind_of_a_duplicate(language: str, callers: Callers, schema: Schema) -> None:
-    """A duplicate of a job of another kind is answered by the stored row, which stays as it is,
-    inserted alone and in a batch (CF-015, unique_skip_keeps_existing_kind)."""
+    """The result for a duplicate of a job of another kind is the stored row, unchanged, inserted
+    alone and in a batch (CF-015, unique_skip_keeps_existing_kind)."""
     request = conform(message="one", unique={"by_args": True, "exclude_kind": True})
     job = await callers[language].insert(request)
     await schema.execute("UPDATE river_job SET kind = 'renamed'")
@@ -69,12 +69,13 @@ async def test_kind_of_a_duplicate(language: str, callers: Callers, schema: Sche
 async def test_due_duplicates(
     language: str, callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
 ) -> None:
-    """A leader that makes jobs available discards the unique ones whose key another job holds, and
-    of several with one key all but the first (CF-016, scheduler_unique_conflict_discard)."""
+    """A leader that makes jobs available discards the unique ones whose key another job holds. Of
+    several with one key it discards all but the first (CF-016,
+    scheduler_unique_conflict_discard)."""
     caller = callers[language]
 
     async def retryable(message: str, age: int, **options: Any) -> Row:
-        """A job that is due for a retry since so many minutes."""
+        """Return a job that has been due for a retry for this many minutes."""
         job = await caller.insert(conform(message=message, queue="nobody", **options))
         await schema.execute(RETRYABLE, job["id"], age)
         return await caller.get(job["id"])
@@ -106,8 +107,8 @@ async def test_due_duplicates(
 
 @EITHER
 async def test_refused_options(language: str, callers: Callers, schema: Schema, rig: Rig) -> None:
-    """Unique options that make no key, or none for too short a time, are refused wherever they are
-    given, and nothing is stored. The required states alone make a key (CF-111)."""
+    """Unique options that make no key, or a key for too short a time, are refused in each place,
+    and nothing is stored. The required states alone make a key (CF-111)."""
     caller = callers[language]
     for unique, text in REFUSED:
         request = conform(queue="nobody", unique=unique)

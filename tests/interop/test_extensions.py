@@ -1,4 +1,4 @@
-"""Hooks and middleware: where each language calls them, and what their errors do."""
+"""Hooks and middleware: where each language calls them, and the effects of their errors."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ PLACES = (
     "code",
 )
 UNDOES_NOTHING = ("insert after 1", "insert after 2")
-"""Places at which an error of riverpy's insert comes too late: the job is stored."""
+"""Places at which an error comes too late for riverpy's insert: the job is stored."""
 called: list[str] = []
 fail_at: list[str] = []
 
 
 def at(place: str) -> None:
-    """Note a place, and fail there if it is the one to fail at."""
+    """Record a place, and fail there if the test says so."""
     called.append(place)
     if place in fail_at:
         raise RuntimeError(f"{place} fails")
 
 
 class NotingHook:
-    """Notes where it is called."""
+    """A hook that records where it is called."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -63,7 +63,7 @@ class NotingHook:
 
 
 class NotingMiddleware:
-    """Notes where it is called."""
+    """A middleware that records where it is called."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -99,7 +99,7 @@ class ExtendedWorker(Worker[Extended]):
 
 
 async def in_python(rig: Rig) -> list[Row]:
-    """What `go/extensions.go` prints, of riverpy."""
+    """Return riverpy's places in the form of `go/extensions.go`."""
     rig.workers.add(ExtendedWorker())
     lines: list[Row] = []
     async with rig.working(
@@ -124,18 +124,18 @@ async def in_python(rig: Rig) -> list[Row]:
 
 
 def inserting(line: Row) -> list[str]:
-    """The places around the insert, which the attempt does not wait for."""
+    """Return the places around the insert, for which the attempt does not wait."""
     return [place for place in line["called"] if place.startswith("insert")]
 
 
 def working(line: Row) -> list[str]:
-    """The places around the attempt."""
+    """Return the places around the attempt."""
     return [place for place in line["called"] if not place.startswith("insert")]
 
 
 async def test_extensions(rig: Rig, go: RiverGo) -> None:
     """Both languages call the same hooks and middleware in the same order, from the outside to the
-    inside and back, and an error of each does the same: it refuses the insert, or fails the
+    inside and back. An error of each has the same effect: it refuses the insert, or fails the
     attempt. A middleware that raises after the insert undoes it in Go, and not in riverpy (CF-050,
     extension_hook_middleware_order)."""
     requests = [{"fail": place} for place in ("", *PLACES)]

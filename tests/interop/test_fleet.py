@@ -1,5 +1,5 @@
-"""Three workers, one in Go and two in Python: they share jobs, replace each other, and survive what
-hits one of them."""
+"""Three workers, one in Go and two in Python: they share jobs, replace each other, and survive
+faults."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 ENGINES = ("go", "python", "python")
 CONNECTIONS = 20
-"""The most that a client may have. In Go that is its pool and its listener."""
+"""The maximum number of connections of a client. In Go that is its pool and its listener."""
 SOON = 5.0
-"""Seconds within which a notification has its effect."""
+"""Seconds within which a notification must have its effect."""
 LISTENERS = """
 SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query ILIKE 'LISTEN %'
 """
@@ -39,7 +39,7 @@ SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query IL
 
 @pytest.fixture
 async def effects(schema: Schema) -> AsyncGenerator[None]:
-    """The table of side effects."""
+    """Create the table of side effects."""
     await schema.execute(EFFECTS)
     yield
     await schema.execute("DROP TABLE effects")
@@ -47,7 +47,7 @@ async def effects(schema: Schema) -> AsyncGenerator[None]:
 
 @asynccontextmanager
 async def three(fleet: Fleet, **settings: Any) -> AsyncGenerator[list[ProcessWorker]]:
-    """Three worker processes; each has a queue of its own, `own-N`, besides `default`."""
+    """Start three worker processes. Each has a queue of its own, `own-N`, besides `default`."""
     async with AsyncExitStack() as stack:
         yield [
             await stack.enter_async_context(
@@ -58,14 +58,14 @@ async def three(fleet: Fleet, **settings: Any) -> AsyncGenerator[list[ProcessWor
 
 
 async def insert_all(callers: Callers, number: int, behavior: str, **opts: Any) -> None:
-    """Insert so many jobs by each of three inserters."""
+    """Insert this many jobs by each of three inserters."""
     for engine in ENGINES:
         await callers[engine].insert_many(*[conform(behavior, **opts)] * number)
 
 
 async def all_once(schema: Schema, number: int) -> set[str]:
-    """Check that so many jobs were completed, at one attempt, with one side effect each; returns
-    the workers."""
+    """Check that this many jobs were completed, with one attempt and one side effect each, and
+    return their workers."""
     rows = await schema.jobs()
     assert len(rows) == number
     for row in rows:
@@ -78,7 +78,7 @@ async def all_once(schema: Schema, number: int) -> set[str]:
 
 @pytest.mark.usefixtures("effects")
 async def test_competition(callers: Callers, fleet: Fleet, schema: Schema, rig: Rig) -> None:
-    """Three processes share the jobs that are inserted in turn: each job is worked once, and each
+    """Three processes share jobs that are inserted in turn: each job is worked once, and each
     process works some (CF-079, multi_engine_competition)."""
     async with three(fleet, poll=0.2) as workers:
         await insert_all(callers, 150, "effect sleep", duration_ms=5)
@@ -87,8 +87,8 @@ async def test_competition(callers: Callers, fleet: Fleet, schema: Schema, rig: 
 
 
 async def test_directed(callers: Callers, fleet: Fleet, schema: Schema, rig: Rig) -> None:
-    """Whichever language inserts a job into the queue of a process, this is woken by the
-    notification alone, and a cancel reaches the job while it runs (CF-080,
+    """A job in the queue of a process wakes it by the notification alone, whichever language
+    inserts it, and a cancel reaches the job while it runs (CF-080,
     multi_engine_directed_candidate_work_notification_cancellation)."""
     async with three(fleet, poll=60) as workers:
         for n, worker in enumerate(workers):
@@ -111,8 +111,8 @@ async def test_directed(callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
 async def test_faults(
     language: str, callers: Callers, fleet: Fleet, schema: Schema, rig: Rig, go_binary: Path
 ) -> None:
-    """The listener of one worker is killed, all connections of a second are cut, a third is left
-    alone: each job is worked once, and all three are woken by notifications afterwards (CF-081,
+    """The listener of one worker is killed, all connections of a second are cut, and a third is
+    left alone. Each job is worked once, and notifications wake all three afterwards (CF-081,
     multi_engine_fault_recovery)."""
     slots = 4
     async with AsyncExitStack() as stack:
@@ -133,7 +133,7 @@ async def test_faults(
             fleet.worker("python", queues={"default": slots, "whole": 1}, poll=0.5)
         )
         workers = (deaf, cut, whole)
-        # All slots are taken, so that no claim is lost: Go would leave its jobs for the rescue.
+        # All slots are taken, so that no claim is lost. Go would leave lost claims to the rescue.
         await callers["go"].insert_many(*[conform("signal", message="all")] * slots * 3)
         await rig.until_state("running", slots * 3)
         await insert_all(callers, 26, "sleep", duration_ms=20)
@@ -156,9 +156,9 @@ async def test_rolling_replacement(
     callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
 ) -> None:
     """A worker of each language is stopped and replaced while jobs are inserted before, without and
-    with it: each job is worked once, the replacements work some, and one of them is the leader
-    (CF-077, rolling_deployment_same_protocol). `scripts/interop` runs this against other versions
-    of River."""
+    with it. Each job is worked once, the replacements work some, and one of them is the leader
+    (CF-077, rolling_deployment_same_protocol). `scripts/interop` runs this with other versions of
+    River."""
     batch = [conform("effect sleep", duration_ms=20)] * 20
     settings: dict[str, Any] = {"poll": 0.2, "candidate": True, "queues": {"default": 4}}
     inserted = 0
@@ -194,8 +194,8 @@ async def test_rolling_replacement(
 async def test_leaders_stop_in_turn(
     go_binary: Path, fresh_database_url: str, tmp_path: Path
 ) -> None:
-    """Of three clients the leader stops, then the next, then the last: each time one of those left
-    becomes leader, no two terms overlap, and a periodic job that runs on start is inserted once a
+    """Of three clients the leader stops, then the next, then the last. Each time one of the others
+    becomes leader, no two terms overlap, and a periodic job that runs on start is inserted once per
     term (CF-084, multi_engine_leader_failover)."""
     url = fresh_database_url
     async with mixed_fleet(go_binary, url, tmp_path, each=0) as recorded, AsyncExitStack() as stack:
@@ -226,8 +226,8 @@ async def test_leaders_stop_in_turn(
 
 async def test_connections(callers: Callers, schema: Schema, rig: Rig, go_binary: Path) -> None:
     """In three rounds of start, load, pause, cancel and stop no process has more connections than
-    its pool and its listener, and none is left after its stop (CF-076,
-    mixed_connection_pool_bound; CF-087, multi_engine_resource_bound)."""
+    its pool and its listener, and none after its stop (CF-076, mixed_connection_pool_bound; CF-087,
+    multi_engine_resource_bound)."""
     flags = ["--connections", str(CONNECTIONS - 1)]
     for _ in range(3):
         async with AsyncExitStack() as stack:

@@ -1,4 +1,5 @@
-"""What a leader and workers of one language do to the jobs of the other, and what guards them."""
+"""Effects of a leader and workers of one language on the jobs of the other, and the protections
+against them."""
 
 from __future__ import annotations
 
@@ -28,27 +29,28 @@ if TYPE_CHECKING:
 GO_LEADER = ("--queues", "go:5", "--client-id", "go", "--no-stagger")
 QUEUES = {"python": QueueConfig(max_workers=5)}
 LEADING: dict[str, Any] = {"elect_interval": timedelta(milliseconds=200)}
-"""A follower bids soon. The lease is not short: a busy machine shall not change who leads."""
+"""A follower polls the election often. The lease is not short, since a busy machine must not change
+the leader."""
 PERIOD = timedelta(days=365)
 SECONDS = int(PERIOD.total_seconds())
 GO_RESCUES_AFTER = timedelta(seconds=1)
-"""The age at which a leader in Go rescues, here."""
+"""The age at which a leader in Go rescues in these tests."""
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """A job that waits for the test to let it end."""
+    """Args of a job that waits for the test."""
 
     kind: ClassVar[str] = "wait"
 
 
 class Guarded(msgspec.Struct, frozen=True):
-    """The same; Go has a stub for its kind."""
+    """The same, with a stub in Go for its kind."""
 
     kind: ClassVar[str] = "guarded"
 
 
 class Nothing(msgspec.Struct, frozen=True):
-    """A job that does nothing."""
+    """Args of a job that does nothing."""
 
     kind: ClassVar[str] = "nothing"
 
@@ -62,7 +64,7 @@ class Report(msgspec.Struct, frozen=True):
 
 @pytest.fixture
 def may_end(rig: Rig) -> asyncio.Event:
-    """Lets the waiting jobs of the rig end."""
+    """An event that lets the waiting jobs of the rig end."""
     event = asyncio.Event()
 
     async def wait(job: Job[Any]) -> None:
@@ -78,7 +80,7 @@ def may_end(rig: Rig) -> asyncio.Event:
 
 
 def copy_of(function: Any) -> Any:
-    """A function of its own, for another kind."""
+    """Return a copy of a function, for another kind."""
 
     async def copy(job: Job[Any]) -> None:
         await function(job)
@@ -88,13 +90,13 @@ def copy_of(function: Any) -> Any:
 
 @contextmanager
 def logged() -> Generator[list[Any]]:
-    """What is logged meanwhile."""
+    """Collect the log lines of the block."""
     with capture_logs() as entries:
         yield entries
 
 
 async def until_logged(log: list[Any], event: str) -> dict[str, Any]:
-    """Wait for a log entry that begins so."""
+    """Wait for a log line of this event."""
     with anyio.fail_after(PATIENCE, reason=f"{event!r} was not logged: {log}"):
         while not (found := said(log, event)):
             await asyncio.sleep(0.01)
@@ -102,7 +104,7 @@ async def until_logged(log: list[Any], event: str) -> dict[str, Any]:
 
 
 def said(log: list[Any], event: str) -> list[dict[str, Any]]:
-    """The log entries of an event."""
+    """Return the log lines of an event."""
     return [entry for entry in log if entry["event"] == event]
 
 
@@ -114,9 +116,9 @@ async def until_led_by(rig: Rig, leader_id: str) -> None:
 
 
 async def test_go_leads_periodic_jobs(rig: Rig, go: RiverGo, may_end: asyncio.Event) -> None:
-    """A leader in Go inserts its own periodic jobs and none of Python's, of which Python warns,
-    once. One that both have, under one unique key, is inserted once, whoever leads and however
-    often that changes."""
+    """A leader in Go inserts its own periodic jobs and none of Python's, and Python warns of that
+    once. A job that both have with one unique key is inserted once, whichever client is the
+    leader."""
     both = PeriodicJob(
         every(PERIOD),
         lambda: (
@@ -151,10 +153,10 @@ async def test_go_leads_periodic_jobs(rig: Rig, go: RiverGo, may_end: asyncio.Ev
 
 
 async def test_go_leads_long_jobs(rig: Rig, go: RiverGo, may_end: asyncio.Event) -> None:
-    """A leader in Go discards what runs in Python for longer than its own limit if it has no worker
-    for the kind: the result is then refused, the log says so, and the event reports what is stored.
-    A stub in Go, without a timeout, keeps it from that, and leaves the jobs of dead workers to a
-    leader in Python. One that riverpy has marked to be cancelled is cancelled."""
+    """A leader in Go discards a job that runs in Python for longer than Go's own timeout if it has
+    no worker for the kind. The result is then refused, the log says so, and the event reports what
+    is stored. A stub in Go without a timeout prevents this, and leaves the jobs of dead workers to
+    a leader in Python. A job that riverpy has marked to be cancelled is cancelled."""
     with logged() as log:
         async with rig.working(id="python", queues=QUEUES, candidate=False) as client:
             opts = InsertOpts(queue="python")
@@ -193,7 +195,7 @@ async def test_go_leads_long_jobs(rig: Rig, go: RiverGo, may_end: asyncio.Event)
 
 
 async def stuck_jobs(rig: Rig, kind: str, client_id: str) -> list[int]:
-    """Insert a job that has been running for long, of a client of riverpy's that is dead."""
+    """Insert a job that a dead client of riverpy has been running for long."""
     await rig.schema.execute(
         """
         INSERT INTO riverpy_client (
@@ -219,7 +221,7 @@ async def stuck_jobs(rig: Rig, kind: str, client_id: str) -> list[int]:
 
 
 async def test_go_schedules_for_python(rig: Rig, go: RiverGo, may_end: asyncio.Event) -> None:
-    """A leader in Go makes jobs available up to five seconds early; Python does not start them
+    """A leader in Go makes jobs available up to five seconds early. Python does not start them
     before their time."""
     settings = {"candidate": False, "fetch_poll_interval": timedelta(seconds=0.05)}
     async with rig.working(queues=QUEUES, **settings) as client:
@@ -234,8 +236,8 @@ async def test_go_schedules_for_python(rig: Rig, go: RiverGo, may_end: asyncio.E
 
 
 async def test_shared_queue(rig: Rig, go: RiverGo, may_end: asyncio.Event) -> None:
-    """A worker in Go takes whatever its queue holds, and fails the kinds it does not know: an
-    attempt each. One in Python leaves jobs of kinds that only Go knows to Go."""
+    """A worker in Go claims all jobs of its queue, and fails those of unknown kinds, which costs an
+    attempt each. A worker in Python leaves jobs of unknown kinds to Go."""
     queue = InsertOpts(queue="shared")
     async with go.worker("--queues", "shared:5") as worker, rig.client() as client:
         unknown_to_go = (await client.insert(Nothing(), queue)).job.id

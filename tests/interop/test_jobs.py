@@ -1,4 +1,5 @@
-"""Jobs that one language inserts and the other works: what both read before, while and after."""
+"""Jobs that one language inserts and the other works, as both read them before, during and
+after."""
 
 from __future__ import annotations
 
@@ -41,13 +42,13 @@ SELECT jsonb_build_object(
 )::text
 FROM river_job ORDER BY id
 """
-"""The rows as text, without ids; times are minutes after the insert."""
+"""The rows as text without ids. Times are minutes after the insert."""
 MOMENT = 1.0
-"""Seconds for which a test watches that nothing happens."""
+"""Seconds for which a test checks that nothing happens."""
 
 
 async def same_row(callers: Callers, schema: Schema, job_id: int) -> Row:
-    """The row, as it is stored and as both languages read it."""
+    """Check that both languages read the stored row alike, and return it."""
     row = await stored(schema, job_id)
     for caller in callers.values():
         assert await caller.get(job_id) == row, caller.language
@@ -55,7 +56,7 @@ async def same_row(callers: Callers, schema: Schema, job_id: int) -> Row:
 
 
 async def ended(worker: Worker, callers: Callers, schema: Schema, event: str, job_id: int) -> Row:
-    """The row of a job, once its worker has said that it ended so."""
+    """Return the row of a job once its worker has reported this end."""
     await worker.until(event, id=job_id)
     return await same_row(callers, schema, job_id)
 
@@ -64,7 +65,7 @@ async def ended(worker: Worker, callers: Callers, schema: Schema, event: str, jo
 async def test_worked_by_the_other(
     language: str, callers: Callers, fleet: Fleet, schema: Schema
 ) -> None:
-    """What one language inserts the other works, with the same args, and changes nothing else
+    """One language works what the other inserts, with the same args, and changes nothing else
     (CF-001, reference_insert_candidate_work; CF-002, candidate_insert_reference_work)."""
     plain = await callers[language].insert(conform(message="<é>&\u2028"))
     echoed = await callers[language].insert(conform("output", output=OUTPUT))
@@ -104,8 +105,8 @@ async def test_worked_by_the_other(
 async def test_running_until_released(
     language: str, callers: Callers, fleet: Fleet, schema: Schema
 ) -> None:
-    """A job that waits is read as running by the other language for as long as it waits, and is
-    worked once (CF-003, barrier_wait_and_release)."""
+    """The other language reads a waiting job as running, and the job is worked once (CF-003,
+    barrier_wait_and_release)."""
     async with fleet.worker(language) as worker:
         job = await callers[OTHER[language]].insert(conform("signal", message="go on"))
         await worker.until("job_started", id=job["id"])
@@ -122,8 +123,8 @@ async def test_running_until_released(
 
 @EITHER
 async def test_outcomes(language: str, callers: Callers, fleet: Fleet, schema: Schema) -> None:
-    """A job that returns, records output, fails for good or cancels itself is stored alike by both
-    (CF-004, single_implementation_worker_outcomes)."""
+    """Both languages store a job that returns, records output, fails for good or cancels itself
+    alike (CF-004, single_implementation_worker_outcomes)."""
     caller = callers[OTHER[language]]
     async with fleet.worker(language) as worker:
         jobs = await caller.insert_many(
@@ -189,10 +190,10 @@ async def test_every_column(callers: Callers, schema: Schema) -> None:
 
 @EITHER
 async def test_claim_order(language: str, callers: Callers, fleet: Fleet, schema: Schema) -> None:
-    """Jobs begin by priority, then by their time, then by their id (CF-006, claim_order)."""
+    """Jobs start by priority, then by their time, then by their id (CF-006, claim_order)."""
     now = datetime.now(UTC)
     wanted = [(1, 2), (1, 1), (2, 3), (2, 3), (3, 2), (3, 1)]
-    mixed = [4, 2, 0, 5, 3, 1]  # the two that are equal, 2 and 3, keep their order
+    mixed = [4, 2, 0, 5, 3, 1]  # the two equal ones, 2 and 3, keep their order
     for index in mixed:
         priority, minutes = wanted[index]
         await schema.execute(
@@ -220,8 +221,8 @@ async def test_claim_order(language: str, callers: Callers, fleet: Fleet, schema
 async def test_scheduled_in_the_past(
     language: str, callers: Callers, fleet: Fleet, schema: Schema
 ) -> None:
-    """A job with a time of its own, even a past one, begins as scheduled, until the scheduler of a
-    leader of either language moves it (CF-006, claim_order)."""
+    """A job with a scheduled time, even a past one, is stored as scheduled, until the scheduler of
+    a leader of either language moves it (CF-006, claim_order)."""
     past = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
     jobs = [
         await caller.insert(conform("output", scheduled_at=past)) for caller in callers.values()
@@ -234,8 +235,8 @@ async def test_scheduled_in_the_past(
 
 
 async def test_competition(callers: Callers, fleet: Fleet, schema: Schema, rig: Rig) -> None:
-    """Two workers of two languages on one queue do each job once, and pass by rows that a
-    transaction has locked (CF-007, mixed_skip_locked_competition)."""
+    """Two workers of two languages on one queue do each job once, and skip rows that a transaction
+    has locked (CF-007, mixed_skip_locked_competition)."""
     await schema.execute(EFFECTS)
     each = [conform("effect sleep", duration_ms=5)] * 150
     for caller in callers.values():
@@ -268,8 +269,8 @@ async def test_competition(callers: Callers, fleet: Fleet, schema: Schema, rig: 
 async def test_unknown_kind(
     language: str, callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
 ) -> None:
-    """A worker without a filter of kinds fails what it does not know, by the default policy, and
-    works what it knows (CF-008, mixed_unknown_kind_error)."""
+    """A worker without a filter of kinds fails jobs of unknown kinds by the default policy, and
+    works the others (CF-008, mixed_unknown_kind_error)."""
     caller = callers[OTHER[language]]
     async with fleet.worker(language) as worker:
         last, again, known = await caller.insert_many(
@@ -294,7 +295,7 @@ async def test_unknown_kind(
         await rig.until(
             "SELECT scheduled_at <= now() FROM river_job WHERE id = $1", True, again["id"]
         )
-        await caller.insert(conform())  # its notification has the worker look
+        await caller.insert(conform())  # its notification wakes the worker
         row = await ended(worker, callers, schema, "job_failed", again["id"])
     assert (row["state"], row["attempt"], row["finalized_at"]) == ("retryable", 2, None)
     assert row["attempted_by"] == [worker.id] * 2
@@ -303,8 +304,8 @@ async def test_unknown_kind(
 
 
 async def test_same_job_of_both(callers: Callers, schema: Schema) -> None:
-    """The same job is stored alike by both languages, with any options, in a batch and by COPY; and
-    so it is when it was cancelled, and then retried (CF-095)."""
+    """Both languages store the same job alike, with any options, in a batch and by COPY, and also
+    when it was cancelled, and then retried (CF-095)."""
     in_an_hour = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
     args = '{"name": "<é>&\u2028\\"/", "addr": {"street": "s", "zip": "", "city": "c"}, "note": ""}'
     every: dict[str, Any] = {
@@ -346,8 +347,8 @@ async def test_same_job_of_both(callers: Callers, schema: Schema) -> None:
 
 
 async def test_attempt_limits(callers: Callers, schema: Schema) -> None:
-    """The least and the most attempts are stored by both. Outside of them River cuts what is too
-    large and takes 0 as its default, where riverpy refuses both (CF-094)."""
+    """Both languages store the smallest and the largest number of attempts. Beyond them River cuts
+    what is too large and takes 0 as its default; riverpy refuses both (CF-094)."""
     for caller in callers.values():
         for most in (1, 32_767):
             job = await caller.insert(conform(max_attempts=most))
@@ -365,8 +366,8 @@ async def test_attempt_limits(callers: Callers, schema: Schema) -> None:
 
 
 async def test_retry_after_the_last_attempt(callers: Callers, schema: Schema) -> None:
-    """A retry by riverpy of a job that has had the most attempts there can be changes neither
-    number. In Go it fails, and changes nothing (CF-094)."""
+    """riverpy's retry of a job with the largest number of attempts changes neither number. In Go it
+    fails, and changes nothing (CF-094)."""
     job = await callers["go"].insert(conform(max_attempts=32_767))
     await schema.execute(
         "UPDATE river_job SET attempt = 32767, state = 'discarded', finalized_at = now()"

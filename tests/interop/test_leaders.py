@@ -1,4 +1,4 @@
-"""Who becomes leader: after a leader that was killed, and where some clients take no part."""
+"""Leader election after the leader was killed, and with clients that take no part."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 EITHER = pytest.mark.parametrize("language", LANGUAGES)
 MOMENT = 1.0
-"""Seconds for which a test watches that nothing happens."""
+"""Seconds for which a test checks that nothing happens."""
 START = Periodic(id="start", every_ms=86_400_000, run_on_start=True)
 TICKS = Periodic(id="ticks", every_ms=300, queue="ticks")
 LEADER = "SELECT leader_id FROM river_leader"
@@ -32,13 +32,14 @@ COUNT = "SELECT count(*) FROM river_job WHERE metadata ->> 'river:periodic_job_i
 
 
 async def works(worker: Worker, caller: Caller, queue: str) -> None:
-    """The worker takes a job of its queue: it has started, and receives notifications."""
+    """Check that the worker takes a job of its queue: it has started, and receives
+    notifications."""
     job = await caller.insert(conform(queue=queue))
     await worker.until("job_completed", id=job["id"])
 
 
 async def stays(schema: Schema, leader_id: str | None) -> None:
-    """The leader stays this one for a moment."""
+    """Check that the leader stays the same for a moment."""
     for _ in range(10):
         assert await schema.fetchval(LEADER) == leader_id
         await asyncio.sleep(MOMENT / 10)
@@ -48,10 +49,9 @@ async def stays(schema: Schema, leader_id: str | None) -> None:
 async def test_killed_leader(
     language: str, callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
 ) -> None:
-    """When the lease of a leader that was killed is over, a client of the other language becomes
-    leader and inserts what runs on start, once; it inserted nothing before. The killed client,
-    started again, follows and inserts nothing (CF-060,
-    mixed_leader_death_failover_both_directions)."""
+    """When the lease of a killed leader expires, a client of the other language becomes leader and
+    inserts once what runs on start. It inserted nothing before. The killed client, started again,
+    follows and inserts nothing (CF-060, mixed_leader_death_failover_both_directions)."""
     settings: dict[str, Any] = {"candidate": True, "periodic": [START], "leader_ttl": 6}
     caller = callers[language]
     async with AsyncExitStack() as stack:
@@ -82,8 +82,8 @@ async def test_election_disabled(
     language: str, go: RiverGo, callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
 ) -> None:
     """A client that takes no part in leader election never becomes leader, alone, beside one that
-    does, or after it. It works what the leader inserts by the clock, and pauses and cancels reach
-    it. In Go it may have no periodic jobs of its own; riverpy warns of them (CF-061,
+    does, or after it. It works the leader's periodic jobs, and pauses and cancels reach it. In Go
+    it may have no periodic jobs of its own; riverpy warns of them (CF-061,
     leader_election_disabled_both_directions)."""
     if language == "go":
         with pytest.raises(RiverGoError, match=r"PeriodicJobs .*LeaderElectionDisabled"):
@@ -116,8 +116,8 @@ async def test_election_disabled(
 async def test_one_of_three_takes_part(
     callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
 ) -> None:
-    """Of three clients only one takes part in leader election, each in turn: it is the leader while
-    it runs, no other is after it, and periodic jobs are inserted by it alone (CF-083,
+    """Of three clients only one takes part in leader election, each in turn. It is the leader while
+    it runs, no other is after it, and only it inserts periodic jobs (CF-083,
     multi_engine_leader_election_disabled)."""
     names = [f"{engine}-{n}" for n, engine in enumerate(ENGINES)]
     for chosen in names:

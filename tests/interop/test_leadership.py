@@ -1,4 +1,4 @@
-"""A mixed fleet under load: the leader changes between the languages, and no work is lost."""
+"""A mixed fleet under load: the leader changes between the languages, and no job is lost."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ PAUSE = 0.2
 
 
 def jobs(number: int) -> list[dict[str, Any]]:
-    """What a language inserts in one round: a plain job, a scheduled one, and a unique one that
-    the other language inserts too."""
+    """Return the jobs that a language inserts in one round: a plain job, a scheduled one, and a
+    unique one that the other language inserts too."""
     soon = (datetime.now(UTC) + timedelta(seconds=0.5)).isoformat()
     unique = json.dumps({"ms": 1, "number": number})
     return [
@@ -56,7 +56,7 @@ async def insert_by_python(url: str) -> None:
 
 @asynccontextmanager
 async def inserting(fleet: MixedFleet, url: str) -> AsyncGenerator[None]:
-    """Both languages insert during the block."""
+    """Insert by both languages during the block."""
     async with asyncio.TaskGroup() as tasks:
         inserters = [
             tasks.create_task(insert_by_go(fleet)),
@@ -68,7 +68,7 @@ async def inserting(fleet: MixedFleet, url: str) -> AsyncGenerator[None]:
 
 
 async def kill_leader(fleet: MixedFleet, language: str) -> tuple[str, set[int]]:
-    """Kill the leader while it runs jobs; returns its id and theirs."""
+    """Kill the leader while it runs jobs, and return its id and theirs."""
     leader_id = await fleet.until_led_by(language)
     await fleet.until_it_works(leader_id)
     await fleet.kill(leader_id)
@@ -80,7 +80,7 @@ async def kill_leader(fleet: MixedFleet, language: str) -> tuple[str, set[int]]:
 
 
 async def until_all_is_done(fleet: MixedFleet) -> None:
-    """Wait until no job is left that a worker could still run, but for the newest periodic one."""
+    """Wait until no worker can run any job, except the newest periodic one."""
     left: list[Any] = []
     try:
         async with asyncio.timeout(PATIENCE):
@@ -94,7 +94,7 @@ async def until_all_is_done(fleet: MixedFleet) -> None:
 
 
 async def check_jobs(fleet: MixedFleet, killed: dict[str, set[int]]) -> None:
-    """Each job was completed once, at its first attempt unless its worker was killed."""
+    """Check that each job was completed once, at its first attempt unless its worker was killed."""
     rows = await fleet.connection.fetch(
         "SELECT *, (SELECT count(*) FROM completion_history WHERE job_id = id) AS completions"
         " FROM river_job WHERE kind <> 'marker' AND finalized_at IS NOT NULL"
@@ -110,7 +110,8 @@ async def check_jobs(fleet: MixedFleet, killed: dict[str, set[int]]) -> None:
 
 
 async def check_unique(fleet: MixedFleet) -> None:
-    """Of unique jobs that both languages inserted there is one each, from both languages in all."""
+    """Check that each unique job that both languages inserted exists once, and that each language
+    inserted some."""
     twice = await fleet.connection.fetch(
         "SELECT args FROM river_job WHERE unique_key IS NOT NULL AND kind = 'sleep'"
         " GROUP BY args HAVING count(*) > 1"

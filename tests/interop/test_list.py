@@ -63,7 +63,7 @@ METADATA = [
 
 
 async def check_all(go: RiverGo, client: Client) -> set[JobState]:
-    """Both see the same in every row. Returns the states that there are."""
+    """Check that both languages read every row alike, and return the states."""
     rows = await go.run("list")
     for row in rows:
         job = await client.job_get(row["id"])
@@ -74,7 +74,7 @@ async def check_all(go: RiverGo, client: Client) -> set[JobState]:
 
 
 async def client_ids(client: Client) -> list[int]:
-    """The ids of all jobs."""
+    """Return the ids of all jobs."""
     async with client._acquire() as connection:
         return [
             row[0]
@@ -116,7 +116,7 @@ def register(rig: Rig) -> None:
 
 
 def python_jobs() -> list[InsertManyParams]:
-    """Jobs that are worked at once, each to one end."""
+    """Return jobs that are worked at once, each with another end."""
     later = InsertOpts(max_attempts=1)
     return [
         *(InsertManyParams(RawArgs("odd_error", text), None) for text in names_of(ODD_ERRORS)),
@@ -138,7 +138,7 @@ def names_of(cases: dict[str, Any]) -> list[str]:
 
 
 def waiting_jobs() -> list[InsertManyParams]:
-    """Jobs that nobody works, with options at the ends of their ranges."""
+    """Return jobs that no client works, with options at the ends of their ranges."""
     unique = UniqueOpts(by_args=True, by_queue=True, by_period=timedelta(days=7))
     every = UniqueOpts(by_queue=True, by_state=list(JobState))
     options = [
@@ -158,10 +158,10 @@ def waiting_jobs() -> list[InsertManyParams]:
 
 @pytest.mark.usefixtures("mark_unheard")
 async def test_go_reads_what_python_writes(go: RiverGo, rig: Rig) -> None:
-    """Whatever Python stores, in every state, River's own list decodes (MG-07)."""
+    """River's own list decodes whatever Python stores, in every state (MG-07)."""
     register(rig)
     queues = {name: QueueConfig(max_workers=50) for name in ("default", "held")}
-    # Without a leader nothing moves while the two are compared.
+    # Without a leader nothing changes while the two are compared.
     client = rig.client(
         queues=queues,
         soft_stop_timeout=timedelta(0),
@@ -198,7 +198,7 @@ async def test_go_reads_any_args_and_metadata(
 
 
 async def test_python_reads_what_go_writes(go: RiverGo, rig: Rig) -> None:
-    """Whatever Go stores, in every state, Python decodes (MG-07)."""
+    """Python decodes whatever Go stores, in every state (MG-07)."""
     requests = [
         request('{"a":[1,2.50,1e21,null],"b":"<é😀>"}', kind="echo", tags=["abc"]),
         request('{"msg":"no <b> \\"quoted\\" \\u2028"}', kind="fail"),

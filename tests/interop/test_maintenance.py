@@ -1,4 +1,4 @@
-"""What a leader of either language does for all: cleaning, scheduling, reindexing."""
+"""Maintenance by a leader of either language: cleaning, scheduling, reindexing."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ FILENODE = "SELECT pg_relation_filenode(to_regclass($1))"
 async def insert_ended(
     schema: Schema, state: str, age: str, number: int = 1, queue: str = "default"
 ) -> None:
-    """Jobs that ended so long ago."""
+    """Insert jobs that finished this long ago."""
     await schema.execute(ENDED, state, age, number, queue)
 
 
 @asynccontextmanager
 async def deletes_held(schema: Schema) -> AsyncGenerator[None]:
-    """In the block, whoever deletes a job waits."""
+    """Block every delete of a job during the block."""
     await schema.execute(HOLD)
     try:
         async with schema.connected() as holder:
@@ -87,7 +87,7 @@ async def test_renewal_beside_a_slow_cleaner(
         await rig.until(waits)
         async with fleet.worker(OTHER[language], id="second", **settings):
             leader = await schema.fetchrow(LEADER)
-            # A lease that ends in time for the test: Go's lasts 15 s, and is renewed each 5 s.
+            # A lease that expires in time for the test. Go's lasts 15 s and is renewed every 5 s.
             first_end = ends = await schema.fetchval(SHORTEN)
             for _ in range(2):
                 await rig.until("SELECT expires_at > $1 FROM river_leader", True, ends)
@@ -101,8 +101,8 @@ async def test_renewal_beside_a_slow_cleaner(
 
 @EITHER
 async def test_job_cleaner(language: str, fleet: Fleet, schema: Schema, rig: Rig) -> None:
-    """Jobs that ended are deleted when they are older than the retention of their state, however
-    many they are; those of a state that is kept for ever stay (CF-063,
+    """Finished jobs are deleted when they are older than the retention of their state, however many
+    they are. Those of a state without a retention time stay (CF-063,
     maintenance_job_cleaner_retention)."""
     for state in ("cancelled", "completed", "discarded"):
         for age in ("2 hours", "1 minute"):
@@ -118,8 +118,8 @@ async def test_job_cleaner(language: str, fleet: Fleet, schema: Schema, rig: Rig
 
 @EITHER
 async def test_queue_cleaner(language: str, fleet: Fleet, schema: Schema, rig: Rig) -> None:
-    """A queue that no worker has had for a day is forgotten. River forgets it also if it is paused
-    or has metadata, riverpy does not (CF-065, maintenance_queue_cleaner_keeps_active_queues)."""
+    """A queue without a worker for a day is deleted. River also deletes it if it is paused or has
+    metadata; riverpy does not (CF-065, maintenance_queue_cleaner_keeps_active_queues)."""
     for name, metadata, age, is_paused in (
         ("old", "{}", "25 hours", False),
         ("young", "{}", "1 hour", False),
@@ -145,9 +145,8 @@ async def test_queue_cleaner(language: str, fleet: Fleet, schema: Schema, rig: R
 async def test_reindexer(
     language: str, callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
 ) -> None:
-    """An index that is not there, and one beside which a valid left-over of a rebuild stands, are
-    passed over; others are rebuilt, while jobs are worked (CF-066,
-    maintenance_reindexer_skips_artifacts)."""
+    """An index that does not exist, and one with a valid left-over of a rebuild, are skipped.
+    Others are rebuilt while jobs are worked (CF-066, maintenance_reindexer_skips_artifacts)."""
     beside, ordinary = "river_job_kind", "river_job_prioritized_fetching_index"
     artifact = f"{beside}_ccnew1"
     await schema.execute(f"CREATE INDEX {artifact} ON river_job (kind)")
@@ -156,7 +155,7 @@ async def test_reindexer(
     try:
         names_given = f"river_job_nothing,{beside},{ordinary}"
         async with fleet.worker(language, candidate=True, reindex=names_given) as worker:
-            for _ in range(2):  # two runs, so that one has reached the end
+            for _ in range(2):  # two runs, so that one has ended
                 was = await schema.fetchval(FILENODE, names[1])
                 await rig.until(FILENODE + " <> $2::oid", True, names[1], was)
                 job = await callers[OTHER[language]].insert(conform())
@@ -172,9 +171,8 @@ async def test_reindexer(
 async def test_all_kinds(
     language: str, callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
 ) -> None:
-    """A client that claims only the kinds it knows still schedules, cleans and inserts by the clock
-    jobs of all kinds. (What it makes of stuck ones is CF-057.) It works its own kinds beside them
-    (CF-106)."""
+    """A client that claims only known kinds still schedules, cleans and periodically inserts jobs
+    of all kinds (for stuck jobs see CF-057). It works its own kinds beside them (CF-106)."""
     foreign = "nobody_knows"
     due = await schema.fetchval("SELECT now() - interval '1 minute'")
     await rig.insert_rows(1, kind=foreign, state="scheduled", scheduled_at=due)

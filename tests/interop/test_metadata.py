@@ -48,18 +48,18 @@ class Metadata:
         self.job_id = job_id
 
     async def keys(self) -> set[str]:
-        """The keys that are not the user's. Those are checked to be as they were."""
+        """Return the keys except the user's, and check that those are unchanged."""
         assert await self._schema.fetchval(KEPT, self.job_id, MINE) is True
         return {row[0] for row in await self._schema.fetch(KEYS, self.job_id, MINE)}
 
     async def attempt(self, worker: Worker, caller: Caller, behavior: str) -> None:
-        """Let the caller retry it, and the worker begin an attempt of these steps."""
+        """Let the caller retry it, and let the worker start an attempt with these steps."""
         await self.retry(caller)
         attempt = await self._schema.fetchval(BEHAVIOR, self.job_id, worker.language, behavior)
         await worker.until("job_started", id=self.job_id, attempt=attempt + 1)
 
     async def retry(self, caller: Caller) -> None:
-        """Let the caller retry it, in a queue that no worker has."""
+        """Let the caller retry it in a queue without a worker."""
         await self._schema.execute(NOBODY, self.job_id)
         await caller.retry(self.job_id)
 
@@ -71,8 +71,8 @@ EITHER = pytest.mark.parametrize("language", LANGUAGES)
 async def test_reserved_keys(
     language: str, callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
 ) -> None:
-    """All that either client does to a job adds the keys below and no others, and the user's keys
-    stay as they were (CF-051, reserved_metadata_cross_engine)."""
+    """All operations of either client on a job add the keys below and no others, and the user's
+    keys stay unchanged (CF-051, reserved_metadata_cross_engine)."""
     one, other = callers[language], callers[OTHER[language]]
     job = await one.insert(conform(message="no", duration_ms=5, queue="none"))
     await schema.execute("UPDATE river_job SET metadata = $1", MINE)
@@ -133,8 +133,7 @@ async def test_reserved_keys(
 
 @EITHER
 async def test_code_of_jobs(language: str, callers: Callers, fleet: Fleet) -> None:
-    """The code of a job cannot set a key that is River's (CF-051,
-    reserved_metadata_cross_engine)."""
+    """The code of a job cannot set one of River's keys (CF-051, reserved_metadata_cross_engine)."""
     async with fleet.worker(language) as worker:
         job = await callers[OTHER[language]].insert(conform("reserved", max_attempts=1))
         await worker.until("job_failed", id=job["id"])

@@ -1,4 +1,4 @@
-"""A schema that one language migrated is one that the other accepts, changes and works with."""
+"""Each language accepts, changes and works with a schema that the other migrated."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ VERSIONS = list(range(1, 9))
 VALID = [{"ok": True, "messages": None}]
 SCHEMAS = ["public", "MixedCase_1"]
 LONGEST = "s" * 46
-"""The longest name of a schema: a notification channel carries it."""
+"""The longest name of a schema that fits into a notification channel."""
 CHANNELS = ("river_insert", "river_control", "river_leadership")
 COUNT_RELATIONS = "SELECT count(*) FROM pg_class WHERE relnamespace = $1::regnamespace"
 
 
 @pytest.fixture
 async def connection(fresh_database_url: str) -> AsyncGenerator[Connection]:
-    """A connection to a database of this test alone, that has both schemas."""
+    """A connection to a database of this test alone that has both schemas."""
     async with connected(fresh_database_url) as connection:
         await connection.execute(f'CREATE SCHEMA "{SCHEMAS[1]}"')
         yield connection
@@ -43,7 +43,7 @@ async def connection(fresh_database_url: str) -> AsyncGenerator[Connection]:
 
 @pytest.fixture
 def go_on(go_binary: Path, fresh_database_url: str) -> Go:
-    """Go on a schema of this database, by the schema's name."""
+    """Return Go on a schema of this database, by the schema's name."""
     return lambda schema: RiverGo(go_binary, fresh_database_url, schema)
 
 
@@ -54,12 +54,12 @@ def go_there(request: pytest.FixtureRequest, go_on: Go) -> RiverGo:
 
 
 async def versions(go: RiverGo, *args: object) -> list[int]:
-    """The versions that a migration by Go went through."""
+    """Return the versions that a migration by Go went through."""
     return [line["version"] for line in await go.run("migrate", *args)]
 
 
 async def recorded(connection: Connection, schema: str) -> list[int]:
-    """The versions of line `main` that are recorded."""
+    """Return the recorded versions of line `main`."""
     rows = await connection.fetch(
         f"SELECT version FROM \"{schema}\".river_migration WHERE line = 'main' ORDER BY version"
     )
@@ -67,13 +67,13 @@ async def recorded(connection: Connection, schema: str) -> list[int]:
 
 
 async def current(connection: Connection, schema: str) -> dict[str, Any]:
-    """The catalog, without what going down leaves behind."""
+    """Return the catalog without what a down migration leaves."""
     return without_history(await read_catalog(connection, schema))
 
 
 @asynccontextmanager
 async def notified(url: str, *schemas: str) -> AsyncGenerator[set[str]]:
-    """In the block, the channels of these schemas on which something is sent."""
+    """Collect the channels of these schemas that get a notification during the block."""
     async with connected(url) as listener:
         channels: set[str] = set()
         for schema in schemas:
@@ -81,11 +81,11 @@ async def notified(url: str, *schemas: str) -> AsyncGenerator[set[str]]:
                 channel = f"{schema}.{name}"
                 await listener.add_listener(channel, lambda *sent: channels.add(sent[2]))
         yield channels
-        await listener.execute("SELECT 1")  # what was sent before has arrived with the answer
+        await listener.execute("SELECT 1")  # earlier notifications arrive with the answer
 
 
 async def go_works(go: RiverGo) -> None:
-    """Go inserts a job and works it, by its notification alone."""
+    """Insert and work a job by Go, with its notification alone."""
     async with go.worker("--client-id", "go", "--fetch-poll-interval", "1h") as worker:
         request = {"kind": "noop", "args": {}}
         (row,) = await go.run("insert", requests=[request])
@@ -95,7 +95,7 @@ async def go_works(go: RiverGo) -> None:
 
 
 async def python_works(url: str, schema: str) -> None:
-    """Python inserts a job and works it, by its notification alone."""
+    """Insert and work a job by Python, with its notification alone."""
     async with connected(url, search_path=f'"{schema}"') as connection:
         rig = Rig(Schema(url, schema, connection))
 
@@ -110,10 +110,10 @@ async def python_works(url: str, schema: str) -> None:
 async def test_go_accepts_what_python_migrated(
     go_there: RiverGo, connection: Connection, fresh_database_url: str
 ) -> None:
-    """Python migrates down to nothing and up; Go finds nothing to do, works there, goes down and up
-    again, and Python finds nothing to do. Below version 5 there are no lines: Go refuses to go
-    there while ours is recorded. (MG-07; CF-009,
-    candidate_migrator_reference_runtime; CF-013, migration_mixed_case_schema)."""
+    """Python migrates down to nothing and up. Go finds nothing to do, works there, goes down and up
+    again, and Python finds nothing to do. Below version 5 there are no lines, and Go refuses to go
+    there while ours is recorded (MG-07; CF-009, candidate_migrator_reference_runtime; CF-013,
+    migration_mixed_case_schema)."""
     schema = go_there.schema
     migrator = Migrator(connection, schema=schema)
     await migrator.up()
@@ -163,7 +163,7 @@ async def test_python_accepts_what_go_migrated(
 
 
 async def test_version_7(go_on: Go, connection: Connection, fresh_database_url: str) -> None:
-    """At version 7, where River before 0.48 ends, both languages work, and both validate it as
+    """At version 7, the last one of River before 0.48, both languages work, and both validate it as
     complete up to 7 only."""
     go, migrator = go_on("public"), Migrator(connection)
     assert await versions(go, "--target", 7, "up") == VERSIONS[:-1]
@@ -181,10 +181,10 @@ async def test_version_7(go_on: Go, connection: Connection, fresh_database_url: 
 async def test_custom_schema(
     go_on: Go, connection: Connection, fresh_database_url: str, migrates: str
 ) -> None:
-    """In a schema off the search path that one language migrated the other works; nothing is made
-    in `public`, and a second schema beside it receives nothing. (CF-011,
-    custom_schema_candidate_migrate_reference_work) (CF-012,
-    custom_schema_reference_migrate_candidate_work)"""
+    """One language works in a schema off the search path that the other migrated. Nothing is
+    created in `public`, and a second schema receives no notification (CF-011,
+    custom_schema_candidate_migrate_reference_work; CF-012,
+    custom_schema_reference_migrate_candidate_work)."""
     url, schemas = fresh_database_url, ("river_custom_1", LONGEST)
     for schema in schemas:
         await connection.execute(f'CREATE SCHEMA "{schema}"')
@@ -209,10 +209,10 @@ async def test_custom_schema(
 
 
 async def test_schema_names(go_on: Go, connection: Connection) -> None:
-    """A name of 47 bytes, or with other characters than letters, digits and `_`, is refused by
-    riverpy before anything is written. Go's migrator makes tables there, but its clients refuse the
-    name. (CF-011, custom_schema_candidate_migrate_reference_work) (CF-013,
-    migration_mixed_case_schema)"""
+    """riverpy refuses a name of 47 bytes, or with characters other than letters, digits and `_`,
+    before it writes anything. Go's migrator creates tables there, but its clients refuse the name
+    (CF-011, custom_schema_candidate_migrate_reference_work; CF-013,
+    migration_mixed_case_schema)."""
     for name, refusal in (
         (f"{LONGEST}s", "46 characters"),
         ("a b", "can only contain letters"),
@@ -228,8 +228,8 @@ async def test_schema_names(go_on: Go, connection: Connection) -> None:
 
 
 async def test_each_takes_over_half_way(go_on: Go, connection: Connection) -> None:
-    """Half-way up by one language, on to the top and down again by the other: the catalog is the
-    recorded one (MG-07)."""
+    """One language migrates half-way up, and the other to the top and down again: the catalog is
+    the recorded one (MG-07)."""
     schema = SCHEMAS[1]
     go = go_on(schema)
     migrator = Migrator(connection, schema=schema)

@@ -1,4 +1,4 @@
-"""A server that refuses NOTIFY, as YugabyteDB does unless it is set up for it."""
+"""A server that refuses NOTIFY, like YugabyteDB by default."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CREATE FUNCTION refusing.pg_notify(text, text) RETURNS void LANGUAGE plpgsql AS
 MARKED = {"go": re.compile(r'{"river:unique_nonce": "[0-9a-f]{16}"}'), "python": re.compile("{}")}
 """The metadata of a unique job."""
 POLLED = 6.0
-"""Seconds within which a worker that reads every two seconds has to have acted."""
+"""Seconds within which a worker that polls every two seconds must act."""
 
 
 @pytest.fixture
@@ -74,9 +74,9 @@ def go_there(go_binary: Path, refusing: Schema) -> RiverGo:
 async def test_polling(
     language: str, callers_there: Callers, go_there: RiverGo, refusing: Schema
 ) -> None:
-    """River in Go detects such a server. riverpy inserts and works there with settings that say so,
-    and finds a cancel by polling; its own cancel is refused, and changes nothing. A key of the
-    metadata by which Go tells its unique jobs from duplicates is left alone (CF-036,
+    """River in Go detects such a server. riverpy inserts and works there with settings for it, and
+    finds a cancel by polling; its own cancel is refused, and changes nothing. A metadata key by
+    which Go distinguishes its unique jobs from duplicates is left alone (CF-036,
     simulated_yugabyte_polling)."""
     caller = callers_there[OTHER[language]]
     settings = {} if language == "go" else {"poll_only": True}

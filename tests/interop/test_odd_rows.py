@@ -32,7 +32,7 @@ UPDATES: dict[str, tuple[str, dict[str, Any] | None]] = {
     "output": ("job_completed", {"output": {"n": 1}}),
     "snooze": ("job_snoozed", {"snoozes": 1}),
 }
-"""How a job ends, and what that adds to its metadata."""
+"""The ends of a job, and what each adds to its metadata."""
 SET_METADATA = "UPDATE river_job SET metadata = $2::jsonb WHERE id = $1"
 SET_STATE = "UPDATE river_job SET state = $2::river_job_state WHERE id = $1"
 SET_ERRORS = "UPDATE river_job SET errors = $1::text[]::jsonb[], attempt = 3"
@@ -41,7 +41,7 @@ REQUIRED = ["available", "pending", "running", "scheduled"]
 
 
 def joined(metadata: Any, update: dict[str, Any]) -> list[Any]:
-    """Metadata that are no object and what was added to them."""
+    """Return metadata that are no object, followed by an update."""
     return [*(metadata if isinstance(metadata, list) else [metadata]), update]
 
 
@@ -49,8 +49,8 @@ def joined(metadata: Any, update: dict[str, Any]) -> list[Any]:
 async def test_metadata(
     language: str, callers: Callers, fleet: Fleet, schema: Schema, go: RiverGo
 ) -> None:
-    """Metadata that are no object are read by both languages, and left alone by an attempt that
-    adds nothing to them. What an attempt or an update adds follows them in a list (CF-107)."""
+    """Both languages read metadata that are no object, and an attempt that adds nothing leaves them
+    alone. An addition of an attempt or an update follows them in a list (CF-107)."""
     caller = callers[OTHER[language]]
     cases = list(product(NO_OBJECTS, UPDATES))
     jobs = await caller.insert_many(
@@ -82,8 +82,8 @@ async def test_metadata(
 async def test_metadata_of_duplicates(
     language: str, callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
 ) -> None:
-    """A leader that discards a due job, because another holds its key, adds its note behind
-    metadata that are no object (CF-107)."""
+    """A leader that discards a due job because another holds its key adds its note behind metadata
+    that are no object (CF-107)."""
     jobs: dict[int, Any] = {}
     for metadata in NO_OBJECTS:
         unique = {"by_args": True, "by_state": REQUIRED}
@@ -105,8 +105,8 @@ async def test_metadata_of_duplicates(
 async def test_errors(
     language: str, callers: Callers, fleet: Fleet, schema: Schema, go: RiverGo
 ) -> None:
-    """Entries of errors of any form are read alike by both languages, whatever is done to the job.
-    The stored ones stay as they are, and new ones follow (CF-110)."""
+    """Both languages read entries of errors of any form alike, whatever is done to the job. Stored
+    entries stay unchanged, and new ones follow (CF-110)."""
     caller = callers[language]
     job = await caller.insert(conform("fail", message="no", queue="odd", max_attempts=3))
     await schema.execute(SET_ERRORS, list(ODD))

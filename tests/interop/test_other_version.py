@@ -1,4 +1,4 @@
-"""The Go program is built with the version of River that `scripts/interop` is given."""
+"""`scripts/interop` builds the Go program with the given version of River."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @pytest.mark.usefixtures("go_binary")
 def test_copy(tmp_path: Path) -> None:
-    """The copy has all of the program, and each module of River's in the version asked for, with
-    or without its `v`; the checkout does not change. What is no version is an error."""
+    """The copy has the whole program, and each module of River in the given version, with or
+    without its `v`. The checkout does not change. An invalid version is an error."""
     before = (SOURCES / "go.mod").read_text("utf-8")
     assert copy_with(pinned(), tmp_path) == pinned()
     assert (SOURCES / "go.mod").read_text("utf-8") == before

@@ -1,5 +1,5 @@
-"""What breaks or blocks the storing of results: locks, errors, killed backends, broken connections,
-and more jobs than connections. Each job is completed at its first attempt all the same."""
+"""Faults that break or block the storing of results: locks, errors, killed backends, broken
+connections, and more jobs than connections. Each job is still completed at its first attempt."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 EITHER = pytest.mark.parametrize("language", LANGUAGES)
 BATCH = 50
 CONNECTIONS = 20
-"""The most that a client may have. In Go that is its pool and its listener."""
+"""The maximum number of connections of a client. In Go that is its pool and its listener."""
 COMPLETIONS = """
 CREATE TABLE completions (xid xid8);
 CREATE FUNCTION note_completion() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -71,7 +71,7 @@ WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0
 
 @asynccontextmanager
 async def having(schema: Schema, create: str, drop: str) -> AsyncGenerator[None]:
-    """In the block, the schema has more objects."""
+    """Create more objects in the schema for the block."""
     await schema.execute(create)
     try:
         yield
@@ -80,7 +80,8 @@ async def having(schema: Schema, create: str, drop: str) -> AsyncGenerator[None]
 
 
 async def all_completed_at_once(schema: Schema, number: int) -> None:
-    """Check that there are so many jobs, each completed at its first attempt and without errors."""
+    """Check that there are this many jobs, each completed at its first attempt and without
+    errors."""
     rows = await schema.jobs()
     assert len(rows) == number
     for row in rows:
@@ -91,7 +92,7 @@ async def all_completed_at_once(schema: Schema, number: int) -> None:
 async def test_completions_share_transactions(
     callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
 ) -> None:
-    """A thousand jobs that end at once are stored by fewer than 250 transactions (CF-071,
+    """A thousand jobs that end together are stored by fewer than 250 transactions (CF-071,
     completion_batching)."""
     number = 1000
     async with (
@@ -113,10 +114,10 @@ async def test_locked_row(
     language: str, callers: Callers, fleet: Fleet, schema: Schema, rig: Rig, *, marks: bool
 ) -> None:
     """The result of a job whose row a transaction has locked is kept and stored after the unlock,
-    also if that transaction marked it to be cancelled. In Python the results of others are stored
+    also if that transaction marked it to be cancelled. Python stores the results of other jobs
     before; in Go their batch waits (CF-072, completion_row_lock_wait)."""
     async with fleet.worker(language) as worker, schema.connected() as locker:
-        # At once: of two inserts in a moment Go reports only the first to the workers.
+        # Together: of two inserts within a moment Go notifies the workers only of the first.
         jobs = (conform("signal", message="locked"), conform("signal", message="other"))
         locked, other = [row["id"] for row in await callers["go"].insert_many(*jobs)]
         await rig.until_state("running", 2)
@@ -141,7 +142,7 @@ async def test_locked_row(
 async def test_transient_failure(
     language: str, failure: str, callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
 ) -> None:
-    """A statement that stores results and fails once is sent again: each job is completed, and has
+    """A statement that stores results and fails once is sent again. Each job is completed, and has
     one event (CF-073, completion_transient_failure_retry)."""
     create = FAILURE.format(action=FAILURES[failure])
     async with (
@@ -165,7 +166,7 @@ async def test_server_away(
     language: str, callers: Callers, schema: Schema, go_binary: Path, rig: Rig
 ) -> None:
     """While all connections are cut and new ones refused, a running job ends and another is
-    inserted: both are completed once the server can be reached again (CF-074,
+    inserted. Both are completed once the server is reachable again (CF-074,
     database_unavailable_reconnect)."""
     async with over_proxy(go_binary, schema, lambda fleet: fleet.worker(language, poll=0.5)) as (
         worker,
@@ -189,8 +190,8 @@ async def test_server_away(
 
 
 async def test_few_connections(callers: Callers, schema: Schema, go_binary: Path, rig: Rig) -> None:
-    """With many more slots than connections, whose jobs need connections too, each job is worked
-    once by a worker of either language, none has more connections than it may, and a pause still
+    """With many more slots than connections, and jobs that need connections too, each job is worked
+    once by a worker of either language, no worker exceeds its connections, and a pause still
     reaches both soon (CF-075, pool_pressure_completion)."""
     jobs = [conform("effect sleep effect", duration_ms=20)] * 300
     queues = {"default": 100, "other": 1}

@@ -1,4 +1,4 @@
-"""Jobs that a leader of either language inserts by the clock."""
+"""Periodic jobs of a leader of either language."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Terms:
 
     @asynccontextmanager
     async def leader(self, language: str) -> AsyncGenerator[Worker]:
-        """The next leader; it works no queue of the jobs."""
+        """Run the next leader; it works no queue of the jobs."""
         self.number += 1
         async with self._fleet.worker(
             language, candidate=True, queues={"idle": 1}, periodic=PERIODIC
@@ -148,7 +148,7 @@ async def test_terms(language: str, go: RiverGo, fleet: Fleet, schema: Schema, r
 
 
 def vectors() -> list[dict[str, Any]]:
-    """The lines of the vectors."""
+    """Return the lines of the vectors."""
     return [json.loads(line) for line in VECTORS.read_bytes().splitlines()]
 
 
@@ -160,7 +160,7 @@ async def test_cron_vectors(go: RiverGo) -> None:
 
 
 class Slots:
-    """What leaders of both languages insert, that have a periodic job of the same cron text."""
+    """Inserts of leaders of both languages with a periodic job of the same cron text."""
 
     def __init__(self, in_go: list[datetime], schedule: PeriodicSchedule) -> None:
         self._in_go, self._schedule = in_go, schedule
@@ -171,10 +171,10 @@ class Slots:
             after = due
         self.all = sorted({*in_go, *self.in_python})
         self._stored = self.in_python[0]
-        """The next slot that riverpy has in its table."""
+        """The next slot in riverpy's table."""
 
     def due(self, language: str, now: datetime) -> list[datetime]:
-        """What a leader of the language inserts now."""
+        """Return what a leader of the language inserts now."""
         if language == "go":
             return [slot for slot in self._in_go if slot == now]
         if now < self._stored:
@@ -186,7 +186,7 @@ class Slots:
 
 
 async def slots_in_go(go: RiverGo, text: str, after: str) -> list[datetime]:
-    """The next three."""
+    """Return the next three slots in Go."""
     line = {"expression": text, "zone": "UTC", "after": after, "count": 3}
     (vector,) = await go.run("cron", requests=[line])
     return [datetime.fromisoformat(at) for at in vector["next"]]
@@ -199,9 +199,9 @@ async def inserted(
     schedule: PeriodicSchedule,
     period: timedelta,
 ) -> list[list[datetime]]:
-    """The times of the jobs that leaders of both languages insert, unique by this period, for each
-    order in which the languages can lead at the slots. A leader comes twenty minutes before its
-    slot; riverpy then catches up with what it has missed."""
+    """Return the times of the jobs that leaders of both languages insert, unique by this period,
+    for each order of languages. A leader starts twenty minutes before its slot; riverpy then
+    catches up on missed slots."""
     unique = {"by_period_s": int(period.total_seconds())}
     found: list[list[datetime]] = []
     for number, leaders in enumerate(product(LANGUAGES, repeat=len(in_go))):
@@ -225,14 +225,14 @@ REPEATED = {
     "CRON_TZ=Australia/Sydney 30 2 * * *": "2026-04-04T00:00:00Z",
     "CRON_TZ=Asia/Jerusalem 30 1 * * *": "2026-10-24T12:00:00Z",
 }
-"""Times that come twice on the day after this one."""
+"""Times that occur twice on the day after this one."""
 
 
 @pytest.mark.parametrize("text", REPEATED)
 async def test_repeated_hour(text: str, go: RiverGo, callers: Callers, schema: Schema) -> None:
-    """A daily periodic job of the same cron text, on the day on which clocks show its time twice:
-    riverpy has the first time only, Go both. Unique by half a day it is inserted once a day,
-    whoever leads. The schedules of both say what is due, and the clients of both insert it."""
+    """A daily periodic job of the same cron text, on a day on which clocks show its time twice:
+    riverpy has only the first time, Go both. Unique by half a day it is inserted once a day,
+    whichever client is the leader. Both schedules and both clients show this."""
     in_go, zone = await slots_in_go(go, text, REPEATED[text]), ZoneInfo(text.split()[0][8:])
     first, second, later = in_go
     assert (second - first, later - second) == (timedelta(hours=1), DAY)
@@ -247,8 +247,8 @@ async def test_repeated_hour(text: str, go: RiverGo, callers: Callers, schema: S
 async def test_repeated_hour_as_in_river(
     text: str, go: RiverGo, callers: Callers, schema: Schema
 ) -> None:
-    """With `clock_changes="river"` a time that comes twice is inserted twice, each time once,
-    whoever leads, if it is unique by a period that is shorter than an hour."""
+    """With `clock_changes="river"` a time that occurs twice is inserted twice, each once, whichever
+    client is the leader, if it is unique by a period shorter than an hour."""
     in_go = await slots_in_go(go, text, REPEATED[text])
     schedule = cron(text, clock_changes="river")
     assert Slots(in_go, schedule).in_python == in_go
@@ -260,8 +260,8 @@ async def test_repeated_hour_as_in_river(
 async def test_short_day(
     period: timedelta, lost: int, go: RiverGo, callers: Callers, schema: Schema
 ) -> None:
-    """Twice a year less than a day lies between two times of a daily periodic job, so that both may
-    be on one day of UTC. Unique by half a day both are inserted; unique by a day the second is a
+    """Twice a year two times of a daily periodic job are less than a day apart, so that both may be
+    on one UTC day. Unique by half a day both are inserted; unique by a day the second is a
     duplicate, as docs/go.md warns."""
     text = "CRON_TZ=America/New_York 30 19 * * *"
     in_go = await slots_in_go(go, text, "2026-03-07T12:00:00Z")

@@ -1,4 +1,4 @@
-"""Queues as both languages see and control them."""
+"""Queues as both languages read and control them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EITHER = pytest.mark.parametrize("language", LANGUAGES)
 
 
 async def same_queue(callers: Callers, name: str) -> Row:
-    """The queue, as both languages read it alone and in their lists."""
+    """Check that both languages read the queue alike, alone and in their lists, and return it."""
     queue = await callers["go"].queue_get(name)
     for caller in callers.values():
         assert await caller.queue_get(name) == queue
@@ -36,9 +36,8 @@ async def same_queue(callers: Callers, name: str) -> Row:
 async def test_made_and_changed(
     language: str, callers: Callers, fleet: Fleet, schema: Schema
 ) -> None:
-    """The queues that a client of one language makes by its start are read alike by both, in the
-    order of their names, and metadata that the other language writes too
-    (CF-027, differential_queue_crud)."""
+    """Both languages read alike, ordered by name, the queues that a client of one language creates
+    at its start, and the metadata that the other writes (CF-027, differential_queue_crud)."""
     other = callers[OTHER[language]]
     metadata = {"owner": {"name": "<é>"}, "limits": [1, 2.5, None]}
     async with (
@@ -63,8 +62,8 @@ async def test_made_and_changed(
 async def test_names(
     language: str, callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
 ) -> None:
-    """Control of a queue that is not there is answered by "not found" whatever its name, of all
-    queues where there is none by nothing; an insert into a queue with an odd name is refused
+    """Control of an unknown queue raises "not found", whatever its name. Control of all queues
+    where there is none returns nothing. An insert into a queue with an invalid name is refused
     (CF-028, queue_names_and_unknown_queue_control)."""
     caller = callers[language]
     for name in ("no_such", "no such", "n" * 129):

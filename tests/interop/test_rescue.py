@@ -1,4 +1,4 @@
-"""Jobs of workers that died, and what a leader of either language makes of them."""
+"""Jobs of dead workers, and their rescue by a leader of either language."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 EITHER = pytest.mark.parametrize("language", LANGUAGES)
 LIMIT = 1.5
-"""Seconds after which a job is stuck."""
+"""Seconds after which a job counts as stuck."""
 RESCUE: dict[str, Any] = {
     "poll": 0.2,
     "candidate": True,
@@ -43,7 +43,7 @@ WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0
 
 
 async def insert_stuck(schema: Schema, kind: str = KIND, **columns: object) -> int:
-    """A job that the client `gone` has been running for two hours."""
+    """Insert a job that the client `gone` has been running for two hours."""
     values = {"attempt": 1, "max_attempts": 5, "metadata": MINE, "args": "{}"} | columns
     names = "".join(f", {name}" for name in values)
     marks = "".join(f", ${index}" for index in range(2, len(values) + 2))
@@ -57,7 +57,7 @@ async def insert_stuck(schema: Schema, kind: str = KIND, **columns: object) -> i
 
 
 def is_rescued(row: Row) -> bool:
-    """Check what every rescue writes."""
+    """Check the columns that every rescue writes."""
     (error,) = row["errors"]
     assert (error.error, error.attempt, error.trace) == (RESCUE_ERROR, row["attempt"], "")
     metadata = json.loads(row["metadata"])
@@ -70,10 +70,10 @@ def is_rescued(row: Row) -> bool:
 async def test_killed_worker(
     language: str, killed: str, callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
 ) -> None:
-    """The job of a leader that was killed is worked again by the next leader, at a second attempt,
-    with one error; its other metadata are kept. It is due by the retry policy of its kind, from the
-    time of the rescue; at once if riverpy knows that its own client is dead. The next leader may be
-    the same one, started again under the same id (CF-054, candidate_process_kill_reference_rescue;
+    """The job of a killed leader is worked again by the next leader, at a second attempt, with one
+    error, and its other metadata are kept. It is due by the retry policy of its kind, from the time
+    of the rescue; at once if riverpy knows that its own client is dead. The next leader may be the
+    same one, started again with the same id (CF-054, candidate_process_kill_reference_rescue;
     CF-055, reference_process_kill_candidate_rescue; CF-056, process_kill_restart_and_rescue)."""
     is_same = killed == language
     async with fleet.process(killed, id=killed, candidate=True) as victim:
@@ -102,9 +102,8 @@ async def test_what_a_rescue_makes(
     language: str, callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
 ) -> None:
     """A stuck job is retried by the policy of its kind, discarded without an attempt left, and
-    cancelled with a mark. One of a kind that the leader does not know is discarded by River, and
-    left by riverpy. That the leader claims only the kinds it knows changes nothing (CF-057,
-    rescuer_unknown_kind_discard; CF-106)."""
+    cancelled with a mark. One of an unknown kind is discarded by River, and left by riverpy, even
+    if the leader claims only known kinds (CF-057, rescuer_unknown_kind_discard; CF-106)."""
     hour = json.dumps({"retry_ms": 3_600_000} | json.loads(MINE))
     retried = await insert_stuck(schema, metadata=hour)
     used_up = await insert_stuck(schema, attempt=5)
@@ -141,8 +140,8 @@ async def test_what_a_rescue_makes(
 async def test_unknown_kind_of_a_dead_client(
     callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
 ) -> None:
-    """A leader of riverpy's does not know the kind of a job, but knows that the client which ran it
-    is dead: a worker in Go that knows the kind works it (CF-057, rescuer_unknown_kind_discard)."""
+    """A leader of riverpy does not know the kind of a job, but the client that ran it is dead: a
+    worker in Go with the kind works it (CF-057, rescuer_unknown_kind_discard)."""
     await register(schema, "gone", dead_after="100 milliseconds")
     job_id = await insert_stuck(schema, kind="noop")
     async with (
@@ -159,8 +158,8 @@ async def test_unknown_kind_of_a_dead_client(
 async def test_rows_that_change(
     language: str, callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
 ) -> None:
-    """A stuck job that ends, or is claimed again, before the rescuer can write keeps that; others
-    are rescued (CF-058, maintenance_rescuer_stale_selection)."""
+    """A stuck job that ends, or is claimed again, before the rescuer writes keeps its new state;
+    others are rescued (CF-058, maintenance_rescuer_stale_selection)."""
     hour = json.dumps({"retry_ms": 3_600_000} | json.loads(MINE))
     ended, claimed, stuck = [await insert_stuck(schema, metadata=hour) for _ in range(3)]
     both = "SELECT * FROM river_job WHERE id = any($1) ORDER BY id"
@@ -177,9 +176,9 @@ async def test_rows_that_change(
         )
         kept = await locker.fetch(both, [ended, claimed])
         async with fleet.worker(language, **RESCUE | {"rescue_after": 60}):
-            if language == "go":  # it waits for the two
+            if language == "go":  # it waits for the two rows
                 await rig.until(WAITS)
-            else:  # it passes them over
+            else:  # it skips the two rows
                 await rig.until(is_rescued_row, True, stuck)
             await locker.execute("COMMIT")
             await rig.until(is_rescued_row, True, stuck)
@@ -190,8 +189,8 @@ async def test_rows_that_change(
 async def test_ignored_cancellation(
     callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
 ) -> None:
-    """A job that ignores its cancellation does not hold up a hard stop. `riverpy worker` releases
-    it, and a worker in Go works it as if it had not begun (CF-040,
+    """A job that ignores its cancellation does not delay a hard stop. `riverpy worker` releases it,
+    and a worker in Go works it as if it had not started (CF-040,
     ignored_cancellation_hard_abort)."""
     async with fleet.process("python", hard_stop_timeout=0.3) as worker:
         job = await callers["go"].insert(conform("insist", message="end"))
@@ -209,8 +208,8 @@ async def test_ignored_cancellation(
 async def test_ignored_cancellation_in_a_library(
     callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
 ) -> None:
-    """A client that is a part of another program reports the attempts that it leaves running at a
-    hard stop. They are rescued (CF-040, ignored_cancellation_hard_abort)."""
+    """A client inside another program reports the attempts that it leaves running at a hard stop.
+    They are rescued (CF-040, ignored_cancellation_hard_abort)."""
     settings: dict[str, Any] = {"hard_stop_timeout": 0.1, "dead_after": 1}
     async with fleet.worker("python", id="left", **settings) as worker:
         assert isinstance(worker, PythonWorker)

@@ -1,4 +1,4 @@
-"""What a retry by either language makes of jobs in each state."""
+"""Retries of jobs in each state by either language."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WHERE id = $1
 WITH_METADATA = "UPDATE river_job SET metadata = $2::jsonb WHERE id = $1"
 AVAILABLE = "UPDATE river_job SET state = 'available' WHERE id = $1"
 FAILURE = {"go": "job_cancelled", "python": "job_failed"}
-"""How a job with an old mark ends that fails."""
+"""The end of a failing job with an old mark."""
 MARK = {"cancel_attempted_at": "2026-01-01T00:00:00Z"}
 KEPT = {
     "snoozes": 2,
@@ -48,15 +48,15 @@ REQUIRED = ["available", "pending", "running", "scheduled"]
 
 
 async def wake(callers: Callers) -> None:
-    """Notify the worker. Go does not notify of a retry, and of inserts at most ten times a
+    """Notify the worker. Go does not notify of a retry, and of inserts at most ten times per
     second."""
     await callers["python"].insert(conform())
 
 
 @EITHER
 async def test_exhausted(language: str, callers: Callers, fleet: Fleet, schema: Schema) -> None:
-    """A job whose attempts are used up gets one more by a retry; one that has some left, one that
-    runs and one that is due do not (CF-026, exhausted_job_retry)."""
+    """A retry gives a job without attempts left one more. One with attempts left, one that runs and
+    one that is due get none (CF-026, exhausted_job_retry)."""
     caller = callers[OTHER[language]]
     async with fleet.worker(language) as worker:
         job = await caller.insert(conform("first fail", message="no", max_attempts=1))
@@ -95,7 +95,7 @@ async def test_exhausted(language: str, callers: Callers, fleet: Fleet, schema: 
 
 @EITHER
 async def test_from_every_state(language: str, callers: Callers, schema: Schema) -> None:
-    """A job in any state but running and available is due at once, with one more attempt if all
+    """A job in any state except running and available is due at once, with one more attempt if all
     were used, and keeps its errors (CF-099)."""
     for state in (*FINAL, *WAITING):
         job = await callers[OTHER[language]].insert(conform(queue="nobody"))
@@ -115,8 +115,8 @@ async def test_from_every_state(language: str, callers: Callers, schema: Schema)
 
 @EITHER
 async def test_held_key(language: str, callers: Callers, schema: Schema) -> None:
-    """The retry of a unique job whose key another job holds is refused by the unique index, and
-    changes nothing (CF-099)."""
+    """The unique index refuses the retry of a unique job whose key another job holds, and nothing
+    changes (CF-099)."""
     unique = {"by_args": True, "by_state": REQUIRED}
     for state in (*FINAL, "retryable"):
         request = conform(message=state, queue="nobody", unique=unique)
@@ -133,10 +133,10 @@ async def test_held_key(language: str, callers: Callers, schema: Schema) -> None
 
 @EITHER
 async def test_mark(language: str, callers: Callers, fleet: Fleet, schema: Schema) -> None:
-    """A retry by either language removes the mark of a cancel and no other key, and the next
-    failure is one. A retry of a running job leaves the mark. One that an older River left on a job
-    that is due is dropped by a claim of Python's; one of Go's keeps it, and the next failure is a
-    cancellation (CF-098)."""
+    """A retry by either language removes the cancel mark and no other key, so the next failure is a
+    failure. A retry of a running job leaves the mark. Python's claim drops a mark that an older
+    River left on a due job; Go's claim keeps it, and the next failure is a cancellation
+    (CF-098)."""
     async with fleet.worker(language) as worker:
         for caller in callers.values():
             job = await caller.insert(conform("fail", message="no", pending=True))

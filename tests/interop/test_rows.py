@@ -34,20 +34,20 @@ if TYPE_CHECKING:
 
 HOUR = timedelta(hours=1)
 WISHES = ("until", "retry_ms", "timeout_ms")
-"""Keys of metadata by which these tests tell a worker when to retry and time out."""
+"""Metadata keys by which these tests set the retry and the timeout of a worker."""
 REQUIRED = ["available", "pending", "running", "scheduled"]
 ENDED = "state::text = $2 AND cardinality(coalesce(attempted_by, '{}')) = $3"
 
 
 class Stage:
-    """A scenario's surroundings: who inserts, and a look at the table."""
+    """The environment of a scenario: the inserting client and the table."""
 
     def __init__(self, rig: Rig, side: Side) -> None:
         self.rig = rig
         self.side = side
 
     async def until(self, job_id: int, condition: str, *args: object) -> None:
-        """Wait until a job's row is like this."""
+        """Wait until a job's row meets a condition."""
         await self.rig.until(
             f"SELECT {condition} FROM river_job WHERE id = $1", True, job_id, *args
         )
@@ -56,7 +56,7 @@ class Stage:
         await self.until(job_id, "state = 'running'")
 
     async def until_ended(self, job_id: int, row: Recorded) -> None:
-        """Wait until the job is in the state, after as many attempts, as the row."""
+        """Wait until the job has the state and the number of attempts of the row."""
         await self.until(job_id, ENDED, row["state"], len(attempts_of(row)))
 
     async def update(self, job_id: int, assignments: str, *args: object) -> None:
@@ -66,13 +66,13 @@ class Stage:
 
 
 def attempts_of(row: Recorded) -> list[str]:
-    """The clients that worked the recorded job."""
+    """Return the clients that worked the recorded job."""
     clients = (row["attempted_by"] or "{}").strip("{}")
     return clients.split(",") if clients else []
 
 
 def request_of(row: Recorded, *, args: str | None = None, **more: Any) -> Request:
-    """The request by which the recorded job was inserted."""
+    """Return the request by which the recorded job was inserted."""
     tags = (row["tags"] or "{}").strip("{}")
     metadata = json.loads(row["metadata"] or "{}")
     for key in ("snoozes", "output", "cancel_attempted_at"):
@@ -92,7 +92,7 @@ def request_of(row: Recorded, *, args: str | None = None, **more: Any) -> Reques
 
 
 def inserting(**more: Any) -> Play:
-    """Insert with more options; no worker takes it."""
+    """Insert with more options into a queue without a worker."""
 
     async def play(stage: Stage, row: Recorded) -> int:
         return await stage.side.insert(request_of(row, **more))
@@ -101,7 +101,7 @@ def inserting(**more: Any) -> Play:
 
 
 def working(**more: Any) -> Play:
-    """Insert with more options, and wait for the last attempt's end."""
+    """Insert with more options, and wait for the end of the last attempt."""
 
     async def play(stage: Stage, row: Recorded) -> int:
         job_id = await stage.side.insert(request_of(row, **more))
@@ -127,7 +127,7 @@ async def work_unknown(stage: Stage, row: Recorded) -> int:
 
 
 async def run(stage: Stage, row: Recorded) -> int:
-    """Insert, and look while it runs."""
+    """Insert, and compare while it runs."""
     job_id = await stage.side.insert(request_of(row))
     await stage.until_runs(job_id)
     return job_id
@@ -142,7 +142,7 @@ async def cancel_running(stage: Stage, row: Recorded) -> int:
 
 
 async def work_marked(stage: Stage, row: Recorded) -> int:
-    """Insert what gets the mark of a cancel that no client is told of."""
+    """Insert a job that gets a cancel mark without a notification."""
     assert row["args"] is not None
     quick = row["args"].replace("5000", "1")
     stage.rig.release.set()  # Python's jobs wait for this, not for a time
@@ -161,7 +161,7 @@ async def unique_cancelled(stage: Stage, row: Recorded) -> int:
 
 
 async def unique_after_cancel(stage: Stage, row: Recorded) -> int:
-    """Insert once more after such a one was cancelled."""
+    """Insert once more after such a job was cancelled."""
     return await stage.side.insert(request_of(row, unique={"by_args": True}))
 
 
@@ -238,13 +238,13 @@ PLAYS: dict[str, Play] = {
     "snoozed 4s (< scheduler interval), snapshot ~1s after": working(),
     "running (snapshot)": run,
 }
-"""Every scenario but that of a job interrupted by a stop, which is the last of each test."""
+"""Every scenario, except that of a job interrupted by a stop, which is the last of each test."""
 AGAIN_IN_A_SECOND = {f"{REMOTE}fail", f"{REMOTE}panic"}
-"""Go leaves these to be worked again at once, so there is no row to look at."""
+"""Go makes these jobs available at once, so there is no row to compare."""
 
 
 async def insert_scheduled(side: Side) -> None:
-    """Insert what the scheduler of the first leader moves on."""
+    """Insert the jobs that the scheduler of the first leader moves."""
     past = (datetime.now(UTC) - HOUR).isoformat()
     await side.insert(request_of(SCENARIOS[PAST], scheduled_at=past))
     unique = {"by_args": True, "by_state": REQUIRED}
@@ -252,7 +252,7 @@ async def insert_scheduled(side: Side) -> None:
 
 
 async def difference(stage: Stage, job_id: int, expected: Recorded) -> list[Any]:
-    """What differs between a job's row and the recorded one."""
+    """Return the differences between a job's row and the recorded one."""
     names = ", ".join(f"{name}::text AS {name}" for name in expected)
     found = await stage.rig.schema.fetchrow(f"SELECT {names} FROM river_job WHERE id = $1", job_id)
     assert found is not None
@@ -266,7 +266,7 @@ async def difference(stage: Stage, job_id: int, expected: Recorded) -> list[Any]
 
 
 async def play_all(stage: Stage, expected: dict[str, Recorded]) -> dict[str, list[Any]]:
-    """The scenarios in which the row came out differently, and how."""
+    """Return the scenarios whose row differs, with the difference."""
     wrong: dict[str, list[Any]] = {}
     for scenario, row in expected.items():
         job_id = await PLAYS[scenario](stage, row)
@@ -276,13 +276,13 @@ async def play_all(stage: Stage, expected: dict[str, Recorded]) -> dict[str, lis
 
 
 def test_every_scenario_is_played() -> None:
-    """No scenario of the recording is forgotten."""
+    """Each scenario of the recording is played."""
     assert set(PLAYS) | {INTERRUPTED} == set(SCENARIOS)
 
 
 @pytest.mark.usefixtures("mark_unheard")
 async def test_go_works_what_python_inserts(go: RiverGo, rig: Rig) -> None:
-    """Python inserts, cancels and retries, Go works: the rows are those that Go left alone
+    """Python inserts, cancels and retries, and Go works: the rows are those that Go alone left
     (MG-07)."""
     expected = {name: SCENARIOS[name] for name in PLAYS if name not in AGAIN_IN_A_SECOND}
     flags = ("--fetch-cooldown", "1ms", "--fetch-poll-interval", "20ms", "--no-stagger")
@@ -305,7 +305,7 @@ async def test_go_works_what_python_inserts(go: RiverGo, rig: Rig) -> None:
             await worker.until("stopped")
         row = await rig.schema.fetchrow("SELECT * FROM river_job WHERE id = $1", job_id)
         assert row is not None
-        # River 0.43, which made the recording, counted the attempt as a failed one.
+        # River 0.43, which made the recording, counted the attempt as failed.
         assert (row["state"], row["attempt"], row["errors"]) == ("available", 0, None)
         assert row["attempted_at"] is not None
 
@@ -338,8 +338,8 @@ async def python_workers(rig: Rig) -> AsyncGenerator[None]:
 
 @pytest.mark.usefixtures("mark_unheard")
 async def test_python_works_what_go_inserts(go: RiverGo, rig: Rig) -> None:
-    """Go inserts, cancels and retries, Python works: the rows are those that Go left alone, but
-    that a job that somebody asked to cancel is not retried, and an interrupted one has no error
+    """Go inserts, cancels and retries, and Python works: the rows are those that Go alone left.
+    Exceptions: a job with a cancel request is not retried, and an interrupted one has no error
     (MG-07)."""
     expected = {name: SCENARIOS[name] | OURS.get(name, {}) for name in PLAYS}
     async with go.process("insert") as inserter:

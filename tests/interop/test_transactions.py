@@ -1,5 +1,5 @@
-"""What one language does in a transaction of the caller's is there for the other when it commits,
-and not before; its notifications too."""
+"""Effects of one language in a transaction of the caller, and their notifications, reach the other
+language at the commit and not before."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 EITHER = pytest.mark.parametrize("language", LANGUAGES)
 WAYS = ["insert", "insert_many", "insert_many_fast"]
 MOMENT = 1.0
-"""Seconds for which a test watches that nothing happens."""
+"""Seconds for which a test checks that nothing happens."""
 GO_LIMIT = 0.15
-"""Seconds after which River in Go notifies of a queue again: it does so once in its FetchCooldown,
-also where the first transaction was rolled back."""
+"""Seconds after which River in Go notifies of a queue again. It does so once per FetchCooldown,
+even if the first transaction was rolled back."""
 TOLD = [("river_insert", {"queue": "default"})]
 
 
@@ -42,7 +42,7 @@ async def insert(caller: Caller, way: str) -> None:
 
 
 async def expect_nothing_there(callers: Callers, job_id: int) -> None:
-    """Neither language finds the job."""
+    """Check that neither language finds the job."""
     for caller in callers.values():
         with pytest.raises(NotThere):
             await caller.get(job_id)
@@ -51,8 +51,8 @@ async def expect_nothing_there(callers: Callers, job_id: int) -> None:
 @EITHER
 async def test_batch(language: str, callers: Callers, schema: Schema) -> None:
     """A batch in a transaction is stored whole at the commit, in order, and not at all at a
-    rollback; an empty one is refused, and the transaction goes on
-    (CF-017, transactional_batch_insertion)."""
+    rollback. An empty one is refused, and the transaction continues (CF-017,
+    transactional_batch_insertion)."""
     caller, other = callers[language], callers[OTHER[language]]
     jobs = [conform(priority=priority) for priority in (2, 3)]
     for way in ("insert_many", "insert_many_fast"):
@@ -73,8 +73,8 @@ async def test_batch(language: str, callers: Callers, schema: Schema) -> None:
 
 @EITHER
 async def test_commit(language: str, callers: Callers, schema: Schema) -> None:
-    """A job is there for its own transaction at once, and for the other language from the commit
-    on (CF-018, transaction_commit_visibility)."""
+    """A job is visible to its own transaction at once, and to the other language from the commit on
+    (CF-018, transaction_commit_visibility)."""
     caller, other = callers[language], callers[OTHER[language]]
     await caller.begin()
     job = await caller.insert(conform())
@@ -88,9 +88,9 @@ async def test_commit(language: str, callers: Callers, schema: Schema) -> None:
 @EITHER
 @pytest.mark.parametrize("fails", [False, True], ids=["rolled back", "aborted"])
 async def test_rollback(language: str, callers: Callers, schema: Schema, *, fails: bool) -> None:
-    """A job of a transaction that is rolled back, or that was aborted before its COMMIT, never
-    existed, and no client is notified of it; the client works on
-    (CF-019, transaction_rollback_visibility; CF-020, transaction_abort_rollback_visibility)."""
+    """A job of a transaction that is rolled back, or was aborted before its COMMIT, never existed,
+    and no client is notified of it. The client continues to work (CF-019,
+    transaction_rollback_visibility; CF-020, transaction_abort_rollback_visibility)."""
     caller = callers[language]
     async with notifications(schema) as sent:
         await caller.begin()
@@ -139,8 +139,8 @@ async def test_notification_at_the_commit(
 
 @EITHER
 async def test_queue(language: str, callers: Callers, fleet: Fleet, schema: Schema) -> None:
-    """Metadata and a pause of a queue are seen by the other language, and its worker is notified of
-    them, at the commit and never after a rollback (CF-023, transactional_queue_operations)."""
+    """The other language reads metadata and a pause of a queue, and its worker is notified of them,
+    at the commit and never after a rollback (CF-023, transactional_queue_operations)."""
     caller, other = callers[language], callers[OTHER[language]]
     metadata = {"owner": "é", "limit": 1.5}
     async with fleet.worker(OTHER[language]) as worker, notifications(schema) as sent:

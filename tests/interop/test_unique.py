@@ -90,7 +90,7 @@ UNIQUE = st.fixed_dictionaries(
 
 @st.composite
 def texts_of(draw: st.DrawFn, values: st.SearchStrategy[Any]) -> str:
-    """JSON text of a value, spaced and escaped this way or that."""
+    """Generate JSON text of a value, with different spaces and escapes."""
     return json.dumps(
         draw(values),
         ensure_ascii=draw(st.booleans()),
@@ -100,7 +100,7 @@ def texts_of(draw: st.DrawFn, values: st.SearchStrategy[Any]) -> str:
 
 @st.composite
 def requests(draw: st.DrawFn) -> Request:
-    """An insert, with raw args, args of a map or args of a struct."""
+    """Generate an insert, with raw args, args of a map or args of a struct."""
     struct = draw(st.sampled_from([None, "any", *FIELDS]))
     fields = FIELDS.get(struct or "")
     args = draw(texts_of(OBJECTS if fields is None else st.fixed_dictionaries(fields)))
@@ -116,14 +116,14 @@ def requests(draw: st.DrawFn) -> Request:
 
 @pytest.fixture
 async def inserter(go: RiverGo) -> AsyncGenerator[GoProcess]:
-    """A Go process that inserts, in a zone that is not UTC."""
+    """A Go process that inserts, in a time zone other than UTC."""
     go.zone = "Asia/Kolkata"
     async with go.process("insert") as process:
         yield process
 
 
 def prepared(request: Request, now: datetime) -> InsertRow | None:
-    """What Python would insert, or None for what it refuses."""
+    """Return the row that Python would insert, or None if it refuses."""
     params = params_of(request)
     try:
         return prepare(params.args, params.opts, rules=RULES, now=now)
@@ -132,12 +132,13 @@ def prepared(request: Request, now: datetime) -> InsertRow | None:
 
 
 def show(request: Request) -> Request:
-    """A request with its args to be read."""
+    """Return a readable form of a request."""
     return request | {"args": bytes(request["args"])}
 
 
 async def check_key(inserter: GoProcess, request: Request) -> Row | None:
-    """Insert by Go, and see that Python's args, key and states are the same. None if refused."""
+    """Insert by Go, and check that Python's args, key and states are the same. Return None if
+    refused."""
     before = prepared(request, datetime.now(UTC))
     (row,) = await inserter.insert(request)
     after = prepared(request, datetime.now(UTC))
@@ -147,7 +148,7 @@ async def check_key(inserter: GoProcess, request: Request) -> Row | None:
     assert "error" not in row, (show(request), row)
     assert row["encoded_args"] == before.args == after.args
     if not row["unique_skipped_as_duplicate"]:
-        # Two, because a period may have ended in between.
+        # Two tries, because a period may have ended in between.
         assert row["unique_key"] in {before.unique_key, after.unique_key}, show(request)
         mask = None if row["unique_states"] is None else f"{row['unique_states']:08b}"
         assert mask == before.unique_states
@@ -155,7 +156,7 @@ async def check_key(inserter: GoProcess, request: Request) -> Row | None:
 
 
 def test_every_struct_is_generated() -> None:
-    """The generator knows all classes of the vectors."""
+    """The generator has all classes of the vectors."""
     assert set(FIELDS) == set(STRUCTS)
 
 
@@ -168,8 +169,8 @@ def test_every_struct_is_generated() -> None:
 async def test_keys_agree(
     inserter: GoProcess, rig: Rig, batch: list[Request], go_first: bool
 ) -> None:
-    """Whatever the args and the unique options, both encode the same bytes, compute the same key,
-    and take the other's job for a duplicate (UQ-08)."""
+    """For any args and unique options both languages encode the same bytes, compute the same key,
+    and detect the other's job as a duplicate (UQ-08)."""
     async with rig.client(skip_job_kind_validation=True) as client:
         now = datetime.now(UTC)
         good = [one for one in batch if prepared(one, now) is not None]
@@ -199,7 +200,7 @@ async def test_keys_agree(
 
 
 async def test_keys_count_by_their_names(inserter: GoProcess) -> None:
-    """A top-level key of the args has no other meaning than its name, also one that earlier
+    """A top-level key of the args has no other meaning than its name, even one that earlier
     versions of River read as a path."""
     parts = ["", "a", *"\\.|#@*?:[{!", "{}", "[]", "1"]
     for key in (first + second for first in parts for second in parts):
@@ -208,8 +209,8 @@ async def test_keys_count_by_their_names(inserter: GoProcess) -> None:
 
 
 async def test_vectors_agree(inserter: GoProcess) -> None:
-    """The structs of the Go program are those that the vectors were made from, and River makes the
-    recorded keys and refusals."""
+    """The structs of the Go program are those of the vectors, and River makes the recorded keys and
+    refusals."""
     for vector in VECTORS:
         if "now" in vector or vector["name"] in REFUSED:
             continue
@@ -240,7 +241,7 @@ async def test_vectors_agree(inserter: GoProcess) -> None:
 
 async def test_at_once(inserter: GoProcess, rig: Rig) -> None:
     """Of two inserts with one key at the same moment, one in each language, one is stored and the
-    other is told which."""
+    other returns it."""
     stored = {"go": 0, "python": 0}
     async with rig.client() as client:
 

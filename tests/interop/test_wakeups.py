@@ -1,5 +1,5 @@
-"""What wakes an idle worker of one language when the other inserts, pauses and resumes, and what
-becomes of it when a notification or a connection is lost."""
+"""Notifications that wake an idle worker of one language when the other inserts, pauses and
+resumes, and their loss."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 EITHER = pytest.mark.parametrize("language", LANGUAGES)
 SOON = 5.0
-"""Seconds within which a worker that polls every hour has to have taken a job."""
+"""Seconds within which a worker that polls every hour must take a job."""
 QUEUES = {"a": 5, "b": 5}
 NAMES = {"go": "go work", "python": "riverpy%"}
-"""How a worker's connections are named."""
+"""The names of a worker's connections."""
 LISTENS = {True: "(LISTEN|UNLISTEN)%", False: "%"}
-"""The last statement of its listener, and of any."""
+"""The last statement of its listener, and of any other connection."""
 KILL = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE datname = current_database() AND application_name LIKE $1 AND query SIMILAR TO $2
@@ -42,7 +42,7 @@ WHERE datname = current_database() AND application_name LIKE $1 AND query SIMILA
 
 
 async def works(worker: Worker, caller: Caller, queue: str) -> None:
-    """The worker takes what the other language inserts, at once."""
+    """Check that the worker takes at once what the other language inserts."""
     async with asyncio.timeout(SOON):
         job = await caller.insert(conform(queue=queue))
         await worker.until("job_completed", id=job["id"])

@@ -1,4 +1,4 @@
-"""Workers of each language that are told the same things and say the same things."""
+"""Workers of each language with the same settings and the same output."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FOR_EVER = -1.0
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
-    """How long jobs that ended are kept, in seconds, or FOR_EVER."""
+    """Seconds for which finished jobs are kept, or FOR_EVER."""
 
     cancelled: float = 86400
     completed: float = 86400
@@ -53,20 +53,20 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Periodic(msgspec.Struct, frozen=True, kw_only=True):
-    """A periodic job, as `go/periodic.go` reads it. Its args are `{"by": LANGUAGE}`."""
+    """A periodic job in the form of `go/periodic.go`. Its args are `{"by": LANGUAGE}`."""
 
     id: str
     kind: str = KIND
     queue: str = "default"
     every_ms: int = 0
     cron: str = ""
-    """The schedule: either this or `every_ms`."""
+    """The schedule: this or `every_ms`."""
     unique: dict[str, Any] = {}
-    """Unique options as in a request."""
+    """Unique options, as in a request."""
     run_on_start: bool = False
 
     def job(self) -> PeriodicJob:
-        """The same for riverpy."""
+        """Return it in riverpy's form."""
         args = RawArgs(self.kind, '{"by":"python"}')
         opts = InsertOpts(queue=self.queue, unique_opts=unique_opts_of(self.unique))
         schedule = cron(self.cron) if self.cron else every(timedelta(milliseconds=self.every_ms))
@@ -76,11 +76,11 @@ class Periodic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker of either language is told. Durations are in seconds; None is the default of
-    the language."""
+    """Settings of a worker of either language. Durations are in seconds; None is the default of the
+    language."""
 
     queues: dict[str, int] = msgspec.field(default_factory=lambda: {"default": 10})
-    """The slots of each."""
+    """The slots of each queue."""
     poll: float = 3600
     candidate: bool = False
     """Whether it takes part in leader election."""
@@ -89,26 +89,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     job_timeout: float | None = None
     rescue_after: float | None = None
     dead_after: float | None = None
-    """Of Python alone."""
+    """Python only."""
     soft_stop_timeout: float | None = None
     hard_stop_timeout: float = 10
-    """Of Python alone; Go waits for ever."""
+    """Python only; Go waits without a timeout."""
     stuck_threshold: float | None = None
     error_handler: str | None = None
-    """What it does with a failure, which is the event `error_handler`: `nothing`, `cancel`, or
-    `panic`, which fails itself."""
+    """The answer of the error handler, whose call is the event `error_handler`: `nothing`,
+    `cancel`, or `panic`, which fails itself."""
     retention: Retention = Retention()
     reindex: str | None = None
-    """Names of indexes, divided by commas, that are rebuilt every second or so."""
+    """Names of indexes, separated by commas, that are rebuilt about every second."""
     periodic: list[Periodic] = []
     leader_ttl: float = 15
-    """Of Python alone."""
+    """Python only."""
     flags: list[str] = []
-    """Further flags of Go's verb `work`."""
+    """More flags of Go's verb `work`."""
     id: str | None = None
 
     def config(self, schema: str | None, emit: Any) -> Config:
-        """The same for riverpy."""
+        """Return riverpy's configuration."""
         optional = {
             "job_timeout": self.job_timeout,
             "rescue_after": self.rescue_after,
@@ -147,7 +147,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def for_go(self) -> list[str]:
-        """The same as flags of `work`."""
+        """Return the flags of Go's verb `work`."""
         flags = ["--no-stagger", *self.flags]
         durations = {
             "fetch-poll-interval": self.poll,
@@ -163,7 +163,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         }
         for name, value in durations.items():
             if value is not None:
-                # Go's 0 is its default; here it is a moment.
+                # Go's 0 is its default; here it is a very short time.
                 flags += [f"--{name}", f"{round(value * 1e9) or 1}ns"]
         texts = {
             "queues": ",".join(f"{name}:{slots}" for name, slots in self.queues.items()),
@@ -184,7 +184,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorHandler:
-    """Emits each failure, and then does as it is told."""
+    """Emits each failure, and then does what the settings say."""
 
     def __init__(self, emit: Any, do: str) -> None:
         self._emit = emit
@@ -227,22 +227,22 @@ class StuckHandler:
 class Worker(Lines):
     """A worker of one language: a process, or riverpy in the process of the test.
 
-    It says `job_started` and what else `go/conform.go` names, and its client's events.
+    It emits `job_started` and the other events of `go/conform.go`, and the events of its client.
     """
 
     language: str
     id: str
 
     def release(self, message: str) -> None:
-        """Let the jobs that wait for this message go on."""
+        """Release the jobs that wait for this message."""
         raise NotImplementedError
 
     def stop(self) -> None:
-        """Ask it to let its jobs end."""
+        """Start a soft stop: jobs may end."""
         raise NotImplementedError
 
     def stop_hard(self) -> None:
-        """Ask it to cancel its jobs."""
+        """Start a hard stop: jobs are cancelled."""
         raise NotImplementedError
 
     async def stopped(self) -> None:
@@ -281,7 +281,7 @@ class PythonWorker(Worker):
     language = "python"
     client: Client
     report: StopReport | None = None
-    """Of its run, once it has stopped."""
+    """The report of its run, once it has stopped."""
 
     def __init__(self, schema: Schema, settings: Settings) -> None:
         super().__init__()
@@ -320,7 +320,7 @@ class PythonWorker(Worker):
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Run it until the end of the block; jobs that are left may then end."""
+        """Run it until the end of the block. Jobs that still run may then end."""
 
         async def run(*, task_status: Any) -> None:
             try:
@@ -349,7 +349,7 @@ class PythonWorker(Worker):
 
 
 async def insert_effect(connection: Any, table: str, job_id: int, attempt: int) -> None:
-    """What the step `effect` does."""
+    """Do the step `effect`."""
     await connection.execute(
         f"INSERT INTO {table} (job_id, attempt, language) VALUES ($1, $2, 'python')",
         job_id,
@@ -358,7 +358,7 @@ async def insert_effect(connection: Any, table: str, job_id: int, attempt: int) 
 
 
 def event_line(event: Event) -> Row:
-    """An event as Go prints it."""
+    """Return an event in the form of Go."""
     line: Row = {"event": event.kind.value}
     if event.job is not None:
         line |= {
@@ -373,7 +373,7 @@ def event_line(event: Event) -> Row:
 
 
 class Fleet:
-    """Makes workers on the test's schema."""
+    """Creates workers on the test's schema."""
 
     def __init__(self, go: RiverGo, schema: Schema) -> None:
         self._go = go
@@ -381,7 +381,7 @@ class Fleet:
 
     @asynccontextmanager
     async def worker(self, language: str, **settings: Any) -> AsyncGenerator[Worker]:
-        """A worker that has started; riverpy's runs in the test's process."""
+        """Start a worker, and wait for its start. riverpy runs in the test's process."""
         if language == "go":
             async with self.process("go", **settings) as worker:
                 yield worker
@@ -392,7 +392,7 @@ class Fleet:
 
     @asynccontextmanager
     async def process(self, language: str, **settings: Any) -> AsyncGenerator[ProcessWorker]:
-        """A worker that has started, in a process of its own."""
+        """Start a worker in a process of its own, and wait for its start."""
         given = Settings(**settings)
         start = self._start_python if language == "python" else self._start_go
         process = await start(given)
