@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SIGNAL_TIMEOUT = 30.0
 """Seconds that a test waits for a signal before it fails by the signal's name."""
-TURN_GRACE = 20.0
+PROGRESS_GRACE = 20.0
 """Seconds that a service may be later than it said before it counts as stuck."""
 ResultT = TypeVar("ResultT")
 
@@ -56,17 +56,17 @@ class StopScope:
         self._parent = parent
         self._own: StopCause | None = None
         self._shields: dict[anyio.CancelScope, float] = {}
-        self.turns_by = math.inf
+        self.progress_due = math.inf
         """Monotonic seconds; infinity while it may rest for any time."""
 
-    def turns(self, within: float) -> None:
+    def expect_progress(self, within: float) -> None:
         """Say that the service comes here again within so many seconds, whatever the database
-        does: one that does not for `TURN_GRACE` more is stuck."""
-        self.turns_by = time.monotonic() + within + TURN_GRACE
+        does: one that does not for `PROGRESS_GRACE` more is stuck."""
+        self.progress_due = time.monotonic() + within + PROGRESS_GRACE
 
-    def rests(self) -> None:
+    def expect_no_progress(self) -> None:
         """Say that the service waits for what may never come."""
-        self.turns_by = math.inf
+        self.progress_due = math.inf
 
     @property
     def cause(self) -> StopCause | None:
@@ -155,12 +155,12 @@ class ServiceGroup:
     def stuck(self) -> list[str]:
         """The names of the members that have not turned in time."""
         now = time.monotonic()
-        return [name for scope, name in self._members.items() if scope.turns_by < now]
+        return [name for scope, name in self._members.items() if scope.progress_due < now]
 
     def postpone(self, seconds: float) -> None:
         """Nothing has run for so long, so nothing could turn."""
         for scope in self._members:
-            scope.turns_by += seconds
+            scope.progress_due += seconds
 
     async def _host(self, service: Service, *, task_status: TaskStatus[None]) -> None:
         scope = StopScope(self._parent)
@@ -288,7 +288,7 @@ def _expect_result(name: str, task: asyncio.Task[None]) -> None:
         task.result()
 
 
-def only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def single_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The error inside nested groups where there is but one: nobody handles a group of one with
     pleasure."""
     inner = list(group.exceptions)
@@ -296,7 +296,7 @@ def only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
         return group
     error = inner[0]
     if isinstance(error, BaseExceptionGroup):
-        return only_error(cast("BaseExceptionGroup[BaseException]", error))
+        return single_error(cast("BaseExceptionGroup[BaseException]", error))
     return error
 
 

@@ -25,7 +25,7 @@ from riverpy._insert.inserter import ACQUIRE_TIMEOUT, NO_CONNECTION, Inserter
 from riverpy._insert.row import InsertRules
 from riverpy._leading.subscriptions import Leadership, LeadershipSubscription
 from riverpy._leases.calls import LeaseCalls
-from riverpy._lifecycle import only_error
+from riverpy._lifecycle import single_error
 from riverpy._log import get_logger
 from riverpy._log_events import HELD_POOL_CONNECTIONS_CLOSED
 from riverpy._names import process_id
@@ -520,7 +520,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
                     with anyio.CancelScope(shield=True):
                         await ended.wait()
         except BaseExceptionGroup as group:
-            raise only_error(group) from error
+            raise single_error(group) from error
         if error is not None:
             raise error
 

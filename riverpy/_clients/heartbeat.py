@@ -162,11 +162,11 @@ class Heartbeat:
         task_status.started()
         while not self.is_displaced:
             delay = self._interval if self._last >= began else min(self._interval, RETRY_MAX)
-            scope.turns(within=delay + self._timeout * len(self._connections))
+            scope.expect_progress(within=delay + self._timeout * len(self._connections))
             await self._timer.sleep(delay)
             began = self._timer.boottime()
             await self._write()
-        scope.rests()
+        scope.expect_no_progress()
         await anyio.sleep_forever()
 
     async def is_current(self, connection: Connection) -> bool:

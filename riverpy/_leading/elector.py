@@ -231,7 +231,7 @@ class Elector:
         """Bid and lead in turn, until stopped."""
         task_status.started()
         while True:
-            scope.rests()  # what is left of a term may go on for long
+            scope.expect_no_progress()  # what is left of a term may go on for long
             await self._sleep_until(self._may_bid_at)
             await self._services.wait_clear()
             term, asked_at = await self._stand(scope)
@@ -242,7 +242,7 @@ class Elector:
         backoff, failures = self._new_backoff(), RepeatedFailureLog(self._log)
         while True:
             self._wake.clear()
-            scope.turns(within=self._turn_most)
+            scope.expect_progress(within=self._turn_most)
             asked_at = self._timer.boottime()
             try:
                 bid = await self._bid(scope)
@@ -318,7 +318,7 @@ class Elector:
         due = asked_at + self._timing.interval
         backoff, failures = self._new_backoff(), RepeatedFailureLog(self._log)
         while True:
-            scope.turns(within=self._turn_most)
+            scope.expect_progress(within=self._turn_most)
             await self._sleep_until(due)
             left = self._time_left
             if left < RENEWAL_LEAST:  # the watch ends the term

@@ -91,7 +91,7 @@ class LeaderWatch:
         """Look until stopped, at once for the first time."""
         task_status.started()
         while True:
-            scope.turns(within=self._interval + STATEMENT_TIMEOUT)
+            scope.expect_progress(within=self._interval + STATEMENT_TIMEOUT)
             await self._look()
             await self._timer.sleep(self._interval)
 

@@ -160,7 +160,7 @@ class Membership:
         task_status.started()
         interval = self._interval.total_seconds()
         while True:
-            scope.turns(within=interval + STATEMENT_TIMEOUT)
+            scope.expect_progress(within=interval + STATEMENT_TIMEOUT)
             await self._timer.sleep(interval)
             try:
                 async with self._connection.use(

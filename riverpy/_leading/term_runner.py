@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 
 from riverpy._clock import Backoff
-from riverpy._lifecycle import ServiceGroup, StopCause, StopScope, only_error
+from riverpy._lifecycle import ServiceGroup, StopCause, StopScope, single_error
 from riverpy._log import get_logger
 from riverpy._log_events import (
     MAINTENANCE_FAILED,
@@ -251,7 +251,7 @@ class _Tenure:
 def _inner(error: Exception) -> BaseException:
     """The error of the service that failed first, if it was one alone."""
     if isinstance(error, BaseExceptionGroup):
-        return only_error(cast("BaseExceptionGroup[BaseException]", error))
+        return single_error(cast("BaseExceptionGroup[BaseException]", error))
     return error
 
 

@@ -204,7 +204,7 @@ class Notifier:
             interval = self.probe_interval if has_heard or self._is_full else DEAF_RETRY
             if not self._is_tested:
                 interval = UNTESTED_RETRY
-            scope.turns(within=interval + PROBE_TIMEOUT)
+            scope.expect_progress(within=interval + PROBE_TIMEOUT)
             with anyio.move_on_after(interval):
                 await self._lost.wait()
                 return has_heard
@@ -286,7 +286,9 @@ class Notifier:
         if not has_heard:  # one that never lasts until then is not made again without a pause
             await anyio.sleep(self._backoff.next())
         while True:
-            scope.turns(within=LISTEN_TIMEOUT + 2 * RECONNECT_MOST.total_seconds() + PROBE_TIMEOUT)
+            scope.expect_progress(
+                within=LISTEN_TIMEOUT + 2 * RECONNECT_MOST.total_seconds() + PROBE_TIMEOUT
+            )
             try:
                 await self._open()
             except (*DATABASE_ERRORS, ConfigError) as error:

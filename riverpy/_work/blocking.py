@@ -51,7 +51,7 @@ class BlockingRunner:
         context = contextvars.copy_context()
         future = self._run(lambda: context.run(_work, function, attempt))
         try:
-            await _ended(future, attempt.set_cancelled)
+            await _wait_done(future, attempt.set_cancelled)
             return future.result()
         finally:
             del future  # its exception holds this frame
@@ -94,7 +94,7 @@ class BlockingRunner:
             child.cancel()
             timer = asyncio.get_running_loop().call_later(self._cancel_grace, child.kill)
             try:
-                await _ended(future, child.kill)
+                await _wait_done(future, child.kill)
             finally:
                 timer.cancel()
 
@@ -119,7 +119,7 @@ def _work(function: Callable[[Job[Any]], object], job: Job[Any]) -> str | None:
         raise RuntimeError("blocking job raised StopIteration") from error
 
 
-async def _ended(future: asyncio.Future[Any], cancelled: Callable[[], None]) -> None:
+async def _wait_done(future: asyncio.Future[Any], cancelled: Callable[[], None]) -> None:
     """Wait until it is done. `cancelled` is called at each cancellation meanwhile."""
     # A cancelled scope of a middleware's would end the wait at every turn of the loop.
     with anyio.CancelScope(shield=True):

@@ -91,7 +91,7 @@ class ChildProcess:
             return _receive(self._from_child)
         except (EOFError, OSError, ValueError):
             self._kill_group()  # a child that closed its pipe may still run
-            raise ChildProcessError(_how_ended(self._process.wait())) from None
+            raise ChildProcessError(_describe_exit(self._process.wait())) from None
         finally:
             self._is_working = False
 
@@ -184,7 +184,7 @@ class ChildProcesses:
             await anyio.sleep(END_POLL)
 
 
-def _how_ended(exit_code: int) -> str:
+def _describe_exit(exit_code: int) -> str:
     if exit_code >= 0:
         return f"the process of the job exited with code {exit_code}"
     try:
@@ -286,7 +286,7 @@ class _Inbox:
             try:
                 message = _receive(self._from_worker)
             except (EOFError, OSError):
-                _end()
+                _exit_with_children()
             if message == _CANCEL:
                 self._cancel()
             else:
@@ -296,7 +296,7 @@ class _Inbox:
     def _cancel(self) -> None:
         job = self.job
         if job is None or not job.uses_cancelled:
-            _end()
+            _exit_with_children()
         job.set_cancelled()
 
 
@@ -331,10 +331,10 @@ def _end_with_thread_of(worker_pid: int) -> None:
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # where it fails the pipe remains
     if os.getppid() != worker_pid:  # it had ended before
-        _end()
+        _exit_with_children()
 
 
-def _end() -> NoReturn:
+def _exit_with_children() -> NoReturn:
     """End this process, and the programs that its job has started."""
     if sys.platform != "win32" and os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)

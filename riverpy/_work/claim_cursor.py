@@ -29,7 +29,7 @@ FULL_SHARE = 0.02
 FULL_INTERVAL_MIN = 0.2
 FULL_INTERVAL_MAX = 2.0
 """Seconds; how long a job that was passed over waits at most."""
-LATE = 1.0
+COMMIT_DELAY_MAX = 1.0
 """Seconds between the time of a job and its commit after which it may be passed over."""
 PRIORITIES = range(1, 5)
 _order = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
@@ -43,57 +43,57 @@ class Position(NamedTuple):
     id: int
 
 
-class Stretch(NamedTuple):
+class QueueRange(NamedTuple):
     """A part of the queue: what comes after a place, up to the end of a priority."""
 
     after: Position
     last_priority: int
 
 
-WHOLE = Stretch(Position(0, -(2**63), 0), PRIORITIES[-1])
+WHOLE_QUEUE = QueueRange(Position(0, -(2**63), 0), PRIORITIES[-1])
 
 
 class ClaimCursor:
     """The places of one queue, as one client knows them. Times are monotonic seconds."""
 
     def __init__(self) -> None:
-        self._places: dict[int, Position] = {}
+        self._positions: dict[int, Position] = {}
         """By priority; empty while claims are fast."""
-        self._full_at = 0.0
+        self._full_claim_at = 0.0
         """When a claim from the beginning is wanted again."""
         self._is_overdue = False
         self._fastest = math.inf
         self._was_slow = False
 
-    def stretches(self, now: float) -> Sequence[Stretch]:
+    def ranges(self, now: float) -> Sequence[QueueRange]:
         """Where to claim, in this order, until enough jobs are found.
 
         A claim from the beginning comes last, so that it holds up no job. It comes first when it
         had no turn, because the others found enough jobs.
         """
-        if not self._places or self._is_overdue:
-            return (WHOLE,)
+        if not self._positions or self._is_overdue:
+            return (WHOLE_QUEUE,)
         parts = [
-            Stretch(self._places.get(priority, Position(priority, -(2**63), 0)), priority)
+            QueueRange(self._positions.get(priority, Position(priority, -(2**63), 0)), priority)
             for priority in PRIORITIES
         ]
-        return [*parts, WHOLE] if now >= self._full_at else parts
+        return [*parts, WHOLE_QUEUE] if now >= self._full_claim_at else parts
 
-    def full_in(self, now: float) -> float | None:
+    def seconds_to_full_claim(self, now: float) -> float | None:
         """Seconds until a claim from the beginning is wanted; None: all start there."""
-        return max(self._full_at - now, 0.0) if self._places else None
+        return max(self._full_claim_at - now, 0.0) if self._positions else None
 
-    def is_slow(self, stretch: Stretch, rows: int, took: float) -> bool:
+    def is_slow(self, part: QueueRange, rows: int, took: float) -> bool:
         """Whether claims from the beginning are slow, this one and the one before it: then call
         `passed`. A single one may be slow for any reason."""
         self._fastest = min(self._fastest, took)
-        if stretch != WHOLE:
+        if part != WHOLE_QUEUE:
             return False
         was_slow = self._was_slow
         self._was_slow = took - self._fastest > SLOW + SLOW_PER_ROW * rows
         return was_slow and self._was_slow
 
-    def passed(
+    def start_skipping(
         self, rows: Sequence[Any], *, is_full: bool, seen_at: int, took: float, now: float
     ) -> None:
         """A slow claim from the beginning brought these rows.
@@ -105,22 +105,24 @@ class ClaimCursor:
             took, now: how long it took and when it ended.
         """
         pause = min(max(took / FULL_SHARE, FULL_INTERVAL_MIN), FULL_INTERVAL_MAX)
-        self._full_at, self._is_overdue = now + pause, False
+        self._full_claim_at, self._is_overdue = now + pause, False
         last = max(map(_order, rows)) if is_full else None
         for priority in PRIORITIES:
             if last is not None and last[0] <= priority:
-                self._places.setdefault(priority, Position(priority, -(2**63), 0))
+                self._positions.setdefault(priority, Position(priority, -(2**63), 0))
             else:
-                self._places[priority] = Position(priority, seen_at - int(LATE * 1e6), 0)
+                self._positions[priority] = Position(
+                    priority, seen_at - int(COMMIT_DELAY_MAX * 1e6), 0
+                )
         if last is not None:
-            self._places[last[0]] = Position(*last)
+            self._positions[last[0]] = Position(*last)
 
-    def claimed(self, stretch: Stretch, rows: Sequence[Any], *, is_full: bool, now: float) -> None:
+    def claimed(self, part: QueueRange, rows: Sequence[Any], *, is_full: bool, now: float) -> None:
         """A claim that was not slow brought these rows."""
-        if stretch == WHOLE:
-            self._places.clear()
+        if part == WHOLE_QUEUE:
+            self._positions.clear()
             self._is_overdue = False
         elif is_full:
             last = Position(*max(map(_order, rows)))
-            self._places[last.priority] = last
-            self._is_overdue = now >= self._full_at
+            self._positions[last.priority] = last
+            self._is_overdue = now >= self._full_claim_at

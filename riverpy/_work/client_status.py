@@ -55,7 +55,7 @@ class ClientStatusReporter:
     """Tells at the start of a run, then only when something has changed, or the row may be another:
     one of a client that gave no sign of life for minutes is forgotten, and then made anew."""
 
-    name = "disclosure"
+    name = "client status reporter"
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class ClientStatusReporter:
         self._connection, self._schema = run.connections.reserved, run.schema
         self._client_id, self._slots = run.client.id, run.client.slots
         self._has_state, self._is_marked = has_state, is_marked
-        self._told: _Status | None = None
+        self._reported: _Status | None = None
         self._is_stopping = False
         self._wake = asyncio.Event()
         self._log = get_logger()
@@ -93,20 +93,20 @@ class ClientStatusReporter:
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Tell until stopped."""
-        delay = await self._tell()
+        delay = await self._report()
         task_status.started()
         while True:
-            scope.turns(within=delay + TIMEOUT)
+            scope.expect_progress(within=delay + TIMEOUT)
             with anyio.move_on_after(delay):
                 await self._wake.wait()
             self._wake.clear()
-            delay = await self._tell()
+            delay = await self._report()
 
-    async def _tell(self) -> float:
+    async def _report(self) -> float:
         """Tell what is new. Returns the seconds until the next look."""
-        now = self._seen()
+        now = self._current()
         registered_at = self._heartbeat.registered_at
-        if now == self._told or registered_at is None:
+        if now == self._reported or registered_at is None:
             return INTERVAL
         try:
             async with self._connection.use("telling slots and stuck jobs", TIMEOUT) as connection:
@@ -130,7 +130,9 @@ class ClientStatusReporter:
                     slots=now.slots,
                     stuck=now.stuck,
                 )
-                if self._is_marked and (self._told is None or self._told.contacts != now.contacts):
+                if self._is_marked and (
+                    self._reported is None or self._reported.contacts != now.contacts
+                ):
                     await member_mark_aware(
                         connection,
                         self._schema,
@@ -140,10 +142,10 @@ class ClientStatusReporter:
         except DATABASE_ERRORS as error:  # it is for people to see: nothing waits for it
             self._log.debug(CLIENT_STATUS_REPORT_FAILED, error=describe(error))
             return RETRY
-        self._told = now
+        self._reported = now
         return INTERVAL
 
-    def _seen(self) -> _Status:
+    def _current(self) -> _Status:
         slots = dict(self._slots)
         for attempt, keeps_slot in self._running.stuck.keeps_slot.items():
             slots[attempt.queue] += not keeps_slot

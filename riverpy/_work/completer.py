@@ -58,13 +58,13 @@ STATEMENT_SIZE_MAX = 8 * 1024 * 1024
 """Characters of outputs and errors in one statement, unless one result alone has more."""
 STATEMENT_TIMEOUT = 10.0
 """Seconds for one statement."""
-LOCKED_RETRY_FIRST = timedelta(milliseconds=100)
-LOCKED_RETRY_MOST = timedelta(seconds=2)
-LOCK_TOLD_AFTER = 1.0
+LOCKED_RETRY_MIN = timedelta(milliseconds=100)
+LOCKED_RETRY_MAX = timedelta(seconds=2)
+LOCK_LOG_DELAY = 1.0
 """Seconds after the end of an attempt from which on it is said that somebody locks its row."""
 LOCKED = "another transaction holds locks on the rows: see `riverpy doctor`"
-RETRY_FIRST = timedelta(milliseconds=20)
-RETRY_MOST = timedelta(seconds=2)
+RETRY_MIN = timedelta(milliseconds=20)
+RETRY_MAX = timedelta(seconds=2)
 UNSTORABLE_RETRY_DELAY = 60.0
 """Seconds until a job runs again whose result the database refused."""
 _DELETED = jobs.StoredOutcome(jobs.ClaimKey(0, 0, 0), "deleted", 0)
@@ -90,17 +90,17 @@ class Completer:
         """Attempts that did not simply complete."""
         self._locked: list[Attempt] = []
         """Attempts whose rows another transaction has locked."""
-        self._locked_backoff = Backoff(LOCKED_RETRY_FIRST, LOCKED_RETRY_MOST)
+        self._locked_backoff = Backoff(LOCKED_RETRY_MIN, LOCKED_RETRY_MAX)
         self._locked_until = 0.0
         """When the locked rows are tried again; monotonic seconds."""
-        self._named: set[Attempt] = set()
+        self._logged: set[Attempt] = set()
         """Results that the log says are not stored."""
-        self._untold: set[str] = set()
+        self._queues_to_notify: set[str] = set()
         """Queues with a job that is due again, of which their clients are not told yet."""
-        self._backoff = Backoff(RETRY_FIRST, RETRY_MOST)
+        self._backoff = Backoff(RETRY_MIN, RETRY_MAX)
         self._ready, self._drained, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._closing = False
-        self._is_cut = False
+        self._is_cancelled = False
         """Whether the task that stores was cancelled, as each task is at the end of the event
         loop."""
         self._scope = anyio.CancelScope(shield=True)
@@ -146,7 +146,7 @@ class Completer:
     def _enqueue(self, attempt: Attempt) -> None:
         (self._plain if attempt.is_plain else self._settled).add(attempt)
 
-    async def accepting(self) -> None:
+    async def wait_for_room(self) -> None:
         """Return when few enough results wait to claim more."""
         while self.waiting > self._backlog_max:
             self._drained.clear()
@@ -169,7 +169,7 @@ class Completer:
                 self._ready.set()
                 await wait(self._ended)
                 self._scope.cancel()
-                if self._is_cut:
+                if self._is_cancelled:
                     await finish(partial(self._run_again, wait))
 
     async def _run(self) -> None:
@@ -180,7 +180,7 @@ class Completer:
                     self._ready.clear()
                     await self._flush()
         except asyncio.CancelledError:
-            self._is_cut = True
+            self._is_cancelled = True
             raise
         finally:
             self._ended.set()
@@ -211,8 +211,8 @@ class Completer:
         others_are_locked = bool(self._locked)
         for sender in self._senders:
             await self._step(sender)
-        if self._untold:
-            await self._tell()
+        if self._queues_to_notify:
+            await self._notify_queues()
         if not self._locked:
             self._locked_backoff.reset()
         elif not others_are_locked:
@@ -235,7 +235,7 @@ class Completer:
         else:
             self._backoff.reset()
 
-    async def _tell(self) -> None:
+    async def _notify_queues(self) -> None:
         """Tell other clients of jobs that they can work now. Apart from the results: until these
         are on disk, their commit would hold the lock that NOTIFY takes, and it could fail to have
         it. Where it fails the next flush tries again, or a poll finds the jobs."""
@@ -243,11 +243,13 @@ class Completer:
             async with self._connection.use(
                 "telling of jobs that are due again", STATEMENT_TIMEOUT
             ) as connection:
-                await jobs.job_notify_queues(connection, self._schema, sorted(self._untold))
+                await jobs.job_notify_queues(
+                    connection, self._schema, sorted(self._queues_to_notify)
+                )
         except DATABASE_ERRORS as error:
             self._log.debug(QUEUE_NOTIFICATION_FAILED, error=describe(error))
         else:
-            self._untold.clear()
+            self._queues_to_notify.clear()
 
     async def _store(self, attempts: list[Attempt]) -> None:
         """Store attempts that are all plain or all not, or put those aside whose rows are locked.
@@ -269,17 +271,17 @@ class Completer:
             self._replace(attempts[0], error)
             return
         if not are_plain:
-            self._untold.update(one.queue for one in stored if one.is_due)
-        if self._named:
-            self._forget_names(attempts)
+            self._queues_to_notify.update(one.queue for one in stored if one.is_due)
+        if self._logged:
+            self._log_recovery(attempts)
         self._stored(stored)
 
     def _set_aside(self, attempt: Attempt, error: Exception) -> None:
         """A result fails alone."""
-        self._name([attempt], describe(error), is_slow=cause_of(error) is Cause.TIME)
+        self._log_delayed([attempt], describe(error), is_slow=cause_of(error) is Cause.TIME)
 
-    def _name(self, attempts: list[Attempt], error: str, *, is_slow: bool = False) -> None:
-        self._named.update(attempts)
+    def _log_delayed(self, attempts: list[Attempt], error: str, *, is_slow: bool = False) -> None:
+        self._logged.update(attempts)
         self._limited_log.warning(
             JOB_RESULTS_TIMED_OUT if is_slow else JOB_RESULTS_REJECTED,
             count=len(attempts),
@@ -287,10 +289,10 @@ class Completer:
             error=error,
         )
 
-    def _forget_names(self, attempts: list[Attempt]) -> None:
+    def _log_recovery(self, attempts: list[Attempt]) -> None:
         """These are stored or no longer ours, unless they are locked."""
-        self._named.difference_update(set(attempts).difference(self._locked))
-        if not self._named:
+        self._logged.difference_update(set(attempts).difference(self._locked))
+        if not self._logged:
             self._log.info(REJECTED_JOB_RESULTS_STORED)
 
     def _too_slow(self, rows: int, error: Exception) -> None:
@@ -307,9 +309,9 @@ class Completer:
         """Keep results whose rows another transaction has locked, most for a moment only. The log
         names them once they wait for long, and not the rows that are locked later with them."""
         now = time.monotonic()
-        late = [attempt for attempt in attempts if now - attempt.ended >= LOCK_TOLD_AFTER]
-        if late and self._named.isdisjoint(attempts):
-            self._name(late, LOCKED)
+        late = [attempt for attempt in attempts if now - attempt.ended >= LOCK_LOG_DELAY]
+        if late and self._logged.isdisjoint(attempts):
+            self._log_delayed(late, LOCKED)
         self._locked += attempts
 
     def _replace(self, attempt: Attempt, error: Exception) -> None:

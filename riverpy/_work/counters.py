@@ -27,7 +27,7 @@ _KIND, _QUEUE, _ATTEMPTED_AT = JobColumn.KIND, JobColumn.QUEUE, JobColumn.ATTEMP
 _CREATED_AT, _SCHEDULED_AT = JobColumn.CREATED_AT, JobColumn.SCHEDULED_AT
 
 
-class Tally:
+class HistogramBuilder:
     """A histogram that is being filled."""
 
     __slots__ = ("bounds", "counts", "sum")
@@ -55,7 +55,7 @@ class KindCounters:
     def __init__(self) -> None:
         self.completed = self.discarded = 0
         self.others: dict[str, int] = {}
-        self.runs = Tally(RUN_BOUNDS)
+        self.runs = HistogramBuilder(RUN_BOUNDS)
 
     def stats(self) -> KindStats:
         """As they are now."""
@@ -77,8 +77,8 @@ class QueueCounters:
     __slots__ = ("batches", "claim_failures", "claims", "waits")
 
     def __init__(self) -> None:
-        self.claims, self.batches = Tally(CLAIM_BOUNDS), Tally(BATCH_BOUNDS)
-        self.waits = Tally(WAIT_BOUNDS)
+        self.claims, self.batches = HistogramBuilder(CLAIM_BOUNDS), HistogramBuilder(BATCH_BOUNDS)
+        self.waits = HistogramBuilder(WAIT_BOUNDS)
         self.claim_failures = 0
 
     def claimed(self, jobs: int, seconds: float) -> None:
@@ -95,11 +95,11 @@ class Counters:
         self._unknown = KindCounters()
         self.kinds = {kind: KindCounters() for kind in kinds} | {UNKNOWN_KINDS: self._unknown}
         self.queues = {queue: QueueCounters() for queue in queues}
-        self.loop_lag = Tally(LAG_BOUNDS)
+        self.loop_lag = HistogramBuilder(LAG_BOUNDS)
         self.results_refused = 0
         self.failing: dict[str, tuple[int, str]] = {}
-        """Of the kinds that failed since `take_failing`, how often and an error entry, as JSON."""
-        self.failing_others: set[str] = set()
+        """Of the kinds that failed since `take_failures`, how often and an error entry, as JSON."""
+        self.more_failing_kinds: set[str] = set()
         """More such kinds."""
         self.failed = asyncio.Event()
         """Set while there are any."""
@@ -145,11 +145,11 @@ class Counters:
             count = self.failing[name][0] if name in self.failing else 0
             self.failing[name] = count + 1, outcome.error or ""
         else:
-            self.failing_others.add(UNKNOWN_KINDS if kind is self._unknown else name)
+            self.more_failing_kinds.add(UNKNOWN_KINDS if kind is self._unknown else name)
 
-    def take_failing(self) -> tuple[dict[str, tuple[int, str]], int]:
+    def take_failures(self) -> tuple[dict[str, tuple[int, str]], int]:
         """The kinds that failed since the last call, and how many more there were."""
-        taken = self.failing, len(self.failing_others)
-        self.failing, self.failing_others = {}, set()
+        taken = self.failing, len(self.more_failing_kinds)
+        self.failing, self.more_failing_kinds = {}, set()
         self.failed.clear()
         return taken

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from riverpy._work.running_attempts import RunningAttempts
     from riverpy.job import Job
 
-TURN = 0.5
+CHECK_INTERVAL = 0.5
 """Seconds between two signs of the loop, and between two looks of the thread."""
-LATE = 1.0
+BLOCKED_AFTER = 1.0
 """Seconds that a sign may be late until the loop counts as blocked."""
 FRAMES_MAX = 4
 """Places in the code that are named, from the innermost on."""
@@ -55,9 +55,9 @@ class LoopWatch:
         self._running, self._late = running, turned
         self._turned = 0.0
         """When the loop gave its last sign; monotonic seconds."""
-        self._told_of = 0.0
+        self._logged_turn = 0.0
         """The last sign before the stall that the log has a line about."""
-        self._culprit: dict[str, object] = {}
+        self._blocking_job: dict[str, object] = {}
         self._log = get_logger()
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
@@ -74,7 +74,7 @@ class LoopWatch:
         task_status.started()
         try:
             while True:
-                await anyio.sleep(TURN)
+                await anyio.sleep(CHECK_INTERVAL)
                 self._turn()
         finally:
             ended.set()
@@ -82,39 +82,39 @@ class LoopWatch:
     def _turn(self) -> None:
         """The loop runs. This is told from here: the thread may not have run meanwhile either."""
         now = time.monotonic()
-        blocked = now - self._turned - TURN
+        blocked = now - self._turned - CHECK_INTERVAL
         self._turned = now
         self._late(max(blocked, 0.0))
-        if blocked > LATE:
-            self._log.warning(EVENT_LOOP_RESUMED, seconds=round(blocked, 3), **self._culprit)
-        self._culprit = {}
+        if blocked > BLOCKED_AFTER:
+            self._log.warning(EVENT_LOOP_RESUMED, seconds=round(blocked, 3), **self._blocking_job)
+        self._blocking_job = {}
 
     def _watch(
         self, loop: asyncio.AbstractEventLoop, thread_id: int, ended: threading.Event
     ) -> None:
         """The thread. A process that stood still as a whole, as when it is frozen, has nobody to
         blame; one in which C code kept the interpreter for itself has used its processor."""
-        looked, used = time.monotonic(), time.process_time()
-        while not ended.wait(TURN):
+        checked_at, used = time.monotonic(), time.process_time()
+        while not ended.wait(CHECK_INTERVAL):
             now, use = time.monotonic(), time.process_time()
-            slept, worked = now - looked, use - used
-            looked, used = now, use
-            stood_still = slept > TURN + LATE and worked < slept / 2
+            slept, worked = now - checked_at, use - used
+            checked_at, used = now, use
+            stood_still = slept > CHECK_INTERVAL + BLOCKED_AFTER and worked < slept / 2
             turned = self._turned
-            blocked = now - turned - TURN
-            if blocked > LATE and not stood_still and turned != self._told_of:
-                culprit = self._look(loop, thread_id)
+            blocked = now - turned - CHECK_INTERVAL
+            if blocked > BLOCKED_AFTER and not stood_still and turned != self._logged_turn:
+                blocking_job = self._describe_loop(loop, thread_id)
                 if turned != self._turned:  # it was not that
                     continue
-                self._told_of, self._culprit = turned, culprit
+                self._logged_turn, self._blocking_job = turned, blocking_job
                 self._log.warning(
                     EVENT_LOOP_BLOCKED,
                     effect="nothing else runs in this process",
                     seconds=round(blocked, 3),
-                    **culprit,
+                    **blocking_job,
                 )
 
-    def _look(self, loop: asyncio.AbstractEventLoop, thread_id: int) -> dict[str, object]:
+    def _describe_loop(self, loop: asyncio.AbstractEventLoop, thread_id: int) -> dict[str, object]:
         """What runs in the loop now: the job, and where its code is."""
         found: dict[str, object] = {}
         job = self._job(asyncio.current_task(loop))

@@ -5,7 +5,7 @@
         work_begin hooks · decoding · the job's code · work_end hooks
 
 The timeout counts from the decoding to the last work_end hook. Those that it leaves to be called
-have `AFTER_TIMEOUT` each.
+have `LATE_HOOK_TIMEOUT` each.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from riverpy._work.running_attempts import RunningAttempts
     from riverpy.worker import WorkUnit
 
-AFTER_TIMEOUT = 10.0
+LATE_HOOK_TIMEOUT = 10.0
 """Seconds that each work_end hook has which is called after the timeout."""
 _STOPS = {StopCause.JOB_CANCELLED, StopCause.HARD_STOP}
 
@@ -140,7 +140,7 @@ class _StackRun:
         """What follows a timeout has a limit of its own: nothing may keep the slot for ever."""
         attempt = self.attempt
         if attempt.deadline == math.inf and attempt.timeout < math.inf:
-            attempt.deadline = time.monotonic() + AFTER_TIMEOUT
+            attempt.deadline = time.monotonic() + LATE_HOOK_TIMEOUT
             self.running.watch(attempt.deadline)
 
     async def through(self, run: Callable[[], Awaitable[None]]) -> None:

@@ -55,7 +55,7 @@ class NotificationRouter:
                 if message.queue in self._producers:
                     self._producers[message.queue].cancel(message.job_id)
             case "pause" | "resume":
-                self._reconciler.heard_pause(message.queue, paused=message.action == "pause")
+                self._reconciler.set_paused(message.queue, paused=message.action == "pause")
             case _:  # metadata_changed and what is not known yet
                 pass
 

@@ -35,7 +35,7 @@ class Prefetch:
             slots: of the queue.
             release: called with what waited too long, or must not begin any more.
         """
-        self._most = int(slots * SHARE_MAX)
+        self._max = int(slots * SHARE_MAX)
         self._release = release
         self._waiting: deque[tuple[float, Attempt]] = deque()
         """With the time until which each is kept; the oldest first."""
@@ -56,7 +56,7 @@ class Prefetch:
         now = time.monotonic()
         elapsed = now - self._window_began
         if elapsed >= WINDOW:
-            self._wanted = min(int(self._ended * WINDOW / elapsed), self._most)
+            self._wanted = min(int(self._ended * WINDOW / elapsed), self._max)
             self._window_began, self._ended = now, 0
         return self._wanted - len(self._waiting)
 

@@ -23,7 +23,7 @@ from riverpy._postgres.driver import (
     is_statement_timeout,
 )
 from riverpy._postgres.jobs import job_claim, job_claim_time, job_next, job_position
-from riverpy._work.claim_cursor import WHOLE, ClaimCursor, Position, Stretch
+from riverpy._work.claim_cursor import WHOLE_QUEUE, ClaimCursor, Position, QueueRange
 from riverpy._work.prefetch import Prefetch
 from riverpy._work.unclaimable import UnclaimableJobs
 from riverpy.events import EventKind
@@ -47,20 +47,20 @@ CLAIM_TIMEOUT = 10.0
 """Seconds for one claim, with the time to connect again."""
 CLAIM_TIMEOUT_STOPPING = 1.0
 """Seconds that a claim in flight may still take when a stop was asked for."""
-CLAIM_MIN = 100
+CLAIM_SIZE_MIN = 100
 """A claim takes at most half of the slots, so that the server works on the next while this process
 runs the last, but
 may always take this many: a statement costs the same however few rows it brings."""
-ECHOES = (0.005, 0.1)
+FOLLOW_UP_DELAYS = (0.005, 0.1)
 """Seconds after a notification at which the queue is looked at again. A sender notifies once for
 all it inserts within a few milliseconds (River in Go: within 100), and commits of the others may
 end after the notification came."""
-EMPTY_MAX, EMPTY_PAUSE = 20, 0.02
+EMPTY_CLAIMS_MAX, EMPTY_CLAIM_INTERVAL = 20, 0.02
 """So many claims that brought nothing may follow at once on notifications; then there are seconds
 between two. Others may insert jobs of kinds that only other clients work, at any rate."""
 DUE_MARGIN = 0.002
 """Seconds that the server may be behind in seeing a job become due."""
-BACKOFF_FIRST, BACKOFF_MOST = timedelta(milliseconds=50), timedelta(seconds=2)
+BACKOFF_MIN, BACKOFF_MAX = timedelta(milliseconds=50), timedelta(seconds=2)
 POLL_JITTER = 0.1
 POLL_JITTER_MIN = 0.01
 POLL_SPREAD = 0.5
@@ -95,31 +95,31 @@ class Producer:
         self._executor, self._running, self._completer = executor, running, completer
         self._subscriptions, self._claim_failed = run.client.subscriptions, claim_failed
         self.slots = self._free = config.max_workers
-        self._empty = 0
+        self._empty_claims = 0
         """How many claims in a row have brought nothing."""
         self._claimed_at = 0.0
         """When the last claim ended that succeeded, or claiming began; 0 before."""
         self._prefetch = Prefetch(config.max_workers, running.release) if config.prefetch else None
-        self._chunk = max(CLAIM_MIN, config.max_workers // 2)
+        self._claim_max = max(CLAIM_SIZE_MIN, config.max_workers // 2)
         self._cooldown = (config.fetch_cooldown or timedelta(0)).total_seconds()
         poll_interval = config.fetch_poll_interval or run.config.fetch_poll_interval
         self.poll = poll_interval.total_seconds()
         """Seconds between two looks at a quiet queue."""
-        self._backoff = Backoff(BACKOFF_FIRST, BACKOFF_MOST)
+        self._backoff = Backoff(BACKOFF_MIN, BACKOFF_MAX)
         # "A slot is free" must not wake a loop that waits because the queue is empty, hence two
         # events.
-        self._slot_free, self._stirred, self._resumed = (asyncio.Event() for _ in range(3))
+        self._slot_freed, self._wakeup, self._resumed = (asyncio.Event() for _ in range(3))
         self._resumed.set()
         self._notified = False
         """Whether there is a reason to claim again at once."""
-        self._is_in_step = True
+        self._is_synchronized = True
         """Whether others may have looked when this one last did."""
         self._cancelled: set[int] | None = None
         """The jobs that were cancelled while a claim is in flight; None: none is."""
-        self._echoes: list[float] = []
+        self._follow_ups: list[float] = []
         self._due: list[float] = []
         self._log = get_logger(queue=queue)
-        self._unclaimable = UnclaimableJobs(self._chunk, CLAIM_TIMEOUT, self._log)
+        self._unclaimable = UnclaimableJobs(self._claim_max, CLAIM_TIMEOUT, self._log)
         self._claiming: int | None = None
         """The id of the job that a claim is for; None: it is for several, or not known yet."""
         self._cursor = ClaimCursor()
@@ -154,7 +154,7 @@ class Producer:
     def notify(self) -> None:
         """A notification of an insert was received, or may have been lost in an outage."""
         now = time.monotonic()
-        self._echoes = [now + echo for echo in ECHOES]
+        self._follow_ups = [now + delay for delay in FOLLOW_UP_DELAYS]
         self.wake()
 
     def cancel(self, job_id: int) -> None:
@@ -170,17 +170,17 @@ class Producer:
             self.wake()
         else:
             heapq.heappush(self._due, time.monotonic() + delay + DUE_MARGIN)
-            self._stirred.set()
+            self._wakeup.set()
 
     def wake(self) -> None:
         """Look at the queue now."""
-        self._notified = self._is_in_step = True
-        self._stirred.set()
+        self._notified = self._is_synchronized = True
+        self._wakeup.set()
 
     def free_slot(self) -> None:
         """Free a slot, and fill it with a claimed job that waits."""
         self._free += 1
-        self._slot_free.set()
+        self._slot_freed.set()
         if self._prefetch is not None:
             self._prefetch.ended()
             self._begin_next(self._prefetch)
@@ -199,7 +199,7 @@ class Producer:
             return
         if paused:
             self._resumed.clear()
-            self._give_back_prefetched()
+            self._release_prefetched()
         else:
             self._resumed.set()
             self.wake()
@@ -215,21 +215,21 @@ class Producer:
         try:
             await self._claim_until_stopped(scope)
         finally:
-            self._give_back_prefetched()
+            self._release_prefetched()
 
     async def _claim_until_stopped(self, scope: StopScope) -> None:
-        turn_most = CLAIM_TIMEOUT + max(2 * self.poll, BACKOFF_MOST.total_seconds() * 2)
+        turn_max = CLAIM_TIMEOUT + max(2 * self.poll, BACKOFF_MAX.total_seconds() * 2)
         while True:
-            scope.rests()
+            scope.expect_no_progress()
             await self._resumed.wait()
             await self._slot()
-            await self._completer.accepting()
+            await self._completer.wait_for_room()
             if not self._heartbeat.may_claim:
                 await self._heartbeat.until_may_claim()
             await (
                 anyio.lowlevel.checkpoint_if_cancelled()
             )  # a claim is shielded, so not after a stop
-            scope.turns(within=turn_most + self._cooldown)
+            scope.expect_progress(within=turn_max + self._cooldown)
             self._notified = False  # before the claim, so that a notification during it counts
             started = time.monotonic()
             self._forget_due(started)
@@ -243,24 +243,27 @@ class Producer:
             self._claim_failures.recovered(CLAIMING_RESTORED)
             if drained:
                 await self._wait_for_more()
-            pause = max(self._cooldown, EMPTY_PAUSE if self._empty > EMPTY_MAX else 0.0)
+            pause = max(
+                self._cooldown,
+                EMPTY_CLAIM_INTERVAL if self._empty_claims > EMPTY_CLAIMS_MAX else 0.0,
+            )
             if pause:
                 await anyio.sleep(max(0.0, started + pause - time.monotonic()))
             elif not drained:
                 await asyncio.sleep(0)  # noqa: TID251 (a turn for the launched jobs, no delay)
 
     async def _slot(self) -> None:
-        while not self._wanted():
-            self._slot_free.clear()
-            await self._slot_free.wait()
+        while not self._room():
+            self._slot_freed.clear()
+            await self._slot_freed.wait()
 
-    def _wanted(self) -> int:
+    def _room(self) -> int:
         """How many jobs there is room for."""
         if self._prefetch is None:
             return self._free
         return max(self._free + self._prefetch.room(), 0)
 
-    def _give_back_prefetched(self) -> None:
+    def _release_prefetched(self) -> None:
         if self._prefetch is not None:
             self._prefetch.clear()
 
@@ -275,7 +278,7 @@ class Producer:
         """Claim and launch. Returns whether the queue had fewer jobs than asked for."""
         retry, began = self._unclaimable.retry(), time.monotonic()
         # There was room a moment ago; what there is no room for now waits, or is given back.
-        wanted = 1 if retry is not None else min(max(self._wanted(), 1), self._chunk)
+        wanted = 1 if retry is not None else min(max(self._room(), 1), self._claim_max)
         limit, self._claiming = self._unclaimable.limit(wanted), None
         # The bound of the use ends a claim, and tells of it; that of the scope ends a stop.
         longest = CLAIM_TIMEOUT + CLAIM_TIMEOUT_STOPPING
@@ -306,41 +309,41 @@ class Producer:
 
     async def _claim_one(self, connection: Connection, retry: int | None) -> bool:
         """Claim the job that is tried again, or the next one. Returns whether there was none."""
-        rows, took = await self._claim_and_launch(self._take_one(connection, retry))
+        rows, took = await self._claim_and_launch(self._claim_row(connection, retry))
         if retry is not None:
             self._unclaimable.retried(retry)
             return False
         self._unclaimable.claimed(len(rows), 1, took)
-        self._empty = 0 if rows else self._empty + 1
+        self._empty_claims = 0 if rows else self._empty_claims + 1
         self.claimed.emit()
         return not rows
 
     async def _claim_many(self, connection: Connection, limit: int, scope: StopScope) -> bool:
         """Claim up to `limit` jobs. Returns whether there were fewer."""
         sent, found = time.monotonic(), 0
-        for stretch in self._cursor.stretches(sent):
-            found += await self._claim_stretch(connection, limit - found, stretch)
+        for part in self._cursor.ranges(sent):
+            found += await self._claim_range(connection, limit - found, part)
             if found == limit or scope.cause is not None:
                 break
         self._unclaimable.claimed(found, limit, self._claimed_at - sent)
-        self._empty = 0 if found else self._empty + 1
-        wait = self._cursor.full_in(self._claimed_at)
+        self._empty_claims = 0 if found else self._empty_claims + 1
+        wait = self._cursor.seconds_to_full_claim(self._claimed_at)
         if wait is not None and found < limit:
             self.expect(wait)
         self.claimed.emit()
         return found < limit
 
-    async def _claim_stretch(self, connection: Connection, limit: int, stretch: Stretch) -> int:
-        """Claim up to `limit` jobs of one stretch of the queue. Returns how many there were."""
-        claim = self._take(connection, limit, stretch, self.skipped)
+    async def _claim_range(self, connection: Connection, limit: int, part: QueueRange) -> int:
+        """Claim up to `limit` jobs of one part of the queue. Returns how many there were."""
+        claim = self._claim_rows(connection, limit, part, self.skipped)
         rows, took = await self._claim_and_launch(claim)
         is_full, now = len(rows) == limit, self._claimed_at
-        if self._cursor.is_slow(stretch, len(rows), took):
+        if self._cursor.is_slow(part, len(rows), took):
             server_time = await job_claim_time(connection, self._schema)
             seen_at = server_time - int((time.monotonic() - now + took) * 1e6)
-            self._cursor.passed(rows, is_full=is_full, seen_at=seen_at, took=took, now=now)
+            self._cursor.start_skipping(rows, is_full=is_full, seen_at=seen_at, took=took, now=now)
         else:
-            self._cursor.claimed(stretch, rows, is_full=is_full, now=now)
+            self._cursor.claimed(part, rows, is_full=is_full, now=now)
         return len(rows)
 
     async def _claim_and_launch(self, claim: Awaitable[list[Record]]) -> tuple[list[Record], float]:
@@ -372,7 +375,7 @@ class Producer:
         elif waiting:
             self._running.release(waiting)
 
-    async def _take_one(self, connection: Connection, job_id: int | None) -> list[Record]:
+    async def _claim_row(self, connection: Connection, job_id: int | None) -> list[Record]:
         """Claim this job, or the next one that is not set aside. The transaction knows which one it
         is, in case that the claim fails."""
         async with connection.transaction():
@@ -393,10 +396,10 @@ class Producer:
             # From its place on: what was inserted before it meanwhile is not taken for it.
             after = Position(priority, scheduled_at, self._claiming - 1)
             skipped = [one for one in self.skipped if one != job_id]
-            return await self._take(connection, 1, WHOLE._replace(after=after), skipped)
+            return await self._claim_rows(connection, 1, WHOLE_QUEUE._replace(after=after), skipped)
 
-    async def _take(
-        self, connection: Connection, limit: int, stretch: Stretch, skipped: list[int]
+    async def _claim_rows(
+        self, connection: Connection, limit: int, part: QueueRange, skipped: list[int]
     ) -> list[Record]:
         return await job_claim(
             connection,
@@ -404,15 +407,15 @@ class Producer:
             queue=self.queue,
             kinds=self._kinds,
             skipped=skipped,
-            after=stretch.after,
-            last_priority=stretch.last_priority,
+            after=part.after,
+            last_priority=part.last_priority,
             limit=limit,
             client_id=self._client_id,
         )
 
     def _forget_due(self, now: float) -> None:
         """Drop what a claim that starts now sees: not before, for a claim in flight may not."""
-        self._echoes = [echo for echo in self._echoes if echo > now]
+        self._follow_ups = [at for at in self._follow_ups if at > now]
         while self._due and self._due[0] <= now:
             heapq.heappop(self._due)
 
@@ -421,17 +424,17 @@ class Producer:
         queue."""
         poll_at = time.monotonic() + self._next_poll()
         while not self._notified:
-            self._stirred.clear()
+            self._wakeup.clear()
             retry_at = self._unclaimable.next_due
-            next_at = min([poll_at, retry_at, *self._echoes, *self._due[:1]])
+            next_at = min([poll_at, retry_at, *self._follow_ups, *self._due[:1]])
             with anyio.move_on_after(next_at - time.monotonic()):
-                await self._stirred.wait()
+                await self._wakeup.wait()
                 continue
-            self._is_in_step = next_at < poll_at
+            self._is_synchronized = next_at < poll_at
             return
 
     def _next_poll(self) -> float:
         """Seconds until the next poll."""
-        if self._is_in_step:
+        if self._is_synchronized:
             return self.poll * random.uniform(1 - POLL_SPREAD, 1)  # noqa: S311 (no secret)
         return self.poll + random.uniform(0, max(self.poll * POLL_JITTER, POLL_JITTER_MIN))  # noqa: S311

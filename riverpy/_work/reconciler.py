@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 INTERVAL = 30.0
 """Seconds between two looks."""
-INTERVAL_DEAF = 2.0
+INTERVAL_UNNOTIFIED = 2.0
 """Seconds between two looks at pauses and cancels while nothing is notified; River's."""
 TOUCH_INTERVAL = 600.0
 """Seconds after which the rows of the queues are renewed; River's."""
@@ -66,7 +66,7 @@ ROWS_MAX = 5_000
 SEND_TIMEOUT = 15.0
 """Seconds for the statements of one task in one look, apart from the last of them; the rest is left
 for the next look."""
-TURN_MOST = 90.0
+TURN_MAX = 90.0
 """Seconds for all statements of one look, pages of lost jobs included."""
 SWEEP_MARGIN = 0.5
 """Seconds beyond the claim's own limit after which a lost claim is looked for."""
@@ -106,7 +106,7 @@ class Reconciler:
         self._producers, self._is_notified, self._abandoned = producers, is_notified, abandoned
         quiet = run.config.quiet_interval
         self._quiet = 0.0 if quiet is None else quiet.total_seconds()
-        self._heard: set[str] = set()
+        self._changed_pauses: set[str] = set()
         """The queues whose pause or resume was heard of since the last question for pauses."""
         self._wake = asyncio.Event()
         self._sweep_at = 0.0
@@ -115,12 +115,12 @@ class Reconciler:
         self.in_doubt = False
         """Whether rows may be claimed in this client's name that it does not know of."""
         self._touch_at = 0.0
-        self._look_after: int | None = 0
+        self._rescue_after_id: int | None = 0
         """The last job of an earlier run that was read; None: all of them were."""
         self._releases = self._sender(self._release, lambda claim_key: claim_key)
         self._rescues = self._sender(self._rescue, lambda rescue: rescue.claim_key)
         self._touches = self._sender(self._touch, lambda queue: queue)
-        self._marks = self._sender(self._read_marks, lambda attempt: attempt)
+        self._cancel_checks = self._sender(self._read_cancel_marks, lambda attempt: attempt)
         self._touch_error: Exception | None = None
         """Why a queue could not be renewed."""
         self._done = 0
@@ -152,7 +152,9 @@ class Reconciler:
             *report_rows("release", self._releases.aside.entries, lambda claim_key: claim_key.id),
             *report_rows("rescue", self._rescues.aside.entries, lambda rescue: rescue.claim_key.id),
             *report_rows("queue heartbeat", self._touches.aside.entries),
-            *report_rows("cancel check", self._marks.aside.entries, lambda attempt: attempt.id),
+            *report_rows(
+                "cancel check", self._cancel_checks.aside.entries, lambda attempt: attempt.id
+            ),
         ]
 
     def _set_aside(self, row: ClaimKey | Rescue | Attempt | str, error: Exception) -> None:
@@ -203,21 +205,21 @@ class Reconciler:
         """Adopt the pauses, then look again until stopped."""
         await self._touch_queues()
         self._sweep_at = time.monotonic() + self.interval
-        await self._attempt("jobs of an earlier run", self._look_back)
+        await self._try_step("jobs of an earlier run", self._rescue_earlier_run)
         task_status.started()
         is_done = True
         while True:
-            settled = self.interval if self._is_notified() else INTERVAL_DEAF
+            settled = self.interval if self._is_notified() else INTERVAL_UNNOTIFIED
             interval = settled if is_done else RETRY
             wait = min(interval, max(self._sweep_at - time.monotonic(), 0.0))
-            scope.turns(within=wait + TURN_MOST)
+            scope.expect_progress(within=wait + TURN_MAX)
             with anyio.move_on_after(wait):
                 await self._wake.wait()
             if self._wake.is_set():  # coalesce a burst of reconnects
                 self._wake.clear()
                 await anyio.sleep(SWEEP_MARGIN)
-            is_done = await self._attempt("pauses", self._read_pauses)
-            is_done = await self._attempt("cancels", self._read_cancels) and is_done
+            is_done = await self._try_step("pauses", self._read_pauses)
+            is_done = await self._try_step("cancels", self._read_cancels) and is_done
             if time.monotonic() >= self._sweep_at:
                 await self._sweep()
             self.ran.emit()
@@ -227,8 +229,8 @@ class Reconciler:
         began = time.monotonic()
         sweep = partial(self._release_lost_claims, age=CLAIM_TIMEOUT)
         if not (
-            await self._attempt("jobs of an earlier run", self._look_back)
-            and await self._attempt("lost claims", sweep)
+            await self._try_step("jobs of an earlier run", self._rescue_earlier_run)
+            and await self._try_step("lost claims", sweep)
         ):
             self._sweep_at = began + RETRY
         elif self._settled_at > began:
@@ -239,7 +241,7 @@ class Reconciler:
         if retry_at := min(self._releases.next_due, self._rescues.next_due):
             self._sweep_at = min(self._sweep_at, max(retry_at, began + RETRY))
 
-    async def _attempt(self, what: str, step: Callable[[], Awaitable[None]]) -> bool:
+    async def _try_step(self, what: str, step: Callable[[], Awaitable[None]]) -> bool:
         try:
             await step()
         except DATABASE_ERRORS as error:
@@ -247,11 +249,11 @@ class Reconciler:
             return False
         return True
 
-    def heard_pause(self, queue: str, *, paused: bool) -> None:
+    def set_paused(self, queue: str, *, paused: bool) -> None:
         """Somebody paused or resumed a queue, or with `*` all."""
         for name, producer in self._producers.items():
             if queue in {name, "*"}:
-                self._heard.add(name)
+                self._changed_pauses.add(name)
                 producer.set_paused(paused)
 
     async def _touch_queues(self) -> None:
@@ -261,7 +263,7 @@ class Reconciler:
         Raises:
             Exception: one of DATABASE_ERRORS; also if none of the rows can be written.
         """
-        self._heard.clear()
+        self._changed_pauses.clear()
         self._paused.clear()
         self._touches.add_missing(self._producers)
         is_done = await self._touches.send_all(SEND_TIMEOUT)
@@ -287,7 +289,7 @@ class Reconciler:
             await self._read_paused()
 
     async def _read_paused(self) -> None:
-        self._heard.clear()
+        self._changed_pauses.clear()
         async with self._reserved.use("reading pauses", RESERVED_TIMEOUT) as connection:
             paused = await queues.queue_paused(connection, self._schema, list(self._producers))
         self._adopt_pauses(paused)
@@ -296,14 +298,14 @@ class Reconciler:
         """Believe an answer, but for what was heard since the question: it may be older than that,
         which came over another connection."""
         for name, producer in self._producers.items():
-            if name not in self._heard:
+            if name not in self._changed_pauses:
                 producer.set_paused(name in paused)
 
     async def _read_cancels(self) -> None:
-        self._marks.add_missing(self._running)
-        await self._marks.send_all(SEND_TIMEOUT)
+        self._cancel_checks.add_missing(self._running)
+        await self._cancel_checks.send_all(SEND_TIMEOUT)
 
-    async def _read_marks(self, asked: list[Attempt]) -> None:
+    async def _read_cancel_marks(self, asked: list[Attempt]) -> None:
         ids = [attempt.id for attempt in asked]
         async with self._reserved.use("reading cancels", RESERVED_TIMEOUT) as connection:
             marked = set(await jobs.job_cancel_marks(connection, self._schema, ids))
@@ -318,7 +320,7 @@ class Reconciler:
             return
         with anyio.move_on_after(max(bound, LAST_SWEEP_TIMEOUT), shield=True):
             sweep = partial(self._release_lost_claims, age=0.0)
-            self.in_doubt = not await self._attempt("last claims", sweep)
+            self.in_doubt = not await self._try_step("last claims", sweep)
 
     async def _release_lost_claims(self, *, age: float) -> None:
         """Put back what is claimed in our name and neither works nor waits to be stored here.
@@ -359,7 +361,7 @@ class Reconciler:
         async with self._claims.use("putting back lost claims", STATEMENT_TIMEOUT) as connection:
             self._done += len(await jobs.job_release(connection, self._schema, lost))
 
-    async def _look_back(self) -> None:
+    async def _rescue_earlier_run(self) -> None:
         """Rescue what an earlier run under our id claimed and did not end: a client that is
         configured with an id has it again after a crash, and its signs of life would keep the jobs
         of its dead predecessor from being rescued by others.
@@ -368,15 +370,15 @@ class Reconciler:
         """
         registered_at = self._heartbeat.registered_at
         if registered_at is None:
-            self._look_after = None
+            self._rescue_after_id = None
         self._done = 0
         try:
-            while not self._rescues.is_empty or self._look_after is not None:
+            while not self._rescues.is_empty or self._rescue_after_id is not None:
                 if not await self._rescues.send_all(SEND_TIMEOUT):
                     raise TimeoutError("rescuing jobs goes on in the next look")
-                if self._look_after is None or registered_at is None:
+                if self._rescue_after_id is None or registered_at is None:
                     return
-                await self._read_page(registered_at, self._look_after)
+                await self._read_page(registered_at, self._rescue_after_id)
         finally:
             if self._done:
                 self._log.warning(JOBS_OF_EARLIER_RUN_RESCUED, count=self._done)
@@ -405,7 +407,7 @@ class Reconciler:
         for claim_key, client_id in claims:
             if claim_key.attempted_at < registered_at and claim_key not in active:
                 self._rescues.add(Rescue(claim_key, client_id))
-        self._look_after = claims[-1].claim_key.id if len(claims) == PAGE else None
+        self._rescue_after_id = claims[-1].claim_key.id if len(claims) == PAGE else None
 
     async def _rescue(self, rescues: list[Rescue]) -> None:
         async with self._claims.use("rescuing jobs", STATEMENT_TIMEOUT) as connection:

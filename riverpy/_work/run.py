@@ -24,7 +24,7 @@ from riverpy._clock import SystemTimer
 from riverpy._leading.leader_watch import LeaderWatch
 from riverpy._leading.membership import Membership
 from riverpy._leases.singletons import SingletonRunners
-from riverpy._lifecycle import ServiceGroup, only_error
+from riverpy._lifecycle import ServiceGroup, single_error
 from riverpy._log import get_logger
 from riverpy._log_events import CLIENT_STOP_STARTED
 from riverpy._names import DEFAULT_DOMAIN, DISTRIBUTION
@@ -322,7 +322,7 @@ class Run:
             self._summary.end()
             return await self._end()
         except BaseExceptionGroup as group:
-            raise only_error(group) from None
+            raise single_error(group) from None
         finally:
             self._executor.close()
             self._heartbeat.end()
@@ -405,7 +405,7 @@ class Run:
     def stop_hard(self) -> None:
         """Stop, and cancel running jobs."""
         self._hard_asked.set()
-        self._budget.hurry()
+        self._budget.start_hard()
         self.stop()
 
     def _report_stopping(self) -> None:
@@ -471,7 +471,7 @@ class Run:
 
     async def _drain(self) -> None:
         if self.running.is_run_cancelled:  # there is no time to wait
-            self._budget.hurry()
+            self._budget.start_hard()
         left = 0.0 if self.running.is_run_cancelled else self._budget.soft_left()
         if self.running and left != 0.0:
             seconds = None if left is None else round(left, 1)

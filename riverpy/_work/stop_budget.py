@@ -46,7 +46,7 @@ class StopBudget:
         self._started_at = time.monotonic()
         self._shorten(self._soft + self._hard)
 
-    def hurry(self) -> None:
+    def start_hard(self) -> None:
         """A hard stop was asked for."""
         self._shorten(self._hard)
 
@@ -64,13 +64,13 @@ class StopBudget:
     def left(self) -> float:
         """What is left of the whole. Where nothing has limited it, the hard stop's time begins."""
         if self._deadline == math.inf:
-            self.hurry()
+            self.start_hard()
         return max(self._deadline - time.monotonic(), 0.0)
 
     async def wait_stored(self, ended: asyncio.Event) -> None:
         """Wait for this event until the time is over, whatever is cancelled."""
-        least = min(self._hard * STORING_SHARE, STORING_MIN)
-        until = anyio.current_time() + max(self.left(), least)
+        minimum = min(self._hard * STORING_SHARE, STORING_MIN)
+        until = anyio.current_time() + max(self.left(), minimum)
         with anyio.CancelScope(shield=True, deadline=until) as self._waiting:
             await ended.wait()
         self._waiting = None

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 INTERVAL = 60.0
 """Seconds between two lines."""
-GATHER = 1.0
+GATHER_TIME = 1.0
 """Seconds after the first failure in which more are gathered for the line."""
 ERROR_LENGTH_MAX = 200
 
@@ -51,33 +51,33 @@ class Summary:
             client_id: the client's.
         """
         self._counters, self._stats = counters, stats
-        self._told = _Totals.of(stats())
+        self._logged = _Totals.of(stats())
         self._log = get_logger(client_id=client_id)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Tell until stopped."""
         task_status.started()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._tell_of_failures)
+            tasks.start_soon(self._watch_failures)
             while True:
-                scope.turns(within=INTERVAL)
+                scope.expect_progress(within=INTERVAL)
                 await anyio.sleep(INTERVAL)
-                self._say()
+                self._log_jobs()
 
     def end(self) -> None:
         """Tell what was not told yet: the run is over."""
-        self._say_failing()
-        self._say()
+        self._log_failures()
+        self._log_jobs()
 
-    async def _tell_of_failures(self) -> None:
+    async def _watch_failures(self) -> None:
         while True:
             await self._counters.failed.wait()
-            await anyio.sleep(GATHER)
-            self._say_failing()
-            await anyio.sleep(INTERVAL - GATHER)
+            await anyio.sleep(GATHER_TIME)
+            self._log_failures()
+            await anyio.sleep(INTERVAL - GATHER_TIME)
 
-    def _say_failing(self) -> None:
-        failing, others = self._counters.take_failing()
+    def _log_failures(self) -> None:
+        failing, others = self._counters.take_failures()
         if failing:
             self._log.warning(
                 JOBS_FAILED,
@@ -88,17 +88,17 @@ class Summary:
                 more_kinds=others,
             )
 
-    def _say(self) -> None:
+    def _log_jobs(self) -> None:
         stats = self._stats()
-        totals, told = _Totals.of(stats), self._told
-        self._told = totals  # also where nothing is said: the next line is not about idle hours
-        counts = {name: count - told.ends[name] for name, count in totals.ends.items()}
+        totals, logged = _Totals.of(stats), self._logged
+        self._logged = totals  # also where nothing is said: the next line is not about idle hours
+        counts = {name: count - logged.ends[name] for name, count in totals.ends.items()}
         ended = sum(counts.values()) - counts["discarded"]  # which failed too
-        refused = totals.refused - told.refused
+        refused = totals.refused - logged.refused
         if not (ended or refused or stats.stuck_jobs):
             return
-        seconds = totals.at - told.at
-        waits = totals.waits.since(told.waits)
+        seconds = totals.at - logged.at
+        waits = totals.waits.since(logged.waits)
         self._log.info(
             JOBS_WORKED,
             **counts,

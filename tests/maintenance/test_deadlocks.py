@@ -19,7 +19,7 @@ from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.job_scheduler import JobScheduler
 from riverpy._postgres.driver import use_raw_timestamps
 from riverpy._postgres.jobs import Settlement, job_claim, job_complete, job_settle
-from riverpy._work.claim_cursor import WHOLE
+from riverpy._work.claim_cursor import WHOLE_QUEUE
 from tests.leading.term_context import held_term
 
 if TYPE_CHECKING:
@@ -84,8 +84,8 @@ async def work(connection: asyncpg.Connection[Any], schema: str, chance: random.
         queue="default",
         kinds=None,
         skipped=[],
-        after=WHOLE.after,
-        last_priority=WHOLE.last_priority,
+        after=WHOLE_QUEUE.after,
+        last_priority=WHOLE_QUEUE.last_priority,
         limit=50,
         client_id="worker",
     )

@@ -63,7 +63,7 @@ async def test_before_the_answer_to_the_claim(
     monkeypatch.setattr(Reconciler, "_read_cancels", never)
     async with rig.working() as client:
         producer: Any = client._run.producers["default"]  # type: ignore[union-attr]
-        take = producer._take
+        take = producer._claim_rows
 
         async def answered_late(*args: Any) -> Any:
             for row in (rows := await take(*args)):
@@ -73,7 +73,7 @@ async def test_before_the_answer_to_the_claim(
                         await asyncio.sleep(0.001)
             return rows
 
-        producer._take = answered_late
+        producer._claim_rows = answered_late
         inserted = await client.insert(Task())
         assert (await rig.event()).kind is EventKind.JOB_CANCELLED
     assert started.empty()
@@ -134,7 +134,7 @@ async def test_poll_only(
 ) -> None:
     """Without LISTEN a running job is cancelled too, and queues pause and resume; no connection
     ever listens (NR-13)."""
-    monkeypatch.setattr(riverpy._work.reconciler, "INTERVAL_DEAF", 0.05)
+    monkeypatch.setattr(riverpy._work.reconciler, "INTERVAL_UNNOTIFIED", 0.05)
     soon = timedelta(milliseconds=50)
     began = await rig.schema.fetchval("SELECT clock_timestamp()")
     async with rig.working(poll_only=True, fetch_poll_interval=soon) as client:

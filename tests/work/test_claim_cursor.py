@@ -16,10 +16,10 @@ from riverpy._work.claim_cursor import (
     FULL_INTERVAL_MAX,
     FULL_INTERVAL_MIN,
     FULL_SHARE,
-    WHOLE,
+    WHOLE_QUEUE,
     ClaimCursor,
     Position,
-    Stretch,
+    QueueRange,
 )
 from riverpy.job import JobColumn
 from tests.work.rig import PATIENCE, Task
@@ -46,24 +46,23 @@ def row(priority: int, scheduled_at: int, job_id: int) -> list[Any]:
 
 def places(cursor: ClaimCursor, now: float) -> list[tuple[int, int] | None]:
     """The time and id after which each claim starts; None for one from the beginning."""
-    stretches = cursor.stretches(now)
-    parts = [stretch for stretch in stretches if stretch != WHOLE]
+    ranges = cursor.ranges(now)
+    parts = [part for part in ranges if part != WHOLE_QUEUE]
     assert [(part.after.priority, part.last_priority) for part in parts] == [
         (number, number) for number in range(1, len(parts) + 1)
     ]
     return [
-        None if stretch == WHOLE else (stretch.after.scheduled_at, stretch.after.id)
-        for stretch in stretches
+        None if part == WHOLE_QUEUE else (part.after.scheduled_at, part.after.id) for part in ranges
     ]
 
 
 def slow_cursor(*rows: list[Any], is_full: bool) -> ClaimCursor:
     """A cursor after a fast claim, and a slow one at time 0 that brought these rows."""
     cursor = ClaimCursor()
-    assert not cursor.is_slow(WHOLE, 0, FAST)
-    assert not cursor.is_slow(WHOLE, len(rows), SLOW)
-    assert cursor.is_slow(WHOLE, len(rows), SLOW)
-    cursor.passed(rows, is_full=is_full, seen_at=SEEN, took=SLOW, now=0.0)
+    assert not cursor.is_slow(WHOLE_QUEUE, 0, FAST)
+    assert not cursor.is_slow(WHOLE_QUEUE, len(rows), SLOW)
+    assert cursor.is_slow(WHOLE_QUEUE, len(rows), SLOW)
+    cursor.start_skipping(rows, is_full=is_full, seen_at=SEEN, took=SLOW, now=0.0)
     return cursor
 
 
@@ -72,13 +71,13 @@ def test_fast_claims_start_at_the_beginning() -> None:
     number of rows. A single slow one does not count."""
     cursor = ClaimCursor()
     for rows, took in ((1, 0.3), (1, 0.309), (1, 0.309), (1000, 0.34), (1000, 0.34), (1, 0.32)):
-        assert not cursor.is_slow(WHOLE, rows, took)
-    assert cursor.is_slow(WHOLE, 1, 0.32)
-    assert not cursor.is_slow(WHOLE, 1, 0.3)
-    assert not cursor.is_slow(WHOLE, 1, 0.32)
-    cursor.claimed(WHOLE, [row(1, 5, 9)], is_full=True, now=0.0)
+        assert not cursor.is_slow(WHOLE_QUEUE, rows, took)
+    assert cursor.is_slow(WHOLE_QUEUE, 1, 0.32)
+    assert not cursor.is_slow(WHOLE_QUEUE, 1, 0.3)
+    assert not cursor.is_slow(WHOLE_QUEUE, 1, 0.32)
+    cursor.claimed(WHOLE_QUEUE, [row(1, 5, 9)], is_full=True, now=0.0)
     assert places(cursor, 0.0) == [None]
-    assert cursor.full_in(0.0) is None
+    assert cursor.seconds_to_full_claim(0.0) is None
 
 
 def test_slow_claim_that_found_all() -> None:
@@ -95,11 +94,11 @@ def test_slow_claim_that_is_full() -> None:
     have not been seen. One that is not full leaves its place for what commits late (PF-03)."""
     cursor = slow_cursor(row(2, 7, 1), row(1, 5, 9), is_full=True)
     assert places(cursor, 0.5) == [(SEEN - LATE, 0), (7, 1), (FIRST, 0), (FIRST, 0)]
-    part = Stretch(Position(2, 7, 1), 2)
+    part = QueueRange(Position(2, 7, 1), 2)
     assert not cursor.is_slow(part, 1, SLOW)
     cursor.claimed(part, [row(2, 8, 3)], is_full=True, now=0.6)
     assert places(cursor, 0.7) == [(SEEN - LATE, 0), (8, 3), (FIRST, 0), (FIRST, 0)]
-    cursor.claimed(Stretch(Position(2, 8, 3), 2), [row(2, 9, 4)], is_full=False, now=0.7)
+    cursor.claimed(QueueRange(Position(2, 8, 3), 2), [row(2, 9, 4)], is_full=False, now=0.7)
     assert places(cursor, 0.7) == [(SEEN - LATE, 0), (8, 3), (FIRST, 0), (FIRST, 0)]
 
 
@@ -107,15 +106,15 @@ def test_claim_from_the_beginning_again() -> None:
     """It comes last when it is time; first, where the others leave it no turn. One that is fast
     ends it all; a slow and full one goes back to where it ended, so that nothing is passed over."""
     cursor = slow_cursor(row(2, 7, 1), is_full=True)
-    now = cursor.full_in(0.0)
+    now = cursor.seconds_to_full_claim(0.0)
     assert now == SLOW / FULL_SHARE
     assert places(cursor, now - 0.001)[-1] is not None
     assert places(cursor, now) == [(SEEN - LATE, 0), (7, 1), (FIRST, 0), (FIRST, 0), None]
-    cursor.claimed(Stretch(Position(2, 7, 1), 2), [row(2, 8, 3)], is_full=True, now=now)
+    cursor.claimed(QueueRange(Position(2, 7, 1), 2), [row(2, 8, 3)], is_full=True, now=now)
     assert places(cursor, now) == [None]
-    cursor.passed([row(2, 6, 1)], is_full=True, seen_at=SEEN, took=SLOW, now=now)
+    cursor.start_skipping([row(2, 6, 1)], is_full=True, seen_at=SEEN, took=SLOW, now=now)
     assert places(cursor, now) == [(SEEN - LATE, 0), (6, 1), (FIRST, 0), (FIRST, 0)]
-    cursor.claimed(WHOLE, [], is_full=False, now=9.0)
+    cursor.claimed(WHOLE_QUEUE, [], is_full=False, now=9.0)
     assert places(cursor, 9.0) == [None]
 
 
@@ -123,14 +122,14 @@ def test_pause_is_bounded() -> None:
     """However slow claims are, a job that was passed over waits for seconds at most; and however
     fast, claims from the beginning are few."""
     cursor = ClaimCursor()
-    cursor.passed([], is_full=False, seen_at=SEEN, took=60.0, now=0.0)
-    assert cursor.full_in(0.0) == FULL_INTERVAL_MAX
-    cursor.passed([], is_full=False, seen_at=SEEN, took=0.0, now=0.0)
-    assert cursor.full_in(0.0) == FULL_INTERVAL_MIN
+    cursor.start_skipping([], is_full=False, seen_at=SEEN, took=60.0, now=0.0)
+    assert cursor.seconds_to_full_claim(0.0) == FULL_INTERVAL_MAX
+    cursor.start_skipping([], is_full=False, seen_at=SEEN, took=0.0, now=0.0)
+    assert cursor.seconds_to_full_claim(0.0) == FULL_INTERVAL_MIN
 
 
 async def test_stretch_ends_with_its_priority(rig: Rig) -> None:
-    """A claim of a stretch reads no job of a lower priority: those have stretches of their own."""
+    """A claim of a part reads no job of a lower priority: those have ranges of their own."""
     for priority in (1, 2):
         await rig.insert_rows(1, priority=priority)
     async with rig.schema.connected() as connection:
@@ -153,13 +152,13 @@ async def test_stretch_ends_with_its_priority(rig: Rig) -> None:
 
 
 @pytest.fixture
-def claims(monkeypatch: pytest.MonkeyPatch) -> list[Stretch]:
+def claims(monkeypatch: pytest.MonkeyPatch) -> list[QueueRange]:
     """Where each claim looked; every one from the beginning counts as slow."""
-    seen: list[Stretch] = []
+    seen: list[QueueRange] = []
     claim = riverpy._work.producer.job_claim
 
     async def spy(*args: Any, after: Position, last_priority: int, **values: Any) -> Any:
-        seen.append(Stretch(after, last_priority))
+        seen.append(QueueRange(after, last_priority))
         return await claim(*args, after=after, last_priority=last_priority, **values)
 
     monkeypatch.setattr(riverpy._work.claim_cursor, "SLOW", -1.0)
@@ -168,7 +167,7 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> list[Stretch]:
     return seen
 
 
-async def test_nothing_is_passed_over(rig: Rig, claims: list[Stretch]) -> None:
+async def test_nothing_is_passed_over(rig: Rig, claims: list[QueueRange]) -> None:
     """With claims that start behind the last one's rows, every job runs once, also those that come
     before these, of a higher priority and of an earlier time, though nobody tells of them
     (PF-03)."""
@@ -194,15 +193,15 @@ async def test_nothing_is_passed_over(rig: Rig, claims: list[Stretch]) -> None:
     async with rig.working(slots=5):
         await rig.take(360)
     assert len(runs) == len(set(runs)) == 360
-    assert any(stretch != WHOLE for stretch in claims)
+    assert any(part != WHOLE_QUEUE for part in claims)
 
 
-def is_behind(claim: Stretch) -> bool:
+def is_behind(claim: QueueRange) -> bool:
     """Whether it looks for new jobs alone, of the first priority."""
     return claim.last_priority == 1 and claim.after.scheduled_at > FIRST
 
 
-async def test_other_kinds_are_passed_over(rig: Rig, claims: list[Stretch]) -> None:
+async def test_other_kinds_are_passed_over(rig: Rig, claims: list[QueueRange]) -> None:
     """Behind jobs of other kinds, a claim finds a job that is inserted without reading these again,
     and one that committed late is found by a claim from the beginning (FR-09)."""
 
@@ -228,12 +227,12 @@ async def test_other_kinds_are_passed_over(rig: Rig, claims: list[Stretch]) -> N
             " VALUES ('task', 25, '{}'::jsonb, now() - interval '1 hour')"
         )
         await rig.take(1)
-        assert WHOLE in claims[before:]
+        assert WHOLE_QUEUE in claims[before:]
     assert (await rig.states())["available"] == 100
 
 
 async def test_claims_longer_than_the_pause(
-    rig: Rig, claims: list[Stretch], monkeypatch: pytest.MonkeyPatch
+    rig: Rig, claims: list[QueueRange], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where claims behind the last rows take longer than the pause between claims from the
     beginning, the queue's end is no end of these: they find a job that committed late (PF-03)."""
@@ -243,7 +242,7 @@ async def test_claims_longer_than_the_pause(
     claim = riverpy._work.producer.job_claim
 
     async def slow(*args: Any, **values: Any) -> Any:
-        if values["after"] != WHOLE.after:
+        if values["after"] != WHOLE_QUEUE.after:
             await anyio.sleep(took)
         return await claim(*args, **values)
 

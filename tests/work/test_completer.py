@@ -149,7 +149,7 @@ async def test_locked_row_is_told_of(
     rig: Rig, gate: Gate, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row that stays locked is told of once, and once that no result waits any more."""
-    monkeypatch.setattr(riverpy._work.completer, "LOCK_TOLD_AFTER", 0.0)
+    monkeypatch.setattr(riverpy._work.completer, "LOCK_LOG_DELAY", 0.0)
     await rig.insert_rows(3)
     async with rig.working(slots=3) as client:
         for _ in range(3):

@@ -16,7 +16,7 @@ from riverpy._leading.domain_queues import UNDIVIDED
 from riverpy._lifecycle import ServiceGroup, StopScope
 from riverpy._maintenance.services import domain_services
 from riverpy._work.client_status import ClientStatusReporter
-from riverpy._work.producer import CLAIM_TIMEOUT, ECHOES
+from riverpy._work.producer import CLAIM_TIMEOUT, FOLLOW_UP_DELAYS
 from tests._statements import record_statements
 from tests.leading.term_context import held_term
 from tests.work.rig import PATIENCE, Task
@@ -70,10 +70,10 @@ async def rate_beside_polls(rig: Rig, sent: list[Sent], **settings: Any) -> floa
         reporter = ClientStatusReporter(
             run._context, run.running, list, has_state=True, is_marked=False
         )
-        again = await statements_of(sent, reporter._tell)
+        again = await statements_of(sent, reporter._report)
     await run._connections.close()
     assert counts == [1] * len(steps)
-    assert reporter._told is not None
+    assert reporter._reported is not None
     assert again == 0  # it tells what is new
     return sum(1 / interval for _, interval in steps)
 
@@ -220,10 +220,12 @@ async def test_claims_of_a_notification(rig: Rig, monkeypatch: pytest.MonkeyPatc
         await rig.insert_rows(1)
         producer.notify()
         await rig.event()
-        while producer._echoes:
+        while producer._follow_ups:
             producer.claimed.init()
             await producer.claimed.wait()
-    assert claims_of(sent) <= 1 + 1 + 2 * len(ECHOES)  # a timer may be early, and is set again
+    assert claims_of(sent) <= 1 + 1 + 2 * len(
+        FOLLOW_UP_DELAYS
+    )  # a timer may be early, and is set again
 
 
 async def test_no_transaction_during_a_job(rig: Rig) -> None:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import msgspec
 
 from riverpy import Job, Workers
-from riverpy._work.producer import EMPTY_MAX, EMPTY_PAUSE
+from riverpy._work.producer import EMPTY_CLAIM_INTERVAL, EMPTY_CLAIMS_MAX
 from tests.work.rig import PATIENCE, Rig, Task
 
 
@@ -107,5 +107,8 @@ async def test_notifications_of_other_kinds(rig: Rig) -> None:
         while time.monotonic() < began + 1.0:
             producer.notify()
             await asyncio.sleep(0.001)
-        assert len(claims) <= EMPTY_MAX + 1.2 * (time.monotonic() - began) / EMPTY_PAUSE
+        assert (
+            len(claims)
+            <= EMPTY_CLAIMS_MAX + 1.2 * (time.monotonic() - began) / EMPTY_CLAIM_INTERVAL
+        )
         await rig.work(client, Task())

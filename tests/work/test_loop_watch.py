@@ -28,8 +28,8 @@ PATIENCE = 30.0
 def quick_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever blocks the loop is told of soon; but a thread that is this late, on a busy machine,
     takes the process for one that stood still."""
-    monkeypatch.setattr(loop_watch, "TURN", 0.05)
-    monkeypatch.setattr(loop_watch, "LATE", LATE)
+    monkeypatch.setattr(loop_watch, "CHECK_INTERVAL", 0.05)
+    monkeypatch.setattr(loop_watch, "BLOCKED_AFTER", LATE)
 
 
 def block_until_told(log: list[dict[str, Any]]) -> None:

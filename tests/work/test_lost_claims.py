@@ -36,7 +36,7 @@ async def hold_claims(client: Client, proxy: Proxy) -> None:
     """Hold the answers of claims back, from the next claim that has a reason."""
     run = client._run
     assert run is not None
-    while run.producers["default"]._echoes:  # claims that find nothing
+    while run.producers["default"]._follow_ups:  # claims that find nothing
         await asyncio.sleep(0.01)
     async with run._connections.claims.use("holding", 2 * PATIENCE):
         proxy.hold(CLAIMS)

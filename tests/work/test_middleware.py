@@ -497,7 +497,7 @@ async def test_timeout_covers_work_end(rig: Rig) -> None:
 async def test_hook_hangs_after_timeout(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A work_end hook that hangs when the timeout has come keeps its slot no longer than its limit;
     the next one has a limit of its own."""
-    monkeypatch.setattr(work_stack, "AFTER_TIMEOUT", 0.02)
+    monkeypatch.setattr(work_stack, "LATE_HOOK_TIMEOUT", 0.02)
     calls: list[str] = []
 
     @rig.job(timeout=timedelta(milliseconds=20))

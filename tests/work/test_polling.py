@@ -108,13 +108,13 @@ async def test_polls_are_spread(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> No
     for wake in ("start", "notification"):
         if wake == "notification":
             for producer in producers:
-                producer._is_in_step = False
+                producer._is_synchronized = False
                 producer.notify()
         waits = [producer._next_poll() for producer in producers]
         assert statistics.pstdev(waits) > poll * 0.1
         assert poll * 0.5 <= min(waits) <= max(waits) <= poll
     for producer in producers:
-        producer._is_in_step = False
+        producer._is_synchronized = False
         assert poll <= producer._next_poll() <= poll * 1.1
 
 

@@ -131,7 +131,7 @@ async def test_through_pooler_alone(
     """Without a `listen_url` the client says that it hears nothing and rebuilds no index, and
     polls: jobs are worked and cancelled all the same (PB-05)."""
     monkeypatch.setattr("riverpy._postgres.notifier.PROBE_TIMEOUT", 0.2)
-    monkeypatch.setattr("riverpy._work.reconciler.INTERVAL_DEAF", 0.1)
+    monkeypatch.setattr("riverpy._work.reconciler.INTERVAL_UNNOTIFIED", 0.1)
 
     @rig.job
     async def task(job: Job[Any]) -> None:

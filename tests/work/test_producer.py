@@ -254,7 +254,7 @@ async def test_looks_again_after_a_notification(rig: Rig, claims: list[tuple[int
     async def work(job: Job[Task]) -> None:
         pass
 
-    assert riverpy._work.producer.ECHOES == (0.005, 0.1)
+    assert riverpy._work.producer.FOLLOW_UP_DELAYS == (0.005, 0.1)
     async with rig.working() as client, asyncio.timeout(PATIENCE):
         run: Any = client._run
         while not claims:
@@ -265,7 +265,7 @@ async def test_looks_again_after_a_notification(rig: Rig, claims: list[tuple[int
             await rig.schema.execute(
                 "SELECT pg_notify($1, $2)", f"{rig.schema.name}.river_insert", '{"queue":"default"}'
             )
-            while len(claims) == before or run.producers["default"]._echoes:
+            while len(claims) == before or run.producers["default"]._follow_ups:
                 await asyncio.sleep(0)
             async with run._connections.claims.use("seeing no claim in flight", PATIENCE):
                 looks = len(claims) - before

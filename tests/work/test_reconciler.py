@@ -10,7 +10,7 @@ import pytest
 
 from riverpy import EventKind, Job, QueueConfig
 from riverpy._postgres import jobs, queues
-from riverpy._work.producer import ECHOES
+from riverpy._work.producer import FOLLOW_UP_DELAYS
 from riverpy._work.reconciler import Reconciler
 from tests.work.rig import PATIENCE, Task
 
@@ -126,7 +126,7 @@ async def test_cancel_beside_an_attempt_that_goes_on(
         producer: Any = client._run.producers["default"]  # type: ignore[union-attr]
         inserted = await client.insert(Task())
         await _until(lambda: attempts == [1])
-        take = producer._take
+        take = producer._claim_rows
 
         async def answered_late(*args: Any) -> Any:
             if rows := await take(*args):
@@ -135,7 +135,7 @@ async def test_cancel_beside_an_attempt_that_goes_on(
                 await _until(lambda: earlier.cause is not None)
             return rows
 
-        producer._take = answered_late
+        producer._claim_rows = answered_late
         await rig.schema.execute("UPDATE river_job SET state = 'available'")  # as a rescue does
         producer.wake()
         try:
@@ -156,9 +156,9 @@ async def test_claims_after_a_reconnect(rig: Rig) -> None:
         run: Any = client._run
         producer, claims = run.producers["default"], asyncio.Semaphore(0)
         async with asyncio.timeout(PATIENCE):
-            while producer._echoes:  # those of the start
+            while producer._follow_ups:  # those of the start
                 await asyncio.sleep(0.01)
             producer.claimed.emit = claims.release
             run._resync()
-            for _ in range(1 + len(ECHOES)):
+            for _ in range(1 + len(FOLLOW_UP_DELAYS)):
                 await claims.acquire()

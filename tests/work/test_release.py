@@ -192,7 +192,11 @@ async def test_client_that_stood_still(
     queues = {"default": QueueConfig(max_workers=4, prefetch=prefetch)}
     async with rig.working(queues=queues) as client:
         producer: Any = producer_of(client)
-        heartbeat, take, launch = producer._heartbeat, producer._take, producer._executor.launch
+        heartbeat, take, launch = (
+            producer._heartbeat,
+            producer._claim_rows,
+            producer._executor.launch,
+        )
         until: list[float] = []
 
         def stand_still() -> None:
@@ -211,7 +215,7 @@ async def test_client_that_stood_still(
                 stand_still()
             return waiting
 
-        producer._take, producer._executor.launch = late_answer, late_start
+        producer._claim_rows, producer._executor.launch = late_answer, late_start
         await client.insert(Task())
         await rig.until("SELECT state = 'available' AND attempted_by IS NOT NULL FROM river_job")
         assert (ran, (await rig.row(1))["attempt"]) == ([], 0)

@@ -35,10 +35,10 @@ def test_phases(clock: list[float]) -> None:
     assert stop.is_started
     clock[0] += 4
     assert (stop.soft_left(), stop.left(), stop.left_for_jobs()) == (6.0, 11.0, 9.0)
-    stop.hurry()
+    stop.start_hard()
     assert (stop.left(), stop.left_for_jobs()) == (5.0, 3.0)
     clock[0] += 4
-    stop.hurry()
+    stop.start_hard()
     assert (stop.left(), stop.left_for_jobs()) == (1.0, 0.0)
     clock[0] += 10
     assert (stop.soft_left(), stop.left(), stop.left_for_jobs()) == (0.0, 0.0, 0.0)
@@ -67,7 +67,7 @@ def test_end_without_a_stop(clock: list[float]) -> None:
 async def test_results_have_a_moment() -> None:
     """When all time was used up there is a moment for results still: the share of them."""
     stop = budget(0, 0.25)
-    stop.hurry()
+    stop.start_hard()
     await asyncio.sleep(0.25)
     began = time.monotonic()
     with anyio.fail_after(PATIENCE):
@@ -90,6 +90,6 @@ async def test_hard_stop_while_results_are_stored() -> None:
             tasks.start_soon(wait)
             await anyio.lowlevel.checkpoint()
             tasks.cancel_scope.cancel()
-            stop.hurry()
+            stop.start_hard()
     assert ended == [True]
     assert time.monotonic() - began < 8

@@ -145,7 +145,7 @@ def test_error_on_one_line_without_password() -> None:
 
 async def test_first_failure_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """That jobs begin to fail is said within moments, long before the minute is over (OP-07)."""
-    monkeypatch.setattr(summary_module, "GATHER", 0.01)
+    monkeypatch.setattr(summary_module, "GATHER_TIME", 0.01)
     told = Told(["a"])
     ready = SimpleNamespace(started=lambda: None)
     with structlog.testing.capture_logs() as log:

@@ -16,7 +16,7 @@ import anyio
 from anyio.abc import SocketAttribute, SocketListener, TaskGroup
 
 from riverpy._error_text import error_text
-from riverpy._lifecycle import only_error
+from riverpy._lifecycle import single_error
 from riverpy._log import RepeatedFailureLog, get_logger
 from riverpy._log_events import (
     HEALTH_CONNECTION_FAILED,
@@ -87,7 +87,7 @@ class Server:
                 yield
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
-            raise only_error(group) from None
+            raise single_error(group) from None
         finally:
             for listener in listeners:
                 with anyio.CancelScope(shield=True):
@@ -220,7 +220,7 @@ async def _send_parts(stream: SocketStream, parts: AsyncGenerator[bytes, None]) 
                 await _send(stream, part)
             tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
-        raise only_error(group) from None
+        raise single_error(group) from None
 
 
 async def _cancel_when_closed(stream: SocketStream, scope: anyio.CancelScope) -> None:

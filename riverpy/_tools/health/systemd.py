@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from riverpy._lifecycle import only_error
+from riverpy._lifecycle import single_error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
@@ -52,7 +52,7 @@ class Systemd:
                 yield
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
-            raise only_error(group) from None
+            raise single_error(group) from None
 
     async def _ping(self, is_alive: Callable[[], bool]) -> None:
         while True:

@@ -21,7 +21,7 @@ from riverpy._tools.health.address import Address
 from riverpy._tools.health.http import Request
 from riverpy._tools.health.metrics import render
 from riverpy._tools.health.worker_health import WorkerHealth
-from riverpy._work.counters import BATCH_BOUNDS, RUN_BOUNDS, Tally
+from riverpy._work.counters import BATCH_BOUNDS, RUN_BOUNDS, HistogramBuilder
 from riverpy.stats import UNKNOWN_KINDS
 from tests.work.rig import Task
 
@@ -62,7 +62,7 @@ def value(page: dict[Sample, float], name: str, **labels: str) -> float | None:
 
 def test_histograms_are_as_prometheus_counts() -> None:
     """A bucket holds what is below or at its bound, and all of the buckets before it."""
-    tally = Tally((1.0, 2.5))
+    tally = HistogramBuilder((1.0, 2.5))
     for one in (0.0, 1.0, 1.1, 2.5, 100.0):
         tally.add(one)
     runs = tally.histogram()
@@ -152,7 +152,7 @@ def test_each_metric_is_on_the_page() -> None:
 
 async def test_jobs_run_while_the_page_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page of many kinds is written in pieces, between which the event loop turns."""
-    runs = Tally(RUN_BOUNDS).histogram()
+    runs = HistogramBuilder(RUN_BOUNDS).histogram()
     counts = dict.fromkeys(
         ("completed", "failed", "discarded", "snoozed", "cancelled", "interrupted"), 0
     )

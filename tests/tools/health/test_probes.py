@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from riverpy import ClientStats, Histogram, QueueStats
-from riverpy._lifecycle import TURN_GRACE, ServiceGroup, StopScope
+from riverpy._lifecycle import PROGRESS_GRACE, ServiceGroup, StopScope
 from riverpy._tools.health.probes import lag_within, liveness, readiness
 
 NONE = Histogram((), (0,), 0.0)
@@ -120,7 +120,7 @@ class Looping:
 
     async def run(self, scope: StopScope, *, task_status: Any) -> None:
         if self.within is not None:
-            scope.turns(within=self.within)
+            scope.expect_progress(within=self.within)
         task_status.started()
         await anyio.sleep_forever()
 
@@ -132,9 +132,9 @@ async def test_services_that_do_not_turn() -> None:
         await group.start(Looping(None))
         await group.start(Looping(3600.0))
         assert group.stuck() == []
-        await group.start(Looping(-TURN_GRACE - 5))
+        await group.start(Looping(-PROGRESS_GRACE - 5))
         assert group.stuck() == ["looping"]
         group.postpone(10)
         assert group.stuck() == []
-        await group.start(Looping(-TURN_GRACE - 1))
+        await group.start(Looping(-PROGRESS_GRACE - 1))
     assert group.stuck() == []
