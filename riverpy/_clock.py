@@ -1,4 +1,4 @@
-"""Time that can be replaced in tests, and delays that grow."""
+"""Clocks and timers, which tests can replace, and delays between retries."""
 
 from __future__ import annotations
 
@@ -13,81 +13,81 @@ if TYPE_CHECKING:
     import asyncio
 
 _BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
-"""Linux has it. Elsewhere the monotonic clock is the best there is."""
+"""None: the system is not Linux, and the monotonic clock is used."""
 
 
 class Clock(Protocol):
-    """Where a service reads the time of this process."""
+    """Tells the time."""
 
     def now(self) -> datetime:
-        """The wall clock, aware and in UTC."""
+        """Return the current time, aware and in UTC."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never go backwards."""
+        """Return seconds that never decrease."""
         ...
 
 
 class SystemClock:
-    """The clock of the machine."""
+    """The clock of the system."""
 
     def now(self) -> datetime:
-        """The wall clock, aware and in UTC."""
+        """Return the current time, aware and in UTC."""
         return datetime.now(UTC)
 
     def monotonic(self) -> float:
-        """Seconds that never go backwards."""
+        """Return seconds that never decrease."""
         return time.monotonic()
 
 
 class Timer(Protocol):
-    """What leading measures and waits by, replaced in tests by one that only moves when told to."""
+    """Measures time and waits. Tests replace it by a timer that they advance."""
 
     def boottime(self) -> float:
-        """Seconds that never go backwards and, where the system can, count while the machine is
-        suspended: a lease expires in that time too."""
+        """Return seconds that never decrease. On Linux they include the time while the machine is
+        suspended, because leases expire in that time too."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Return after so many seconds."""
+        """Wait for this many seconds."""
         ...
 
     async def wait(self, event: asyncio.Event, seconds: float) -> bool:
-        """Wait for the event, for so many seconds at most. Returns whether it is set."""
+        """Wait for the event for at most this many seconds. Returns whether it is set."""
         ...
 
 
 class SystemTimer:
-    """The timer of the machine."""
+    """The timer of the system."""
 
     def boottime(self) -> float:
-        """Seconds since the machine was started, on Linux suspended ones included."""
+        """Return the seconds since the machine started."""
         return time.monotonic() if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
 
     async def sleep(self, seconds: float) -> None:
-        """Return after so many seconds."""
+        """Wait for this many seconds."""
         await anyio.sleep(seconds)
 
     async def wait(self, event: asyncio.Event, seconds: float) -> bool:
-        """Wait for the event, for so many seconds at most. Returns whether it is set."""
+        """Wait for the event for at most this many seconds. Returns whether it is set."""
         with anyio.move_on_after(seconds):
             await event.wait()
         return event.is_set()
 
 
 class Backoff:
-    """Delays that double from `first` up to `most`, each with 10 % of jitter either way."""
+    """Delays that double from `minimum` up to `maximum`, with 10 % of jitter."""
 
-    def __init__(self, first: timedelta, most: timedelta) -> None:
-        self._first, self._most = first.total_seconds(), most.total_seconds()
+    def __init__(self, minimum: timedelta, maximum: timedelta) -> None:
+        self._minimum, self._maximum = minimum.total_seconds(), maximum.total_seconds()
         self._failures = 0
 
     def next(self) -> float:
-        """The delay after one more failure, in seconds."""
-        delay = min(self._first * 2.0 ** min(self._failures, 30), self._most)
+        """Return the delay after another failure, in seconds."""
+        delay = min(self._minimum * 2.0 ** min(self._failures, 30), self._maximum)
         self._failures += 1
-        return delay * random.uniform(0.9, 1.1)  # noqa: S311 (jitter, no secret)
+        return delay * random.uniform(0.9, 1.1)  # noqa: S311 (not a secret)
 
     def reset(self) -> None:
-        """Start again from `first`: the thing works."""
+        """Start again from `minimum`, after a success."""
         self._failures = 0

@@ -17,15 +17,16 @@ _DURATION = re.compile("".join(rf"(?:(?P<{unit}>[0-9]+(?:\.[0-9]+)?){unit})?" fo
 
 
 def parse_duration(text: str) -> timedelta:
-    """`90s`, `1h30m`, `2d`, `250ms`, `1.5h`: numbers with units w d h m s ms, the largest first.
+    """Parse a text such as `90s`, `1h30m`, `2d`, `250ms` or `1.5h`: numbers with the units w d h m
+    s ms, the largest unit first.
 
     Raises:
-        ValueError: the text is no such duration, or it is longer than 999,999,999 days.
+        ValueError: the text is not a duration, or it is longer than 999,999,999 days.
     """
     match = _DURATION.fullmatch(text.strip())
     if not match or not match.group():
         raise ValueError(
-            f"{text!r} is no duration: give numbers with units (w d h m s ms), the largest first, "
+            f"{text!r} is not a duration: use numbers with units (w d h m s ms), largest first, "
             "as in 90s, 1h30m or 2d"
         )
     parts = {_UNITS[unit]: float(number) for unit, number in match.groupdict().items() if number}
@@ -36,7 +37,7 @@ def parse_duration(text: str) -> timedelta:
 
 
 def format_duration(duration: timedelta | None) -> str:
-    """The text that `parse_duration` reads back; `none` for an unlimited one."""
+    """Return the text that `parse_duration` parses. None becomes `none`."""
     if duration is None:
         return "none"
     left = duration // timedelta(milliseconds=1)

@@ -1,4 +1,4 @@
-"""What an exception says in one text: its type and its message, of a group those of its leaves."""
+"""The text of an exception, as it is stored and logged."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LEAVES_MAX = 20
-"""Exceptions of a group that its text names."""
+"""The maximum number of exceptions in the text of a group."""
 TEXT_LENGTH_MAX = 16 * 1024
-"""Characters of the text of one exception."""
+"""The maximum number of characters."""
 _CUT_MARK = " … [truncated]"
 
 
 def error_text(error: BaseException) -> str:
-    """The type and the message: `KeyError: 'user_id'`. A group is the texts of its leaves, each
-    once: `ValueError: no such order; TimeoutError`. It is at most TEXT_LENGTH_MAX long."""
+    """Return the type and the message, such as `KeyError: 'user_id'`. For a group, return the
+    distinct texts of its leaves, such as `ValueError: no such order; TimeoutError`."""
     found = list(islice(leaves(error), LEAVES_MAX + 1))
     texts = list(dict.fromkeys(_text(leaf) for leaf in found[:LEAVES_MAX]))
     if len(found) > LEAVES_MAX:
@@ -32,25 +32,25 @@ def _text(error: BaseException) -> str:
         return text if text.startswith(("<unprintable ", f"{name}: ")) else f"{name}: {text}"
     cause = error.__cause__
     if not isinstance(cause, Exception) or isinstance(cause, BaseExceptionGroup):
-        return name  # a cancellation explains nothing
+        return name  # a cancellation or a group explains nothing
     return f"{name} from {type(cause).__name__}: {message(cause)}".removesuffix(": ")
 
 
 def message(error: BaseException) -> str:
-    """What the exception says of itself, which may be nothing."""
+    """Return the message of an exception. It may be empty."""
     try:
         return cut(str(error).strip(), TEXT_LENGTH_MAX)
-    except BaseException:  # a __str__ of the user's may raise anything
+    except BaseException:  # a user's __str__ may raise anything
         return f"<unprintable {type(error).__name__} object>"
 
 
 def cut(text: str, length: int, end: str = "") -> str:
-    """`text`, with a mark where it is longer than `length`."""
+    """Shorten a text that is longer than `length`, and append a mark and `end`."""
     return text if len(text) <= length else f"{text[: length - len(_CUT_MARK)]}{_CUT_MARK}{end}"
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions of a group and of the groups in it, in their order; or the error itself."""
+    """Yield the exceptions of a group and its nested groups, or the error itself."""
     pending = [error]
     while pending:
         current = pending.pop()

@@ -1,4 +1,4 @@
-"""The unique key of a job: what makes it unique as River's text, hashed, and the states of it."""
+"""The unique key of a job (the hash of a text, as in River), and the states in which it holds."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ _WARNINGS_MAX = 1000
 
 _log = get_logger()
 _inserted: set[type[object]] = set()
-"""The args classes whose marked fields `check_marks` has compared with their options."""
+"""The args classes that `check_marks` has checked."""
 _decoder = json.JSONDecoder(parse_int=str, parse_float=str)
 
 
 def check_unique_opts(opts: UniqueOpts) -> None:
-    """Refuse what makes no key that River would make.
+    """Check options that River allows only in combination or in a range.
 
     Raises:
-        InsertError: `exclude_kind` stands alone, or the period is shorter than one second.
+        InsertError: `exclude_kind` is the only option, or the period is shorter than one second.
     """
     if opts.exclude_kind and not (opts.by_args or opts.by_queue or opts.by_period is not None):
-        raise InsertError("unique_opts.exclude_kind needs by_args, by_queue or by_period beside it")
+        raise InsertError("unique_opts.exclude_kind requires by_args, by_queue or by_period")
     if opts.by_period is not None and opts.by_period < PERIOD_MIN:
         raise InsertError(
             f"unique_opts.by_period must be one second or longer, got {opts.by_period}"
@@ -53,20 +53,20 @@ def check_unique_opts(opts: UniqueOpts) -> None:
 
 
 def unique_states(opts: UniqueOpts) -> int:
-    """The mask of the states in which a job holds its key.
+    """Return the bit mask of the states in which a job keeps its key.
 
     Raises:
-        InsertError: a state is unknown, or one that River requires is missing.
+        InsertError: a state is unknown, or a state that River requires is missing.
     """
     if opts.by_state is None:
         return _mask(UNIQUE_STATES_DEFAULT)
     try:
         states = {JobState(state) for state in opts.by_state}
     except (ValueError, TypeError) as error:
-        raise InsertError(f"unique_opts.by_state: {error}; it holds states of a job") from None
+        raise InsertError(f"unique_opts.by_state must be a list of job states: {error}") from None
     if missing := [state for state in UNIQUE_STATES_REQUIRED if state not in states]:
         raise InsertError(
-            "unique_opts.by_state must have available, pending, running and scheduled; "
+            "unique_opts.by_state must include available, pending, running and scheduled; "
             f"missing: {', '.join(missing)}"
         )
     return _mask(states)
@@ -81,18 +81,19 @@ def unique_key(
     queue: str,
     due_at: datetime,
 ) -> bytes:
-    """The 32 bytes of the key.
+    """Compute the 32 bytes of the key.
 
     Args:
-        opts: what makes the job unique, checked.
-        kind: its kind.
-        args_class: the class of its args, whose fields may be marked `Unique`.
-        args: its args as `riverpy._json` wrote them: an object, or an empty array.
+        opts: the checked options.
+        kind: the kind of the job.
+        args_class: the class of its args. Its fields may be marked `Unique`.
+        args: its args as `riverpy._json` encoded them: an object, or an empty array.
         queue: its queue.
-        due_at: its `scheduled_at`, else the time of the insert; aware. Its period is that of UTC.
+        due_at: its `scheduled_at`, or else the time of the insert; aware.
 
     Raises:
-        InsertError: the marked fields of the class are not known, or their names make no key.
+        InsertError: the marked fields of the class cannot be found, or River has no key for their
+            names.
     """
     text = "" if opts.exclude_kind else f"&kind={kind}"
     if opts.by_args:
@@ -105,7 +106,7 @@ def unique_key(
 
 
 def check_marks(opts: UniqueOpts | None, *, kind: str, args_class: type[object]) -> None:
-    """Log at the first insert of a class that its marked fields do not count, if they do not."""
+    """Warn at the first insert of an args class if its marked fields have no effect."""
     if args_class in _inserted or len(_inserted) >= _WARNINGS_MAX:
         return
     _inserted.add(args_class)
@@ -113,7 +114,7 @@ def check_marks(opts: UniqueOpts | None, *, kind: str, args_class: type[object])
         return
     try:
         fields = [".".join(path) for path in unique_paths(args_class)]
-    except InsertError:  # its marks are not known in this process
+    except InsertError:  # its types cannot be imported here
         return
     if fields:
         _log.warning(
@@ -144,8 +145,8 @@ def _args_part(kind: str, args_class: type[object], args: str) -> str:
 
 
 def _members(text: str) -> Iterator[tuple[str, str]]:
-    """The members of a compact JSON object: each key with the text of its value. Other values have
-    none."""
+    """Yield each key of a compact JSON object with the text of its value. Other JSON yields
+    nothing."""
     at = 1
     while text.startswith("{") and text[at] != "}":
         key, colon = _decoder.raw_decode(text, at)
@@ -163,11 +164,11 @@ def _key_text(key: str) -> str:
 
 @lru_cache(maxsize=4096)
 def unique_paths(args_class: type[object]) -> tuple[tuple[str, ...], ...]:
-    """Where the fields marked `Unique` are: the JSON names on the way to each, sorted as if joined
-    by dots.
+    """Return the path of JSON names to each field that is marked `Unique`, sorted as if joined by
+    dots.
 
-    A class is looked into once, as by River: the second field of the same class counts only if it
-    is marked itself.
+    As in River, each class is searched once. A second field of the same class counts only if the
+    field itself is marked.
 
     Raises:
         InsertError: an annotation of the class cannot be resolved.
@@ -195,8 +196,8 @@ def _annotations(cls: type[object]) -> list[tuple[str, Any]]:
         hints = get_type_hints(cls, include_extras=True)
     except (NameError, TypeError) as error:
         raise InsertError(
-            f"the annotations of {cls.__qualname__} cannot be resolved ({error}), so the "
-            "fields that make a job unique are unknown: import their types at run time"
+            f"the annotations of {cls.__qualname__} cannot be resolved ({error}), so its fields "
+            "marked Unique are not known: import their types at run time"
         ) from None
     return [(name, hints.get(attribute)) for attribute, name in names]
 
@@ -212,7 +213,7 @@ def _dataclass_names(cls: type[DataclassInstance]) -> list[tuple[str, str]]:
 
 
 def _alternatives(annotation: Any) -> list[Any]:
-    """The types that a field may have, but for None and UNSET."""
+    """Return the types of an annotation, without None and UNSET."""
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     if get_origin(annotation) in {Union, UnionType}:
@@ -244,7 +245,7 @@ def _marked_fields(kind: str, paths: Sequence[tuple[str, ...]], members: Mapping
 
 
 def _value_at(members: Mapping[str, str], path: Sequence[str]) -> str | None:
-    """The text of the value at this path of names, or None."""
+    """Return the text of the value at this path. None: there is no value."""
     found = members.get(path[0])
     for name in path[1:]:
         if found is None:
@@ -254,9 +255,9 @@ def _value_at(members: Mapping[str, str], path: Sequence[str]) -> str | None:
 
 
 def _document(kind: str, chosen: Sequence[tuple[Sequence[str], str]]) -> str:
-    """The JSON that has these values at these paths.
+    """Return the JSON text with these values at these paths.
 
-    River makes an array where the first name is a number, which is then an index.
+    As in River, names become indexes of an array if the first one is a number.
     """
     path, raw = chosen[0]
     if not path:
@@ -271,8 +272,8 @@ def _document(kind: str, chosen: Sequence[tuple[Sequence[str], str]]) -> str:
     for name, raw in values.items():
         if not _is_index(name) or int(name) > _ARRAY_INDEX_MAX:
             raise InsertError(
-                f"the field {name!r} of {kind!r} is marked Unique, but River's unique keys cannot "
-                "hold its name: rename it"
+                f"the field {name!r} of {kind!r} is marked Unique, but River's unique keys do not "
+                "support its name: rename it"
             )
         elements += ["null"] * (int(name) + 1 - len(elements))
         elements[int(name)] = raw

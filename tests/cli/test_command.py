@@ -66,7 +66,7 @@ def test_failure_is_one_line(args: list[str], code: int, message: str) -> None:
         (["insert", "k", "{]"], "args: the text is not JSON"),
         (["insert", "k", "[1]"], "args: must be a JSON object, got [1]"),
         (["insert", "k", "{}", "--metadata", "["], "metadata: the text is not JSON"),
-        (["insert", "k", "{}", "--in", "-5s"], "'--in': '-5s' is no duration"),
+        (["insert", "k", "{}", "--in", "-5s"], "'--in': '-5s' is not a duration"),
         (["insert", "k", "{}", "--at", ""], "'--at': '' is no time"),
         (["insert", "k", "{}", "--priority", "9"], "'--priority': 9 is out of range: 1 to 4"),
         (["insert", "k", "{}", "--max-attempts", "0"], "'--max-attempts': 0 is out of range: 1 to"),
@@ -74,7 +74,7 @@ def test_failure_is_one_line(args: list[str], code: int, message: str) -> None:
         (["queue", "pause", ""], "expected a text that is not empty"),
         (["periodic", "run", ""], "expected a text that is not empty"),
         (["top", "--interval", "99999999999d"], "the duration '99999999999d' is too long"),
-        (["worker", "jobs:client", "--soft-stop", "-1s"], "'--soft-stop': '-1s' is no duration"),
+        (["worker", "jobs:client", "--soft-stop", "-1s"], "'--soft-stop': '-1s' is not a duration"),
         (["worker", "jobs:client", "-q", "a:0"], "queue 'a' needs 1 to 10000 slots, got 0"),
     ],
 )

@@ -199,7 +199,7 @@ def test_notices(command: Command, fresh_database_url: str) -> None:
         (("up", "--to", "9"), 2, "riverpy knows 1 to 8"),
         (("down", "--to", "3"), 1, "version 3 of line 'main' is not applied"),
         (("up", "--lock-timeout", "0s"), 2, "lock_timeout is 1 ms to 24 days"),
-        (("up", "--lock-timeout", "soon"), 2, "'soon' is no duration"),
+        (("up", "--lock-timeout", "soon"), 2, "'soon' is not a duration"),
         (("up", "--max-steps", "-1"), 2, "--max-steps"),
         (("up", "--line", "mian"), 2, "--line"),
         (("down", "--to", "-1"), 2, "--to"),

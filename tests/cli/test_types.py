@@ -90,7 +90,7 @@ def test_queues() -> None:
         ("mail:0", "needs 1 to 10000 slots"),
         ("mail:99999999", "needs 1 to 10000 slots"),
         ("mail:1,mail:2", "given twice"),
-        ("Mail:1", "a queue name has lower-case letters"),
+        ("Mail:1", "a queue name must have lower-case letters"),
     ],
 )
 def test_no_queues(text: str, message: str) -> None:

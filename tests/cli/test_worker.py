@@ -573,7 +573,7 @@ def failing_worker(directory: Path, *args: str, code: str = JOBS) -> tuple[int, 
         (["jobs:nope", f"--database-url={UNREACHABLE}"], 2, "module jobs has no 'nope'"),
         (["jobs", f"--database-url={UNREACHABLE}"], 3, "the database cannot be used: "),
         (["jobs", "-q", "default", f"--database-url={UNREACHABLE}"], 2, "is not NAME:SLOTS"),
-        (["jobs", "--soft-stop=5", f"--database-url={UNREACHABLE}"], 2, "'5' is no duration"),
+        (["jobs", "--soft-stop=5", f"--database-url={UNREACHABLE}"], 2, "'5' is not a duration"),
         (["jobs", "--database-url=http://u:s3cret@h/d"], 2, "a database URL starts with"),
     ],
 )

@@ -159,13 +159,13 @@ ARGS: list[tuple[Any, type[Exception], str]] = [
     (loose_raw("raw", None), ArgsError, r"^\$: RawArgs takes its JSON as a text, got NoneType"),
     (loose_raw("raw", {"a": 1}), ArgsError, r"^\$: RawArgs takes its JSON as a text, got dict"),
     (loose_raw(None, "{}"), InsertError, "the kind of RawArgs must be str, got NoneType"),
-    (RawArgs("raw\ud800", "{}"), ConfigError, "job kind starts with"),
+    (RawArgs("raw\ud800", "{}"), ConfigError, "job kind must start with"),
     (Welcome, InsertError, "must be an object, got the class Welcome: call it"),
-    (RawArgs("", "{}"), ConfigError, "kind may not be empty"),
-    (RawArgs("x", "{}"), ConfigError, "job kind starts with"),
-    (RawArgs("a\0b", "{}"), ConfigError, "job kind starts with"),
-    (RawArgs("bad kind", "{}"), ConfigError, "job kind starts with"),
-    (RawArgs("kind\n", "{}"), ConfigError, "job kind starts with"),
+    (RawArgs("", "{}"), ConfigError, "kind must not be empty"),
+    (RawArgs("x", "{}"), ConfigError, "job kind must start with"),
+    (RawArgs("a\0b", "{}"), ConfigError, "job kind must start with"),
+    (RawArgs("bad kind", "{}"), ConfigError, "job kind must start with"),
+    (RawArgs("kind\n", "{}"), ConfigError, "job kind must start with"),
     (RawArgs("k" * 128, "{}"), ConfigError, "at most 127 characters, got 128"),
     (NoKind(), InsertError, r"NoKind has no kind: .*ClassVar"),
     (KindField("x"), InsertError, "KindField has no kind"),
@@ -227,7 +227,7 @@ OPTS: list[tuple[Any, type[Exception], str]] = [
     (unique(by_period=timedelta(0)), InsertError, "one second or longer, got 0:00:00"),
     (unique(by_period=timedelta(seconds=-5)), InsertError, "one second or longer"),
     *(
-        (unique(exclude_kind=True, **more), InsertError, "needs by_args, by_queue or by_period")
+        (unique(exclude_kind=True, **more), InsertError, "requires by_args, by_queue or by_period")
         for more in ({}, {"by_state": UNIQUE_STATES_REQUIRED})
     ),
     (unique(by_state=[]), InsertError, "missing: available, pending, running, scheduled"),

@@ -890,7 +890,7 @@ async def test_closed_database(schema: Schema, kind: str) -> None:
         ({"max_held": True}, "max_held must be a number.*got True"),
         ({"max_held": 1.5}, "max_held must be a number.*got 1.5"),
         ({"holder": 5}, "holder takes a text, got int"),
-        ({"holder": "\ud800"}, "half of a surrogate pair"),
+        ({"holder": "\ud800"}, "lone surrogate"),
         ({"schema": 5}, "schema takes a text, got int"),
         ({"pooler": "no"}, "pooler must be True or False, got 'no'"),
         ({"renew_interval": timedelta.max}, "ttl must be at least 2.4 times renew_interval"),

@@ -101,12 +101,12 @@ def test_default_id_tells_entries_apart() -> None:
 @pytest.mark.parametrize(
     ("job_id", "message"),
     [
-        ("", "may not be empty"),
-        ("a", "goes on with at least one more"),
-        ("with space", "goes on with"),
+        ("", "must not be empty"),
+        ("a", "followed by one or more"),
+        ("with space", "followed by one or more"),
         ("a" * 128, "at most 127 characters, got 128"),
-        ("semi;colon", "goes on with"),
-        (7, "is a text, got int"),
+        ("semi;colon", "followed by one or more"),
+        (7, "must be a string, got int"),
     ],
 )
 def test_bad_id(job_id: Any, message: str) -> None:

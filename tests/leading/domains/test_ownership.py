@@ -199,7 +199,7 @@ async def test_claims_wait_for_each_other(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"leader_domain": ""}, "the name of a domain"),
+        ({"leader_domain": ""}, "a domain name must have"),
         ({"leader_domain": "a" * 65}, "1 to 64 characters"),
         ({"leader_domain": "A"}, "lower-case"),
         ({"leader_domain": "a b"}, "lower-case"),
@@ -207,7 +207,7 @@ async def test_claims_wait_for_each_other(rig: Rig) -> None:
         ({"leader_domain": 5}, "leader_domain must be str"),
         ({"leader_domain": "a", "domain_queues": "mail"}, "list of queue names"),
         ({"leader_domain": "a", "domain_queues": [5]}, "list of queue names"),
-        ({"leader_domain": "a", "domain_queues": ["No Queue"]}, "a queue name has"),
+        ({"leader_domain": "a", "domain_queues": ["No Queue"]}, "a queue name must have"),
         ({"domain_queues": ["mail"]}, "requires leader_domain"),
         ({"leader_domain": "default", "domain_queues": ["a"]}, "requires leader_domain"),
         ({"leader_domain": "a", "leader_ttl": timedelta(days=2)}, "leader_ttl must be 1 day"),
