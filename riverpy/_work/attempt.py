@@ -1,4 +1,4 @@
-"""One attempt at a job: the claimed row, what stops it, and what became of it."""
+"""Attempt: one run of a job, with its claimed row, its deadline and its outcome."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _FINAL_EVENTS = {
     JobState.CANCELLED: EventKind.JOB_CANCELLED,
     JobState.DISCARDED: EventKind.JOB_FAILED,
 }
-"""By the final state that another session has given to a job."""
+"""The event for each final state that another session can set."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How an attempt ended, if it did not simply complete."""
+    """The outcome of an attempt that did not simply complete."""
 
     event: EventKind
     state: JobState
@@ -35,13 +35,15 @@ class Outcome(msgspec.Struct, frozen=True):
     """The attempt number to store."""
     final: bool
     delay: float | None = 0.0
-    """Seconds until the job is due again, not for a final one; None: it is as due as it was."""
+    """Seconds until the job is due again; not used for a final outcome. None: `scheduled_at`
+    stays."""
     error: str | None = None
-    """The entry for the job's errors, as JSON."""
+    """The new entry of the job's errors, as JSON."""
 
 
 class Attempt(Job[Any]):
-    """A job while one of our slots works it. Handlers see it as their `Job`."""
+    """A claimed job from its claim until its result is stored. Handlers receive it as their
+    `Job`."""
 
     __slots__ = (
         "cause",
@@ -77,36 +79,37 @@ class Attempt(Job[Any]):
             self.timeout = plan.timeout
             self.timeout_is_default = plan.timeout_is_default
         self.free_slot = free_slot
-        """Frees the slot in which the attempt runs. Called once."""
+        """Frees the slot of the attempt. Called once."""
         self.deadline = math.inf
-        """Monotonic seconds; infinity for none, and before it begins."""
+        """Monotonic seconds; infinity for no deadline and before the start."""
         self.cause: StopCause | None = None
         self.task: asyncio.Task[None] | None = None
         self.outcome: Outcome | None = None
         """None while it runs, and for an attempt that completed."""
         self.claimed = claimed
-        """When the answer to its claim came; monotonic seconds."""
+        """When the answer of its claim arrived; monotonic seconds."""
         self.started = self.ended = self.stored = 0.0
-        """Monotonic seconds; 0 before. `started` stays so where it is given back."""
+        """Monotonic seconds; 0 before. `started` stays 0 if the job is released before its
+        start."""
         self.state_stored: str | None = None
         self.stored_row: Sequence[Any] | None = None
-        """The row, if another session made it final before this attempt's result was stored."""
+        """The stored row, if another session made the job final before this result was stored."""
         self.is_replaced = False
 
     @property
     def claim_key(self) -> ClaimKey:
-        """What the result is fenced by."""
+        """The claim key. A result is stored only in a row that still has it."""
         row = self._row
         return ClaimKey(row[JobColumn.ID], row[JobColumn.ATTEMPT], row[JobColumn.ATTEMPTED_AT])
 
     @property
     def is_plain(self) -> bool:
-        """Whether it completed and recorded nothing, so that the plain statement stores it."""
+        """Whether it completed and recorded nothing. The plain statement stores such results."""
         return self.outcome is None and self._updates is None
 
     @property
     def event(self) -> EventKind:
-        """The kind of event that its end is: what was stored decides."""
+        """The kind of the event of its end. The stored state decides."""
         if self.outcome is None:
             return EventKind.JOB_COMPLETED
         if self.state_stored == JobState.CANCELLED:
@@ -115,29 +118,29 @@ class Attempt(Job[Any]):
 
     @property
     def has_event(self) -> bool:
-        """Whether its end is an event: it began, or a cancel mark ended its job as it was given
-        back."""
+        """Whether its end is an event. A release before the start is none, unless the job was
+        cancelled."""
         return self.started != 0.0 or self.state_stored != self.target
 
     @property
     def is_due(self) -> bool:
-        """Whether its job is stored as one that is due now."""
+        """Whether its job is stored as `available` and due now."""
         outcome = self.outcome
         return outcome is not None and not outcome.delay and self.state_stored == JobState.AVAILABLE
 
     @property
     def target(self) -> str:
-        """The state that its end asks for."""
+        """The state that the result asks for."""
         return JobState.COMPLETED if self.outcome is None else self.outcome.state
 
     @property
     def size(self) -> int:
-        """About how many characters its result has."""
+        """The approximate number of characters of the result."""
         size = len(self.outcome.error or "") if self.outcome is not None else 0
         return size + sum(map(len, (self._updates or {}).values()))
 
     def adopt(self, row: Sequence[Any]) -> None:
-        """Take over the end that another session has given to this attempt."""
+        """Use the end that another session has stored for this attempt."""
         self.stored_row, state = row, JobState(row[JobColumn.STATE])
         self.outcome = None
         if state is not JobState.COMPLETED:
@@ -145,8 +148,8 @@ class Attempt(Job[Any]):
             self.outcome = Outcome(event=event, state=state, attempt=self.attempt, final=True)
 
     def is_stored_as(self, found: StoredOutcome) -> bool:
-        """Whether a row that stands so has this attempt's result, or what a cancel mark made
-        of it."""
+        """Whether the stored outcome is this attempt's, or that of a cancel that arrived while it
+        ran."""
         outcome, own = self.outcome, self.claim_key
         errors = len(self._row[JobColumn.ERRORS] or ())
         if outcome is None:
@@ -158,7 +161,7 @@ class Attempt(Job[Any]):
         return found == stored or (not outcome.final and found == cancelled)
 
     def timeout_error(self) -> TimeoutError:
-        """What its code ends with at its timeout."""
+        """Return the error with which the attempt ends at its timeout."""
         text = f"job exceeded its timeout of {self.timeout:g} s"
         if self.timeout_is_default:
             text += " (the client's job_timeout; give the worker a timeout of its own to change it)"
@@ -173,27 +176,27 @@ class Attempt(Job[Any]):
         self._args = args
 
     def merge_metadata(self, key: str, text: str) -> None:
-        """Merge a key of River's own into the metadata, as JSON text."""
+        """Merge a key into the metadata, with its value as JSON text. Keys of River are allowed."""
         self._merge(key, text)
 
     def drop_updates(self) -> None:
-        """Forget what was recorded: the database refuses it."""
+        """Forget the recorded metadata, which the database refuses."""
         self._updates = None
 
     @property
     def has_foreign_error(self) -> bool:
-        """Whether the entry for the job's errors has characters other than ASCII's."""
+        """Whether the error entry has characters outside ASCII."""
         return self.outcome is not None and not (self.outcome.error or "").isascii()
 
     def make_error_ascii(self) -> None:
-        """Write `?` for each character of the entry that is not ASCII."""
+        """Replace each character of the error entry that is not ASCII with `?`."""
         outcome = self.outcome
         if outcome is not None and outcome.error is not None:
             error = outcome.error.encode("ascii", "replace").decode()
             self.outcome = msgspec.structs.replace(outcome, error=error)
 
     def settlement(self, now: float) -> Settlement:
-        """What the general statement stores."""
+        """Return the values for the general statement."""
         row, outcome = self._row, self.outcome
         if outcome is None:
             attempt, final, delay, error = row[JobColumn.ATTEMPT], True, None, None
@@ -213,22 +216,22 @@ class Attempt(Job[Any]):
 
     @property
     def updates(self) -> str | None:
-        """What it recorded, to be merged into the metadata: an object as JSON text; or None."""
+        """The recorded metadata, a JSON object as text; None if nothing was recorded."""
         return _object(self._updates) if self._updates else None
 
     def merged_metadata(self) -> str:
-        """The metadata as it is after the merge, as JSON text."""
+        """Return the metadata after the merge, as JSON text."""
         text: str = self._row[JobColumn.METADATA]
         if not self._updates:
             return text
         if text.startswith("{"):
             try:
                 members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-            except RecursionError:  # nested more deeply than Python reads
+            except RecursionError:  # nested too deeply for Python
                 members = {}
             texts = {key: bytes(raw).decode() for key, raw in members.items()}
             return _object(texts | self._updates)
-        # PostgreSQL joins what is no object as the elements of an array.
+        # PostgreSQL's `||` joins a value that is not an object as elements of an array.
         elements = text[1:-1] if text.startswith("[") else text
         return f"[{', '.join(filter(None, [elements, _object(self._updates)]))}]"
 

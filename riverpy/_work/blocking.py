@@ -1,4 +1,4 @@
-"""Blocking jobs: plain functions in threads, or in processes that can be killed."""
+"""BlockingRunner: runs blocking jobs, which are plain functions, in threads or child processes."""
 
 from __future__ import annotations
 
@@ -23,19 +23,16 @@ ArgsT = TypeVarTuple("ArgsT")
 ResultT = TypeVar("ResultT")
 
 THREADS_MAX = 1_000_000
-"""More than there can be slots; a thread is made only when no other is free."""
+"""More than the number of slots. A thread is only made when no other is idle."""
 
 
 class BlockingRunner:
-    """Runs the blocking jobs of one client. A job in a slot has its thread or process at once, so
-    the slots alone bound how many there are."""
+    """Runs the blocking jobs of one client. Each job gets a thread or a process at once, so the
+    slots are the only limit."""
 
     def __init__(self, children: ChildProcesses, cancel_grace: float) -> None:
-        """
-        Args:
-            children: the client's.
-            cancel_grace: seconds between `job.cancelled` in a process and its end.
-        """
+        """`cancel_grace` is the time in seconds between setting `job.cancelled` in a process and
+        killing it."""
         self._children = children
         self._cancel_grace = cancel_grace
         self._threads: ThreadPoolExecutor | None = None
@@ -43,10 +40,11 @@ class BlockingRunner:
     async def in_thread(
         self, function: Callable[[Job[Any]], object], attempt: Attempt
     ) -> str | None:
-        """Run it in a thread, to its end: a thread cannot be stopped, so a cancellation waits for
-        it. Returns the type of the function's value.
+        """Run a function in a thread, and return the type name of its value.
 
-        What the function returned or raised counts; the cancellation only where it raised nothing.
+        A thread cannot be stopped, so a cancellation waits until the function returns. What the
+        function returned counts, and what it raised. The cancellation counts only if it raised
+        nothing.
         """
         context = contextvars.copy_context()
         future = self._run(lambda: context.run(_work, function, attempt))
@@ -54,16 +52,15 @@ class BlockingRunner:
             await _wait_done(future, attempt.set_cancelled)
             return future.result()
         finally:
-            del future  # its exception holds this frame
+            del future  # its exception refers to this frame
 
     async def in_process(
         self, function: Callable[[Job[Any]], object], attempt: Attempt
     ) -> str | None:
-        """Run it in a process of its own, which a cancellation kills: at once, or after
-        `cancel_grace` where its code uses `job.cancelled`. Returns the type of the function's value
-        when the process has ended or is idle.
+        """Run a function in a process of its own, and return the type name of its value.
 
-        What the function returned or raised before that counts, as in a thread.
+        A cancellation kills the process: at once, or after `cancel_grace` if the code uses
+        `job.cancelled`. A result from before that counts, as in a thread.
         """
         job, claim_key = pack_job(function, attempt), attempt.claim_key
         child = self._children.take(claim_key)
@@ -77,14 +74,14 @@ class BlockingRunner:
             raise asyncio.CancelledError from ended
         finally:
             self._children.release(claim_key)
-            del future  # its exception holds this frame
+            del future  # its exception refers to this frame
         for key, text in updates.items():
             attempt.merge_metadata(key, text)
         if error is not None:
             try:
                 raise error
             finally:
-                del error  # it holds this frame
+                del error  # it refers to this frame
         return returned
 
     async def _process_end(self, future: asyncio.Future[bytes], child: ChildProcess) -> None:
@@ -104,15 +101,15 @@ class BlockingRunner:
         return asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
 
     def close(self) -> None:
-        """Let idle threads and processes end. One that is still at work is left to itself."""
+        """End idle threads and processes. Busy ones keep running."""
         self._children.close()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _work(function: Callable[[Job[Any]], object], job: Job[Any]) -> str | None:
-    """Run it; returns the type of its value. As in a coroutine, StopIteration becomes an error that
-    a future can hold."""
+    """Run the function, and return the type name of its value. A StopIteration becomes a
+    RuntimeError, as in a coroutine, because a future cannot hold it."""
     try:
         return returned_type(function(job))
     except StopIteration as error:
@@ -120,8 +117,8 @@ def _work(function: Callable[[Job[Any]], object], job: Job[Any]) -> str | None:
 
 
 async def _wait_done(future: asyncio.Future[Any], cancelled: Callable[[], None]) -> None:
-    """Wait until it is done. `cancelled` is called at each cancellation meanwhile."""
-    # A cancelled scope of a middleware's would end the wait at every turn of the loop.
+    """Wait until the future is done. Call `cancelled` at each cancellation."""
+    # Without the shield, a cancelled scope of a middleware would cancel the wait again and again.
     with anyio.CancelScope(shield=True):
         while not future.done():
             try:

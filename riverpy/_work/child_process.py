@@ -1,8 +1,8 @@
-"""ChildProcess: a process that runs blocking jobs, one at a time, and ends with its worker.
+"""ChildProcess: a process that runs blocking jobs one at a time, and ends with its worker.
 
-Worker and child talk over pipes of their own. What a job writes to stdout or stderr appears on the
-worker's stderr. The child ends when the worker does: the kernel kills it (Linux), and a thread of
-the child reads the pipe, whose end is seen on every platform.
+Worker and child communicate over their own pipes. What a job writes to stdout or stderr appears on
+the worker's stderr. The child ends when the worker ends: on Linux the kernel kills it, and on every
+platform a thread of the child reads the pipe until it is closed.
 """
 
 from __future__ import annotations
@@ -34,30 +34,31 @@ if TYPE_CHECKING:
     from riverpy._work.attempt import Attempt
 
 IDLE_MAX = 300.0
-"""Seconds that a child without a job is kept."""
+"""Seconds for which an idle child is kept."""
 END_TIMEOUT = 0.4
-"""Seconds that killed children have to end, at the end of a run or of the worker."""
+"""Seconds in which killed children must end, at the end of a run or of the worker."""
 END_POLL = 0.005
 """Seconds between two checks whether a killed child has ended."""
 _PR_SET_PDEATHSIG = 1
 _LENGTH = struct.Struct("!Q")
-"""What stands before each message."""
+"""The length that precedes each message."""
 _CANCEL = b""
-"""The message to a child that its job is cancelled. Any other is a job."""
+"""The message that cancels the child's job. Every other message is a job."""
 _STARTED = b""
-"""The first message of a child about a job. The second is its result."""
+"""The first message of a child about a job. The second one is its result."""
 
 
 class ChildProcess:
-    """One child, as its worker sees it.
+    """One child, as the worker sees it.
 
-    The kernel kills the child when the thread that started it ends: make it in the thread of the
-    event loop.
+    Make it in the thread of the event loop: the kernel kills the child when the thread that started
+    it ends.
     """
 
     def __init__(self) -> None:
-        # By name, as multiprocessing does; but that refuses children in a daemonic process, as the
-        # ones of some web servers are.
+        # As multiprocessing does it. That module itself refuses to start children in a daemonic
+        # process,
+        # such as a worker of some web servers.
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; "
             f"from {__name__} import serve; serve({os.getpid()}, {_main_of_worker()!r})"
@@ -66,7 +67,8 @@ class ChildProcess:
             [get_executable(), "-u", "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # A Ctrl-C in the terminal is for the worker alone, and `kill` finds what jobs start.
+            # Ctrl-C in a terminal reaches only the worker, and `kill` ends the programs that jobs
+            # start too.
             start_new_session=True,
         )
         assert self._process.stdin is not None  # noqa: S101 (it is a pipe)
@@ -74,19 +76,19 @@ class ChildProcess:
         self._to_child, self._from_child = self._process.stdin, self._process.stdout
         self._is_working = False
         self.is_cancelled = False
-        """Whether its job was cancelled; then it takes no other."""
+        """Whether its job was cancelled. It then gets no other job."""
         self.idle_since = 0.0
         """Monotonic seconds."""
 
     def work(self, job: bytes) -> bytes:
-        """Run a job, and return its result. Blocks; called in a thread.
+        """Run a job and return its result. It blocks, so call it in a thread.
 
         Raises:
             ChildProcessError: the process has ended.
         """
         try:
             _send(self._to_child, job)
-            _receive(self._from_child)  # _STARTED: from now on the child reads what it is sent
+            _receive(self._from_child)  # _STARTED: from now on the child reads its messages
             self._is_working = True
             return _receive(self._from_child)
         except (EOFError, OSError, ValueError):
@@ -96,8 +98,8 @@ class ChildProcess:
             self._is_working = False
 
     def cancel(self) -> None:
-        """Set the `job.cancelled` of its job; a child whose job does not use it ends. Does not
-        block."""
+        """Set `job.cancelled` of its job, without blocking. A child whose job does not use it
+        ends."""
         self.is_cancelled = True
         if not self._is_working:
             self.kill()
@@ -108,22 +110,22 @@ class ChildProcess:
             self.kill()
 
     def kill(self) -> None:
-        """End the process, and the programs that it has started. Does not wait for it."""
+        """Kill the process and the programs that it started. Does not wait."""
         self.is_cancelled = True
         self._kill_group()
 
     def _kill_group(self) -> None:
-        # Not after its exit code was read: the number may be another process's then.
+        # After its exit code was read, the process id may belong to another process.
         if sys.platform != "win32" and self._process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
 
     def end(self, timeout: float) -> None:
-        """End a process that runs no job, and wait for its end, `timeout` seconds at most."""
+        """Kill an idle process, and wait at most `timeout` seconds for its end."""
         self.kill()
         for pipe in (self._to_child, self._from_child):
-            with suppress(OSError):  # what was not flushed
+            with suppress(OSError):  # unflushed data
                 pipe.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout)
@@ -135,14 +137,14 @@ class ChildProcess:
 
 
 class ChildProcesses:
-    """The children of one client: those that run jobs, and idle ones."""
+    """The busy and the idle children of one client."""
 
     def __init__(self) -> None:
         self._idle: list[ChildProcess] = []
         self._working: dict[ClaimKey, ChildProcess] = {}
 
     def take(self, claim_key: ClaimKey) -> ChildProcess:
-        """A child for an attempt: an idle one, or a new one."""
+        """Return an idle or a new child for an attempt."""
         now = time.monotonic()
         while self._idle and (self._idle[0].has_ended or now - self._idle[0].idle_since > IDLE_MAX):
             self._idle.pop(0).end(END_TIMEOUT)
@@ -151,7 +153,7 @@ class ChildProcesses:
         return child
 
     def release(self, claim_key: ClaimKey) -> None:
-        """The attempt has ended, and its child runs no job any more."""
+        """Take back the child of an attempt that ended."""
         child = self._working.pop(claim_key)
         if child.is_cancelled or child.has_ended:
             child.end(END_TIMEOUT)
@@ -169,8 +171,8 @@ class ChildProcesses:
             child.end(max(give_up_at - time.monotonic(), 0.0))
 
     async def end(self, claim_keys: Iterable[ClaimKey]) -> set[ClaimKey]:
-        """End the children that run these attempts. Returns the attempts whose child has not ended
-        after `END_TIMEOUT`. May be called from another thread and event loop."""
+        """Kill the children of these attempts. Returns the attempts whose child is still running
+        after `END_TIMEOUT`. It may be called in another thread and event loop."""
         left = {
             claim_key: child for claim_key in claim_keys if (child := self._working.get(claim_key))
         }
@@ -195,7 +197,7 @@ def _describe_exit(exit_code: int) -> str:
 
 
 def _main_of_worker() -> dict[str, str]:
-    """How a child finds the worker's main module, which functions of jobs may be in."""
+    """Return how a child finds the worker's main module, which may contain functions of jobs."""
     main = sys.modules["__main__"]
     spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if spec is not None:
@@ -203,7 +205,7 @@ def _main_of_worker() -> dict[str, str]:
     return {} if path is None else {"init_main_from_path": str(Path(path).absolute())}
 
 
-# -- in the worker and in the child
+# -- worker and child
 
 
 def _send(pipe: IO[bytes], message: bytes) -> None:
@@ -212,7 +214,7 @@ def _send(pipe: IO[bytes], message: bytes) -> None:
 
 
 def _receive(pipe: IO[bytes]) -> bytes:
-    """The next message.
+    """Return the next message.
 
     Raises:
         EOFError: the other side has ended.
@@ -232,7 +234,7 @@ def _read(pipe: IO[bytes], size: int) -> bytes:
 
 
 def pack_job(function: Callable[[Job[Any]], object], attempt: Attempt) -> bytes:
-    """What a child needs to run the attempt.
+    """Return what a child needs to run the attempt.
 
     Raises:
         Exception: the function or the args cannot be pickled.
@@ -241,16 +243,16 @@ def pack_job(function: Callable[[Job[Any]], object], attempt: Attempt) -> bytes:
 
 
 def unpack_result(result: bytes) -> tuple[dict[str, str], str | None, BaseException | None]:
-    """What the job recorded, as JSON texts, the type of the value that its function returned, and
-    what it raised."""
+    """Return the recorded metadata as JSON texts, the type name of the returned value, and the
+    raised error."""
     return pickle.loads(result)  # noqa: S301 (our own child's)
 
 
-# -- in the child
+# -- child
 
 
 class _ChildJob(Job[Any]):
-    """The job as the child sees it."""
+    """The job in the child."""
 
     __slots__ = ()
 
@@ -263,7 +265,7 @@ class _ChildJob(Job[Any]):
 
     @property
     def uses_cancelled(self) -> bool:
-        """Whether its code has read `cancelled`."""
+        """Whether the code has read `cancelled`."""
         return hasattr(self, "_cancelled")
 
     def set_cancelled(self) -> None:
@@ -272,16 +274,16 @@ class _ChildJob(Job[Any]):
 
 
 class _Inbox:
-    """What the worker sends: read by a thread, which also ends the child with the worker."""
+    """Reads the worker's messages in a thread, and ends the child with the worker."""
 
     def __init__(self, from_worker: IO[bytes], to_worker: IO[bytes]) -> None:
         self._from_worker, self._to_worker = from_worker, to_worker
         self.jobs: SimpleQueue[bytes] = SimpleQueue()
         self.job: _ChildJob | None = None
-        """The one that runs."""
+        """The running job."""
 
     def read(self) -> None:
-        """Read until the worker ends, then end the process."""
+        """Read messages until the worker ends, then end the process."""
         while True:
             try:
                 message = _receive(self._from_worker)
@@ -290,7 +292,7 @@ class _Inbox:
             if message == _CANCEL:
                 self._cancel()
             else:
-                _send(self._to_worker, _STARTED)  # nothing else is sent before the job begins
+                _send(self._to_worker, _STARTED)  # nothing else is sent before the job starts
                 self.jobs.put(message)
 
     def _cancel(self) -> None:
@@ -301,7 +303,7 @@ class _Inbox:
 
 
 def serve(worker_pid: int, main: dict[str, str]) -> None:
-    """Run jobs until the worker ends: what a child does."""
+    """Run jobs until the worker ends. This is the main function of a child."""
     _end_with_thread_of(worker_pid)
     from_worker, to_worker = _take_pipes()
     inbox = _Inbox(from_worker, to_worker)
@@ -313,8 +315,8 @@ def serve(worker_pid: int, main: dict[str, str]) -> None:
 
 
 def _take_pipes() -> tuple[IO[bytes], IO[bytes]]:
-    """The pipes from and to the worker, under other numbers: what code of a job, and programs that
-    it starts, write to stdout goes to stderr, which is the worker's."""
+    """Return the pipes from and to the worker, moved to other file descriptors. The job and the
+    programs that it starts then write their stdout to stderr, which is the worker's."""
     pipes = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -324,26 +326,28 @@ def _take_pipes() -> tuple[IO[bytes], IO[bytes]]:
 
 
 def _end_with_thread_of(worker_pid: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends."""
+    """Make the kernel kill this process when the thread that started it ends."""
     if sys.platform != "linux":
         return
     import ctypes
 
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # where it fails the pipe remains
-    if os.getppid() != worker_pid:  # it had ended before
+    ctypes.CDLL(None).prctl(
+        _PR_SET_PDEATHSIG, signal.SIGKILL
+    )  # if this fails, the closed pipe ends the process
+    if os.getppid() != worker_pid:  # it has already ended
         _exit_with_children()
 
 
 def _exit_with_children() -> NoReturn:
-    """End this process, and the programs that its job has started."""
+    """Kill this process and the programs that its job started."""
     if sys.platform != "win32" and os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 
 def _work(packed: bytes, inbox: _Inbox) -> bytes:
-    """Run a job; returns what it recorded, the type of its value, and what it raised with its
-    traceback as a note, since a traceback cannot be pickled."""
+    """Run a job. Returns its metadata, the type name of its value, and its error. The traceback is
+    a note of the error, because a traceback cannot be pickled."""
     # This imports user code, which may take long.
     function, row, args = pickle.loads(packed)  # noqa: S301 (our own worker's)
     job = inbox.job = _ChildJob(row, args)
@@ -360,7 +364,7 @@ def _work(packed: bytes, inbox: _Inbox) -> bytes:
 
 
 def _portable(error: BaseException) -> BaseException:
-    """The error, or one that says the same where it cannot be pickled and read back."""
+    """Return the error, or a RuntimeError with its text if it cannot be pickled and unpickled."""
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 (our own bytes)
     except Exception:

@@ -1,4 +1,4 @@
-"""What a client writes about itself into its row of `riverpy_client`."""
+"""ClientStatusReporter: writes the state of a client into its row of `riverpy_client`."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ if TYPE_CHECKING:
     from riverpy._work.running_attempts import RunningAttempts
 
 INTERVAL = 1.0
-"""Seconds between two looks at whether there is something new."""
+"""Seconds between two checks for changes."""
 RETRY = 30.0
-"""The same after the database did not take it."""
+"""Seconds until the next attempt after an error of the database."""
 TIMEOUT = 2.0
 STUCK_MAX = 1_000
-"""Stuck jobs that are named."""
+"""Stuck jobs that are written, at most."""
 ASIDE_MAX = 20
-"""Rows that are set aside, and named: those that have been for longest."""
+"""Set-aside rows that are written, at most. The oldest come first."""
 ERROR_LENGTH = 200
 """Characters of the error of each."""
 
 
 class _Status(NamedTuple):
-    """What the row is to say."""
+    """The values of the row."""
 
     slots: list[int]
-    """With those that were given for stuck jobs."""
+    """Slots of each queue, including those that were given away by stuck jobs."""
     stuck: list[int]
-    """Ids of jobs."""
+    """Job ids."""
     aside: list[SetAsideRow]
     aside_count: int
     contacts: int
-    """Which contact with the server it is."""
+    """The number of the current contact with the server."""
     is_stopping: bool
 
 
 class ClientStatusReporter:
-    """Tells at the start of a run, then only when something has changed, or the row may be another:
-    one of a client that gave no sign of life for minutes is forgotten, and then made anew."""
+    """Writes the state at the start of a run and after each change. It writes it again after a
+    reconnect, because the row may be new: a row without a heartbeat is deleted."""
 
     name = "client status reporter"
 
@@ -70,11 +70,11 @@ class ClientStatusReporter:
 
         Args:
             run: the context of the run.
-            running: the jobs that run.
-            set_aside: lists the rows that the client has set aside.
-            has_state: the row has columns for the state and for the rows that are set aside.
-            is_marked: write that the client supports domains. A client in a domain other than
-                `default` shows that by its settings.
+            running: the running jobs.
+            set_aside: returns the rows that the client has set aside.
+            has_state: the table has columns for the state and for set-aside rows.
+            is_marked: write that the client supports domains. Only a client of the domain `default`
+                needs this mark.
         """
         self._running, self._heartbeat, self._set_aside = running, run.heartbeat, set_aside
         self._connection, self._schema = run.connections.reserved, run.schema
@@ -86,13 +86,13 @@ class ClientStatusReporter:
         self._log = get_logger()
 
     def stopping(self) -> None:
-        """A stop has begun: say so at once, so that the client does not count as one that could
-        become leader."""
+        """Write at once that the client is stopping, so that it no longer counts as a leader
+        candidate."""
         self._is_stopping = True
         self._wake.set()
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Tell until stopped."""
+        """Report until stopped."""
         delay = await self._report()
         task_status.started()
         while True:
@@ -103,7 +103,7 @@ class ClientStatusReporter:
             delay = await self._report()
 
     async def _report(self) -> float:
-        """Tell what is new. Returns the seconds until the next look."""
+        """Write what has changed. Returns the seconds until the next check."""
         now = self._current()
         registered_at = self._heartbeat.registered_at
         if now == self._reported or registered_at is None:
@@ -139,7 +139,7 @@ class ClientStatusReporter:
                         client_id=self._client_id,
                         registered_at=registered_at,
                     )
-        except DATABASE_ERRORS as error:  # it is for people to see: nothing waits for it
+        except DATABASE_ERRORS as error:  # only people read it, so it can wait
             self._log.debug(CLIENT_STATUS_REPORT_FAILED, error=describe(error))
             return RETRY
         self._reported = now

@@ -1,8 +1,9 @@
-"""Completer: stores what became of attempts, by group commit.
+"""Completer: stores the results of attempts by group commit.
 
-One statement is in flight; what ends meanwhile rides the next. A result stays here until the
-database has stored it, or says that the attempt is no longer ours. A lost connection only delays
-results. A row that is locked, refused or slow delays no other result by more than its own try.
+One statement is in flight. Results that arrive during it go with the next one. A result stays here
+until the database has stored it, or until the attempt no longer belongs to this client. A lost
+connection only delays results. A row that is locked, refused or slow delays other results by at
+most one attempt to store it.
 """
 
 from __future__ import annotations
@@ -51,27 +52,28 @@ if TYPE_CHECKING:
     from riverpy._work.run_context import RunContext
 
 BATCH_MAX = 5_000
-"""Results in one statement."""
+"""Results in one statement, at most."""
 BACKLOG_MAX = 10_000
-"""Results that may wait, or twice the slots if that is more; then claiming waits."""
+"""Results that may wait, or twice the slots if that is more. Above that, claiming waits."""
 STATEMENT_SIZE_MAX = 8 * 1024 * 1024
-"""Characters of outputs and errors in one statement, unless one result alone has more."""
+"""Characters of outputs and errors in one statement. A single larger result is still sent."""
 STATEMENT_TIMEOUT = 10.0
 """Seconds for one statement."""
 LOCKED_RETRY_MIN = timedelta(milliseconds=100)
 LOCKED_RETRY_MAX = timedelta(seconds=2)
 LOCK_LOG_DELAY = 1.0
-"""Seconds after the end of an attempt from which on it is said that somebody locks its row."""
+"""Seconds after the end of an attempt from which a locked row is logged."""
 LOCKED = "another transaction holds locks on the rows: see `riverpy doctor`"
 RETRY_MIN = timedelta(milliseconds=20)
 RETRY_MAX = timedelta(seconds=2)
 UNSTORABLE_RETRY_DELAY = 60.0
-"""Seconds until a job runs again whose result the database refused."""
+"""Seconds until a job is retried whose result the database refused."""
 _DELETED = jobs.StoredOutcome(jobs.ClaimKey(0, 0, 0), "deleted", 0)
 
 
 class Completer:
-    """Stores results in the order of their end, as far as the database lets it."""
+    """Stores results in the order in which attempts end, unless the database delays some of
+    them."""
 
     def __init__(
         self,
@@ -89,20 +91,19 @@ class Completer:
         self._settled = self._sender(_fitting)
         """Attempts that did not simply complete."""
         self._locked: list[Attempt] = []
-        """Attempts whose rows another transaction has locked."""
+        """Attempts whose rows are locked by another transaction."""
         self._locked_backoff = Backoff(LOCKED_RETRY_MIN, LOCKED_RETRY_MAX)
         self._locked_until = 0.0
         """When the locked rows are tried again; monotonic seconds."""
         self._logged: set[Attempt] = set()
-        """Results that the log says are not stored."""
+        """Results that were logged as not stored."""
         self._queues_to_notify: set[str] = set()
-        """Queues with a job that is due again, of which their clients are not told yet."""
+        """Queues with a job that is available again, before their clients are notified."""
         self._backoff = Backoff(RETRY_MIN, RETRY_MAX)
         self._ready, self._drained, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._closing = False
         self._is_cancelled = False
-        """Whether the task that stores was cancelled, as each task is at the end of the event
-        loop."""
+        """Whether the task was cancelled, as each task is at the end of the event loop."""
         self._scope = anyio.CancelScope(shield=True)
         self._log = get_logger()
         self._limited_log = self._log.limited()
@@ -112,7 +113,7 @@ class Completer:
         return BatchSender(
             BatchStatement(self._store, row_id=_by_id, key=id, fitting=fitting),
             size=BatchSize(BATCH_MAX, STATEMENT_TIMEOUT),
-            aside=SetAside(),  # limited as all results are
+            aside=SetAside(),  # the backlog limit applies
             set_aside=self._set_aside,
             too_slow=self._too_slow,
         )
@@ -123,23 +124,22 @@ class Completer:
 
     @property
     def unstored(self) -> set[Attempt]:
-        """Attempts that ended and whose results are not stored yet."""
+        """The attempts that ended and whose results are not stored yet."""
         waiting = {*self._locked, *self._plain.rows, *self._settled.rows}
         return {attempt for attempt in waiting if not attempt.stored}
 
     @property
     def waiting(self) -> int:
-        """How many results wait, without those of a statement that runs."""
+        """The number of waiting results, without those in the running statement."""
         return len(self._plain) + len(self._settled) + len(self._locked)
 
     @property
     def set_aside(self) -> list[SetAsideEntry[Attempt]]:
-        """The results that the database refuses, or takes too long for, and that are tried
-        again."""
+        """The results that the database refuses or is too slow for. They are tried again."""
         return [*self._plain.aside.entries, *self._settled.aside.entries]
 
     def add(self, attempt: Attempt) -> None:
-        """Take an attempt that ended. It neither waits nor fails."""
+        """Add an attempt that ended. It never waits and never fails."""
         self._enqueue(attempt)
         self._ready.set()
 
@@ -147,7 +147,7 @@ class Completer:
         (self._plain if attempt.is_plain else self._settled).add(attempt)
 
     async def wait_for_room(self) -> None:
-        """Return when few enough results wait to claim more."""
+        """Wait until few enough results are waiting to claim more jobs."""
         while self.waiting > self._backlog_max:
             self._drained.clear()
             await self._drained.wait()
@@ -156,8 +156,10 @@ class Completer:
     async def running(
         self, wait: Callable[[asyncio.Event], Awaitable[None]]
     ) -> AsyncGenerator[None]:
-        """Store results meanwhile; on leaving, store what is left until `wait` returns. It is given
-        the event that all is stored, and is not cancelled."""
+        """Store results during the block, and then what is left until `wait` returns.
+
+        `wait` receives an event that is set when everything is stored, and is not cancelled.
+        """
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._run, name="riverpy completer")
             try:
@@ -186,8 +188,8 @@ class Completer:
             self._ended.set()
 
     async def _run_again(self, wait: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-        """Store what is left after all tasks of the event loop were cancelled. The caller runs it
-        in a new task, which is not one of them."""
+        """Store what is left after all tasks of the event loop were cancelled. The caller runs this
+        in a new task, which was not cancelled."""
         self._ended, self._scope = asyncio.Event(), anyio.CancelScope(shield=True)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._run, name="riverpy completer")
@@ -229,16 +231,18 @@ class Completer:
         except DATABASE_ERRORS as error:
             self._log.debug(JOB_RESULT_BATCH_FAILED, error=describe(error))
             await anyio.sleep(self._backoff.next())
-        except Exception:  # results outlive even a fault of ours
+        except Exception:  # results must survive a fault of riverpy too
             self._log.exception(JOB_RESULT_BATCH_FAILED)
             await anyio.sleep(self._backoff.next())
         else:
             self._backoff.reset()
 
     async def _notify_queues(self) -> None:
-        """Tell other clients of jobs that they can work now. Apart from the results: until these
-        are on disk, their commit would hold the lock that NOTIFY takes, and it could fail to have
-        it. Where it fails the next flush tries again, or a poll finds the jobs."""
+        """Notify the clients of queues that have jobs available again.
+
+        This is a separate statement: NOTIFY takes a lock until its commit is on disk, and it may
+        fail. After a failure the next flush tries again, or a poll finds the jobs.
+        """
         try:
             async with self._connection.use(
                 "telling of jobs that are due again", STATEMENT_TIMEOUT
@@ -252,10 +256,10 @@ class Completer:
             self._queues_to_notify.clear()
 
     async def _store(self, attempts: list[Attempt]) -> None:
-        """Store attempts that are all plain or all not, or put those aside whose rows are locked.
+        """Store results, either only plain completions or none. Results of locked rows are kept.
 
         Raises:
-            Exception: one of DATABASE_ERRORS; none is stored.
+            Exception: one of DATABASE_ERRORS; nothing was stored.
         """
         attempts.sort(key=_by_id)  # so that two bulk statements cannot deadlock
         are_plain = attempts[0].is_plain
@@ -277,7 +281,7 @@ class Completer:
         self._stored(stored)
 
     def _set_aside(self, attempt: Attempt, error: Exception) -> None:
-        """A result fails alone."""
+        """Log a result that fails alone."""
         self._log_delayed([attempt], describe(error), is_slow=cause_of(error) is Cause.TIME)
 
     def _log_delayed(self, attempts: list[Attempt], error: str, *, is_slow: bool = False) -> None:
@@ -290,13 +294,13 @@ class Completer:
         )
 
     def _log_recovery(self, attempts: list[Attempt]) -> None:
-        """These are stored or no longer ours, unless they are locked."""
+        """Log that no result is delayed any more, once all of them are stored or refused."""
         self._logged.difference_update(set(attempts).difference(self._locked))
         if not self._logged:
             self._log.info(REJECTED_JOB_RESULTS_STORED)
 
     def _too_slow(self, rows: int, error: Exception) -> None:
-        """A batch took too long, and is sent in parts."""
+        """Log that a batch took too long. It is sent in smaller parts."""
         if self._connection.is_outage_told:
             return
         self._limited_log.warning(
@@ -306,8 +310,7 @@ class Completer:
         )
 
     def _hold_locked(self, attempts: list[Attempt]) -> None:
-        """Keep results whose rows another transaction has locked, most for a moment only. The log
-        names them once they wait for long, and not the rows that are locked later with them."""
+        """Keep results of locked rows. Those that wait for long are logged once."""
         now = time.monotonic()
         late = [attempt for attempt in attempts if now - attempt.ended >= LOCK_LOG_DELAY]
         if late and self._logged.isdisjoint(attempts):
@@ -315,8 +318,11 @@ class Completer:
         self._locked += attempts
 
     def _replace(self, attempt: Attempt, error: Exception) -> None:
-        """Have a plain failure stored in place of a result that the database refuses; or the same
-        result with an error in ASCII alone, where the database lacks a character of it."""
+        """Replace a result that the database refuses with a plain failure.
+
+        If the database cannot encode a character of the error, the same result is stored with an
+        error in ASCII.
+        """
         if is_untranslatable(error) and attempt.has_foreign_error:
             attempt.make_error_ascii()
             self._settled.add(attempt)
@@ -335,7 +341,7 @@ class Completer:
         self._settled.add(attempt)
 
     async def _send(self, attempts: list[Attempt], *, skip_locked: bool) -> list[Attempt]:
-        """Send the results; returns the attempts whose results are stored now."""
+        """Send the results, and return the attempts whose results are stored now."""
         async with self._connection.use("storing job results", STATEMENT_TIMEOUT) as connection:
             if not skip_locked:
                 states = await self._write(connection, attempts)
@@ -360,7 +366,7 @@ class Completer:
             return await self._write(connection, unlocked) if unlocked else {}
 
     async def _write(self, connection: Connection, attempts: list[Attempt]) -> dict[int, str]:
-        """Send one statement; returns the state of each row that took its result."""
+        """Send one statement, and return the stored state by job id."""
         now = time.monotonic()
         if not attempts[0].is_plain:
             settlements = [attempt.settlement(now) for attempt in attempts]
@@ -377,12 +383,12 @@ class Completer:
     async def _check(
         self, connection: Connection, attempts: list[Attempt], states: dict[int, str]
     ) -> list[Attempt]:
-        """Find out about rows that did not take their result. Returns the attempts whose results
-        are stored.
+        """Handle rows that did not take their result. Returns the attempts whose results are
+        stored.
 
-        A row that carries our own result was stored by a statement whose answer was lost; one that
-        still runs with our claim key is locked by another session's open transaction, and is tried
-        again later. One that another session made final during the attempt keeps that end.
+        If a row has our own result, an earlier statement stored it and its answer was lost. If a
+        row is still running with our claim key, another transaction has locked it, and we try again
+        later. If another session made the job final during the attempt, that end stays.
         """
         missing = [attempt.id for attempt in attempts if attempt.id not in states]
         found = await jobs.job_stored_outcomes(connection, self._schema, missing)
@@ -422,8 +428,8 @@ class Completer:
         )
 
     async def _end_late(self, connection: Connection, attempts: list[Attempt]) -> list[Attempt]:
-        """End attempts whose rows are final: what they recorded is merged, all else stays as it is.
-        Returns those whose rows are locked."""
+        """Merge the recorded metadata into rows that are already final. Returns the attempts whose
+        rows are locked."""
         rows = await jobs.job_merge(
             connection,
             self._schema,
@@ -445,7 +451,7 @@ class Completer:
 
 
 def _fitting(attempts: list[Attempt]) -> int:
-    """How many of the first attempts have results that one statement can carry in its time."""
+    """Return how many of the first results one statement can carry in its time."""
     size = 0
     for index, attempt in enumerate(attempts):
         size += attempt.size

@@ -1,4 +1,4 @@
-"""Counters: what a client's worker has done, counted where it costs next to nothing a job."""
+"""Counters: count the work of a client at almost no cost per job."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
     from riverpy._work.attempt import Attempt
 
-# A kind has at most 20 series in a metrics store: 6 of its ends, and these bounds and 3 more.
+# Each kind has at most 20 series in a metrics store: 6 outcomes, these buckets and 3 more.
 RUN_BOUNDS = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 600.0, 3600.0)
 WAIT_BOUNDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600)
 CLAIM_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 BATCH_BOUNDS = (0, 1, 2, 5, 10, 25, 50, 100, 250, 500, 1000)
 LAG_BOUNDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 FAILING_MAX = 10
-"""Kinds of which an error text is kept for the next line of the log."""
+"""Kinds for which the next log event has an error text."""
 _KIND, _QUEUE, _ATTEMPTED_AT = JobColumn.KIND, JobColumn.QUEUE, JobColumn.ATTEMPTED_AT
 _CREATED_AT, _SCHEDULED_AT = JobColumn.CREATED_AT, JobColumn.SCHEDULED_AT
 
 
 class HistogramBuilder:
-    """A histogram that is being filled."""
+    """A mutable histogram."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -43,12 +43,12 @@ class HistogramBuilder:
         self.sum += value
 
     def histogram(self) -> Histogram:
-        """As it is now."""
+        """Return the current histogram."""
         return Histogram(self.bounds, tuple(self.counts), self.sum)
 
 
 class KindCounters:
-    """The ends of one kind."""
+    """Counts the ended attempts of one kind."""
 
     __slots__ = ("completed", "discarded", "others", "runs")
 
@@ -58,7 +58,7 @@ class KindCounters:
         self.runs = HistogramBuilder(RUN_BOUNDS)
 
     def stats(self) -> KindStats:
-        """As they are now."""
+        """Return the current counts."""
         others = self.others
         return KindStats(
             completed=self.completed,
@@ -72,7 +72,7 @@ class KindCounters:
 
 
 class QueueCounters:
-    """The claims and waits of one queue."""
+    """Counts the claims and waiting times of one queue."""
 
     __slots__ = ("batches", "claim_failures", "claims", "waits")
 
@@ -82,14 +82,13 @@ class QueueCounters:
         self.claim_failures = 0
 
     def claimed(self, jobs: int, seconds: float) -> None:
-        """A claim succeeded."""
+        """Count a successful claim."""
         self.claims.add(seconds)
         self.batches.add(jobs)
 
 
 class Counters:
-    """All of one run. What never happens is told of too: they begin at zero for each kind and
-    queue."""
+    """The counters of one run. Each kind and each queue starts at zero."""
 
     def __init__(self, kinds: Iterable[str], queues: Iterable[str]) -> None:
         self._unknown = KindCounters()
@@ -98,11 +97,12 @@ class Counters:
         self.loop_lag = HistogramBuilder(LAG_BOUNDS)
         self.results_refused = 0
         self.failing: dict[str, tuple[int, str]] = {}
-        """Of the kinds that failed since `take_failures`, how often and an error entry, as JSON."""
+        """By kind that failed since the last `take_failures`: the number of failures and one error
+        entry as JSON."""
         self.more_failing_kinds: set[str] = set()
-        """More such kinds."""
+        """Failing kinds beyond `FAILING_MAX`."""
         self.failed = asyncio.Event()
-        """Set while there are any."""
+        """Set while there are failures to log."""
 
     def ended(self, attempts: list[Attempt]) -> None:
         """Count attempts whose results were stored."""
@@ -110,7 +110,7 @@ class Counters:
         unknown, place = self._unknown, bisect_left
         for attempt in attempts:
             started = attempt.started
-            if not started:  # given back: it did not begin
+            if not started:  # released before its start
                 continue
             row = attempt.columns()
             kind = kinds.get(row[_KIND], unknown)
@@ -148,7 +148,7 @@ class Counters:
             self.more_failing_kinds.add(UNKNOWN_KINDS if kind is self._unknown else name)
 
     def take_failures(self) -> tuple[dict[str, tuple[int, str]], int]:
-        """The kinds that failed since the last call, and how many more there were."""
+        """Return and reset the failing kinds, and the number of further kinds."""
         taken = self.failing, len(self.more_failing_kinds)
         self.failing, self.more_failing_kinds = {}, set()
         self.failed.clear()
