@@ -1,4 +1,4 @@
-"""Failures: what an exception that came out of a job says, and the entry that is stored for it."""
+"""Failures: the texts of an exception that a job raised, the stored error entry, and its class."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRACE_FRAMES_MAX = 100
 TRACE_ENTRY_LENGTH_MAX = 1024
 """Characters of one frame, or of the exception's own line, in a trace."""
 TRACE_LENGTH_MAX = 32 * 1024
-"""Characters of a trace that are stored; the end is kept."""
+"""Characters of a stored trace. The end is kept."""
 OWN_FILES = {
     concurrent.futures.thread.__file__,
     *(
@@ -29,46 +29,46 @@ OWN_FILES = {
     ),
     str(Path(__file__).parent.with_name("_middleware_chain.py")),
 }
-"""Whose frames stand before a job's own."""
+"""The files whose frames come before the frames of a job."""
 _UNSTORABLE = dict.fromkeys([0, *range(0xD800, 0xE000)], "\ufffd")
 """NUL and lone surrogates, which PostgreSQL refuses, become the replacement character."""
 
 Ending: TypeAlias = Literal["completed", "snoozed", "cancelled", "stopped", "failed"]
-"""Stopped: by a cancel or a stop that came from outside."""
+"""`stopped` means: by a cancel or a stop from outside."""
 ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 
 def storable(text: str) -> str:
-    """`text` with what PostgreSQL cannot store replaced."""
+    """Return the text with characters replaced that PostgreSQL cannot store."""
     return text.translate(_UNSTORABLE)
 
 
 def error_text(error: BaseException) -> str:
-    """The type and the message of the exception, as they can be stored."""
+    """Return the type and the message of the exception, as they can be stored."""
     return storable(typed_text(error))
 
 
 def message_text(error: BaseException) -> str:
-    """The message alone, as it can be stored; the type if there is none."""
+    """Return the message alone, as it can be stored, or the type if there is no message."""
     return storable(message(error)) or type(error).__name__
 
 
 def trace_text(error: BaseException) -> str:
-    """The traceback from the user's first frame on, without local variables; its start is cut if it
-    is long."""
+    """Return the traceback from the first frame of user code, without local variables. A long one
+    loses its start."""
     first = error.__traceback__
     while first is not None and first.tb_frame.f_code.co_filename in OWN_FILES:
         first = first.tb_next
     try:
         lines = traceback.format_exception(type(error), error, first, limit=-TRACE_FRAMES_MAX)
-    except BaseException:  # formatting runs code of the user's
+    except BaseException:  # formatting runs user code
         return ""
     text = "".join(cut(line, TRACE_ENTRY_LENGTH_MAX, end="\n") for line in lines)
     return storable(text[-TRACE_LENGTH_MAX:])
 
 
 def error_entry(*, attempt: int, seconds_ago: float, error: str, trace: str) -> str:
-    """One element of a job's errors, as JSON. Its time is the start of the attempt."""
+    """Return one element of a job's errors as JSON. Its time is the start of the attempt."""
     at = datetime.now(UTC) - timedelta(seconds=seconds_ago)
     entry = {
         "at": json_time(at),
@@ -80,12 +80,12 @@ def error_entry(*, attempt: int, seconds_ago: float, error: str, trace: str) -> 
 
 
 def find(error: BaseException, wanted: type[ErrorT]) -> ErrorT | None:
-    """The exception itself, or one inside its groups, of this type."""
+    """Return the exception itself, or one inside its groups, if it has this type."""
     return next((leaf for leaf in leaves(error) if isinstance(leaf, wanted)), None)
 
 
 def is_cancellation(error: BaseException) -> bool:
-    """Whether this is a cancellation and nothing else: a group counts only if all of it is."""
+    """Whether this is only a cancellation. Of a group, all exceptions must be cancellations."""
     return all(isinstance(leaf, asyncio.CancelledError) for leaf in leaves(error))
 
 
@@ -102,7 +102,7 @@ def deciding_error(error: BaseException) -> BaseException:
 
 
 def ending(error: BaseException | None) -> Ending:
-    """Return how an attempt ends whose code, or whose middleware, ends with this error.
+    """Return how an attempt ends if its code or its middleware ends with this error.
 
     A cancel of the job, hooks and outer middleware may still change that.
     """

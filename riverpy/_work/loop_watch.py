@@ -1,7 +1,7 @@
-"""LoopWatch: sees that the event loop is blocked, and tells which job does it.
+"""LoopWatch: detects that the event loop is blocked, and names the job that blocks it.
 
-A job that computes or waits without `await` stops all else in its process: other jobs, signs of
-life, the lease. The loop cannot tell of that itself, so a thread looks whether it still turns.
+A job that computes or waits without `await` blocks everything in its process: other jobs, the
+heartbeat, the lease. The blocked loop cannot log this, so a thread checks whether it still runs.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from riverpy.job import Job
 
 CHECK_INTERVAL = 0.5
-"""Seconds between two signs of the loop, and between two looks of the thread."""
+"""Seconds between two turns of the watch in the loop, and between two checks of the thread."""
 BLOCKED_AFTER = 1.0
-"""Seconds that a sign may be late until the loop counts as blocked."""
+"""Seconds that a turn may be late before the loop counts as blocked."""
 FRAMES_MAX = 4
-"""Places in the code that are named, from the innermost on."""
+"""Code positions that are logged, starting with the innermost."""
 _OUTER_FILES = OWN_FILES | {asyncio.events.__file__, asyncio.runners.__file__}
-"""What stands around a job's code."""
+"""The files around the code of a job."""
 
 
 class LoopWatch:
-    """Watches the loop that it runs in. It logs once when the loop is blocked, and once, with the
-    length, when it runs again."""
+    """Watches the loop in which it runs. It logs once that the loop is blocked, and once for how
+    long it was."""
 
     name = "loop watch"
 
@@ -49,14 +49,14 @@ class LoopWatch:
         """Make it.
 
         Args:
-            running: whose jobs may be what blocks the loop.
-            turned: told at each turn how many seconds late it is.
+            running: the jobs that may block the loop.
+            turned: called at each turn with the seconds that it is late.
         """
         self._running, self._late = running, turned
         self._turned = 0.0
-        """When the loop gave its last sign; monotonic seconds."""
+        """The time of the last turn; monotonic seconds."""
         self._logged_turn = 0.0
-        """The last sign before the stall that the log has a line about."""
+        """The turn before the last blocking that was logged."""
         self._blocking_job: dict[str, object] = {}
         self._log = get_logger()
 
@@ -80,7 +80,8 @@ class LoopWatch:
             ended.set()
 
     def _turn(self) -> None:
-        """The loop runs. This is told from here: the thread may not have run meanwhile either."""
+        """Record a turn of the loop. The end of a blocking is logged here, since the thread may not
+        have run either."""
         now = time.monotonic()
         blocked = now - self._turned - CHECK_INTERVAL
         self._turned = now
@@ -92,8 +93,11 @@ class LoopWatch:
     def _watch(
         self, loop: asyncio.AbstractEventLoop, thread_id: int, ended: threading.Event
     ) -> None:
-        """The thread. A process that stood still as a whole, as when it is frozen, has nobody to
-        blame; one in which C code kept the interpreter for itself has used its processor."""
+        """Check the loop, in a thread.
+
+        If the whole process was frozen, it used no processor time, and nothing is logged. If C code
+        held the interpreter lock, the process used its processor.
+        """
         checked_at, used = time.monotonic(), time.process_time()
         while not ended.wait(CHECK_INTERVAL):
             now, use = time.monotonic(), time.process_time()
@@ -104,7 +108,7 @@ class LoopWatch:
             blocked = now - turned - CHECK_INTERVAL
             if blocked > BLOCKED_AFTER and not stood_still and turned != self._logged_turn:
                 blocking_job = self._describe_loop(loop, thread_id)
-                if turned != self._turned:  # it was not that
+                if turned != self._turned:  # the loop runs again, so this was not the reason
                     continue
                 self._logged_turn, self._blocking_job = turned, blocking_job
                 self._log.warning(
@@ -115,7 +119,7 @@ class LoopWatch:
                 )
 
     def _describe_loop(self, loop: asyncio.AbstractEventLoop, thread_id: int) -> dict[str, object]:
-        """What runs in the loop now: the job, and where its code is."""
+        """Return what runs in the loop now: the job and its code position."""
         found: dict[str, object] = {}
         job = self._job(asyncio.current_task(loop))
         if job is not None:
@@ -125,9 +129,9 @@ class LoopWatch:
         return found | {"at": " < ".join(places)}
 
     def _job(self, task: asyncio.Task[Any] | None) -> Job[Any] | None:
-        """The job that the task is of: its own task or, where Python tells (from 3.12 on), one that
-        it has made."""
-        if task is None:  # a callback
+        """Return the job of a task: the job's own task or, from Python 3.12 on, a task that the job
+        made."""
+        if task is None:  # a callback runs
             return None
         for attempt in self._running:
             if attempt.task is task:
@@ -137,7 +141,7 @@ class LoopWatch:
 
 
 def _places(frame: FrameType | None) -> list[str]:
-    """Where the code is, the innermost place first, as far as it is the job's."""
+    """Return the code positions of the job, the innermost first."""
     places: list[str] = []
     while frame is not None and frame.f_code.co_filename not in _OUTER_FILES:
         code = frame.f_code

@@ -1,4 +1,4 @@
-"""Metrics: hands what is measured to the metric_emit hooks of a client."""
+"""Metrics: calls the metric_emit hooks of a client."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class Metrics:
-    """The metric_emit hooks of one run. What they raise is logged, and is nobody's failure."""
+    """The metric_emit hooks of one run. Their errors are logged and have no other effect."""
 
     def __init__(self, hooks: Sequence[HookMetricEmit]) -> None:
         log = get_logger()
         self._hooks = [(hook, RepeatedFailureLog(log)) for hook in hooks]
 
     def claimed(self, queue: str, count: int, seconds: float) -> None:
-        """A claim brought so many jobs, and took so long."""
+        """Emit the number of jobs and the seconds of a claim."""
         if self._hooks:
             duration = timedelta(seconds=seconds)
             self._emit(JobGetAvailableDuration(queue=queue, duration=duration))

@@ -4,8 +4,8 @@
       the client's middleware, then that of the args class
         work_begin hooks · decoding · the job's code · work_end hooks
 
-The timeout counts from the decoding to the last work_end hook. Those that it leaves to be called
-have `LATE_HOOK_TIMEOUT` each.
+The timeout counts from the decoding to the last work_end hook. Each hook that is called after the
+timeout has `LATE_HOOK_TIMEOUT`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from riverpy.worker import WorkUnit
 
 LATE_HOOK_TIMEOUT = 10.0
-"""Seconds that each work_end hook has which is called after the timeout."""
+"""Seconds for each work_end hook that is called after the timeout."""
 _STOPS = {StopCause.JOB_CANCELLED, StopCause.HARD_STOP}
 
 
 class WorkStack:
-    """What is around the attempts at one kind of job."""
+    """The hooks and middleware around the attempts at one kind of job."""
 
     def __init__(
         self,
@@ -44,12 +44,14 @@ class WorkStack:
         running: RunningAttempts,
         run_code: Callable[[Attempt], Awaitable[None]],
     ) -> None:
-        """
+        """Make it.
+
         Args:
             client: the client's hooks and middleware.
-            kind: those that the args class declares.
-            unit: what works the kind; its own middleware is outside of the client's, as in River.
-                None: nothing does.
+            kind: those of the args class.
+            unit: the worker. Its middleware is outside of the client's, as in River. None: no
+                worker.
+            running: the running attempts.
             run_code: decodes the args of an attempt and runs its code.
         """
         self._own = None if unit is None else unit.middleware
@@ -60,16 +62,16 @@ class WorkStack:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing around them."""
+        """Whether there are no hooks and no middleware."""
         return not (self._own or self._middleware or self._begins or self._ends)
 
     async def work(self, attempt: Attempt) -> None:
         """Run the attempt.
 
         Raises:
-            CancelledError: it was cancelled or stopped before its code ended by itself. No hook and
-                no middleware can make anything else of that.
-            BaseException: how else it failed.
+            CancelledError: the attempt was cancelled or stopped before its code ended. Hooks and
+                middleware cannot change that.
+            BaseException: the attempt failed.
         """
         attempt.deadline = math.inf
         run, given = _StackRun(attempt, self._running), attempt.encoded_args
@@ -90,13 +92,13 @@ class WorkStack:
             if not run.is_stopped:
                 return
         finally:
-            if attempt.encoded_args is not given:  # what hooks set is nowhere stored
+            if attempt.encoded_args is not given:  # what hooks set is not stored
                 attempt.encoded_args = given
         raise asyncio.CancelledError
 
     async def _core(self, run: _StackRun) -> None:
         attempt, error = run.attempt, None
-        if attempt.cause is not None:  # meanwhile, and somebody caught it
+        if attempt.cause is not None:  # a middleware caught the cancellation
             raise asyncio.CancelledError
         for hook in self._begins:
             await hook.work_begin(attempt)
@@ -111,56 +113,61 @@ class WorkStack:
             if error is not None:
                 raise error
         finally:
-            if attempt.cause is None:  # else it is when what is around it counts as stuck
+            if (
+                attempt.cause is None
+            ):  # otherwise it is the time at which the attempt counts as stuck
                 attempt.deadline = math.inf
-            error = raised = None  # they hold this frame
+            error = raised = None  # they refer to this frame
 
 
 class _StackRun:
-    """One attempt on its way through its stack."""
+    """One attempt that runs in the stack."""
 
     __slots__ = ("attempt", "has_ended", "running")
 
     def __init__(self, attempt: Attempt, running: RunningAttempts) -> None:
         self.attempt, self.running = attempt, running
         self.has_ended = False
-        """Whether the job's code has ended, by itself or at its timeout."""
+        """Whether the code of the job has ended, by itself or at its timeout."""
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a cancel or a stop came before the job's code had ended."""
+        """Whether the attempt was cancelled or stopped before its code ended."""
         return self.attempt.cause in _STOPS and not self.has_ended
 
     def start_timeout(self) -> None:
-        """The time limit counts from now."""
+        """Start the timeout of the attempt."""
         self.attempt.deadline = time.monotonic() + self.attempt.timeout
         self.running.watch(self.attempt.deadline)
 
     def limit_hook(self) -> None:
-        """What follows a timeout has a limit of its own: nothing may keep the slot for ever."""
+        """Limit the time of a hook after the timeout, so that it cannot keep the slot for ever."""
         attempt = self.attempt
         if attempt.deadline == math.inf and attempt.timeout < math.inf:
             attempt.deadline = time.monotonic() + LATE_HOOK_TIMEOUT
             self.running.watch(attempt.deadline)
 
     async def through(self, run: Callable[[], Awaitable[None]]) -> None:
-        """Run a middleware. One that awaits what is inside of it in another task is ended by the
-        timeout itself; those around it see TimeoutError all the same."""
+        """Run a middleware.
+
+        If it awaits the inner code in another task, the timeout cancels the middleware itself. The
+        middleware around it still receives TimeoutError.
+        """
         _, error = await self.outcome(run)
         try:
             if error is not None:
                 raise error
         finally:
-            error = None  # it holds this frame
+            error = None  # it refers to this frame
 
     async def outcome(
         self, run: Callable[[], Awaitable[object]]
     ) -> tuple[object, BaseException | None]:
-        """What it returned or raised; a cancellation by the timeout becomes its error, so that what
-        follows runs as usual."""
+        """Return what `run` returned or raised. A cancellation by the timeout becomes a
+        TimeoutError, so that the code after it runs as usual."""
         try:
             returned, error = await run(), None
-        except GeneratorExit:  # the loop is gone
+        except GeneratorExit:  # the loop has ended
             raise
         except BaseException as raised:
             self.running.set_cause(self.attempt, raised)
@@ -170,10 +177,10 @@ class _StackRun:
                 return None, self.attempt.timeout_error().with_traceback(error.__traceback__)
             return returned, error
         finally:
-            error = None  # it holds this frame
+            error = None  # it refers to this frame
 
     def _ended_timeout(self) -> bool:
-        """Whether the timeout came, and it is over with now."""
+        """Whether the timeout has cancelled the attempt. If so, end the cancellation."""
         attempt, task = self.attempt, asyncio.current_task()
         if attempt.cause is not StopCause.JOB_TIMEOUT or task is None or task is not attempt.task:
             return False

@@ -1,4 +1,4 @@
-"""Routes notifications about jobs and queues to the producers and attempts of one run."""
+"""NotificationRouter: routes notifications about jobs and queues to the parts of one run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class NotificationRouter:
-    """Passes notifications on. What is not known yet, or is no message, is passed over."""
+    """Routes notifications. Unknown and invalid ones are ignored."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class NotificationRouter:
                     self._producers[message.queue].cancel(message.job_id)
             case "pause" | "resume":
                 self._reconciler.set_paused(message.queue, paused=message.action == "pause")
-            case _:  # metadata_changed and what is not known yet
+            case _:  # metadata_changed and actions of later versions
                 pass
 
     def _event(self, payload: str) -> None:

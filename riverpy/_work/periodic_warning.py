@@ -1,4 +1,4 @@
-"""The warning of a client that takes no part in leader election and has periodic jobs."""
+"""PeriodicWarning: warns of periodic jobs in a client that takes no part in leader election."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 class PeriodicWarning:
-    """Names once each periodic job that this client never inserts: only a leader inserts them.
+    """Logs once each periodic job that this client never inserts, because only a leader inserts
+    them.
 
     River refuses such a configuration. Here another client may insert the same jobs.
     """
@@ -26,7 +27,7 @@ class PeriodicWarning:
         jobs.wake = self.warn
 
     def warn(self) -> None:
-        """Log what was not logged before."""
+        """Log the jobs that were not logged before."""
         ids = [job.id for job in self._jobs if job.id not in self._named]
         if ids:
             self._named.update(ids)

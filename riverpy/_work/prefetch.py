@@ -1,8 +1,8 @@
-"""Prefetch: the claimed jobs of one queue that wait in this process for a slot.
+"""Prefetch: claimed jobs of one queue that wait in this process for a slot.
 
-Between two short jobs a slot is empty for the way to the database and back. A small store of
-claimed jobs fills that gap. It holds what ends in a few milliseconds, so nothing where jobs are
-slow, and nothing for long: what another client could work meanwhile is given back.
+After a short job, its slot is empty until the next claim is answered. A few claimed jobs fill this
+gap. Only as many are kept as end in a few milliseconds, so there are none where jobs are slow. They
+wait for a short time only. Then they are released for other clients.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
     from riverpy._work.attempt import Attempt
 
 WINDOW = 0.005
-"""Seconds: as many jobs are kept as ended in this time."""
+"""Seconds. As many jobs are kept as ended in this time."""
 SHARE_MAX = 0.25
-"""Of the slots: more are not kept."""
+"""The share of the slots. More jobs are not kept."""
 WAIT_MAX = 0.05
-"""Seconds that a job is kept, from its claim's answer."""
+"""Seconds from the answer of its claim for which a job is kept."""
 
 
 class Prefetch:
-    """Jobs that are claimed and have not begun. Not for two event loops."""
+    """The claimed jobs that have not started. Use it in one event loop only."""
 
     def __init__(self, slots: int, release: Callable[[list[Attempt]], None]) -> None:
         """Make it, empty.
 
         Args:
             slots: of the queue.
-            release: called with what waited too long, or must not begin any more.
+            release: called with the jobs that waited too long, or must not start any more.
         """
         self._max = int(slots * SHARE_MAX)
         self._release = release
         self._waiting: deque[tuple[float, Attempt]] = deque()
-        """With the time until which each is kept; the oldest first."""
+        """Each with the time until which it is kept; the oldest first."""
         self._timer: asyncio.TimerHandle | None = None
         self._ended = 0
         self._window_began = time.monotonic()
@@ -48,11 +48,11 @@ class Prefetch:
         return len(self._waiting)
 
     def ended(self) -> None:
-        """A job of the queue ended."""
+        """Count a job of the queue that ended."""
         self._ended += 1
 
     def room(self) -> int:
-        """How many more jobs to claim than there are free slots."""
+        """Return how many more jobs to claim than there are free slots."""
         now = time.monotonic()
         elapsed = now - self._window_began
         if elapsed >= WINDOW:
@@ -61,17 +61,17 @@ class Prefetch:
         return self._wanted - len(self._waiting)
 
     def keep(self, attempts: Iterable[Attempt]) -> None:
-        """Keep claimed jobs, in the order of their turn."""
+        """Keep claimed jobs, in the order in which they start."""
         until = time.monotonic() + WAIT_MAX
         self._waiting.extend((until, attempt) for attempt in attempts)
         self._arm()
 
     def take(self) -> Attempt | None:
-        """The job whose turn it is, if one waits."""
+        """Remove and return the next job, if one waits."""
         return self._waiting.popleft()[1] if self._waiting else None
 
     def clear(self) -> None:
-        """Give all back."""
+        """Release all jobs."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -86,8 +86,8 @@ class Prefetch:
             self._timer = asyncio.get_running_loop().call_later(max(delay, 0.0), self._expire)
 
     def _expire(self) -> None:
-        """Give back what waited too long. A timer that finds nothing so old is set again: one for
-        each job would cost more than it."""
+        """Release the jobs that waited too long. There is one timer for all jobs, which is set
+        again if it fires too early."""
         self._timer = None
         now = time.monotonic()
         late: list[Attempt] = []
@@ -95,6 +95,6 @@ class Prefetch:
             late.append(self._waiting.popleft()[1])
         self._arm()
         if late:
-            # What others are offered is not claimed ahead again before jobs ended anew.
+            # Other clients can take these jobs now. Keep none until more jobs have ended.
             self._window_began, self._ended, self._wanted = now, 0, 0
             self._release(late)

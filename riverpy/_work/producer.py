@@ -1,4 +1,4 @@
-"""Producer: claims the jobs of one queue, as fast as its slots come free."""
+"""Producer: claims the jobs of one queue as soon as it has free slots."""
 
 from __future__ import annotations
 
@@ -44,33 +44,33 @@ if TYPE_CHECKING:
     from riverpy.config import QueueConfig
 
 CLAIM_TIMEOUT = 10.0
-"""Seconds for one claim, with the time to connect again."""
+"""Seconds for one claim, including a reconnect."""
 CLAIM_TIMEOUT_STOPPING = 1.0
-"""Seconds that a claim in flight may still take when a stop was asked for."""
+"""Seconds for a claim that is in flight when a stop is requested."""
 CLAIM_SIZE_MIN = 100
-"""A claim takes at most half of the slots, so that the server works on the next while this process
-runs the last, but
-may always take this many: a statement costs the same however few rows it brings."""
+"""A claim takes at most half of the slots, so that the server works on the next claim while this
+process runs the jobs of the last one. It may always take this many, since a statement costs the
+same for few rows."""
 FOLLOW_UP_DELAYS = (0.005, 0.1)
-"""Seconds after a notification at which the queue is looked at again. A sender notifies once for
-all it inserts within a few milliseconds (River in Go: within 100), and commits of the others may
-end after the notification came."""
+"""Seconds after a notification at which the queue is claimed again. A sender notifies once for all
+that it inserts within a few milliseconds (River in Go: 100), and other transactions may commit
+after the notification."""
 EMPTY_CLAIMS_MAX, EMPTY_CLAIM_INTERVAL = 20, 0.02
-"""So many claims that brought nothing may follow at once on notifications; then there are seconds
-between two. Others may insert jobs of kinds that only other clients work, at any rate."""
+"""After this many empty claims in a row there is an interval of so many seconds between two. Other
+clients may insert many jobs of kinds that this client does not work."""
 DUE_MARGIN = 0.002
-"""Seconds that the server may be behind in seeing a job become due."""
+"""Seconds by which the server may see later that a job is due."""
 BACKOFF_MIN, BACKOFF_MAX = timedelta(milliseconds=50), timedelta(seconds=2)
 POLL_JITTER = 0.1
 POLL_JITTER_MIN = 0.01
 POLL_SPREAD = 0.5
-"""A poll after a notification, or after the start, comes up to this part of the interval early:
-those clients looked at one moment, and must not go on to poll at one."""
+"""The first poll after a notification or the start comes earlier by up to this share of the
+interval. Many clients received the notification at the same time, and should not poll at the same
+time."""
 
 
 class Producer:
-    """The claiming loop of one queue. Its slots are taken by what it launches, and given back by
-    the work group."""
+    """The claiming loop of one queue."""
 
     name = "producer"
 
@@ -85,8 +85,8 @@ class Producer:
         completer: Completer,
         claim_failed: Callable[[], None],
     ) -> None:
-        """`claim_failed` is called after a claim that the server may have carried out although its
-        answer did not arrive."""
+        """`claim_failed` is called after a claim whose answer did not arrive, which the server may
+        have carried out."""
         self.queue = queue
         self._counters, self._metrics = run.counters.queues[queue], run.metrics
         self._client_id, self._schema = run.client.id, run.schema
@@ -96,32 +96,32 @@ class Producer:
         self._subscriptions, self._claim_failed = run.client.subscriptions, claim_failed
         self.slots = self._free = config.max_workers
         self._empty_claims = 0
-        """How many claims in a row have brought nothing."""
+        """The number of empty claims in a row."""
         self._claimed_at = 0.0
-        """When the last claim ended that succeeded, or claiming began; 0 before."""
+        """When the last successful claim ended, or claiming started; 0 before."""
         self._prefetch = Prefetch(config.max_workers, running.release) if config.prefetch else None
         self._claim_max = max(CLAIM_SIZE_MIN, config.max_workers // 2)
         self._cooldown = (config.fetch_cooldown or timedelta(0)).total_seconds()
         poll_interval = config.fetch_poll_interval or run.config.fetch_poll_interval
         self.poll = poll_interval.total_seconds()
-        """Seconds between two looks at a quiet queue."""
+        """Seconds between two polls of an idle queue."""
         self._backoff = Backoff(BACKOFF_MIN, BACKOFF_MAX)
-        # "A slot is free" must not wake a loop that waits because the queue is empty, hence two
+        # A free slot must not wake a loop that waits because the queue is empty, so there are two
         # events.
         self._slot_freed, self._wakeup, self._resumed = (asyncio.Event() for _ in range(3))
         self._resumed.set()
         self._notified = False
-        """Whether there is a reason to claim again at once."""
+        """Whether to claim again at once."""
         self._is_synchronized = True
-        """Whether others may have looked when this one last did."""
+        """Whether other clients may have claimed at the same time as this one."""
         self._cancelled: set[int] | None = None
-        """The jobs that were cancelled while a claim is in flight; None: none is."""
+        """The jobs that were cancelled while a claim is in flight; None: no claim is in flight."""
         self._follow_ups: list[float] = []
         self._due: list[float] = []
         self._log = get_logger(queue=queue)
         self._unclaimable = UnclaimableJobs(self._claim_max, CLAIM_TIMEOUT, self._log)
         self._claiming: int | None = None
-        """The id of the job that a claim is for; None: it is for several, or not known yet."""
+        """The id of the only job of a claim; None: there are several, or it is not known yet."""
         self._cursor = ClaimCursor()
         self._claim_failures = RepeatedFailureLog(self._log)
         self.claimed = TestSignal(f"Producer({queue}).claimed")
@@ -133,17 +133,17 @@ class Producer:
 
     @property
     def running(self) -> int:
-        """How many slots are taken."""
+        """The number of taken slots."""
         return self.slots - self._free
 
     @property
     def claim_age(self) -> float | None:
-        """Seconds since the last claim that succeeded, or since claiming began; None before."""
+        """Seconds since the last successful claim, or since claiming started; None before."""
         return time.monotonic() - self._claimed_at if self._claimed_at else None
 
     @property
     def skipped(self) -> list[int]:
-        """The jobs that cannot be claimed and are left alone now."""
+        """The ids of the jobs that cannot be claimed and are skipped now."""
         return self._unclaimable.skipped
 
     @property
@@ -152,20 +152,20 @@ class Producer:
         return self._unclaimable.set_aside
 
     def notify(self) -> None:
-        """A notification of an insert was received, or may have been lost in an outage."""
+        """Claim now and again a moment later: a notification was received, or may have been
+        lost."""
         now = time.monotonic()
         self._follow_ups = [now + delay for delay in FOLLOW_UP_DELAYS]
         self.wake()
 
     def cancel(self, job_id: int) -> None:
-        """Somebody cancelled a job of this queue. The answer that brings it may be on its way, even
-        if an attempt at it runs here: one that was given up, and goes on."""
+        """Remember that a job was cancelled, for the case that a claim in flight returns it."""
         if self._cancelled is not None:
             self._cancelled.add(job_id)
 
     def expect(self, delay: float) -> None:
-        """A job of ours is due again after `delay` seconds: nobody will notify, and the poll may be
-        far off."""
+        """Claim again when a job of this client is due after `delay` seconds. No notification
+        announces it."""
         if delay <= 0:
             self.wake()
         else:
@@ -173,12 +173,12 @@ class Producer:
             self._wakeup.set()
 
     def wake(self) -> None:
-        """Look at the queue now."""
+        """Claim now."""
         self._notified = self._is_synchronized = True
         self._wakeup.set()
 
     def free_slot(self) -> None:
-        """Free a slot, and fill it with a claimed job that waits."""
+        """Free a slot, and start a prefetched job in it."""
         self._free += 1
         self._slot_freed.set()
         if self._prefetch is not None:
@@ -186,7 +186,7 @@ class Producer:
             self._begin_next(self._prefetch)
 
     def _begin_next(self, prefetch: Prefetch) -> None:
-        """Fill a slot with what is claimed already."""
+        """Start a prefetched job."""
         if not self._heartbeat.may_claim:
             prefetch.clear()
         elif attempt := prefetch.take():
@@ -194,7 +194,7 @@ class Producer:
             self._executor.start([attempt])
 
     def set_paused(self, paused: bool) -> None:
-        """Stop or go on claiming. Running jobs are not touched; a repetition does nothing."""
+        """Stop or resume claiming. Running jobs keep running."""
         if paused == self.paused:
             return
         if paused:
@@ -208,7 +208,7 @@ class Producer:
         self._subscriptions.publish_queue(kind, self.queue)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Claim until stopped. A claim in flight is finished, so that no claimed row is left
+        """Claim until stopped. A claim in flight is completed, so that no claimed row is left
         behind."""
         task_status.started()
         self._claimed_at = time.monotonic()
@@ -228,9 +228,9 @@ class Producer:
                 await self._heartbeat.until_may_claim()
             await (
                 anyio.lowlevel.checkpoint_if_cancelled()
-            )  # a claim is shielded, so not after a stop
+            )  # a claim is shielded, so check for a stop first
             scope.expect_progress(within=turn_max + self._cooldown)
-            self._notified = False  # before the claim, so that a notification during it counts
+            self._notified = False  # before the claim, so that a notification during it is not lost
             started = time.monotonic()
             self._forget_due(started)
             try:
@@ -258,7 +258,7 @@ class Producer:
             await self._slot_freed.wait()
 
     def _room(self) -> int:
-        """How many jobs there is room for."""
+        """Return how many jobs there is room for."""
         if self._prefetch is None:
             return self._free
         return max(self._free + self._prefetch.room(), 0)
@@ -268,33 +268,32 @@ class Producer:
             self._prefetch.clear()
 
     def _failed(self, error: Exception) -> None:
-        """A claim failed. What the server itself refused took nothing; that the connection is lost
-        is said elsewhere."""
+        """Log a failed claim, unless the connection was lost, which is logged elsewhere."""
         self._count_failure(error)
         is_refused = is_refusal(error) or is_statement_timeout(error)
         self._claim_failures.failed(CLAIMING_FAILED, is_known=not is_refused, error=describe(error))
 
     async def _claim(self, scope: StopScope) -> bool:
-        """Claim and launch. Returns whether the queue had fewer jobs than asked for."""
+        """Claim and start jobs. Returns whether the queue had fewer jobs than requested."""
         retry, began = self._unclaimable.retry(), time.monotonic()
-        # There was room a moment ago; what there is no room for now waits, or is given back.
+        # If there is less room by then, the surplus is prefetched or released.
         wanted = 1 if retry is not None else min(max(self._room(), 1), self._claim_max)
         limit, self._claiming = self._unclaimable.limit(wanted), None
-        # The bound of the use ends a claim, and tells of it; that of the scope ends a stop.
+        # The timeout of `use` ends a claim and logs it. The timeout of the scope ends it at a stop.
         longest = CLAIM_TIMEOUT + CLAIM_TIMEOUT_STOPPING
         try:
             with scope.shielded(longest, after_stop=CLAIM_TIMEOUT_STOPPING):
                 async with self._claims.use("claiming jobs", CLAIM_TIMEOUT) as connection:
-                    if self.paused:  # while it waited for the connection
+                    if self.paused:  # while waiting for the connection
                         return True
-                    if not self._heartbeat.may_claim:  # the loop was blocked meanwhile
+                    if not self._heartbeat.may_claim:  # the loop was blocked in between
                         return False
                     if retry is not None or (limit == 1 and self._unclaimable.is_stepping):
                         return await self._claim_one(connection, retry)
                     return await self._claim_many(connection, limit, scope)
         except DATABASE_ERRORS as error:
             took = time.monotonic() - began
-            # A server that does not answer says nothing about the jobs.
+            # A server that does not answer is no fault of the jobs.
             is_outage = isinstance(error, TimeoutError) and self._claims.is_outage_told
             if is_outage or not self._unclaimable.failed(limit, self._claiming, error, took):
                 raise
@@ -302,13 +301,13 @@ class Producer:
             return False
 
     def _count_failure(self, error: Exception) -> None:
-        """The server may have carried out a claim, unless it says that it did not."""
+        """Count a failure. If the server did not refuse the claim, it may have carried it out."""
         if not is_refusal(error) and not is_statement_timeout(error):
             self._claim_failed()
         self._counters.claim_failures += 1
 
     async def _claim_one(self, connection: Connection, retry: int | None) -> bool:
-        """Claim the job that is tried again, or the next one. Returns whether there was none."""
+        """Claim one job: the one to try again, or the next. Returns whether there was none."""
         rows, took = await self._claim_and_launch(self._claim_row(connection, retry))
         if retry is not None:
             self._unclaimable.retried(retry)
@@ -334,7 +333,7 @@ class Producer:
         return found < limit
 
     async def _claim_range(self, connection: Connection, limit: int, part: QueueRange) -> int:
-        """Claim up to `limit` jobs of one part of the queue. Returns how many there were."""
+        """Claim up to `limit` jobs of one range of the queue. Returns how many there were."""
         claim = self._claim_rows(connection, limit, part, self.skipped)
         rows, took = await self._claim_and_launch(claim)
         is_full, now = len(rows) == limit, self._claimed_at
@@ -347,13 +346,13 @@ class Producer:
         return len(rows)
 
     async def _claim_and_launch(self, claim: Awaitable[list[Record]]) -> tuple[list[Record], float]:
-        """Await a claim and launch its jobs. Returns them, and the seconds that it took."""
+        """Await a claim and start its jobs. Returns them and the seconds it took."""
         sent = time.monotonic()
         self._cancelled = set()
         try:
             rows = await claim
             self._launch(rows, self._cancelled)
-        except asyncio.CancelledError:  # the server may have claimed all the same
+        except asyncio.CancelledError:  # the server may have claimed the jobs anyway
             self._claim_failed()
             raise
         finally:
@@ -365,7 +364,7 @@ class Producer:
         return rows, took
 
     def _launch(self, rows: list[Record], cancelled: set[int]) -> None:
-        may_start = self._heartbeat.may_claim  # the answer may have come long after the claim
+        may_start = self._heartbeat.may_claim  # the answer may have arrived long after the claim
         waiting = self._executor.launch(rows, self.free_slot, self._free if may_start else 0)
         for job_id in cancelled:
             self._running.cancel(job_id, self.queue)
@@ -376,8 +375,10 @@ class Producer:
             self._running.release(waiting)
 
     async def _claim_row(self, connection: Connection, job_id: int | None) -> list[Record]:
-        """Claim this job, or the next one that is not set aside. The transaction knows which one it
-        is, in case that the claim fails."""
+        """Claim this job, or the next one that is not set aside.
+
+        The transaction reads its id first, so that it is known if the claim fails.
+        """
         async with connection.transaction():
             if job_id is not None:
                 self._claiming = job_id
@@ -393,7 +394,7 @@ class Producer:
             if place is None:
                 return []
             priority, scheduled_at, self._claiming = place
-            # From its place on: what was inserted before it meanwhile is not taken for it.
+            # Start at its position, so that a job inserted before it is not claimed in its place.
             after = Position(priority, scheduled_at, self._claiming - 1)
             skipped = [one for one in self.skipped if one != job_id]
             return await self._claim_rows(connection, 1, WHOLE_QUEUE._replace(after=after), skipped)
@@ -414,14 +415,14 @@ class Producer:
         )
 
     def _forget_due(self, now: float) -> None:
-        """Drop what a claim that starts now sees: not before, for a claim in flight may not."""
+        """Remove the times that a claim which starts now covers. A claim in flight may not cover
+        them."""
         self._follow_ups = [at for at in self._follow_ups if at > now]
         while self._due and self._due[0] <= now:
             heapq.heappop(self._due)
 
     async def _wait_for_more(self) -> None:
-        """Wait for a notification, its echoes, or the poll; finished jobs do not wake an empty
-        queue."""
+        """Wait until the next claim: a notification, its follow-ups, a due time or the poll."""
         poll_at = time.monotonic() + self._next_poll()
         while not self._notified:
             self._wakeup.clear()
@@ -434,7 +435,7 @@ class Producer:
             return
 
     def _next_poll(self) -> float:
-        """Seconds until the next poll."""
+        """Return the seconds until the next poll."""
         if self._is_synchronized:
             return self.poll * random.uniform(1 - POLL_SPREAD, 1)  # noqa: S311 (no secret)
         return self.poll + random.uniform(0, max(self.poll * POLL_JITTER, POLL_JITTER_MIN))  # noqa: S311

@@ -1,9 +1,9 @@
-"""Reconciler: brings what this process believes back in line with the database.
+"""Reconciler: compares the state of this process with the database, and corrects it.
 
-A notification can be lost, and so can the answer to a claim. So after each reconnect, and now and
-then anyway, it reads which queues are paused, which running jobs somebody asked to cancel, and
-which rows are claimed in this client's name without being worked here. Those of this run are put
-back, for they never ran; those of an earlier run under the same id are rescued.
+A notification can be lost, and so can the answer to a claim. So after each reconnect, and at
+intervals, it reads which queues are paused, which running jobs were cancelled, and which rows are
+claimed by this client but do not run here. Rows of this run never ran and are released. Rows of an
+earlier run with the same client id are rescued.
 """
 
 from __future__ import annotations
@@ -49,27 +49,27 @@ if TYPE_CHECKING:
     from riverpy._work.running_attempts import RunningAttempts
 
 INTERVAL = 30.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 INTERVAL_UNNOTIFIED = 2.0
-"""Seconds between two looks at pauses and cancels while nothing is notified; River's."""
+"""Seconds between two checks of pauses and cancels while no notifications arrive; as in River."""
 TOUCH_INTERVAL = 600.0
-"""Seconds after which the rows of the queues are renewed; River's."""
+"""Seconds after which the rows of the queues are renewed; as in River."""
 STATEMENT_TIMEOUT = 10.0
 RESERVED_TIMEOUT = 2.0
-"""The same on the reserved connection, for which renewing the lease and signs of life wait."""
+"""Seconds on the reserved connection, which the lease and the heartbeat need too."""
 LAST_SWEEP_TIMEOUT = 1.0
-"""Seconds that putting lost claims back may take at the end of a run."""
+"""Seconds for releasing lost claims at the end of a run."""
 RETRY = 2.0
-"""Seconds until it looks again after the database did not answer."""
+"""Seconds until the next check after an error of the database."""
 ROWS_MAX = 5_000
-"""Rows of one statement."""
+"""Rows in one statement, at most."""
 SEND_TIMEOUT = 15.0
-"""Seconds for the statements of one task in one look, apart from the last of them; the rest is left
-for the next look."""
+"""Seconds for the statements of one step in one check. The last statement may take longer. The rest
+waits for the next check."""
 TURN_MAX = 90.0
-"""Seconds for all statements of one look, pages of lost jobs included."""
+"""Seconds for all statements of one check."""
 SWEEP_MARGIN = 0.5
-"""Seconds beyond the claim's own limit after which a lost claim is looked for."""
+"""Seconds after the claim timeout before a lost claim is searched for."""
 RUNNING = ("running",)
 PAGE = 1_000
 """Jobs of an earlier run that are read at a time."""
@@ -77,7 +77,7 @@ Row = TypeVar("Row", bound="ClaimKey | Rescue | Attempt | str")
 
 
 class Reconciler:
-    """Runs beside the producers of one client."""
+    """Checks pauses, cancels and claims while the producers of one client run."""
 
     name = "reconciler"
 
@@ -107,16 +107,16 @@ class Reconciler:
         quiet = run.config.quiet_interval
         self._quiet = 0.0 if quiet is None else quiet.total_seconds()
         self._changed_pauses: set[str] = set()
-        """The queues whose pause or resume was heard of since the last question for pauses."""
+        """The queues that were paused or resumed since the last read of the pauses."""
         self._wake = asyncio.Event()
         self._sweep_at = 0.0
         self._settled_at = 0.0
-        """When the youngest claim in doubt is old enough to be looked for."""
+        """When the youngest claim in doubt is old enough to be searched for."""
         self.in_doubt = False
-        """Whether rows may be claimed in this client's name that it does not know of."""
+        """Whether rows may be claimed by this client without its knowledge."""
         self._touch_at = 0.0
         self._rescue_after_id: int | None = 0
-        """The last job of an earlier run that was read; None: all of them were."""
+        """The last job of an earlier run that was read; None: all were read."""
         self._releases = self._sender(self._release, lambda claim_key: claim_key)
         self._rescues = self._sender(self._rescue, lambda rescue: rescue.claim_key)
         self._touches = self._sender(self._touch, lambda queue: queue)
@@ -124,9 +124,9 @@ class Reconciler:
         self._touch_error: Exception | None = None
         """Why a queue could not be renewed."""
         self._done = 0
-        """How many jobs were released or rescued in this look."""
+        """The number of jobs released or rescued in this check."""
         self._paused: set[str] = set()
-        """The queues that are paused, of those that were renewed in this look."""
+        """The paused queues among those renewed in this check."""
         self._log = get_logger()
         self._damaged = DamagedJobs("finding lost claims", self._log)
         self._limited_log = self._log.limited()
@@ -140,7 +140,7 @@ class Reconciler:
         return BatchSender(
             BatchStatement(send, row_id),
             size=BatchSize(ROWS_MAX, STATEMENT_TIMEOUT),
-            aside=SetAside(),  # as many as this client has jobs and queues, at most
+            aside=SetAside(),  # limited by the jobs and queues of this client
             set_aside=self._set_aside,
         )
 
@@ -158,7 +158,7 @@ class Reconciler:
         ]
 
     def _set_aside(self, row: ClaimKey | Rescue | Attempt | str, error: Exception) -> None:
-        """A row fails alone."""
+        """Log a row that fails alone."""
         match row:
             case str():
                 self._touch_error = error
@@ -182,27 +182,27 @@ class Reconciler:
 
     @property
     def interval(self) -> float:
-        """Seconds between two looks while notifications arrive."""
+        """Seconds between two checks while notifications arrive."""
         return max(INTERVAL, self._quiet)
 
     def resync(self) -> None:
-        """Look now: a connection was lost and made again."""
+        """Check now: a connection was lost and restored."""
         self._expect_lost_claims()
         self._wake_producers()
 
     def claim_failed(self) -> None:
-        """A claim failed or timed out, so rows may be claimed whose names were never heard."""
+        """Check for lost claims: a claim failed or timed out, and may have claimed rows."""
         self.in_doubt = True
         self._expect_lost_claims()
 
     def _expect_lost_claims(self) -> None:
-        """Look for lost claims as soon as the youngest of them is old enough to be known as one."""
+        """Check as soon as the youngest claim is old enough to count as lost."""
         self._settled_at = time.monotonic() + CLAIM_TIMEOUT + SWEEP_MARGIN
         self._sweep_at = min(self._sweep_at, self._settled_at)
         self._wake.set()
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Adopt the pauses, then look again until stopped."""
+        """Read the pauses, then check until stopped."""
         await self._touch_queues()
         self._sweep_at = time.monotonic() + self.interval
         await self._try_step("jobs of an earlier run", self._rescue_earlier_run)
@@ -215,7 +215,7 @@ class Reconciler:
             scope.expect_progress(within=wait + TURN_MAX)
             with anyio.move_on_after(wait):
                 await self._wake.wait()
-            if self._wake.is_set():  # coalesce a burst of reconnects
+            if self._wake.is_set():  # combine several reconnects
                 self._wake.clear()
                 await anyio.sleep(SWEEP_MARGIN)
             is_done = await self._try_step("pauses", self._read_pauses)
@@ -225,7 +225,7 @@ class Reconciler:
             self.ran.emit()
 
     async def _sweep(self) -> None:
-        """Put lost claims back. Come again when those are old enough that are not yet."""
+        """Release lost claims. Check again when younger claims are old enough."""
         began = time.monotonic()
         sweep = partial(self._release_lost_claims, age=CLAIM_TIMEOUT)
         if not (
@@ -250,18 +250,17 @@ class Reconciler:
         return True
 
     def set_paused(self, queue: str, *, paused: bool) -> None:
-        """Somebody paused or resumed a queue, or with `*` all."""
+        """Apply a notification that a queue, or with `*` all queues, were paused or resumed."""
         for name, producer in self._producers.items():
             if queue in {name, "*"}:
                 self._changed_pauses.add(name)
                 producer.set_paused(paused)
 
     async def _touch_queues(self) -> None:
-        """Renew the rows of the queues. Those for which there was no time come first in the next
-        look.
+        """Renew the rows of the queues. Rows that were not reached come first in the next check.
 
         Raises:
-            Exception: one of DATABASE_ERRORS; also if none of the rows can be written.
+            Exception: one of DATABASE_ERRORS; also if no row can be written.
         """
         self._changed_pauses.clear()
         self._paused.clear()
@@ -295,8 +294,8 @@ class Reconciler:
         self._adopt_pauses(paused)
 
     def _adopt_pauses(self, paused: set[str]) -> None:
-        """Believe an answer, but for what was heard since the question: it may be older than that,
-        which came over another connection."""
+        """Apply pauses that were read. A pause that was notified since the read started is newer
+        and stays."""
         for name, producer in self._producers.items():
             if name not in self._changed_pauses:
                 producer.set_paused(name in paused)
@@ -309,13 +308,15 @@ class Reconciler:
         ids = [attempt.id for attempt in asked]
         async with self._reserved.use("reading cancels", RESERVED_TIMEOUT) as connection:
             marked = set(await jobs.job_cancel_marks(connection, self._schema, ids))
-        # Not by their jobs: one may have been cancelled, retried and claimed anew meanwhile.
+        # By attempt, not by job: the job may have been cancelled, retried and claimed again.
         self._running.cancel_attempts(attempt for attempt in asked if attempt.id in marked)
 
     async def release_last_claims(self, bound: float) -> None:
-        """Put back what a claim took whose answer was lost shortly before the end of the run: for
-        after the producers, when no claim can be in flight. For `bound` seconds, or
-        `LAST_SWEEP_TIMEOUT` if that is longer."""
+        """Release claims whose answer was lost shortly before the end of the run.
+
+        Call it after the producers have ended, when no claim is in flight. It takes at most `bound`
+        seconds, or `LAST_SWEEP_TIMEOUT` if that is longer.
+        """
         if not self.in_doubt:
             return
         with anyio.move_on_after(max(bound, LAST_SWEEP_TIMEOUT), shield=True):
@@ -323,10 +324,10 @@ class Reconciler:
             self.in_doubt = not await self._try_step("last claims", sweep)
 
     async def _release_lost_claims(self, *, age: float) -> None:
-        """Put back what is claimed in our name and neither works nor waits to be stored here.
+        """Release rows that this client has claimed but that neither run nor wait to be stored.
 
-        What is lost is found on the connection of the claims: while this holds it no claim is in
-        flight, so what is active is all there is. Once lost, a claim stays so.
+        They are read on the connection of the claims. While we use it no claim is in flight, so all
+        active attempts are known. A lost claim stays lost.
         """
         async with self._claims.use("finding lost claims", STATEMENT_TIMEOUT) as connection:
 
@@ -362,11 +363,11 @@ class Reconciler:
             self._done += len(await jobs.job_release(connection, self._schema, lost))
 
     async def _rescue_earlier_run(self) -> None:
-        """Rescue what an earlier run under our id claimed and did not end: a client that is
-        configured with an id has it again after a crash, and its signs of life would keep the jobs
-        of its dead predecessor from being rescued by others.
+        """Rescue the jobs of an earlier run with the same client id.
 
-        Nothing is known of earlier runs where this one is not registered; their jobs are put back.
+        A client with a configured id has the same id after a crash. Its heartbeat keeps other
+        clients from rescuing these jobs. If this run is not registered, earlier runs are not known,
+        and their jobs are released.
         """
         registered_at = self._heartbeat.registered_at
         if registered_at is None:
@@ -385,8 +386,8 @@ class Reconciler:
                 self._wake_producers()
 
     async def _read_page(self, registered_at: int, after: int) -> None:
-        """Read a page of what was claimed in our name before the time. On the connection of the
-        claims, as for lost ones."""
+        """Read a page of rows that this client id claimed before `registered_at`. This uses the
+        connection of the claims, as for lost claims."""
         async with self._claims.use("finding jobs to rescue", STATEMENT_TIMEOUT) as connection:
 
             async def read(skipped: list[int]) -> list[RunningClaim]:
@@ -415,7 +416,7 @@ class Reconciler:
         self._done += len(done)
 
     def _active(self) -> set[ClaimKey]:
-        """What is claimed in our name and ours to end."""
+        """Return the claim keys of attempts that this process will end."""
         unstored = {attempt.claim_key for attempt in self._completer.unstored}
         return self._running.claim_keys() | self._abandoned | unstored
 

@@ -1,5 +1,4 @@
-"""Giving claimed attempts back over a connection of its own: the last thing a process does before
-it dies."""
+"""Releases claimed attempts over a connection of its own, as the last step of a process."""
 
 from __future__ import annotations
 
@@ -18,19 +17,20 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Connection
 
 RELEASE_TIMEOUT = 2.0
-"""Seconds for all of it."""
+"""Seconds for all statements."""
 STATEMENT_LIMIT = "500ms"
-"""After which the server ends one statement of it, so that a slow row leaves time to the others."""
+"""The server's limit for one statement, so that a slow row leaves time for the others."""
 
 
 async def release_claims(
     url: str | None, schema: str | None, claim_keys: Sequence[ClaimKey], *, pooled: bool
 ) -> int:
-    """Make the attempts available again without counting them; returns how many were. A row that is
-    slow or refused stops no other.
+    """Make the jobs available again, and return how many were. The attempts do not count.
+
+    A row that is slow or refused does not stop the others.
 
     Raises:
-        Exception: one of DATABASE_ERRORS, if none was.
+        Exception: one of DATABASE_ERRORS, if no job was released.
     """
     if not claim_keys:
         return 0
@@ -50,7 +50,7 @@ async def release_claims(
             sender.add(claim_key)
         try:
             await sender.send_all()
-        except DATABASE_ERRORS:  # when it comes again, a row may be its cause
+        except DATABASE_ERRORS:  # a second error may come from a row
             await sender.send_all()
 
     try:

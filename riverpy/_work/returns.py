@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def returned_type(value: object) -> str | None:
-    """The name of the type of what a handler returned; None where it returned None."""
+    """Return the name of the type of a value; None for None."""
     return None if value is None else type(value).__name__
 
 
 class ReturnLog:
-    """Of one run: logs what is wrong with a handler that returned."""
+    """Logs what is wrong with a handler that returned, for one run."""
 
     def __init__(self) -> None:
         self._log = get_logger()
@@ -26,11 +26,11 @@ class ReturnLog:
         self._limited_log = self._log.limited()
 
     def report(self, attempt: Attempt, returned: str | None) -> None:
-        """Log it, if a handler returned a value (once for each kind) or after its cancellation.
+        """Log a returned value, once for each kind, and a return after a cancellation.
 
         Args:
-            attempt: its attempt, which still runs.
-            returned: the name of the type of its value.
+            attempt: the attempt, which still runs.
+            returned: the name of the type of the value.
         """
         if returned is not None and attempt.kind not in self._kinds_with_value:
             self._kinds_with_value.add(attempt.kind)

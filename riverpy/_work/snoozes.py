@@ -1,4 +1,4 @@
-"""The count of a job's snoozes, kept in its metadata as River keeps it."""
+"""The number of a job's snoozes, stored in its metadata as River stores it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ SNOOZES_KEY = "snoozes"
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _NUMBER = re.compile(r"[+-]?(?:\d++\.?\d*+|\.\d++)(?:[eE][+-]?\d++)?", re.ASCII)
 _DIGITS_MAX = 25
-"""Characters of an integer that is read exactly; 64 bits have 19 digits."""
+"""Characters of an integer that is read exactly. 64 bits have 19 digits."""
 
 
 def next_snoozes(metadata: str) -> int:
-    """The count after one more snooze, from the metadata of a job as JSON text. A value that is no
-    count is read as River reads it: the integer part of a number, also in text; true is 1; anything
-    else is 0. River wraps around behind 64 bits; here the count stays at the limit."""
+    """Return the count after one more snooze, from a job's metadata as JSON text.
+
+    Other values are read as River reads them: of a number its integer part, also if it is in a
+    string; true is 1; everything else is 0. In River the count wraps around after 64 bits. Here it
+    stays at the limit.
+    """
     try:
         members = msgspec.json.decode(metadata, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError):

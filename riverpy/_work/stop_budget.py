@@ -1,5 +1,4 @@
-"""StopBudget: the time that a stop may take, as one deadline of which each phase takes what is
-left."""
+"""StopBudget: the deadline of a stop. Each step of the stop uses the time that is left."""
 
 from __future__ import annotations
 
@@ -14,21 +13,20 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 STORING_SHARE = 0.4
-"""Of the hard stop's time so much is kept from the jobs: the results of those that end last have to
-be stored."""
+"""The share of the hard stop timeout that is kept for storing the last results."""
 STORING_MIN = 1.0
 """Seconds for storing results, at least, unless the share above is shorter."""
 
 
 class StopBudget:
-    """The time of one run's stop. All in seconds."""
+    """The time of one run's stop, in seconds."""
 
     def __init__(self, soft: timedelta | None, hard: timedelta) -> None:
-        """Make it; the time does not run yet.
+        """Make it. The time does not run yet.
 
         Args:
-            soft: how long jobs may go on; None: for any time.
-            hard: how long they may take to end when they are cancelled, and results to be stored.
+            soft: how long jobs may keep running; None: no limit.
+            hard: how long cancelled jobs and the storing of results may take.
         """
         self._soft = math.inf if soft is None else soft.total_seconds()
         self._hard = hard.total_seconds()
@@ -38,37 +36,37 @@ class StopBudget:
 
     @property
     def is_started(self) -> bool:
-        """Whether a stop was asked for; a run may also end by a fault, or be cancelled."""
+        """Whether a stop was requested. A run can also end by a fault or a cancellation."""
         return self._started_at is not None
 
     def start(self) -> None:
-        """A stop was asked for, for the first time."""
+        """Start the time: a stop was requested."""
         self._started_at = time.monotonic()
         self._shorten(self._soft + self._hard)
 
     def start_hard(self) -> None:
-        """A hard stop was asked for."""
+        """Shorten the time: a hard stop was requested."""
         self._shorten(self._hard)
 
     def soft_left(self) -> float | None:
-        """How long jobs may go on; None: for any time. Nothing without a request to stop."""
+        """Return how long jobs may keep running; None: no limit. Without a stop request it is 0."""
         if self._started_at is None:
             return 0.0
         left = self._started_at + self._soft - time.monotonic()
         return None if left == math.inf else max(left, 0.0)
 
     def left_for_jobs(self) -> float:
-        """How long cancelled jobs may take to end."""
+        """Return how long cancelled jobs may take to end."""
         return max(self.left() - self._hard * STORING_SHARE, 0.0)
 
     def left(self) -> float:
-        """What is left of the whole. Where nothing has limited it, the hard stop's time begins."""
+        """Return the time that is left. If no deadline is set, the hard stop timeout starts now."""
         if self._deadline == math.inf:
             self.start_hard()
         return max(self._deadline - time.monotonic(), 0.0)
 
     async def wait_stored(self, ended: asyncio.Event) -> None:
-        """Wait for this event until the time is over, whatever is cancelled."""
+        """Wait until the event is set or the time is over. Cancellations are ignored."""
         minimum = min(self._hard * STORING_SHARE, STORING_MIN)
         until = anyio.current_time() + max(self.left(), minimum)
         with anyio.CancelScope(shield=True, deadline=until) as self._waiting:

@@ -1,4 +1,4 @@
-"""StopReport: what a run left behind, for its caller and the log."""
+"""StopReport: what a run left behind, for the caller and the log."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ if TYPE_CHECKING:
 
 
 class StopReport(msgspec.Struct, frozen=True):
-    """What a run left behind: nothing, after a good stop."""
+    """What a run left behind. It is empty after a clean stop."""
 
     abandoned: tuple[ClaimKey, ...] = ()
-    """Attempts whose code did not end in time: their rows stay `running`."""
+    """Attempts whose code did not end in time. Their rows stay `running`."""
     unstored: int = 0
-    """Results that the database did not take in time: their rows stay `running`."""
+    """The number of results that could not be stored in time. Their rows stay `running`."""
 
     claims_in_doubt: bool = False
-    """Whether the answer to a claim was lost and the database did not say what it took: rows of
-    this client may stay `running` that never ran."""
+    """Whether the answer to a claim was lost and could not be checked. Rows of this client that
+    never ran may stay `running`."""
     maintenance_left: bool = False
-    """Whether maintenance of a term that this client led goes on, for a hook that does not end. It
-    can write nothing through riverpy's fence; over a connection of its own it can."""
+    """Whether maintenance of an earlier term still runs, because a hook does not end. Its writes
+    through riverpy are refused. Writes over a connection of its own are not."""
     singletons_left: tuple[str, ...] = ()
-    """Singletons whose function goes on: it ignores its cancellation, or is a thread. It can write
-    nothing through the fence of its lease."""
+    """The singletons whose function still runs, because it ignores its cancellation or is a thread.
+    Its writes through the fence of its lease are refused."""
 
     @property
     def is_clean(self) -> bool:
-        """Whether every attempt, all maintenance and every singleton ended, every result was
-        stored, and no claim is in doubt."""
+        """Whether all attempts, maintenance and singletons ended, all results were stored, and no
+        claim is in doubt."""
         return self == StopReport()
 
 
 def log_left(report: StopReport) -> None:
-    """Log what was left behind, each kind of it by itself."""
+    """Log each kind of thing that was left behind."""
     log = get_logger()
     if report.abandoned:
         log.error(

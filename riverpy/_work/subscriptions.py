@@ -1,4 +1,4 @@
-"""Subscriptions: hand events to those who asked, without ever waiting for them."""
+"""Subscriptions: deliver events to subscribers without waiting for them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     from riverpy._work.attempt import Attempt
 
 SUBSCRIPTION_SIZE_DEFAULT = 10_000
-"""Events that wait for a subscriber; more than one flush of the completer brings."""
+"""Events that may wait for a subscriber. One flush of the completer brings fewer."""
 
 
 class Subscription(Stream[Event]):
-    """An async iterator over events of the kinds asked for: `async with` opens it, `async for`
-    reads it.
+    """An async iterator over events of some kinds: `async with` opens it, `async for` reads it.
 
-    It ends when the client stops. Events that come while it is full are dropped, and counted in
+    It ends when the client stops. Events that arrive while it is full are dropped and counted in
     `dropped`.
     """
 
@@ -34,7 +33,7 @@ class Subscription(Stream[Event]):
         self.kinds = kinds
 
     def put(self, event: Event) -> None:
-        """Take an event, or drop it where there is no room."""
+        """Add an event, or drop it if there is no room."""
         if self._is_full:
             self._drop(SUBSCRIBER_EVENTS_DROPPED)
         else:
@@ -42,7 +41,7 @@ class Subscription(Stream[Event]):
 
 
 class Subscriptions(Streams[Subscription]):
-    """Who is subscribed to the events of a client."""
+    """The open subscriptions of a client."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +49,7 @@ class Subscriptions(Streams[Subscription]):
         self._limited_log = self._log.limited()
 
     def subscribe(self, kinds: Iterable[EventKind | str], size: int) -> Subscription:
-        """Make a subscription; entering it opens it.
+        """Make a subscription. Entering it opens it.
 
         Raises:
             ConfigError: no kind, an unknown kind, or a size below 1.
@@ -67,8 +66,7 @@ class Subscriptions(Streams[Subscription]):
         return Subscription(self, wanted, size)
 
     def publish_attempts(self, attempts: list[Attempt]) -> None:
-        """Tell of attempts whose results were stored. Without a subscriber it costs nothing a
-        job."""
+        """Publish the events of attempts whose results were stored."""
         if not self._open:
             return
         for attempt in attempts:
@@ -80,14 +78,14 @@ class Subscriptions(Streams[Subscription]):
     def _publish(self, attempt: Attempt, kind: EventKind, takers: list[Subscription]) -> None:
         try:
             event = _job_event(attempt, kind)
-        except Exception:  # a row that cannot be told of harms nothing but its event
+        except Exception:  # an unreadable row only loses its event
             self._limited_log.exception(EVENT_DROPPED, job_id=attempt.id)
             return
         for subscription in takers:
             subscription.put(event)
 
     def publish_queue(self, kind: EventKind, queue: str) -> None:
-        """Tell of a queue that was paused or resumed."""
+        """Publish that a queue was paused or resumed."""
         for subscription in self._open:
             if kind in subscription.kinds:
                 subscription.put(Event(kind, queue=queue))
@@ -101,7 +99,7 @@ def _job_event(attempt: Attempt, kind: EventKind) -> Event:
         _store_outcome(row, attempt)
     attempted_at = timestamp(row[JobColumn.ATTEMPTED_AT])
     due = max(attempt.scheduled_at, attempt.created_at)
-    started = attempt.started or attempt.ended  # one that is given back did not run
+    started = attempt.started or attempt.ended  # a released job did not run
     wait = timedelta(0)
     if attempted_at is not None:
         wait = attempted_at - due + timedelta(seconds=started - attempt.claimed)
@@ -114,8 +112,7 @@ def _job_event(attempt: Attempt, kind: EventKind) -> Event:
 
 
 def _store_outcome(row: list[Any], attempt: Attempt) -> None:
-    """Bring a claimed row to where the database has it now, but for times, which are this process's
-    estimate."""
+    """Update a claimed row to what the database has now. Times are estimates of this process."""
     outcome = attempt.outcome
     state = attempt.state_stored or attempt.target
     row[JobColumn.STATE] = state

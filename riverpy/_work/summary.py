@@ -1,8 +1,7 @@
-"""Summary: what a run's log says of its jobs: a line a minute while any end, are refused
-or stuck, none while it idles.
+"""Summary: logs what the jobs of a run did, once a minute while any end, are refused or stuck.
 
-That jobs fail is said within moments, then once a minute at most, whatever many kinds do: of each
-of the first ten how often, and one of its errors. The lines of single jobs are for debugging.
+Failures are logged within moments, then once a minute at most: for each of the first ten kinds the
+number and one of its errors. Events of single jobs have level debug.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ if TYPE_CHECKING:
     from riverpy.stats import ClientStats
 
 INTERVAL = 60.0
-"""Seconds between two lines."""
+"""Seconds between two events."""
 GATHER_TIME = 1.0
-"""Seconds after the first failure in which more are gathered for the line."""
+"""Seconds after the first failure in which more are collected for the same event."""
 ERROR_LENGTH_MAX = 200
 
 
 class Summary:
-    """Tells of one run."""
+    """Logs the summary of one run."""
 
     name = "summary"
 
@@ -47,7 +46,7 @@ class Summary:
 
         Args:
             counters: of the run.
-            stats: how the run stands now.
+            stats: returns the current state of the run.
             client_id: the client's.
         """
         self._counters, self._stats = counters, stats
@@ -55,7 +54,7 @@ class Summary:
         self._log = get_logger(client_id=client_id)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Tell until stopped."""
+        """Log until stopped."""
         task_status.started()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch_failures)
@@ -65,7 +64,7 @@ class Summary:
                 self._log_jobs()
 
     def end(self) -> None:
-        """Tell what was not told yet: the run is over."""
+        """Log the rest, at the end of the run."""
         self._log_failures()
         self._log_jobs()
 
@@ -91,9 +90,11 @@ class Summary:
     def _log_jobs(self) -> None:
         stats = self._stats()
         totals, logged = _Totals.of(stats), self._logged
-        self._logged = totals  # also where nothing is said: the next line is not about idle hours
+        self._logged = (
+            totals  # also without an event, so that the next one does not include idle hours
+        )
         counts = {name: count - logged.ends[name] for name, count in totals.ends.items()}
-        ended = sum(counts.values()) - counts["discarded"]  # which failed too
+        ended = sum(counts.values()) - counts["discarded"]  # discarded jobs count as failed too
         refused = totals.refused - logged.refused
         if not (ended or refused or stats.stuck_jobs):
             return
@@ -117,18 +118,18 @@ class Summary:
 
 
 class _Totals(msgspec.Struct, frozen=True):
-    """What there was up to a moment."""
+    """The totals up to a moment."""
 
     at: float
     """Monotonic seconds."""
     ends: dict[str, int]
     refused: int
-    """Results of attempts that were no longer the client's."""
+    """Results of attempts that no longer belonged to the client."""
     waits: Histogram
 
     @classmethod
     def of(cls, stats: ClientStats) -> _Totals:
-        """Of all kinds and queues together."""
+        """Return the totals of all kinds and queues."""
         kinds = list(stats.kinds.values())
         waits = [queue.waits for queue in stats.queues.values()]
         return cls(
@@ -147,15 +148,15 @@ class _Totals(msgspec.Struct, frozen=True):
 
 
 class _Entry(msgspec.Struct):
-    """Of an error entry, what is shown."""
+    """The part of an error entry that is logged."""
 
     error: str = ""
 
 
 def _error(entry: str) -> str:
-    """The text of an error entry on one line, without passwords."""
+    """Return the text of an error entry on one line, without passwords."""
     try:
         text = msgspec.json.decode(entry, type=_Entry).error
-    except msgspec.DecodeError:  # there is none
+    except msgspec.DecodeError:  # there is no error
         return ""
     return mask_url(" ".join(text.split()))[:ERROR_LENGTH_MAX]

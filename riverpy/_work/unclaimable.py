@@ -1,9 +1,8 @@
-"""UnclaimableJobs: which jobs of a queue cannot be claimed, and how many to claim at a time so that
-the others are.
+"""UnclaimableJobs: the jobs of a queue that cannot be claimed, and the size of claims beside them.
 
-A claim fails as a whole for one of its jobs: for a trigger of the user's that raises or waits, a
-damaged value, or a text that the connection's encoding cannot carry. So claims shrink to one job,
-which is then known. It is set aside, and tried again alone.
+A claim fails as a whole because of one of its jobs: a trigger that raises or waits, a damaged
+value, or a text that the connection's encoding does not have. Then claims shrink to one job, which
+identifies it. The job is set aside, and later tried again alone.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
     from riverpy._postgres.set_aside import SetAsideEntry
 
 SKIPPED_MAX = 1000
-"""Jobs that are set aside at a time. Where more cannot be claimed, it is hardly for what they hold:
-claims then wait until one of them can."""
+"""Jobs that are set aside, at most. If more jobs fail, the cause is hardly in the jobs, and claims
+wait until one of them succeeds."""
 
 
 class UnclaimableJobs:
@@ -39,22 +38,22 @@ class UnclaimableJobs:
         Args:
             maximum: jobs of a claim.
             limit: seconds that a claim may take.
-            log: the producer's.
+            log: the producer's logger.
         """
         self._size = BatchSize(maximum, limit)
         self._aside = SetAside[int](SKIPPED_MAX)
         self._errors = StatementErrors()
         self._named: set[int] = set()
-        """Those that the log names."""
+        """The jobs that were logged."""
         self._failures = 0
-        """Claims that failed one after the other."""
+        """The number of failed claims in a row."""
         self._was_retry = False
         """Whether the last claim was one of a job that was set aside."""
         self._limited_log = log.limited()
 
     @property
     def is_stepping(self) -> bool:
-        """Whether jobs are claimed one by one, each known before its claim."""
+        """Whether jobs are claimed one by one, with a known id."""
         return self._size.rows == 1
 
     @property
@@ -73,17 +72,17 @@ class UnclaimableJobs:
         return self._aside.next_due if self._aside else math.inf
 
     def limit(self, wanted: int) -> int:
-        """How many jobs to claim where `wanted` could be."""
+        """Return how many jobs to claim, at most `wanted`."""
         return min(wanted, self._size.rows)
 
     def retry(self) -> int | None:
-        """The id of the job to try now, alone; None: it is the turn of the others."""
+        """Return the id of the job to try again alone. None: claim other jobs."""
         due = self._aside.due() if self._aside and not self._was_retry else None
         self._was_retry = due is not None
         return None if due is None else due.row
 
     def claimed(self, count: int, limit: int, seconds: float) -> None:
-        """A claim of up to `limit` jobs took so long, and brought `count`."""
+        """Record a claim of up to `limit` jobs that returned `count`."""
         self._size.grow(count, seconds)
         if count < limit:
             self._size.end_search()
@@ -93,14 +92,14 @@ class UnclaimableJobs:
             self._failures = 0
 
     def retried(self, job_id: int) -> None:
-        """A job that was set aside is claimed, or there is none to claim any more."""
+        """Remove a job that was set aside: it was claimed, or no longer exists."""
         self._named.discard(job_id)
         self._aside.remove(job_id)
         self._aside.make_all_due()
 
     def failed(self, limit: int, job_id: int | None, error: Exception, seconds: float) -> bool:
-        """A claim of up to `limit` jobs failed after so long; of this one, if it is known. Returns
-        whether to claim again at once."""
+        """Record a failed claim of up to `limit` jobs, or of one known job. Returns whether to
+        claim again at once."""
         self._failures += job_id is None or job_id not in self._aside
         if not self._errors.may_be_of_rows(error):
             return False
