@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from scripts import chaos_leader, chaos_leases, chaos_work
-from tests.kit.lease_chaos import Break
+from tests.kit.lease_chaos import DisabledProtection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,8 +129,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     leases.add_argument(
         "--break",
         dest="broken",
-        type=Break,
-        choices=list(Break),
+        type=DisabledProtection,
+        choices=list(DisabledProtection),
         help="switch a protection off, so that violations are found",
     )
     work.add_argument("--rate", type=float, default=500, help="jobs inserted per second (500)")

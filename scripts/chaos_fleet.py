@@ -106,31 +106,31 @@ class Fault(NamedTuple):
 
 def make_plan(seed: int, *, seconds: float, workers: int, ttl: float) -> list[Fault]:
     """Return the faults of a seed, always the same. `ttl` is the lease time in seconds."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     plan: list[Fault] = []
     at = 2 * ttl
     while at < seconds:
-        kind = dice.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-        hits_leader, number = dice.random() < 0.7, dice.randrange(workers)
-        plan.append(Fault(at, kind, hits_leader, number, _duration(kind, dice) * ttl))
-        at += dice.uniform(0.3, 1.7) * ttl
+        kind = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+        hits_leader, number = rng.random() < 0.7, rng.randrange(workers)
+        plan.append(Fault(at, kind, hits_leader, number, _duration(kind, rng) * ttl))
+        at += rng.uniform(0.3, 1.7) * ttl
     return plan
 
 
-def _duration(kind: FaultKind, dice: random.Random) -> float:
+def _duration(kind: FaultKind, rng: random.Random) -> float:
     """Return a duration as a multiple of the lease time. Partitions and frozen processes are
     interesting near one lease time."""
     match kind:
         case FaultKind.FREEZE_SHORT:
-            return dice.uniform(0.05, 0.6)
+            return rng.uniform(0.05, 0.6)
         case FaultKind.FREEZE_LONG:
-            return dice.uniform(1.0, 2.5)
+            return rng.uniform(1.0, 2.5)
         case FaultKind.REQUESTS_LOST | FaultKind.ANSWERS_LOST | FaultKind.HELD:
-            return dice.uniform(0.3, 2.5)
+            return rng.uniform(0.3, 2.5)
         case FaultKind.CLOCK_STEP | FaultKind.SLOW_ROWS | FaultKind.REFUSED_ROWS:
-            return dice.uniform(0.3, 2.5)
+            return rng.uniform(0.3, 2.5)
         case _:
-            return dice.uniform(0.0, 1.0)
+            return rng.uniform(0.0, 1.0)
 
 
 # --- doing it
@@ -319,7 +319,7 @@ class ChaosOfFleet:
 
     # -- afterwards
 
-    async def _mend(self) -> None:
+    async def _end_faults(self) -> None:
         """End all faults, and start the workers that exited."""
         self._broken.clear()
         for worker in self._fleet.workers:

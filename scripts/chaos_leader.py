@@ -64,7 +64,7 @@ class Chaos(ChaosOfFleet):
             )
             for span in self.spans
         ]
-        history.trust = timedelta(seconds=self._settings.leader_ttl)
+        history.validity = timedelta(seconds=self._settings.leader_ttl)
         return history
 
     async def _load(self) -> None:
@@ -92,7 +92,7 @@ class Chaos(ChaosOfFleet):
 
     async def _recover(self) -> None:
         """End all faults, and wait until the fleet works."""
-        await self._mend()
+        await self._end_faults()
         calm_since = datetime.now(UTC)
         limit = time.monotonic() + CALM_LIMIT + 5 * self._settings.dead_after
         while missing := await self._what_is_missing(calm_since):

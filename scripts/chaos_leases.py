@@ -15,7 +15,7 @@ from tests.kit.bad_rows import LEASES as LEASES_TABLE
 from tests.kit.fleet import running_fleet
 from tests.kit.history import STATEMENTS as STATEMENTS_OF_FLEET
 from tests.kit.history import Violation
-from tests.kit.lease_chaos import Break, LeaseChaosSettings
+from tests.kit.lease_chaos import DisabledProtection, LeaseChaosSettings
 from tests.kit.lease_history import STATEMENTS, ClockStep, check, read, read_notes
 from tests.kit.stepped_server import make_server
 
@@ -49,7 +49,7 @@ class ChaosOfLeases(ChaosOfFleet):
         history."""
         await self._prepare(workers)
         await self._break(seconds)
-        await self._mend()
+        await self._end_faults()
         calm_since = time.time()
         await self._recover()
         await self._stop()
@@ -63,7 +63,7 @@ class ChaosOfLeases(ChaosOfFleet):
         history.clock_steps = [
             ClockStep(step.began.timestamp(), step.ended.timestamp()) for step in self.clock_steps
         ]
-        history.trust = TTL
+        history.validity = TTL
         for number, domain in enumerate(DOMAINS):
             history.candidates[f"d:{domain}"] = names[number :: len(DOMAINS)]
         history.calm_since, history.bound = calm_since, bound
@@ -73,7 +73,7 @@ class ChaosOfLeases(ChaosOfFleet):
         assert isinstance(self._settings, LeaseChaosSettings)
         async with self._fleet.server.connected() as connection:
             await connection.execute(STATEMENTS["create"])
-            if self._settings.broken is Break.EPOCH:
+            if self._settings.broken is DisabledProtection.EPOCH:
                 await connection.execute(STATEMENTS["break_epoch"])
         for number in range(workers):
             name, domain = f"w{number}", DOMAINS[number % len(DOMAINS)]
@@ -131,7 +131,7 @@ async def run_chaos(
     seconds: float,
     workers: int,
     bound: float = BOUND,
-    broken: Break | None = None,
+    broken: DisabledProtection | None = None,
 ) -> dict[str, Any]:
     """Run once, and return figures and violations.
 

@@ -22,7 +22,7 @@ from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._postgres.job_maintenance import RESCUE_ERROR
 from tests.kit import server_faults
 from tests.kit.bad_rows import JOBS, refused_rows, slow_rows
-from tests.kit.chaos_jobs import Blocking, ChaosSettings, Hoarding, Processed
+from tests.kit.chaos_jobs import Blocking, ChaosSettings, PoolExhausting, Processed
 from tests.kit.chaos_load import FAILURES, Load
 from tests.kit.chaos_plan import (
     BACKENDS,
@@ -38,7 +38,7 @@ from tests.kit.chaos_plan import (
 )
 from tests.kit.fleet import Shutdown, running_fleet, with_user
 from tests.kit.history import Violation
-from tests.kit.load import Tail
+from tests.kit.load import FileReader
 from tests.kit.stepped_server import CLOCK_STEP, SteppedServer, make_server
 from tests.kit.work_history import (
     ALL,
@@ -256,7 +256,7 @@ class ChaosOfWork:
                 async with refused_rows(self._url, JOBS):
                     await anyio.sleep(fault.seconds)
             case _:
-                await self._insert(Hoarding(next(self._numbers), fault.seconds))
+                await self._insert(PoolExhausting(next(self._numbers), fault.seconds))
                 await anyio.sleep(fault.seconds)
 
     async def _insert(self, *jobs: JobArgs, queue: str = "default") -> None:
@@ -322,7 +322,7 @@ class ChaosOfWork:
 
     async def _begin_job(self, worker: Worker, job: Processed | Blocking) -> None:
         """Insert the job for this worker, and wait for its start."""
-        acts = Tail(self._fleet.directory / f"{worker.name}.acts")
+        acts = FileReader(self._fleet.directory / f"{worker.name}.acts")
         acts.lines()
         with anyio.move_on_after(JOB_START_TIMEOUT):
             await self._insert(job, queue=worker.name)

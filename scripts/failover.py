@@ -70,7 +70,7 @@ class Row:
         """Inject the fault. It has happened when this returns."""
         raise NotImplementedError
 
-    async def mend(self, leader: Worker) -> None:
+    async def undo(self, leader: Worker) -> None:
         """Undo the fault after the next term started."""
 
     async def measure(self, repeat: int) -> None:
@@ -102,7 +102,7 @@ class Row:
         await self.fault(leader)
         fault_at = datetime.now(UTC)
         new = await self.next_leading(old)
-        await self.mend(leader)
+        await self.undo(leader)
         await asyncio.sleep(self.settings.elect_interval / 2)  # give late records time to arrive
         end, late = await self._read(old, new)
         ended = fault_at if self.ends_at_fault else end
@@ -157,7 +157,7 @@ class Graceful(Row):
     async def fault(self, leader: Worker) -> None:
         leader.terminate()
 
-    async def mend(self, leader: Worker) -> None:
+    async def undo(self, leader: Worker) -> None:
         await leader.ended()
         await leader.start()
 
@@ -179,7 +179,7 @@ class Killed(Row):
         leader.kill()
         await leader.ended()
 
-    async def mend(self, leader: Worker) -> None:
+    async def undo(self, leader: Worker) -> None:
         await leader.start()
 
 
@@ -199,7 +199,7 @@ class Frozen(Row):
     async def fault(self, leader: Worker) -> None:
         leader.freeze()
 
-    async def mend(self, leader: Worker) -> None:
+    async def undo(self, leader: Worker) -> None:
         leader.thaw()
 
 
@@ -211,7 +211,7 @@ class RequestsLost(Row):
     async def fault(self, leader: Worker) -> None:
         leader.proxy.partition = Partition.REQUESTS_LOST
 
-    async def mend(self, leader: Worker) -> None:
+    async def undo(self, leader: Worker) -> None:
         await leader.proxy.heal()
 
 

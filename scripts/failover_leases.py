@@ -96,7 +96,7 @@ class LeaseRow:
         """Inject the fault into the holder. It has happened when this returns."""
         raise NotImplementedError
 
-    async def mend(self, worker: LeaseWorker) -> None:
+    async def undo(self, worker: LeaseWorker) -> None:
         """Undo the fault after the next term started."""
 
     async def measure(self, repeat: int) -> None:
@@ -112,7 +112,7 @@ class LeaseRow:
         fault_at = boottime()
         await self.fault(worker)
         new = await self._next(old)
-        await self.mend(worker)
+        await self.undo(worker)
         if new is None:
             self.kept += 1
             return
@@ -141,7 +141,7 @@ class Graceful(LeaseRow):
     async def fault(self, worker: LeaseWorker) -> None:
         worker.terminate()
 
-    async def mend(self, worker: LeaseWorker) -> None:
+    async def undo(self, worker: LeaseWorker) -> None:
         await worker.ended()
         await worker.start()
 
@@ -163,7 +163,7 @@ class Killed(LeaseRow):
         worker.kill()
         await worker.ended()
 
-    async def mend(self, worker: LeaseWorker) -> None:
+    async def undo(self, worker: LeaseWorker) -> None:
         await worker.start()
 
 
@@ -187,7 +187,7 @@ class Frozen(LeaseRow):
     async def fault(self, worker: LeaseWorker) -> None:
         worker.freeze()
 
-    async def mend(self, worker: LeaseWorker) -> None:
+    async def undo(self, worker: LeaseWorker) -> None:
         await asyncio.sleep(0.1)  # let the next write happen
         worker.thaw()
 
@@ -210,7 +210,7 @@ class RequestsLost(LeaseRow):
     async def fault(self, worker: LeaseWorker) -> None:
         worker.proxy.partition = self.partition
 
-    async def mend(self, worker: LeaseWorker) -> None:
+    async def undo(self, worker: LeaseWorker) -> None:
         await worker.proxy.heal()
 
 
@@ -235,7 +235,7 @@ class ExhaustedPool(LeaseRow):
     through = "pool"
 
     async def fault(self, worker: LeaseWorker) -> None:
-        worker.hoard()
+        worker.take_connections()
 
 
 class ExhaustedClientPool(ExhaustedPool):

@@ -61,12 +61,12 @@ TICKS = os.sysconf("SC_CLK_TCK")
 RUNNING_ROWS = "SELECT id FROM river_job WHERE state = 'running' FOR UPDATE"
 
 
-class Bench:
+class FaultStage:
     """A stage under load, into which one fault is injected."""
 
     def __init__(self, stage: Stage, load: Load, seconds: float) -> None:
         self.stage, self.load, self.seconds = stage, load, seconds
-        self.users = [place.worker.name for place in stage.places]
+        self.users = [member.worker.name for member in stage.members]
 
     async def kill(self, name: str) -> None:
         """Terminate the connections with this name."""
@@ -110,27 +110,27 @@ class Bench:
 
     async def stop_process(self) -> None:
         """Suspend both workers by SIGSTOP, then continue them."""
-        for place in self.stage.places:
-            place.worker.freeze()
+        for member in self.stage.members:
+            member.worker.freeze()
         await asyncio.sleep(self.seconds)
-        for place in self.stage.places:
-            place.worker.thaw()
+        for member in self.stage.members:
+            member.worker.thaw()
 
 
-def _rows() -> dict[str, Callable[[Bench], Awaitable[None]]]:
-    rows: dict[str, Callable[[Bench], Awaitable[None]]] = {}
+def _rows() -> dict[str, Callable[[FaultStage], Awaitable[None]]]:
+    rows: dict[str, Callable[[FaultStage], Awaitable[None]]] = {}
     for name in CONNECTION_NAMES:
         short = name.removeprefix("riverpy ")
-        rows[f"kill_{short}"] = lambda bench, name=name: bench.kill(name)
-        rows[f"freeze_{short}"] = lambda bench, name=name: bench.freeze(name)
+        rows[f"kill_{short}"] = lambda fault_stage, name=name: fault_stage.kill(name)
+        rows[f"freeze_{short}"] = lambda fault_stage, name=name: fault_stage.freeze(name)
     return rows | {
-        "restart": lambda bench: bench.down(Shutdown.FAST),
-        "crash": lambda bench: bench.down(Shutdown.IMMEDIATE),
-        "refused": Bench.refuse,
-        "exhausted": Bench.exhaust,
-        "read_only": Bench.read_only,
-        "rows_locked": Bench.lock,
-        "stopped_processes": Bench.stop_process,
+        "restart": lambda fault_stage: fault_stage.down(Shutdown.FAST),
+        "crash": lambda fault_stage: fault_stage.down(Shutdown.IMMEDIATE),
+        "refused": FaultStage.refuse,
+        "exhausted": FaultStage.exhaust,
+        "read_only": FaultStage.read_only,
+        "rows_locked": FaultStage.lock,
+        "stopped_processes": FaultStage.stop_process,
     }
 
 
@@ -139,32 +139,32 @@ ROWS = _rows()
 
 async def measure(name: str, stage: Stage, seconds: float) -> dict[str, Any]:
     """Inject one fault, and return the figures and the broken rules."""
-    places = stage.places
+    members = stage.members
     error = None
     back = None
     began = time.monotonic()
     try:
         async with stage.load(expected=EXPECTED) as load:
-            cpu, tried = _cpu(stage), [place.worker.proxy.accepted for place in places]
+            cpu, tried = _cpu(stage), [member.worker.proxy.accepted for member in members]
             began = time.monotonic()
-            await ROWS[name](Bench(stage, load, seconds))
+            await ROWS[name](FaultStage(stage, load, seconds))
             took = time.monotonic() - began
-            cpu = (_cpu(stage) - cpu) / took / len(places)
+            cpu = (_cpu(stage) - cpu) / took / len(members)
             most = max(
-                place.worker.proxy.accepted - before
-                for place, before in zip(places, tried, strict=True)
+                member.worker.proxy.accepted - before
+                for member, before in zip(members, tried, strict=True)
             )
             back = await load.until_recovered()
     except (AssertionError, TimeoutError) as raised:
         error = f"{raised or 'work did not come back'}"
-    said = Counter(line["event"] for place in places for line in place.warnings)
+    log_lines = Counter(line["event"] for member in members for line in member.warnings)
     return {
         "row": name,
         "fault_s": round(took, 1),
         "back_s": None if back is None else round(back, 2),
         "cpu_percent": round(100 * cpu, 1),
         "connects": most,
-        "said": dict(said),
+        "log_lines": dict(log_lines),
         "jobs": len(load.inserted),
         "failed_inserts": len(load.failures),
         "error": error,
@@ -174,8 +174,8 @@ async def measure(name: str, stage: Stage, seconds: float) -> dict[str, Any]:
 def _cpu(stage: Stage) -> float:
     """Return the CPU time of the workers in seconds."""
     total = 0
-    for place in stage.places:
-        fields = Path(f"/proc/{place.worker.pid}/stat").read_text().rpartition(") ")[2].split()
+    for member in stage.members:
+        fields = Path(f"/proc/{member.worker.pid}/stat").read_text().rpartition(") ")[2].split()
         total += int(fields[11]) + int(fields[12])
     return total / TICKS
 
@@ -196,14 +196,14 @@ def show(rows: list[dict[str, Any]]) -> None:
     """Print the table."""
     print(
         f"{'row':20} {'fault s':>8} {'back s':>7} {'CPU %':>6} {'connects':>8} {'jobs':>6} "
-        f"{'failed inserts':>14}  said"
+        f"{'failed inserts':>14}  log_lines"
     )
     for row in rows:
-        said = ", ".join(f"{count} {event}" for event, count in row["said"].items())
+        log_lines = ", ".join(f"{count} {event}" for event, count in row["log_lines"].items())
         back = "-" if row["back_s"] is None else row["back_s"]
         print(
             f"{row['row']:20} {row['fault_s']:>8} {back:>7} {row['cpu_percent']:>6} "
-            f"{row['connects']:>8} {row['jobs']:>6} {row['failed_inserts']:>14}  {said}"
+            f"{row['connects']:>8} {row['jobs']:>6} {row['failed_inserts']:>14}  {log_lines}"
         )
         if row["error"]:
             print(f"  {row['error']}")

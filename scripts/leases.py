@@ -91,7 +91,7 @@ class Holder:
             self.began[name] = float(at)
 
 
-class Site:
+class LeaseServer:
     """The server of the measurements."""
 
     def __init__(self, server: Server, connection: asyncpg.Connection, seconds: float) -> None:
@@ -118,45 +118,45 @@ class Site:
                 await holder.end()
 
 
-async def cost(site: Site) -> dict[str, Any]:
+async def cost(server: LeaseServer) -> dict[str, Any]:
     """Run all measurements of `cost`."""
     return {
-        "held": [await held(site, names) for names in HELD],
+        "held": [await held(server, names) for names in HELD],
         "takeover": [
-            await takeover(site, names, how, options)
+            await takeover(server, names, how, options)
             for how, options in TAKEOVERS
             for names in (1, NAMES)
         ],
-        "spread": await spread(site),
+        "spread": await spread(server),
     }
 
 
-async def held(site: Site, names: int) -> dict[str, Any]:
+async def held(server: LeaseServer, names: int) -> dict[str, Any]:
     """Measure a process that holds this many leases, and one that waits for them."""
-    async with site.holders(("holder", names), ("follower", names)) as (holder, follower):
+    async with server.holders(("holder", names), ("follower", names)) as (holder, follower):
         await asyncio.sleep(2 * INTERVAL)
-        await site.connection.execute(STATEMENTS["reset"])
-        before, cpus = await churn(site), [one.cpu() for one in (holder, follower)]
-        await asyncio.sleep(site.seconds)
+        await server.connection.execute(STATEMENTS["reset"])
+        before, cpus = await churn(server), [one.cpu() for one in (holder, follower)]
+        await asyncio.sleep(server.seconds)
         rows = {
-            role: await site.connection.fetchrow(STATEMENTS["statements"], role)
+            role: await server.connection.fetchrow(STATEMENTS["statements"], role)
             for role in ("holder", "follower")
         }
-        after = await churn(site)
+        after = await churn(server)
         shares = [
-            (one.cpu() - cpu) / site.seconds
+            (one.cpu() - cpu) / server.seconds
             for one, cpu in zip((holder, follower), cpus, strict=True)
         ]
     renewals = rows["holder"]["renewals"] or 1
     updates = after["updates"] - before["updates"]
     return {
         "names": names,
-        "statements_per_second": round(rows["holder"]["calls"] / site.seconds, 3),
-        "renewals_per_interval": round(renewals * INTERVAL / site.seconds, 2),
-        "follower_statements_per_second": round(rows["follower"]["calls"] / site.seconds, 3),
+        "statements_per_second": round(rows["holder"]["calls"] / server.seconds, 3),
+        "renewals_per_interval": round(renewals * INTERVAL / server.seconds, 2),
+        "follower_statements_per_second": round(rows["follower"]["calls"] / server.seconds, 3),
         "renewal_ms": round(rows["holder"]["milliseconds"] / renewals, 3),
         "renewal_wal_bytes": round(rows["holder"]["wal_bytes"] / renewals),
-        "rows_locked_per_second": round(updates / site.seconds, 2),
+        "rows_locked_per_second": round(updates / server.seconds, 2),
         "hot_share": round((after["hot"] - before["hot"]) / (updates or 1), 3),
         "table_bytes": after["bytes"],
         "core_share": round(shares[0], 4),
@@ -164,21 +164,21 @@ async def held(site: Site, names: int) -> dict[str, Any]:
     }
 
 
-async def churn(site: Site) -> dict[str, int]:
+async def churn(server: LeaseServer) -> dict[str, int]:
     """Return the server's statistics of the table, which are a moment late."""
     await asyncio.sleep(1.5)
-    row = await site.connection.fetchrow(STATEMENTS["churn"])
+    row = await server.connection.fetchrow(STATEMENTS["churn"])
     assert row is not None
     return dict(row)
 
 
 async def takeover(
-    site: Site, names: int, how: signal.Signals, options: Sequence[str]
+    server: LeaseServer, names: int, how: signal.Signals, options: Sequence[str]
 ) -> dict[str, Any]:
     """Return the seconds from the end of one process until another has its first lease, and all of
     its leases."""
     wanted = ("holder", names), ("follower", names)
-    async with site.holders(*wanted, options=options) as (holder, follower):
+    async with server.holders(*wanted, options=options) as (holder, follower):
         await asyncio.sleep(2 * INTERVAL)
         ended_at = time.clock_gettime(time.CLOCK_BOOTTIME)
         await holder.end(how)
@@ -193,15 +193,15 @@ async def takeover(
     }
 
 
-async def spread(site: Site) -> dict[str, Any]:
+async def spread(server: LeaseServer) -> dict[str, Any]:
     """Count how 25 leases spread over three processes that start together, and over two waiting
     processes after the holder of all leases was killed."""
-    async with site.holders() as holders:
-        holders += [await Holder.start(site.url, "holder", NAMES) for _ in range(3)]
+    async with server.holders() as holders:
+        holders += [await Holder.start(server.url, "holder", NAMES) for _ in range(3)]
         await until_spread(holders)
         together = [len(holder.began) for holder in holders]
-    async with site.holders(("holder", NAMES), ("follower", NAMES)) as holders:
-        holders.append(await Holder.start(site.url, "follower", NAMES))
+    async with server.holders(("holder", NAMES), ("follower", NAMES)) as holders:
+        holders.append(await Holder.start(server.url, "follower", NAMES))
         await asyncio.sleep(2 * INTERVAL)
         await holders[0].end()
         await until_spread(holders[1:])
@@ -223,7 +223,7 @@ async def run(what: str, seconds: float) -> dict[str, Any]:
             return await leases_advisory.measure(fleet.server.url)
         async with fleet.server.connected() as connection:
             await connection.execute(STATEMENTS["roles"])
-            return await cost(Site(fleet.server, connection, seconds))
+            return await cost(LeaseServer(fleet.server, connection, seconds))
 
 
 def main() -> None:

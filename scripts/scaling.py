@@ -64,7 +64,7 @@ FULL = Size(rounds=5, jobs=50_000, seconds=2.0, pickups=10)
 QUICK = Size(rounds=3, jobs=20_000, seconds=1.0, pickups=3)
 
 
-class Site:
+class ScalingServer:
     """The server, and its schemas with River's tables."""
 
     def __init__(self, url: str, size: Size) -> None:
@@ -75,7 +75,7 @@ class Site:
         self.server: ServerProcesses | None = None
 
     @asynccontextmanager
-    async def opened(self) -> AsyncGenerator[Site]:
+    async def opened(self) -> AsyncGenerator[ScalingServer]:
         """Connect, and create the schemas if they are missing."""
         async with AsyncExitStack() as stack:
             for schema in SCHEMAS:
@@ -147,7 +147,7 @@ def compared(found: dict[str, list[float]], base: str) -> Measurement:
 # --- inserting
 
 
-async def measure_notify(site: Site) -> Measurement:
+async def measure_notify(scaling: ScalingServer) -> Measurement:
     """Measure the cost of notifications, with single inserts on 20 connections at a time."""
     variants: dict[str, tuple[bool, bool]] = {
         "tx, no notification": (True, False),
@@ -156,18 +156,18 @@ async def measure_notify(site: Site) -> Measurement:
         "own pool, as by default": (False, True),
     }
     found: dict[str, list[float]] = {name: [] for name in variants}
-    for name in in_turns(site.size.rounds, list(variants)):
+    for name in in_turns(scaling.size.rounds, list(variants)):
         in_tx, notifies = variants[name]
-        await site.execute("empty")
-        async with site.client(insert_notify=notifies, pool_size=INSERTERS) as client:
-            found[name].append(await _insert_rate(site, client, in_tx=in_tx))
+        await scaling.execute("empty")
+        async with scaling.client(insert_notify=notifies, pool_size=INSERTERS) as client:
+            found[name].append(await _insert_rate(scaling, client, in_tx=in_tx))
     return {
         **compared({name: found[name] for name in list(variants)[:2]}, "tx, no notification"),
         **compared({name: found[name] for name in list(variants)[2:]}, "own pool, no notification"),
     }
 
 
-async def _insert_rate(site: Site, client: riverpy.Client, *, in_tx: bool) -> float:
+async def _insert_rate(scaling: ScalingServer, client: riverpy.Client, *, in_tx: bool) -> float:
     count, began = 0, time.perf_counter()
 
     async def insert_on(connection: asyncpg.Connection | None) -> None:
@@ -179,14 +179,14 @@ async def _insert_rate(site: Site, client: riverpy.Client, *, in_tx: bool) -> fl
                 async with connection.transaction():
                     await client.insert(Noop(), tx=connection)
             count += 1
-            if time.perf_counter() - began > site.size.seconds:
+            if time.perf_counter() - began > scaling.size.seconds:
                 return
 
     async def insert() -> None:
         if not in_tx:
             await insert_on(None)
             return
-        connection = await asyncpg.connect(site.url, timeout=20)
+        connection = await asyncpg.connect(scaling.url, timeout=20)
         try:
             await insert_on(connection)
         finally:
@@ -201,14 +201,14 @@ async def _insert_rate(site: Site, client: riverpy.Client, *, in_tx: bool) -> fl
 # --- the log
 
 
-async def measure_wal(site: Site) -> Measurement:
+async def measure_wal(scaling: ScalingServer) -> Measurement:
     """Measure the bytes of WAL per job, by operation."""
     found: dict[str, list[float]] = {}
-    for _ in range(site.size.rounds):
-        for name, value in (await _wal_of_one_round(site)).items():
+    for _ in range(scaling.size.rounds):
+        for name, value in (await _wal_of_one_round(scaling)).items():
             found.setdefault(name, []).append(value)
     result = {name: round(statistics.median(values)) for name, values in found.items()}
-    index_ratio = await site.fetchval("index_bytes")
+    index_ratio = await scaling.fetchval("index_bytes")
     return {
         **result,
         "in all": result["insert_many"] + result["claim"] + result["complete"],
@@ -216,8 +216,8 @@ async def measure_wal(site: Site) -> Measurement:
     }
 
 
-async def _wal_of_one_round(site: Site) -> dict[str, float]:
-    count = min(site.size.jobs, WAL_JOBS)
+async def _wal_of_one_round(scaling: ScalingServer) -> dict[str, float]:
+    count = min(scaling.size.jobs, WAL_JOBS)
     single_count = count // 10
     params = [InsertManyParams(Noop()) for _ in range(count)]
     found: dict[str, float] = {}
@@ -225,7 +225,7 @@ async def _wal_of_one_round(site: Site) -> dict[str, float]:
 
     async def note(name: str, jobs: int) -> None:
         nonlocal last
-        now = await site.fetchval("wal_bytes")
+        now = await scaling.fetchval("wal_bytes")
         found[name] = (now - last) / jobs
         last = now
 
@@ -236,59 +236,64 @@ async def _wal_of_one_round(site: Site) -> dict[str, float]:
         await may_end.wait()
 
     workers.job(timeout=None)(wait)
-    await site.execute("empty")
-    await site.execute("settle")
-    async with site.client() as inserting:
-        last = await site.fetchval("wal_bytes")
+    await scaling.execute("empty")
+    await scaling.execute("settle")
+    async with scaling.client() as inserting:
+        last = await scaling.fetchval("wal_bytes")
         for _ in range(single_count):
             await inserting.insert(Noop())
         await note("insert", single_count)
         await inserting.insert_many_fast(params)
         await note("insert_many_fast", count)
-        await site.execute("empty")
-        last = await site.fetchval("wal_bytes")
+        await scaling.execute("empty")
+        last = await scaling.fetchval("wal_bytes")
         await inserting.insert_many(params)
         await note("insert_many", count)
-    await site.execute("settle")
+    await scaling.execute("settle")
     client = riverpy.Client(
-        site.url,
+        scaling.url,
         workers=workers,
         queues={"default": riverpy.QueueConfig(max_workers=count)},
         config=riverpy.Config(schema=SCHEMAS[0], candidate=False),
     )
     async with client:
-        last = await site.fetchval("wal_bytes")
+        last = await scaling.fetchval("wal_bytes")
         async with client.working():
-            await site.until(lambda: _is(site, "running", count))
+            await scaling.until(lambda: _is(scaling, "running", count))
             await note("claim", count)
             may_end.set()
-            await site.until(lambda: _is(site, "completed", count))
+            await scaling.until(lambda: _is(scaling, "completed", count))
             await note("complete", count)
     return found
 
 
-async def _is(site: Site, name: str, value: int) -> bool:
-    return await site.fetchval(name) == value
+async def _is(scaling: ScalingServer, name: str, value: int) -> bool:
+    return await scaling.fetchval(name) == value
 
 
 # --- worker processes
 
 
-class Crew:
+class WorkerGroup:
     """Worker processes, the same number for each of the schemas."""
 
     def __init__(
-        self, site: Site, count: int, schemas: Sequence[str], *, pooler_url: str | None = None
+        self,
+        scaling: ScalingServer,
+        count: int,
+        schemas: Sequence[str],
+        *,
+        pooler_url: str | None = None,
     ) -> None:
-        self._site, self._count, self.schemas = site, count, schemas
-        self._url = pooler_url or site.url
+        self._site, self._count, self.schemas = scaling, count, schemas
+        self._url = pooler_url or scaling.url
         self._environment = dict(os.environ)
         if pooler_url is not None:
-            self._environment[LISTEN_URL_VARIABLE] = site.url
+            self._environment[LISTEN_URL_VARIABLE] = scaling.url
         self._processes: list[asyncio.subprocess.Process] = []
 
     @asynccontextmanager
-    async def working(self) -> AsyncGenerator[Crew]:
+    async def working(self) -> AsyncGenerator[WorkerGroup]:
         """Start them; they wait for jobs."""
         began = datetime.now(UTC)
         try:
@@ -320,22 +325,22 @@ class Crew:
     async def drain(self) -> tuple[float, float]:
         """Return jobs per second from the first claim to the last stored result, and the server's
         CPU time in microseconds per job."""
-        site, jobs = self._site, self._site.size.jobs
+        scaling, jobs = self._site, self._site.size.jobs
         async with AsyncExitStack() as stack:
-            clients = [await stack.enter_async_context(site.client(one)) for one in self.schemas]
+            clients = [await stack.enter_async_context(scaling.client(one)) for one in self.schemas]
             for client in clients:
                 await client.queue_pause("default")
             params = [InsertManyParams(Noop()) for _ in range(jobs // len(clients))]
             for schema, client in zip(self.schemas, clients, strict=True):
-                await site.execute("empty", schema=schema)
+                await scaling.execute("empty", schema=schema)
                 await client.insert_many_fast(params)
-                await site.execute("settle", schema=schema)
-            cpu = site.server_cpu()
+                await scaling.execute("settle", schema=schema)
+            cpu = scaling.server_cpu()
             for client in clients:
                 await client.queue_resume("default")
-            await site.until(self._is_idle)
-            cpu = site.server_cpu() - cpu
-        spans = [await site.fetchrow("span", schema=schema) for schema in self.schemas]
+            await scaling.until(self._is_idle)
+            cpu = scaling.server_cpu() - cpu
+        spans = [await scaling.fetchrow("span", schema=schema) for schema in self.schemas]
         assert sum(span[2] for span in spans) == len(params) * len(spans)
         seconds = max(span[1] for span in spans) - min(span[0] for span in spans)
         return jobs / seconds.total_seconds(), cpu / jobs * 1e6
@@ -348,83 +353,85 @@ class Crew:
         return True
 
 
-async def _compare_crews(site: Site, crews: dict[str, Callable[[], Crew]]) -> Measurement:
+async def _compare_groups(
+    scaling: ScalingServer, groups: dict[str, Callable[[], WorkerGroup]]
+) -> Measurement:
     """Compare groups of worker processes with the first one."""
-    rates: dict[str, list[float]] = {name: [] for name in crews}
-    cpu: dict[str, list[float]] = {name: [] for name in crews}
-    for name in in_turns(site.size.rounds, list(crews)):
-        async with crews[name]().working() as crew:
-            rate, microseconds = await crew.drain()
+    rates: dict[str, list[float]] = {name: [] for name in groups}
+    cpu: dict[str, list[float]] = {name: [] for name in groups}
+    for name in in_turns(scaling.size.rounds, list(groups)):
+        async with groups[name]().working() as group:
+            rate, microseconds = await group.drain()
         rates[name].append(rate)
         cpu[name].append(microseconds)
-    result = compared(rates, next(iter(crews)))
+    result = compared(rates, next(iter(groups)))
     for name, one in result.items():
         one["server_cpu_us_per_job"] = round(statistics.median(cpu[name]), 1)
     return result
 
 
-async def measure_processes(site: Site) -> Measurement:
+async def measure_processes(scaling: ScalingServer) -> Measurement:
     """Measure several worker processes on one schema."""
-    return await _compare_crews(
-        site,
+    return await _compare_groups(
+        scaling,
         {
-            f"{count} worker process{'es' * (count > 1)}": lambda count=count: Crew(
-                site, count, SCHEMAS[:1]
+            f"{count} worker process{'es' * (count > 1)}": lambda count=count: WorkerGroup(
+                scaling, count, SCHEMAS[:1]
             )
             for count in (1, 2, 3)
         },
     )
 
 
-async def measure_schemas(site: Site) -> Measurement:
+async def measure_schemas(scaling: ScalingServer) -> Measurement:
     """Measure two worker processes on one schema, and on a schema each."""
-    return await _compare_crews(
-        site,
+    return await _compare_groups(
+        scaling,
         {
-            "2 processes, 1 schema": lambda: Crew(site, 2, SCHEMAS[:1]),
-            "2 processes, a schema each": lambda: Crew(site, 1, SCHEMAS),
+            "2 processes, 1 schema": lambda: WorkerGroup(scaling, 2, SCHEMAS[:1]),
+            "2 processes, a schema each": lambda: WorkerGroup(scaling, 1, SCHEMAS),
         },
     )
 
 
-async def measure_pooler(site: Site) -> Measurement:
+async def measure_pooler(scaling: ScalingServer) -> Measurement:
     """Measure one worker process, directly and through PgBouncer in transaction mode."""
     if not is_installed():
         return {}
-    with pooled(site.url) as url:
-        return await _compare_crews(
-            site,
+    with pooled(scaling.url) as url:
+        return await _compare_groups(
+            scaling,
             {
-                "directly": lambda: Crew(site, 1, SCHEMAS[:1]),
-                "through PgBouncer": lambda: Crew(site, 1, SCHEMAS[:1], pooler_url=url),
+                "directly": lambda: WorkerGroup(scaling, 1, SCHEMAS[:1]),
+                "through PgBouncer": lambda: WorkerGroup(scaling, 1, SCHEMAS[:1], pooler_url=url),
             },
         )
 
 
-async def measure_connections(site: Site) -> Measurement:
+async def measure_connections(scaling: ScalingServer) -> Measurement:
     """Count the connections of two idle worker processes, one of which is the leader."""
-    async with Crew(site, 2, SCHEMAS[:1]).working():
+    async with WorkerGroup(scaling, 2, SCHEMAS[:1]).working():
         await asyncio.sleep(SETTLING)
-        rows = await site.connections[SCHEMAS[0]].fetch(STATEMENTS["connections"])
+        rows = await scaling.connections[SCHEMAS[0]].fetch(STATEMENTS["connections"])
     return dict(rows)
 
 
 # --- pickup
 
 
-async def measure_pickup(site: Site) -> Measurement:
+async def measure_pickup(scaling: ScalingServer) -> Measurement:
     """Measure the milliseconds from insert to claim of single jobs in idle queues, by the server's
     clock."""
     return {
-        "LISTEN": await _pick_up(site),
-        "polling every second": await _pick_up(site, poll_only=True),
+        "LISTEN": await _pick_up(scaling),
+        "polling every second": await _pick_up(scaling, poll_only=True),
         "polling every 100 ms": await _pick_up(
-            site, poll_only=True, fetch_poll_interval=timedelta(milliseconds=100)
+            scaling, poll_only=True, fetch_poll_interval=timedelta(milliseconds=100)
         ),
     }
 
 
-async def _pick_up(site: Site, **config: Any) -> Measurement:
+async def _pick_up(scaling: ScalingServer, **config: Any) -> Measurement:
     workers = riverpy.Workers()
 
     async def noop(_job: riverpy.Job[Noop]) -> None:
@@ -433,20 +440,20 @@ async def _pick_up(site: Site, **config: Any) -> Measurement:
     workers.job(noop)
     names = [f"q{number}" for number in range(POLLED_QUEUES)]
     client = riverpy.Client(
-        site.url,
+        scaling.url,
         workers=workers,
         queues={name: riverpy.QueueConfig(max_workers=10) for name in names},
         config=riverpy.Config(schema=SCHEMAS[0], candidate=False, **config),
     )
-    await site.execute("empty")
+    await scaling.execute("empty")
     async with client, client.working():
-        for _ in range(site.size.pickups):
+        for _ in range(scaling.size.pickups):
             for name in random.sample(names, len(names)):
                 await asyncio.sleep(random.uniform(0.03, 0.1))
                 await client.insert(Noop(), riverpy.InsertOpts(queue=name))
-        total = site.size.pickups * len(names)
-        await site.until(lambda: _is(site, "completed", total))
-    rows = await site.connections[SCHEMAS[0]].fetch(STATEMENTS["waits"])
+        total = scaling.size.pickups * len(names)
+        await scaling.until(lambda: _is(scaling, "completed", total))
+    rows = await scaling.connections[SCHEMAS[0]].fetch(STATEMENTS["waits"])
     waits = sorted(float(row[0]) * 1e3 for row in rows)
     return {
         "p50_ms": round(statistics.median(waits), 1),
@@ -457,7 +464,7 @@ async def _pick_up(site: Site, **config: Any) -> Measurement:
 
 # --- the command
 
-MEASUREMENTS: dict[str, Callable[[Site], Awaitable[Measurement]]] = {
+MEASUREMENTS: dict[str, Callable[[ScalingServer], Awaitable[Measurement]]] = {
     "notify": measure_notify,
     "wal": measure_wal,
     "processes": measure_processes,
@@ -484,8 +491,8 @@ def parse_arguments() -> argparse.Namespace:
 
 async def measure(url: str, arguments: argparse.Namespace) -> Measurement:
     """Run the chosen measurements."""
-    async with Site(url, QUICK if arguments.quick else FULL).opened() as site:
-        _, version = await site.fetchrow("server")
+    async with ScalingServer(url, QUICK if arguments.quick else FULL).opened() as scaling:
+        _, version = await scaling.fetchrow("server")
         found: Measurement = {
             "machine": f"{os.cpu_count()} cores, {platform.system()}",
             "python": platform.python_version(),
@@ -494,7 +501,7 @@ async def measure(url: str, arguments: argparse.Namespace) -> Measurement:
         }
         for name in arguments.names or MEASUREMENTS:
             print(f"measuring {name}", file=sys.stderr)
-            found[name] = await MEASUREMENTS[name](site)
+            found[name] = await MEASUREMENTS[name](scaling)
         return found
 
 

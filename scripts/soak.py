@@ -106,7 +106,7 @@ class AtOnce:
         return timedelta(0)
 
 
-class Place:
+class SoakClient:
     """A running client, and another connection to its tables."""
 
     def __init__(self, client: riverpy.Client, connection: asyncpg.Connection) -> None:
@@ -197,32 +197,34 @@ class SoakTimeout(msgspec.Struct):
 
 
 @asynccontextmanager
-async def working(url: str, schema: str) -> AsyncGenerator[Place]:
+async def working(url: str, schema: str) -> AsyncGenerator[SoakClient]:
     """Run a client on these tables."""
     client = make_client(url, schema)
     connection = await asyncpg.connect(url, server_settings={"search_path": f'"{schema}"'})
     try:
         async with client, client.working():
-            yield Place(client, connection)
+            yield SoakClient(client, connection)
     finally:
         connection.terminate()
 
 
-async def soak_jobs(place: Place, jobs: int, *, batch: int = BATCH) -> AsyncIterator[Sample]:
+async def soak_jobs(
+    soak_client: SoakClient, jobs: int, *, batch: int = BATCH
+) -> AsyncIterator[Sample]:
     """Work this many jobs in batches, and yield a sample after each."""
     for first in range(0, jobs, batch):
-        await place.work(min(batch, jobs - first))
+        await soak_client.work(min(batch, jobs - first))
         yield sample()
 
 
 async def soak_reconnects(
-    place: Place, reconnects: int, *, jobs: int = 100
+    soak_client: SoakClient, reconnects: int, *, jobs: int = 100
 ) -> AsyncIterator[Sample]:
     """Lose all connections again and again until this many are lost. Each time, work `jobs` jobs on
     the new connections, then yield a sample."""
-    end = place.reconnects + reconnects
-    while place.reconnects < end:
-        await place.lose_connections(jobs=jobs)
+    end = soak_client.reconnects + reconnects
+    while soak_client.reconnects < end:
+        await soak_client.lose_connections(jobs=jobs)
         yield sample()
 
 
@@ -241,13 +243,13 @@ async def server() -> AsyncGenerator[str]:
 async def run(options: argparse.Namespace) -> int:
     """Soak, print, and return the exit code."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    async with server() as url, working(url, "public") as place:
+    async with server() as url, working(url, "public") as soak_client:
         soaks = {
-            "jobs": soak_jobs(place, options.jobs),
-            "reconnects": soak_reconnects(place, options.reconnects),
+            "jobs": soak_jobs(soak_client, options.jobs),
+            "reconnects": soak_reconnects(soak_client, options.reconnects),
         }
         reports = {name: await report(name, soak) for name, soak in soaks.items()}
-    totals = {"jobs": dict(sorted(place.ends.items())), "reconnects": place.reconnects}
+    totals = {"jobs": dict(sorted(soak_client.ends.items())), "reconnects": soak_client.reconnects}
     if options.json:
         print(json.dumps({**totals, "soaks": reports}))
     else:

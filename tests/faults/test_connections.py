@@ -46,16 +46,16 @@ async def test_killed_backends(stage: Stage, name: str) -> None:
     are one log line each, and no job is harmed. A result that was alone in its statement at two of
     the kills may be delayed (NR-02, NR-11, PB-07)."""
     expected = {HELD} if name == "results" else set[str]()
-    places = [stage.leader] if name == "maintenance" else stage.places
-    rounds = KILLS // len(places)
+    members = [stage.leader] if name == "maintenance" else stage.members
+    rounds = KILLS // len(members)
     async with stage.load(expected=expected):
         for number in range(1, rounds + 1):
-            for place in places:
-                await kill_all(stage, 1, f"riverpy {BACKENDS[name]}", user=place.worker.name)
-            for place in places:
-                await until(lambda place=place, number=number: place.count(RESTORED) == number)
-    for place in places:
-        losses = [line for line in place.warnings if line["event"] not in expected]
+            for member in members:
+                await kill_all(stage, 1, f"riverpy {BACKENDS[name]}", user=member.worker.name)
+            for member in members:
+                await until(lambda member=member, number=number: member.count(RESTORED) == number)
+    for member in members:
+        losses = [line for line in member.warnings if line["event"] not in expected]
         assert [line["event"] for line in losses] == [LOST] * rounds
         assert {line["connection"] for line in losses} == {name}
 
@@ -64,26 +64,26 @@ async def test_topics_after_losses(stage: Stage) -> None:
     """After a loss each topic is listened to again, and each notification acts once: a pause, a
     cancel, a request to resign. The load covers inserts, since no client polls here (NR-02,
     NR-11)."""
-    for place in stage.places:
-        place.forget()
-    await kill_all(stage, len(stage.places), "riverpy listener")
-    for place in stage.places:
-        await until(lambda place=place: place.count(RESTORED) == 1)
-        place.forget()
+    for member in stage.members:
+        member.forget()
+    await kill_all(stage, len(stage.members), "riverpy listener")
+    for member in stage.members:
+        await until(lambda member=member: member.count(RESTORED) == 1)
+        member.forget()
     async with stage.load() as load:
         (job_id,) = await load.start_held()
         await load.client.queue_pause("default")
-        for place in stage.places:
-            await until(lambda place=place: place.count(QUEUE_PAUSED) == 1)
+        for member in stage.members:
+            await until(lambda member=member: member.count(QUEUE_PAUSED) == 1)
         await load.client.queue_resume("default")
         await load.cancel(job_id)
         leader = stage.leader
         async with stage.fleet.server.connected() as connection:
             await leader_request_resign(connection, None)
         await until(lambda: leader.count(LEADERSHIP_ENDED) == 1)
-    for place in stage.places:
-        assert place.count(QUEUE_PAUSED) == place.count(QUEUE_RESUMED) == 1
-        assert place.warnings == []
+    for member in stage.members:
+        assert member.count(QUEUE_PAUSED) == member.count(QUEUE_RESUMED) == 1
+        assert member.warnings == []
 
 
 async def test_killed_pool(stage: Stage) -> None:
@@ -95,14 +95,14 @@ async def test_killed_pool(stage: Stage) -> None:
             await load.until_completed()
         assert len(load.failures) <= KILLS
         assert all(isinstance(error, DATABASE_ERRORS) for error in load.failures)
-    assert [place.warnings for place in stage.places] == [[], []]
+    assert [member.warnings for member in stage.members] == [[], []]
 
 
 async def test_frozen_claims_and_results(stage: Stage) -> None:
     """One worker's claims and another's results freeze without an error. Each connection is
     replaced in time, with one log line, while the other worker continues. The frozen backends do
     nothing twice when they continue (NR-17, LD-14)."""
-    claiming, storing = stage.places
+    claiming, storing = stage.members
     async with stage.load() as load:
         pids = [
             *await find_backends(stage.url, "riverpy claims", user=claiming.worker.name),
@@ -110,15 +110,15 @@ async def test_frozen_claims_and_results(stage: Stage) -> None:
         ]
         async with frozen_backends(stage.url, pids):
             await load.until_completed()
-            for place in stage.places:
-                await until(lambda place=place: place.count(RESTORED) == 1)
+            for member in stage.members:
+                await until(lambda member=member: member.count(RESTORED) == 1)
             await load.until_completed()
-    for place, name in ((claiming, "claims"), (storing, "results")):
-        assert [line["connection"] for line in place.said if line["event"] == LOST] == [name]
-        assert {line["event"] for line in place.warnings} <= {LOST, PUT_BACK}
+    for member, name in ((claiming, "claims"), (storing, "results")):
+        assert [line["connection"] for line in member.log_lines if line["event"] == LOST] == [name]
+        assert {line["event"] for line in member.warnings} <= {LOST, PUT_BACK}
 
 
-async def test_frozen_beside_the_work(stage: Stage) -> None:
+async def test_frozen_rarely_used_connections(stage: Stage) -> None:
     """The listener and the reserved connection of each worker and the leader's maintenance
     connection freeze. Jobs continue, and each connection that does not answer in time is replaced,
     with one log line."""
@@ -130,11 +130,11 @@ async def test_frozen_beside_the_work(stage: Stage) -> None:
         ]
         async with frozen_backends(stage.url, pids):
             await load.until_completed()
-            for place in stage.places:
-                await until(lambda place=place: place.count(RESTORED) == place.count(LOST) > 0)
-    for place in stage.places:
-        assert {line["event"] for line in place.warnings} == {LOST}
-        told = [line["connection"] for line in place.warnings]
+            for member in stage.members:
+                await until(lambda member=member: member.count(RESTORED) == member.count(LOST) > 0)
+    for member in stage.members:
+        assert {line["event"] for line in member.warnings} == {LOST}
+        told = [line["connection"] for line in member.warnings]
         assert "reserved" in told  # the others have longer timeouts and may be thawed by then
         assert {*told} <= {"reserved", "notifier", "maintenance"}
         assert len({*told}) == len(told)
@@ -149,4 +149,4 @@ async def test_frozen_pool(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Non
             await until(lambda: len(load.failures) > 0)
             await load.until_completed()
         assert all(isinstance(error, TimeoutError) for error in load.failures)
-    assert [place.warnings for place in stage.places] == [[], []]
+    assert [member.warnings for member in stage.members] == [[], []]

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from riverpy._log_events import LEADER_ELECTED, LEADERSHIP_LOST, WORKER_STARTED
 from tests.kit.fleet import Worker, running_fleet, with_user
-from tests.kit.load import LOST, RESTORED, LoadSettings, Place, Stage, until
+from tests.kit.load import LOST, RESTORED, LoadSettings, Stage, StageMember, until
 from tests.kit.proxy import Partition, Proxy
 from tests.kit.standby import Pair, PairProxy
 
@@ -44,9 +44,9 @@ async def stage() -> AsyncGenerator[FailingOver]:
         yield stage
 
 
-async def restored(place: Place) -> None:
+async def restored(member: StageMember) -> None:
     """Return when a worker has logged that its connections are restored."""
-    await until(lambda: place.count(RESTORED) == place.count(LOST) > 0)
+    await until(lambda: member.count(RESTORED) == member.count(LOST) > 0)
 
 
 async def test_switch_over(stage: FailingOver) -> None:
@@ -57,30 +57,30 @@ async def test_switch_over(stage: FailingOver) -> None:
         await load.start_held(5)
         await stage.pair.switch_over()
         load.release()
-        for place in stage.places:
-            await restored(place)
-        await until(lambda: any(place.count(LEADER_ELECTED) for place in stage.places))
+        for member in stage.members:
+            await restored(member)
+        await until(lambda: any(member.count(LEADER_ELECTED) for member in stage.members))
         await load.until_completed()
 
 
-async def test_machine_is_gone(stage: FailingOver) -> None:
+async def test_machine_is_lost(stage: FailingOver) -> None:
     """The machine of the primary is lost, so that connections to it are neither closed nor refused.
     Workers give up silent connections and work on the promoted standby (NR-12)."""
     async with stage.load(expected=[LEADERSHIP_LOST]) as load:
-        ways = [way_to_primary(stage, place) for place in stage.places]
+        ways = [way_to_primary(stage, member) for member in stage.members]
         for way in ways:
             way.partition = Partition.HELD
         await stage.pair.switch_over()
-        for place in stage.places:
-            await restored(place)
+        for member in stage.members:
+            await restored(member)
         await load.until_recovered()
     for way in ways:
         await way.heal()
 
 
-def way_to_primary(stage: FailingOver, place: Place) -> Proxy:
+def way_to_primary(stage: FailingOver, member: StageMember) -> Proxy:
     """Return the worker's proxy to the current primary."""
-    proxy = place.worker.proxy
+    proxy = member.worker.proxy
     assert isinstance(proxy, PairProxy)
     return proxy.ways[stage.pair.is_second_primary]
 
@@ -88,20 +88,20 @@ def way_to_primary(stage: FailingOver, place: Place) -> Proxy:
 async def test_worker_before_a_standby(stage: FailingOver) -> None:
     """A worker whose URL has only the server that comes back as a standby logs this once, polls it,
     and works when that server is the primary again (NR-12)."""
-    place = await add_single(stage)
+    member = await add_single(stage)
     async with stage.load(expected=[LEADERSHIP_LOST]) as load:
-        await until(lambda: bool(place.started_jobs))
+        await until(lambda: bool(member.started_jobs))
         await stage.pair.switch_over()
-        seen = place.worker.proxy.accepted
+        seen = member.worker.proxy.accepted
         await load.until_completed()
-        await until(lambda: place.worker.proxy.accepted >= seen + TRIES)
-        assert (place.count(LOST), place.count(RESTORED)) == (1, 0)
+        await until(lambda: member.worker.proxy.accepted >= seen + TRIES)
+        assert (member.count(LOST), member.count(RESTORED)) == (1, 0)
         await stage.pair.switch_over()
-        await restored(place)
-        print(place.said)
+        await restored(member)
+        print(member.log_lines)
 
 
-async def add_single(stage: FailingOver) -> Place:
+async def add_single(stage: FailingOver) -> StageMember:
     """Add a worker whose URL has only the current primary."""
     fleet = stage.fleet
     async with fleet.server.connected() as connection:
@@ -113,7 +113,7 @@ async def add_single(stage: FailingOver) -> Place:
     worker = Worker("single", settings, proxy, fleet.directory / "single.log")
     fleet.workers.append(worker)
     await worker.start()
-    place = Place(worker, settings)
-    await until(lambda: place.count(WORKER_STARTED) == 1)
-    stage.places.append(place)
-    return place
+    member = StageMember(worker, settings)
+    await until(lambda: member.count(WORKER_STARTED) == 1)
+    stage.members.append(member)
+    return member

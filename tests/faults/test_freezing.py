@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-async def test_look_that_the_frozen_process_holds_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_state_read_that_a_frozen_process_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A read of the state of a stopped process times out when that process holds an internal lock
     of the server. The process then continues, and is stopped elsewhere."""
     process = subprocess.Popen(["sleep", "600"])

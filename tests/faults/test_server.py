@@ -42,14 +42,14 @@ TRIES = 12
 
 async def restored(stage: Stage) -> None:
     """Return when each worker has logged that its connections are restored."""
-    for place in stage.places:
-        await until(lambda place=place: place.count(RESTORED) == place.count(LOST) > 0)
+    for member in stage.members:
+        await until(lambda member=member: member.count(RESTORED) == member.count(LOST) > 0)
 
 
 async def lost(stage: Stage) -> None:
     """Return when each worker has logged that the database is lost."""
-    for place in stage.places:
-        await until(lambda place=place: place.count(LOST) > 0)
+    for member in stage.members:
+        await until(lambda member=member: member.count(LOST) > 0)
 
 
 async def test_restart(stage: Stage) -> None:
@@ -79,7 +79,7 @@ async def test_crash(stage: Stage) -> None:
         load.crashes.append((began, time.time()))
         await restored(stage)
         await until(lambda: leader.count(LEADERSHIP_LOST) == 1)
-    refused = {line.get("job_id") for place in stage.places for line in place.warnings}
+    refused = {line.get("job_id") for member in stage.members for line in member.warnings}
     assert not refused & {*held}
 
 
@@ -87,7 +87,9 @@ async def test_refused_connections(stage: Stage) -> None:
     """The database refuses new connections and terminates the existing ones, then accepts
     connections again."""
     async with stage.load(outages=1) as load:
-        async with connections_refused(stage.url, *(place.worker.name for place in stage.places)):
+        async with connections_refused(
+            stage.url, *(member.worker.name for member in stage.members)
+        ):
             await lost(stage)
         await restored(stage)
         await load.until_completed()
@@ -96,7 +98,7 @@ async def test_refused_connections(stage: Stage) -> None:
 async def test_no_connection_left(stage: Stage) -> None:
     """Other clients take every connection of the server, and the workers' connections are killed.
     They get new ones only when others close theirs."""
-    user = stage.places[0].worker.name
+    user = stage.members[0].worker.name
     async with stage.load(outages=1):
         async with connections_exhausted(with_user(stage.url, user)):
             await kill_backends(stage.url, "riverpy claims")
@@ -123,7 +125,7 @@ async def test_statement_timeout(stage: Stage, limit: str) -> None:
     """The administrator sets a statement timeout for the workers' roles, and terminates their
     sessions so that it applies. Jobs are worked all the same, and no session is lost because of a
     slow statement."""
-    names = [place.worker.name for place in stage.places]
+    names = [member.worker.name for member in stage.members]
     async with stage.load(expected=[*SLOW, HELD]) as load, AsyncExitStack() as stack:
         for name in names:
             settings = role_settings(stage.url, name, statement_timeout=limit)
@@ -149,7 +151,7 @@ async def test_idle_in_transaction_timeout(stage: Stage) -> None:
 async def test_read_only(stage: Stage) -> None:
     """The server becomes read-only, as after a failover, and writable again. Results of that time
     are kept and stored, and a connection that got this error is replaced (NR-12)."""
-    users = [place.worker.name for place in stage.places]
+    users = [member.worker.name for member in stage.members]
     async with stage.load(outages=1) as load:
         await load.start_held(5)
         before = {user: await find_dedicated(stage, user) for user in users}
@@ -174,9 +176,11 @@ async def test_down_for_a_while(stage: Stage) -> None:
     async with stage.load(outages=1, expected=[LEADERSHIP_LOST]) as load:
         await stage.fleet.server.shut_down(Shutdown.FAST)
         await lost(stage)
-        for place in stage.places:
-            seen = place.worker.proxy.accepted
-            await until(lambda place=place, seen=seen: place.worker.proxy.accepted >= seen + TRIES)
+        for member in stage.members:
+            seen = member.worker.proxy.accepted
+            await until(
+                lambda member=member, seen=seen: member.worker.proxy.accepted >= seen + TRIES
+            )
         await stage.fleet.server.come_back()
         await restored(stage)
         await load.until_completed()

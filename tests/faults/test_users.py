@@ -40,8 +40,8 @@ async def test_locked_available_rows(stage: Stage) -> None:
     its end."""
     async with stage.load(outages=0) as load:
         await load.client.queue_pause("default")
-        for place in stage.places:
-            await until(lambda place=place: place.count(QUEUE_PAUSED) == 1)
+        for member in stage.members:
+            await until(lambda member=member: member.count(QUEUE_PAUSED) == 1)
         await load.until_jobs_wait()
         async with rows_locked(stage.url, LOCK_AVAILABLE) as count:
             assert count > 0
@@ -55,8 +55,8 @@ async def test_pool_is_held(stage: Stage) -> None:
     results, the lease and heartbeats continue on connections of their own (PB-10)."""
     async with stage.load(outages=0) as load:
         held: set[int] = set()
-        while not all(place.started_jobs & held for place in stage.places):
-            held.update(await load.start_held(hoards=POOL_SIZE))
+        while not all(member.started_jobs & held for member in stage.members):
+            held.update(await load.start_held(taken_connections=POOL_SIZE))
         began = await stage.fetchval("now")
         await load.until_completed()
         await until(lambda: load.is_positive("all_have_beaten", began))
@@ -66,7 +66,7 @@ async def test_pool_is_held(stage: Stage) -> None:
 async def test_frozen_worker(stage: Stage) -> None:
     """A worker process is suspended and continues. The other one works in that time, and each job
     runs once."""
-    frozen, _ = stage.places
+    frozen, _ = stage.members
     async with stage.load(outages=0) as load:
         frozen.worker.freeze()
         await load.until_completed()

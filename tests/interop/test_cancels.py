@@ -98,7 +98,7 @@ async def test_running_job(language: str, callers: Callers, fleet: Fleet, schema
 
 
 @EITHER
-async def test_code_that_goes_on(
+async def test_code_that_ignores_a_cancel(
     language: str, callers: Callers, fleet: Fleet, schema: Schema
 ) -> None:
     """Code that continues after its job is cancelled is not interrupted. If it returns, the job is

@@ -227,7 +227,7 @@ async def test_schema_names(go_on: Go, connection: Connection) -> None:
             await go_on(name).run("list")
 
 
-async def test_each_takes_over_half_way(go_on: Go, connection: Connection) -> None:
+async def test_each_continues_half_way(go_on: Go, connection: Connection) -> None:
     """One language migrates half-way up, and the other to the top and down again: the catalog is
     the recorded one (MG-07)."""
     schema = SCHEMAS[1]

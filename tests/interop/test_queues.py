@@ -33,7 +33,7 @@ async def same_queue(callers: Callers, name: str) -> Row:
 
 
 @EITHER
-async def test_made_and_changed(
+async def test_create_and_change(
     language: str, callers: Callers, fleet: Fleet, schema: Schema
 ) -> None:
     """Both languages read alike, ordered by name, the queues that a client of one language creates

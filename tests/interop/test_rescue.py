@@ -98,7 +98,7 @@ async def test_killed_worker(
 
 
 @EITHER
-async def test_what_a_rescue_makes(
+async def test_states_after_a_rescue(
     language: str, callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
 ) -> None:
     """A stuck job is retried by the policy of its kind, discarded without an attempt left, and

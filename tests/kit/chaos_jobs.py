@@ -113,9 +113,9 @@ class Child(msgspec.Struct, frozen=True):
     number: int
 
 
-class Hoarding(msgspec.Struct, frozen=True):
+class PoolExhausting(msgspec.Struct, frozen=True):
     """A job that takes every connection of its client's pool."""
 
-    kind: ClassVar[str] = "hoarding"
+    kind: ClassVar[str] = "pool_exhausting"
     number: int
     seconds: float

@@ -56,7 +56,7 @@ class Load:
     def __init__(self, url: str, rate: float, seed: int) -> None:
         """Create a load of `rate` jobs per second, with choices that depend on the seed."""
         self._url, self._rate = url, rate
-        self._dice = random.Random(seed)
+        self._rng = random.Random(seed)
         self._number = 0
         self._once = 0
         self.committed: set[int] = set()
@@ -123,33 +123,33 @@ class Load:
 
     def _job(self, way: Way) -> JobArgs:
         self._number += 1
-        number, dice = self._number, self._dice
-        chosen = dice.random()
+        number, rng = self._number, self._rng
+        chosen = rng.random()
         if way == self._singly and chosen < 0.01:
             return Endless(number)
         if way != self._by_copy and chosen < 0.1:
             # Lower than the numbers of all other jobs, so that a repeated insert is never new among
             # them.
             self._once += 1
-            return Once(-1 - self._once // ONCE_SHARE * 4 - dice.randrange(4))
+            return Once(-1 - self._once // ONCE_SHARE * 4 - rng.randrange(4))
         if chosen < 0.2:
-            return Flaky(number, dice.randrange(1, 3))
+            return Flaky(number, rng.randrange(1, 3))
         if chosen < 0.27:
             return Snoozing(number)
         if chosen < 0.3:
-            return Threaded(number, dice.random() * 0.2)
+            return Threaded(number, rng.random() * 0.2)
         if chosen < 0.35:
-            return Slow(number, dice.random() ** 3 * 2)
+            return Slow(number, rng.random() ** 3 * 2)
         if chosen < 0.4:
             return Parent(number)
         if chosen < 0.402:
-            return Processed(number, dice.random() * 3)
+            return Processed(number, rng.random() * 3)
         return Quick(number)
 
     def _options(self) -> riverpy.InsertOpts:
         return riverpy.InsertOpts(
-            queue=self._dice.choice(("default", "default", "ahead")),
-            priority=self._dice.randrange(1, 5),
+            queue=self._rng.choice(("default", "default", "ahead")),
+            priority=self._rng.randrange(1, 5),
         )
 
     async def _singly(self, jobs: list[JobArgs]) -> None:
@@ -164,8 +164,8 @@ class Load:
             self.failed_calls += 1
             return
         self.tell([job], [result])
-        if isinstance(job, Endless) or self._dice.random() < 0.02:
-            delay = self._dice.random() * CANCEL_DELAY_MAX
+        if isinstance(job, Endless) or self._rng.random() < 0.02:
+            delay = self._rng.random() * CANCEL_DELAY_MAX
             if not isinstance(job, Once):
                 self._tasks.start_soon(self.cancel, result.job.id, delay)
 
@@ -182,7 +182,7 @@ class Load:
 
     def rolls_back(self) -> bool:
         """Return whether the next transaction rolls back."""
-        return self._dice.random() < ROLLBACK_SHARE
+        return self._rng.random() < ROLLBACK_SHARE
 
 
 class Transactions:

@@ -116,32 +116,32 @@ class Fault(NamedTuple):
 def make_plan(seed: int, *, seconds: float, workers: int, dead_after: float) -> list[Fault]:
     """Return the faults of a seed, always the same. Each kind comes once a round. Most faults start
     while others last, some after all others ended."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     plan: list[Fault] = []
     kinds: list[FaultKind] = []
     at = until = 1.0
     while at < seconds:
         if not kinds:
-            kinds = dice.sample(list(FaultKind), len(FaultKind))
+            kinds = rng.sample(list(FaultKind), len(FaultKind))
         kind = kinds.pop()
-        duration = _duration(kind, dice, dead_after)
-        if kind is FaultKind.DOWN and seconds >= LONG_RUN and dice.random() < LONG_SHARE:
+        duration = _duration(kind, rng, dead_after)
+        if kind is FaultKind.DOWN and seconds >= LONG_RUN and rng.random() < LONG_SHARE:
             duration = LONG_OUTAGE
-        plan.append(Fault(at, kind, dice.randrange(workers), duration))
+        plan.append(Fault(at, kind, rng.randrange(workers), duration))
         until = max(until, at + duration)
-        at += dice.uniform(0.3, 3.7)
-        if dice.random() < CALM_SHARE:
+        at += rng.uniform(0.3, 3.7)
+        if rng.random() < CALM_SHARE:
             at = max(at, until + CALM)
     return plan
 
 
-def _duration(kind: FaultKind, dice: random.Random, dead_after: float) -> float:
+def _duration(kind: FaultKind, rng: random.Random, dead_after: float) -> float:
     """Return a duration. Silent faults are interesting near the time after which a client counts as
     dead."""
     if kind in PARTITIONS or kind.name.startswith("FREEZE"):
-        return dice.uniform(0.1, 1.7) * dead_after
+        return rng.uniform(0.1, 1.7) * dead_after
     if kind in {*ENDS_WORKER, FaultKind.RESTART, FaultKind.CRASH}:
-        return dice.uniform(0.0, 2.0)
+        return rng.uniform(0.0, 2.0)
     if kind is FaultKind.SLOW_ROWS:  # one row takes longer than the statement timeout
-        return dice.uniform(3.0, 12.0)
-    return dice.uniform(1.0, 5.0)
+        return rng.uniform(3.0, 12.0)
+    return rng.uniform(1.0, 5.0)

@@ -24,9 +24,9 @@ from tests.kit.chaos_jobs import (
     Child,
     Endless,
     Flaky,
-    Hoarding,
     Once,
     Parent,
+    PoolExhausting,
     Quick,
     Slow,
     Snoozing,
@@ -160,7 +160,7 @@ async def parent(job: riverpy.Job[Parent]) -> None:
 
 
 @workers.job
-async def hoarding(job: riverpy.Job[Hoarding]) -> None:
+async def pool_exhausting(job: riverpy.Job[PoolExhausting]) -> None:
     """Take every connection of the client's pool."""
     with Attempt(job):
         async with AsyncExitStack() as held:

@@ -129,7 +129,7 @@ class History(msgspec.Struct, kw_only=True):
     clock_steps: list[ClockStep] = msgspec.field(default_factory=list)
     broken: list[Broken] | None = None
     """Times that can explain a rescue; None: they are not known."""
-    trust: timedelta = timedelta(seconds=15)
+    validity: timedelta = timedelta(seconds=15)
     """The longest time for which a leader's lease is valid without an answer of the server."""
 
     def spans(self) -> list[Span]:
@@ -186,7 +186,7 @@ def _check_terms(history: History) -> Iterator[Violation]:
         allowed = any(
             before.began <= hit.ended
             and hit.began <= after.began
-            and before.ended <= hit.ended + history.trust
+            and before.ended <= hit.ended + history.validity
             for hit in (*history.crashes, *history.clock_steps)
         )
         if not allowed:
@@ -242,7 +242,7 @@ def _check_slots(history: History) -> Iterator[Violation]:
                     f"{periodic_id}: {fault}: {_line(before)}, then {_line(after)}",
                 )
         for slot in found:
-            if fault := _fault_of(slot, history.trust):
+            if fault := _fault_of(slot, history.validity):
                 yield Violation(
                     "every slot follows its policy", f"{periodic_id}: {fault}: {_line(slot)}"
                 )
@@ -259,13 +259,13 @@ def _fault_between(before: Slot, after: Slot) -> str | None:
     return "more than one was caught up" if after.created_at == before.created_at else None
 
 
-def _fault_of(slot: Slot, trust: timedelta) -> str | None:
+def _fault_of(slot: Slot, validity: timedelta) -> str | None:
     """Return why a slot is wrong. Only `all` inserts slots older than the newest, except for the
     time between the leader's read and its insert."""
     lateness = _lateness(slot)
     if lateness < timedelta(0):
         return "early"
-    return "late" if slot.periodic_id != "all" and lateness > PERIOD + trust else None
+    return "late" if slot.periodic_id != "all" and lateness > PERIOD + validity else None
 
 
 def _lateness(slot: Slot) -> timedelta:

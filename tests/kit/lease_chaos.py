@@ -7,7 +7,7 @@ from enum import StrEnum
 from tests.kit.fleet import WorkerSettings
 
 
-class Break(StrEnum):
+class DisabledProtection(StrEnum):
     """A protection that is switched off, so that the checker finds violations."""
 
     FENCE = "fence"
@@ -30,4 +30,4 @@ class LeaseChaosSettings(WorkerSettings, frozen=True, kw_only=True):
     """Singletons that it registers."""
     domain: str = ""
     """The domain whose leader election it takes part in."""
-    broken: Break | None = None
+    broken: DisabledProtection | None = None

@@ -28,7 +28,7 @@ from riverpy._maintenance import base
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._work import leader_setup as candidacy
 from tests.kit.fleet import SETTINGS_VARIABLE, end_with_the_fleet
-from tests.kit.lease_chaos import Break, LeaseChaosSettings
+from tests.kit.lease_chaos import DisabledProtection, LeaseChaosSettings
 from tests.kit.lease_history import STATEMENTS, Note
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Holding:
     async def _write_fenced(self, connection: asyncpg.Connection) -> bool:
         number = next(numbers)
         async with connection.transaction():
-            if settings.broken is not Break.FENCE:
+            if settings.broken is not DisabledProtection.FENCE:
                 if not await connection.fetchval(self._fence):
                     note("refused", *self._term)
                     return False
@@ -243,7 +243,7 @@ def make_client(late: TaskGroup) -> riverpy.Client:
 async def client() -> AsyncGenerator[riverpy.Client]:
     """Yield the client, and hold leases directly beside it."""
     end_with_the_fleet()
-    if settings.broken is Break.MARGIN:
+    if settings.broken is DisabledProtection.MARGIN:
         LeaseTiming.trust = property(lambda self: 2 * self.ttl)
     async with anyio.create_task_group() as late:
         async with anyio.create_task_group() as tasks:

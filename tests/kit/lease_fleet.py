@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from tests.kit.fleet import Server, Worker, WorkerSettings, running_fleet
-from tests.kit.load import Tail
+from tests.kit.load import FileReader
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -81,7 +81,7 @@ class LeaseWorker(Worker):
         super().__init__(name, settings, proxy, log)
         self._extra = extra
 
-    def hoard(self) -> None:
+    def take_connections(self) -> None:
         """Take every connection of its pool until the term ends."""
         self._signal(signal.SIGUSR1)
 
@@ -103,7 +103,7 @@ class LeaseStage:
         self.fleet = fleet
         self.notes: list[Note] = []
         """The records in the order in which they were read."""
-        self._tails: dict[str, Tail] = {}
+        self._tails: dict[str, FileReader] = {}
 
     async def add(
         self,
@@ -131,7 +131,7 @@ class LeaseStage:
         )
         log = self.fleet.directory / f"{name}.log"
         worker = LeaseWorker(name, settings, proxy, log, environment or {})
-        self._tails[name] = Tail(notes)
+        self._tails[name] = FileReader(notes)
         self.fleet.workers.append(worker)
         await worker.start()
         return worker

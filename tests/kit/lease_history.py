@@ -102,7 +102,7 @@ class LeaseHistory(msgspec.Struct, kw_only=True):
     candidates: dict[str, list[str]] = msgspec.field(default_factory=dict)
     """The workers that try to acquire a lease, where not all do."""
     clock_steps: list[ClockStep] = msgspec.field(default_factory=list)
-    trust: float = 0.0
+    validity: float = 0.0
     """The longest time in seconds for which a lease is valid locally without an answer of the
     server."""
     calm_since: float = 0.0
@@ -120,7 +120,8 @@ class LeaseHistory(msgspec.Struct, kw_only=True):
         """Return whether a clock step may have ended the term before a grant early, so that its
         holder still had a locally valid lease at `until`."""
         return any(
-            step.began <= granted and until <= step.ended + self.trust for step in self.clock_steps
+            step.began <= granted and until <= step.ended + self.validity
+            for step in self.clock_steps
         )
 
     def _is_measured(self, grant: Grant) -> bool:
@@ -130,7 +131,7 @@ class LeaseHistory(msgspec.Struct, kw_only=True):
             return False
         since, until = self.true_time(grant.free_since), self.true_time(grant.granted_at)
         return not any(
-            step.began <= until and since <= step.ended + self.trust for step in self.clock_steps
+            step.began <= until and since <= step.ended + self.validity for step in self.clock_steps
         )
 
     def takeovers(self) -> list[tuple[Grant, float]]:

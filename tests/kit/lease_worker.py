@@ -70,7 +70,7 @@ class Holder:
         self.pool: asyncpg.Pool | None = None
         """The pool whose connections SIGUSR1 takes."""
 
-    def hoard(self) -> None:
+    def take_connections(self) -> None:
         """Take every connection of the pool."""
         self._hoard.set()
 
@@ -187,7 +187,7 @@ async def watch_signals(standing: anyio.CancelScope, holder: Holder) -> None:
         async for number in received:
             match number:
                 case signal.SIGUSR1:
-                    holder.hoard()
+                    holder.take_connections()
                 case signal.SIGUSR2:
                     time.sleep(BLOCK_SHARE * settings.leader_ttl)
                 case _:

@@ -76,7 +76,7 @@ class Start(NamedTuple):
     at: float
 
 
-class Tail:
+class FileReader:
     """Reads the whole lines that are appended to a file."""
 
     def __init__(self, path: Path) -> None:
@@ -95,14 +95,14 @@ class Tail:
         return text.decode().splitlines()
 
 
-class Place:
+class StageMember:
     """A worker of the stage, with its log and its effects."""
 
     def __init__(self, worker: Worker, settings: LoadSettings) -> None:
         self.worker = worker
-        self._log = Tail(worker.log)
-        self._effects = Tail(Path(settings.effects))
-        self.said: list[dict[str, Any]] = []
+        self._log = FileReader(worker.log)
+        self._effects = FileReader(Path(settings.effects))
+        self.log_lines: list[dict[str, Any]] = []
         """Its log since the load started."""
         self.starts: list[Start] = []
         self.led_since = ""
@@ -110,9 +110,9 @@ class Place:
 
     def read(self) -> None:
         """Read what it wrote since the last call."""
-        said = [json.loads(line) for line in self._log.lines()]
-        self.said += said
-        for line in said:
+        log_lines = [json.loads(line) for line in self._log.lines()]
+        self.log_lines += log_lines
+        for line in log_lines:
             if line["event"] == LEADER_ELECTED:
                 self.led_since = line["timestamp"]
         for line in self._effects.lines():
@@ -122,12 +122,12 @@ class Place:
     def forget(self) -> None:
         """Start again without earlier lines."""
         self.read()
-        self.said, self.starts = [], []
+        self.log_lines, self.starts = [], []
 
     def count(self, event: str) -> int:
         """Return how often it logged this event."""
         self.read()
-        return [line["event"] for line in self.said].count(event)
+        return [line["event"] for line in self.log_lines].count(event)
 
     @property
     def started_jobs(self) -> set[int]:
@@ -140,7 +140,7 @@ class Place:
         """Return its log lines at warning and above, without those about a stalled machine and
         about jobs of an earlier load."""
         self.read()
-        loud = [line for line in self.said if line["level"] not in {"debug", "info"}]
+        loud = [line for line in self.log_lines if line["level"] not in {"debug", "info"}]
         return [line for line in loud if not is_stall(line) and line.get("state") != DELETED]
 
     def unexpected(self, outages: int, expected: Collection[str]) -> list[dict[str, Any]]:
@@ -148,10 +148,10 @@ class Place:
         end of this many outages, releases of lost claims, and the given events."""
         usual = {LOST, PUT_BACK, *expected}
         lines = [line for line in self.warnings if line["event"] not in usual]
-        lines += [line for line in self.said if line["level"] in {"error", "critical"}]
-        lines += [line for line in self.said if "exception" in line]
+        lines += [line for line in self.log_lines if line["level"] in {"error", "critical"}]
+        lines += [line for line in self.log_lines if "exception" in line]
         if not self.count(LOST) == self.count(RESTORED) == outages:
-            lines += [line for line in self.said if line["event"] in {LOST, RESTORED}]
+            lines += [line for line in self.log_lines if line["event"] in {LOST, RESTORED}]
         return lines
 
 
@@ -160,7 +160,7 @@ class Stage:
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self.places: list[Place] = []
+        self.members: list[StageMember] = []
 
     @property
     def url(self) -> str:
@@ -168,9 +168,9 @@ class Stage:
         return self.fleet.server.url
 
     @property
-    def leader(self) -> Place:
+    def leader(self) -> StageMember:
         """The worker that became leader last."""
-        led = [(place.led_since, place) for place in self.places if place.led_since]
+        led = [(member.led_since, member) for member in self.members if member.led_since]
         return max(led, key=itemgetter(0))[1]
 
     async def start(self, settings: LoadSettings, workers: int = 2) -> None:
@@ -184,10 +184,10 @@ class Stage:
             its_settings = msgspec.structs.replace(settings, effects=effects)
             worker = await self.fleet.add(name, its_settings, user=name)
             await worker.start()
-            self.places.append(Place(worker, its_settings))
-        for place in self.places:
-            await until(lambda place=place: place.count(WORKER_STARTED) == 1)
-        await until(lambda: any(place.count(LEADER_ELECTED) for place in self.places))
+            self.members.append(StageMember(worker, its_settings))
+        for member in self.members:
+            await until(lambda member=member: member.count(WORKER_STARTED) == 1)
+        await until(lambda: any(member.count(LEADER_ELECTED) for member in self.members))
 
     @asynccontextmanager
     async def load(
@@ -202,10 +202,10 @@ class Stage:
             await self._clear()
             async with self._checked(Load(self)) as load:
                 yield load
-            for place in self.places:
-                await until(lambda place=place: place.count(LOST) == place.count(RESTORED))
-                number = place.count(LOST) if outages is None else outages
-                _expect_none(place.unexpected(number, expected))
+            for member in self.members:
+                await until(lambda member=member: member.count(LOST) == member.count(RESTORED))
+                number = member.count(LOST) if outages is None else outages
+                _expect_none(member.unexpected(number, expected))
 
     @asynccontextmanager
     async def _checked(self, load: Load) -> AsyncGenerator[Load]:
@@ -220,14 +220,16 @@ class Stage:
             inserting.cancel()
         await self.ends()
         _expect_none(await load.faults())
-        _expect_none([place.worker.name for place in self.places if not place.worker.is_running])
+        _expect_none(
+            [member.worker.name for member in self.members if not member.worker.is_running]
+        )
 
     async def _clear(self) -> None:
         """Wait for the end of what a failed load left, and forget it."""
         await self.ends()
         await self.execute("clear")
-        for place in self.places:
-            place.forget()
+        for member in self.members:
+            member.forget()
 
     async def ends(self) -> None:
         """Return when every job is completed."""
@@ -351,9 +353,9 @@ class Load:
         ]
 
     def _starts(self) -> list[Start]:
-        for place in self._stage.places:
-            place.read()
-        return [start for place in self._stage.places for start in place.starts]
+        for member in self._stage.members:
+            member.read()
+        return [start for member in self._stage.members for start in member.starts]
 
     def _faults_of_ends(self, ends: Sequence[Any], started_jobs: set[int]) -> list[str]:
         found: list[str] = []

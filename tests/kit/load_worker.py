@@ -30,7 +30,7 @@ effects = os.open(settings.effects, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o64
 job_scheduler.INTERVAL = reconciler.INTERVAL = settings.look_interval
 _log.EVENTS_MAX = EVENTS_MAX
 workers = riverpy.Workers()
-hoarding = anyio.Lock()
+taking = anyio.Lock()
 """Held by the one job that takes connections, so that two jobs do not wait for each other's."""
 
 
@@ -42,7 +42,7 @@ class Effect(msgspec.Struct, frozen=True):
     """Seconds that it takes."""
     until: str = ""
     """Path of a file; the job runs until it exists."""
-    hoards: int = 0
+    taken_connections: int = 0
     """Number of connections of the client's pool that it takes while it runs."""
 
 
@@ -51,8 +51,8 @@ async def effect(job: riverpy.Job[Effect]) -> None:
     """Record the start, and take a while."""
     os.write(effects, b"%d %d %f\n" % (job.id, job.attempt, time()))
     pool = client._open_pool()
-    async with hoarding:
-        held = [await pool.acquire() for _ in range(job.args.hoards)]
+    async with taking:
+        held = [await pool.acquire() for _ in range(job.args.taken_connections)]
     await anyio.sleep(job.args.seconds)
     while job.args.until and not Path(job.args.until).exists():
         await anyio.sleep(LOOK_INTERVAL)

@@ -127,7 +127,7 @@ async def connections_refused(url: str, *users: str) -> AsyncGenerator[None]:
             await kill_backends(beside, None, user=user)
         yield
     finally:
-        await _mend(beside, f'ALTER DATABASE "{database}" ALLOW_CONNECTIONS true')
+        await _execute_until_done(beside, f'ALTER DATABASE "{database}" ALLOW_CONNECTIONS true')
 
 
 @asynccontextmanager
@@ -166,8 +166,8 @@ async def server_settings(url: str, **settings: str) -> AsyncGenerator[None]:
         yield
     finally:
         for name in settings:
-            await _mend(url, f"ALTER SYSTEM RESET {name}")
-        await _mend(url, "SELECT pg_reload_conf()")
+            await _execute_until_done(url, f"ALTER SYSTEM RESET {name}")
+        await _execute_until_done(url, "SELECT pg_reload_conf()")
 
 
 async def _set_all(url: str, settings: dict[str, str]) -> None:
@@ -185,7 +185,7 @@ async def role_settings(url: str, role: str, **settings: str) -> AsyncGenerator[
         yield
     finally:
         for name in settings:
-            await _mend(url, f'ALTER ROLE "{role}" RESET {name}')
+            await _execute_until_done(url, f'ALTER ROLE "{role}" RESET {name}')
 
 
 @asynccontextmanager
@@ -237,7 +237,7 @@ async def row_trigger(
         yield
     finally:
         # This affects later statements at once. Running ones hold the lock that the drop needs.
-        await _mend(url, _trigger(name, ""))
+        await _execute_until_done(url, _trigger(name, ""))
         await _lock_and_execute(url, f"DROP FUNCTION IF EXISTS {name} CASCADE")
 
 
@@ -270,10 +270,10 @@ async def _execute(url: str, statement: str) -> None:
 async def _lock_and_execute(url: str, *statements: str) -> None:
     """Run statements that lock a whole table, without blocking other sessions for long."""
     limited = "; ".join((f"SET lock_timeout = '{LOCK_LIMIT}ms'", *statements))
-    await _mend(url, limited, retry=LOCK_RETRY)
+    await _execute_until_done(url, limited, retry=LOCK_RETRY)
 
 
-async def _mend(url: str, statement: str, *, retry: float = RETRY) -> None:
+async def _execute_until_done(url: str, statement: str, *, retry: float = RETRY) -> None:
     """Execute a statement, and try again as often as the server goes away."""
     with anyio.fail_after(MEND_TIMEOUT, shield=True):
         while True:

@@ -56,7 +56,7 @@ async def ended(schema: Schema, job_id: int) -> str:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
-async def test_whatever_a_job_does(schema: Schema, tmp_path: Path, loop: str) -> None:
+async def test_worker_survives_harmful_jobs(schema: Schema, tmp_path: Path, loop: str) -> None:
     """One worker survives jobs that raise exceptions meant to end the process, recurse to the limit
     in Python and in C, raise in `__del__`, leak tasks, threads and generators, fill the default
     executor, log a megabyte, record 100 MB, close its connections, and change the process, the

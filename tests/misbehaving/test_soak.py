@@ -27,18 +27,18 @@ async def test_memory_over_many_jobs(schema: Schema) -> None:
     """Jobs that fail, time out, are cancelled by themselves and by others, snooze, record outputs
     and run in threads leave no objects, memory, tasks, threads or descriptors (ME-01).
     `scripts/soak` runs a million of them."""
-    async with working(schema.url, schema.name) as place:
-        samples = [one async for one in soak_jobs(place, 12_000, batch=3_000)]
+    async with working(schema.url, schema.name) as soak_client:
+        samples = [one async for one in soak_jobs(soak_client, 12_000, batch=3_000)]
     assert growth(samples[1], samples[-1]).keys() <= UNSTEADY
-    assert place.ends.keys() == {"completed", "cancelled", "discarded"}
-    assert sum(place.ends.values()) > 12_000
+    assert soak_client.ends.keys() == {"completed", "cancelled", "discarded"}
+    assert sum(soak_client.ends.values()) > 12_000
 
 
 @pytest.mark.timeout(240)
 async def test_memory_over_many_reconnects(schema: Schema) -> None:
     """Connections that the server terminates leave nothing behind while jobs run on new ones
     (ME-05). `scripts/soak` loses a thousand of them."""
-    async with working(schema.url, schema.name) as place:
-        samples = [one async for one in soak_reconnects(place, 100, jobs=20)]
+    async with working(schema.url, schema.name) as soak_client:
+        samples = [one async for one in soak_reconnects(soak_client, 100, jobs=20)]
     assert growth(samples[len(samples) // 2], samples[-1]).keys() <= UNSTEADY
-    assert place.reconnects >= 100
+    assert soak_client.reconnects >= 100

@@ -160,7 +160,7 @@ async def test_slot_for_a_stuck_job(rig: Rig, executor: str | None) -> None:
 
 
 @pytest.mark.parametrize("answer", [False, ValueError, SystemExit])
-async def test_handler_that_grants_nothing(
+async def test_handler_that_releases_nothing(
     rig: Rig, log: list[dict[str, Any]], answer: bool | type[BaseException]
 ) -> None:
     """A handler that returns no, or raises, changes nothing."""

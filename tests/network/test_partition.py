@@ -60,7 +60,7 @@ select count(*) from history.act where what = 'attempt' and process like $1 || '
 """
 
 
-class Site:
+class DatabaseHost:
     """The database host's view of the fleet."""
 
     def __init__(self, connection: asyncpg.Connection[Any]) -> None:
@@ -114,7 +114,7 @@ async def test_host_is_cut_off_and_healed() -> None:
         fleet = await stack.enter_async_context(running_fleet(partial(HostServer, host=hosts[0])))
         connection = await stack.enter_async_context(fleet.server.connected())
         await connection.execute(NOTE_FINISHES)
-        site = Site(connection)
+        site = DatabaseHost(connection)
         workers: dict[str, WorkerProcess] = {}
         for name, host in places.items():
             settings = msgspec.structs.replace(SETTINGS, name=name, history_url=fleet.server.url)
@@ -150,7 +150,7 @@ async def test_host_is_cut_off_and_healed() -> None:
 
         history = await read(connection)
         history.inserted = site.inserted
-        history.trust = timedelta(seconds=SETTINGS.leader_ttl)
+        history.validity = timedelta(seconds=SETTINGS.leader_ttl)
         assert check(history) == []
         assert set(held) <= {job.id for job in history.jobs if job.rescues}
         assert set(held) <= refused_jobs(workers[cut])

@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from riverpy._postgres.clients import (
-    SetAsideRow,
     client_delete_idle,
     client_heartbeats,
     client_lock_dead,
@@ -15,6 +14,7 @@ from riverpy._postgres.clients import (
     client_unregister,
 )
 from riverpy._postgres.domains import member_mark_aware, member_update
+from riverpy._postgres.set_aside import SetAsideRow
 
 if TYPE_CHECKING:
     from tests._database import Schema

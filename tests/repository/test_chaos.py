@@ -88,7 +88,7 @@ def good_history() -> History:
             job(3, attempt=2, rescues=1, errors=1),  # killed before its first attempt started
         ],
         inserted=[1, 2],
-        trust=timedelta(seconds=1),
+        validity=timedelta(seconds=1),
     )
 
 
@@ -123,7 +123,7 @@ def test_overlap(acts: list[Act]) -> None:
     assert found == ["no overlap of terms"]
 
 
-def test_frozen_process_tells_late() -> None:
+def test_frozen_process_reports_late() -> None:
     """A process that did not run reports the end of its term late, so its last act counts."""
     acts = [act("pass", 5, OLD), stall(5, 12), act("end", 12.1, OLD)]
     assert rules(acts=[*acts, *good_history().acts[3:]]) == []

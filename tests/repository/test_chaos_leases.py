@@ -83,7 +83,7 @@ def test_epochs() -> None:
     assert rules(notes=notes) == ["one process per epoch"]
 
 
-def test_trust() -> None:
+def test_validity() -> None:
     """A lease that is still valid locally after the grant of a newer term is a violation."""
     notes = [*good_history().notes, note(5.01, "held", 10)]
     assert rules(notes=notes) == ["no lease is valid beside a newer term"]
@@ -93,7 +93,7 @@ def test_stepped_clock() -> None:
     """A step of the server's clock may end a lease early in the database while it is valid locally,
     until the local deadline. Its writes stay fenced. Times of that clock are converted to true
     times."""
-    early = {"clock_steps": [ClockStep(4.4, 4.9)], "trust": 1.0}
+    early = {"clock_steps": [ClockStep(4.4, 4.9)], "validity": 1.0}
     notes = [*good_history().notes, note(5.5, "held", 10)]
     assert rules(notes=notes) == ["no lease is valid beside a newer term"]
     assert rules(notes=notes, **early) == []

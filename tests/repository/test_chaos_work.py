@@ -360,7 +360,7 @@ def test_broken_history(broken: History, rule: str) -> None:
     assert rule in rules(broken)
 
 
-def test_rescue_of_what_did_not_begin() -> None:
+def test_rescue_without_a_start() -> None:
     """A worker may be killed with a claim that has not started, of a job that another worker has
     snoozed."""
     acts = [
@@ -411,7 +411,7 @@ def test_children() -> None:
     assert check(history(acts=acts, ends={"w0:1": 4.0})) == []
 
 
-def test_halts() -> None:
+def test_times_without_working_workers() -> None:
     """No worker can work while the server is broken, or every worker is."""
     spans = [
         span("down", 1, 2, ALL),

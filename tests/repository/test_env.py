@@ -94,7 +94,7 @@ def test_several_at_once(tree: Path) -> None:
     assert installs == 1
 
 
-def test_failing_pip_is_told(tree: Path) -> None:
+def test_failing_pip_is_reported(tree: Path) -> None:
     """When pip fails, one line follows pip's own output, and the environment does not count as
     prepared."""
     spec = importlib.util.spec_from_file_location("_env", ROOT / "scripts" / "_env.py")

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from scripts.scaling import (
-    Site,
+    ScalingServer,
     Size,
     compared,
     in_turns,
@@ -38,11 +38,11 @@ def test_unknown_measurement(
     assert "notify, wal" in capsys.readouterr().err
 
 
-async def test_measuring(fresh_database_url: str) -> None:
+async def test_small_measurement(fresh_database_url: str) -> None:
     """Inserted and worked jobs are counted: every rate and every number of bytes is present."""
-    async with Site(fresh_database_url, TINY).opened() as site:
-        rates = await measure_notify(site)
-        sizes = await measure_wal(site)
+    async with ScalingServer(fresh_database_url, TINY).opened() as scaling:
+        rates = await measure_notify(scaling)
+        sizes = await measure_wal(scaling)
     assert len(rates) == 4
     assert all(rate["per_s"] > 0 for rate in rates.values())
     assert all(size > 0 for size in sizes.values())

@@ -44,7 +44,7 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def test_modules_say_what_they_own(trees: dict[str, ast.Module]) -> None:
+def test_modules_have_docstrings(trees: dict[str, ast.Module]) -> None:
     """A module with more than imports has a docstring."""
     assert trees
     mute = [
@@ -68,7 +68,7 @@ def test_no_sql_in_python(trees: dict[str, ast.Module]) -> None:
     assert found == []
 
 
-def test_notifications_leave_a_full_queue_alone() -> None:
+def test_no_notification_into_a_full_queue() -> None:
     """No statement notifies while the server's queue of notifications is nearly full, since it
     would fail with all its other effects. Doctor's statement does: its failure is the finding
     (FR-05)."""
@@ -93,7 +93,7 @@ def test_notifications_leave_a_full_queue_alone() -> None:
     ],
     ids=["registry or mirror", "last line without an end", "blanks at the end of a line"],
 )
-def test_text(unwanted: str) -> None:
+def test_text_files(unwanted: str) -> None:
     """No file names a package registry or mirror, lacks the end of its last line, or has trailing
     blanks."""
     pattern = re.compile(unwanted, re.MULTILINE)
