@@ -285,7 +285,7 @@ async def test_reasons_of_all_hosts(address: Address) -> None:
         await connect(address.url(1, "&target_session_attrs=standby"))
     assert str(caught.value) == (
         f"cannot connect to 127.0.0.1:1, {address.host}:{address.port}: "
-        "connection refused; it is not as target_session_attrs wants it"
+        "connection refused; it does not match target_session_attrs"
     )
 
 
@@ -473,9 +473,7 @@ def test_wanted_server_is_not_there(database_url: str) -> None:
     """Where no server is as PGTARGETSESSIONATTRS wants it, a command says so in plain words."""
     result = invoke("queue", "list", "--database-url", database_url, PGTARGETSESSIONATTRS="standby")
     assert result.exit_code == 1
-    assert result.stderr == (
-        "riverpy: no server of the URL is one as target_session_attrs wants it\n"
-    )
+    assert result.stderr == ("riverpy: no server of the URL matches target_session_attrs\n")
 
 
 @pytest.mark.parametrize(
@@ -566,7 +564,7 @@ async def test_process_without_a_user_name(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("getpass.getuser", nobody)
     monkeypatch.delenv("PGUSER", raising=False)
-    with pytest.raises(ConfigError, match="names no user"):
+    with pytest.raises(ConfigError, match="has no user"):
         await connect("postgres://127.0.0.1:1/d")
     with pytest.raises(OSError, match="refused"):
         await connect("postgres://u@127.0.0.1:1/d")

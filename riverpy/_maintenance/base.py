@@ -133,7 +133,7 @@ class MaintenanceService(ABC):
             MAINTENANCE_RUN_FAILED,
             level="warning" if is_outage else "error",
             cause="outage" if is_outage else type(error).__name__,
-            is_known=is_outage and self.context.connection.is_outage_told,
+            is_known=is_outage and self.context.connection.is_outage_logged,
             exc_info=None if is_outage else error,
             error=describe(error),
         )

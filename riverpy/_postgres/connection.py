@@ -1,5 +1,5 @@
-"""Connections that serve one purpose for the life of a client: made again when lost, with one log
-line an outage."""
+"""Connections with one purpose each: a lost connection is made again, and an outage is logged
+once."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Connection, Pool, Transaction
 
-RECONNECT_FIRST = timedelta(milliseconds=50)
-RECONNECT_MOST = timedelta(seconds=2)
+RECONNECT_DELAY_MIN = timedelta(milliseconds=50)
+RECONNECT_DELAY_MAX = timedelta(seconds=2)
 MAINTENANCE_STATEMENT_LIMIT = timedelta(seconds=4)
-"""After which the server ends a statement of maintenance: a leader that is gone delays the next one
-by no more. It is less than a fenced transaction may take, so that the server ends a slow statement
-before we cut its connection."""
+"""The server's `statement_timeout` for maintenance. A leader that is gone delays the next leader by
+at most this. It is shorter than our own timeout for a fenced transaction, so a slow statement ends
+with an error of the server and the connection stays usable."""
 OUTAGE_EFFECT = "jobs keep running, their results are kept, and the client keeps connecting"
 CHECK_INTERVAL = timedelta(seconds=1)
-"""How often the server looks, during a statement, whether we are still there."""
+"""How often the server checks, during a statement, that the connection still exists."""
 OPEN_TIMEOUT = CONNECT_TIMEOUT + 5.0
-"""Seconds within which the first connection must be up, with the settings of its session."""
-SOON = 60.0
-"""Seconds within which a connection that was given up lost, and is wanted again, is still lost for
-the reason that was told."""
+"""Seconds for making the first connection, with the settings of its session."""
+SAME_OUTAGE_TIME = 60.0
+"""Seconds. If a connection was lost when its user stopped using it, and is used again within this
+time, a failure belongs to the outage that was logged."""
 _UNUSABLE_CLASSES = {"08", "53", "57", "58", "XX"}
 _READ_ONLY = "25006"
 _STATEMENT_CANCELLED = "57014"
@@ -53,14 +53,14 @@ _FATAL = {"FATAL", "PANIC"}
 
 
 class StatementTimeoutError(TimeoutError):
-    """Our own time limit ended a statement that was running. It had at least half of the limit. Any
-    other TimeoutError of a use means that no statement was sent: waiting for the connection, or
-    making it again, took the time."""
+    """Our own timeout ended a running statement, which had at least half of the time. Any other
+    TimeoutError of a use means that no statement was sent: waiting for the connection, or making it
+    again, took too long."""
 
 
 @contextmanager
 def cut_on_error(connection: Connection) -> Generator[None]:
-    """A step of making a connection, which nobody owns yet."""
+    """Cut the connection if the block raises, because it has no owner yet."""
     try:
         yield
     except BaseException:
@@ -69,10 +69,10 @@ def cut_on_error(connection: Connection) -> Generator[None]:
 
 
 async def limit_statements(connection: Connection, limit: timedelta) -> None:
-    """Let the server itself end what we do not wait for any more: a statement that waits for a lock
-    does not notice that its connection was cut, and would go on waiting.
+    """Set `statement_timeout` and the server's check for lost connections. Otherwise a statement
+    that waits for a lock keeps waiting after its connection was cut.
 
-    A shorter limit that the session has already stays.
+    A shorter limit of the session stays.
     """
     statement = query("session", "session_limit", None)
     for name, value in (
@@ -80,7 +80,7 @@ async def limit_statements(connection: Connection, limit: timedelta) -> None:
         ("client_connection_check_interval", CHECK_INTERVAL),  # from PostgreSQL 14 on
     ):
         milliseconds = round(value.total_seconds() * 1000)
-        with suppress(PostgresError):  # a platform may lack it; our own limits stand
+        with suppress(PostgresError):  # the platform may lack it; our own timeouts remain
             await connection.execute(
                 statement.text,
                 *statement.arguments({"name": name, "milliseconds": milliseconds}),
@@ -95,8 +95,8 @@ async def connect_limited(
     pooled: bool,
     settings: Mapping[str, str] | None = None,
 ) -> Connection:
-    """Make a connection that is called `name`, on which the server ends statements after `limit`;
-    through a pooler without any settings.
+    """Make a connection with the application name `name` on which the server ends statements after
+    `limit`. Through a pooler it has no settings.
 
     Raises:
         ConfigError, DatabaseError, or one of DATABASE_ERRORS.
@@ -109,15 +109,15 @@ async def connect_limited(
 
 
 async def connect_maintenance(url: str | None, name: str, *, pooled: bool) -> Connection:
-    """Make a connection for maintenance. How long it waits for locks is for each transaction."""
-    # Its statements read little of what the planner thinks they may: no time for compiling.
+    """Make a connection for maintenance. Each transaction sets its own `lock_timeout`."""
+    # The planner overestimates these statements, so compiling them would not pay.
     return await connect_limited(
         url, name, limit=MAINTENANCE_STATEMENT_LIMIT, pooled=pooled, settings={"jit": "off"}
     )
 
 
 class ConnectionOutage:
-    """Says once that connections to the database are lost, and once that all are back."""
+    """Logs once that connections are lost, and once that all of them work again."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class ConnectionOutage:
         given, and `effect`: what the outage means."""
         self._lost: set[str] = set()
         self._given_up: dict[str, float] = {}
-        """When connections that were lost were not needed any more."""
+        """When the users of lost connections stopped using them."""
         self._began_at = 0.0
         self._is_open = False
         """Whether its begin was told, and not its end."""
@@ -144,12 +144,12 @@ class ConnectionOutage:
             self._log = self._log.bind(holder=holder)
 
     @property
-    def is_told(self) -> bool:
-        """Whether there is one now: what fails meanwhile fails for a reason that is known."""
+    def is_logged(self) -> bool:
+        """Whether an outage is logged and not over: it explains other failures."""
         return bool(self._lost)
 
     def lost(self, connection: str, error: BaseException) -> None:
-        """A connection is lost, or cannot be made."""
+        """Note that a connection is lost, or cannot be made."""
         is_known = self._was_given_up(connection) and self._is_open
         if not self._lost and not is_known:
             self.count += 1
@@ -165,18 +165,18 @@ class ConnectionOutage:
         self._lost.add(connection)
 
     def restored(self, connection: str) -> None:
-        """A connection does its work."""
+        """Note that a connection works."""
         was_lost = self._was_given_up(connection) or connection in self._lost
         self._lost.discard(connection)
         if not self._is_open or self._lost:
             return
         now = time.monotonic()
         if was_lost or not self._given_up:
-            self._tell_end(connection, now)
-        elif now - (given_up_at := max(self._given_up.values())) >= SOON:
-            self._tell_end(connection, given_up_at)  # what was given up last is not wanted again
+            self._log_end(connection, now)
+        elif now - (given_up_at := max(self._given_up.values())) >= SAME_OUTAGE_TIME:
+            self._log_end(connection, given_up_at)  # the connection given up last is not used again
 
-    def _tell_end(self, connection: str, ended_at: float) -> None:
+    def _log_end(self, connection: str, ended_at: float) -> None:
         self._is_open = False
         self._log.info(
             CONNECTION_RESTORED,
@@ -185,17 +185,19 @@ class ConnectionOutage:
         )
 
     def forget(self, connection: str) -> None:
-        """A connection is not needed any more, or not for now."""
+        """Note that a connection is not used any more, or not for now."""
         if connection in self._lost:
             self._lost.discard(connection)
             self._given_up[connection] = time.monotonic()
 
     def _was_given_up(self, connection: str) -> bool:
-        return time.monotonic() - self._given_up.pop(connection, -SOON) < SOON
+        return (
+            time.monotonic() - self._given_up.pop(connection, -SAME_OUTAGE_TIME) < SAME_OUTAGE_TIME
+        )
 
 
 class DedicatedConnection:
-    """One connection for one purpose, used by one task at a time."""
+    """One connection for one purpose. One task at a time uses it."""
 
     def __init__(
         self,
@@ -208,17 +210,17 @@ class DedicatedConnection:
         wait: float | None = None,
         reconnected: Callable[[], None] | None = None,
     ) -> None:
-        """Make it; nothing is connected.
+        """Make it. Nothing is connected yet.
 
         Args:
-            name: what the log calls it.
+            name: its name in the log.
             connect: makes a connection.
-            outage: of all connections of its owner.
-            pooled: the server ends no slow statement before we do, for a pooler carries no setting
-                of a session. So a statement that we cut is no sign of a lost connection.
-            trace_internal: whether instrumentation of the driver makes spans of its statements.
-            wait: the seconds that a use may wait for its turn, beside its bound. Default: half of
-                its bound, and it counts.
+            outage: logs outages of all connections of the owner.
+            pooled: the connection has no `statement_timeout`, because it leads to a pooler. So a
+                statement that our timeout ends is no sign of a lost connection.
+            trace_internal: whether the driver's instrumentation makes spans of its statements.
+            wait: seconds that a use may wait for its turn, in addition to its timeout. None: half
+                of its timeout, as a part of it.
             reconnected: called after the connection was lost and made again.
         """
         self.name = name
@@ -231,24 +233,24 @@ class DedicatedConnection:
         self._connection: Connection | None = None
         self._was_connected = self._is_closed = False
         self._outages = 0
-        """How many there were when it was known to be alive last."""
-        self._lock = anyio.Lock(fast_acquire=True)  # a statement follows, and yields
-        self._backoff = Backoff(RECONNECT_FIRST, RECONNECT_MOST)
+        """The number of outages when this connection worked last."""
+        self._lock = anyio.Lock(fast_acquire=True)  # the next statement yields anyway
+        self._backoff = Backoff(RECONNECT_DELAY_MIN, RECONNECT_DELAY_MAX)
         self._obstacle = ""
-        """Why it cannot be made."""
+        """Why it cannot be made, for error texts."""
 
     @property
     def is_up(self) -> bool:
-        """Whether there is a connection, as far as is known."""
+        """Whether there is a connection, as far as we know."""
         return self._connection is not None and not self._connection.is_closed()
 
     @property
-    def is_outage_told(self) -> bool:
-        """Whether it was said that connections are lost, and not yet that all are back."""
-        return self._outage.is_told
+    def is_outage_logged(self) -> bool:
+        """Whether the loss of connections was logged, and not yet their recovery."""
+        return self._outage.is_logged
 
     async def open(self) -> None:
-        """Connect now, so that a database that cannot be used shows at the start.
+        """Connect now, so that an unusable database is found at the start.
 
         Raises:
             ConfigError, DatabaseError, or one of DATABASE_ERRORS.
@@ -259,17 +261,17 @@ class DedicatedConnection:
 
     @asynccontextmanager
     async def use(self, purpose: str, bound: float) -> AsyncGenerator[Connection]:
-        """The connection, alone, for at most `bound` seconds with the time to connect again if it
-        was lost.
+        """Use the connection alone, for at most `bound` seconds. If it was lost, it is made again
+        within this time.
 
-        An error that leaves it in doubt cuts it; the next use makes a new one. A use that has
-        waited for half of the bound, for its turn or for the server, gives up: the time that is
-        left would say nothing about its statement.
+        An error after which the session may be unusable cuts the connection. A use gives up after
+        half of the time without having sent a statement, because the rest of the time would be too
+        short to judge a statement by.
 
         Raises:
-            StatementTimeoutError: the bound is over while the connection is used; the text has the
+            StatementTimeoutError: the time is over while the connection is used; the text has the
                 purpose.
-            TimeoutError: the bound is over, or half of it, before that; nothing was sent.
+            TimeoutError: the time, or half of it, was over before that. Nothing was sent.
             Exception: one of DATABASE_ERRORS.
         """
         reason = f"{purpose} took longer than {bound:.3g} s"
@@ -280,7 +282,7 @@ class DedicatedConnection:
                     self._expect_open()
                     connection = self._connection
                     if connection is None or connection.is_closed():
-                        self._tell_closed(connection)
+                        self._log_closed(connection)
                         connection = await self._reconnect()
                         if scope.deadline - anyio.current_time() < bound / 2:
                             raise TimeoutError(f"{purpose} waited for the connection for too long")
@@ -288,7 +290,7 @@ class DedicatedConnection:
                         yield connection
                     except BaseException as error:
                         is_cut = not isinstance(error, Exception)
-                        if connection.is_closed() or _leaves_doubt(error):
+                        if connection.is_closed() or _may_break_session(error):
                             is_replaced = not self._is_lost(connection, error)
                             self._discard()
                         raise
@@ -305,7 +307,7 @@ class DedicatedConnection:
 
     @asynccontextmanager
     async def _turn(self, purpose: str, bound: float) -> AsyncGenerator[float]:
-        """The connection alone, in the order of asking. Yields the seconds that are left."""
+        """Wait for the turn of this use. Yield the seconds that are left."""
         waited = f"{purpose} waited for another statement for too long"
         began = anyio.current_time()
         with anyio.fail_after(bound / 2 if self._wait is None else self._wait, reason=waited):
@@ -320,8 +322,8 @@ class DedicatedConnection:
         return untraced(trace_internal=self._trace_internal)
 
     def _is_lost(self, connection: Connection, error: BaseException) -> bool:
-        """Whether the server or the network ended the connection, or does not answer. Otherwise we
-        replace it, for its session may be unusable."""
+        """Whether the connection was lost, or the server does not answer. Otherwise only its
+        session may be unusable."""
         if connection.is_closed():
             return True
         if isinstance(error, PostgresError):
@@ -331,12 +333,12 @@ class DedicatedConnection:
         return isinstance(error, DATABASE_ERRORS) or not self._pooled
 
     def rest(self) -> None:
-        """Nobody uses it for now: if it is lost, nobody would say that it is back."""
+        """Note that the connection is not used for now. If it is lost, its recovery would not be
+        noticed."""
         self._outage.forget(self.name)
 
     async def close(self) -> None:
-        """Say goodbye within the driver's limit, or cut. It is not made again: a use that goes on
-        fails."""
+        """Close the connection for good. A running use fails."""
         self._is_closed = True
         self.rest()
         connection, self._connection = self._connection, None
@@ -354,12 +356,12 @@ class DedicatedConnection:
         self._outages = self._outage.count
 
     def _ended(self) -> None:
-        """The end of the connection is seen: a part of the outage that goes on, or, when nothing
-        else is lost, later than all of them; whether it was used in them or not."""
-        self._outages = self._outage.count - self._outage.is_told
+        """Note that the connection has ended: in the current outage, or after all outages."""
+        self._outages = self._outage.count - self._outage.is_logged
 
-    def _tell_closed(self, connection: Connection | None) -> None:
-        """It ended while nobody used it, which may be part of an outage that was told of since."""
+    def _log_closed(self, connection: Connection | None) -> None:
+        """Log that the connection ended while it was idle, unless an outage was logged since it
+        worked last."""
         if connection is not None and self._outages == self._outage.count:
             self._outage.lost(self.name, ConnectionError("the server has closed it"))
 
@@ -376,7 +378,10 @@ class DedicatedConnection:
                     with cut_on_error(connection):
                         await expect_writable(connection)
                         self._expect_open()
-            except (*DATABASE_ERRORS, ConfigError) as error:  # it worked before: not for ever
+            except (
+                *DATABASE_ERRORS,
+                ConfigError,
+            ) as error:  # it worked before, so try again
                 self._expect_open()
                 self._outage.lost(self.name, error)
                 self._obstacle = describe(error)
@@ -393,8 +398,8 @@ class DedicatedConnection:
 
 
 class InjectedConnection:
-    """A connection of somebody else's, used as a `DedicatedConnection` is: never closed, replaced
-    or made again, whatever happens on it."""
+    """A connection that the caller owns, used like a `DedicatedConnection`. It is never closed or
+    made again."""
 
     def __init__(self, connection: Transaction) -> None:
         """Make it."""
@@ -403,10 +408,10 @@ class InjectedConnection:
 
     @asynccontextmanager
     async def use(self, purpose: str, bound: float) -> AsyncGenerator[Transaction]:
-        """The connection, alone, for at most `bound` seconds.
+        """Use the connection alone, for at most `bound` seconds.
 
         Raises:
-            TimeoutError: the bound is over; the text has the purpose.
+            TimeoutError: the time is over; the text has the purpose.
             Exception: one of DATABASE_ERRORS.
         """
         with untraced(), anyio.fail_after(bound, reason=f"{purpose} took longer than {bound:g} s"):
@@ -415,7 +420,7 @@ class InjectedConnection:
 
 
 class SharedPool:
-    """A pool of somebody else's, of which each use takes a connection for itself."""
+    """A pool that the caller owns. Each use acquires a connection of it."""
 
     def __init__(self, pool: Pool) -> None:
         """Make it."""
@@ -423,10 +428,10 @@ class SharedPool:
 
     @asynccontextmanager
     async def use(self, purpose: str, bound: float) -> AsyncGenerator[Transaction]:
-        """A connection, for at most `bound` seconds with the wait for it.
+        """Use a connection for at most `bound` seconds, including the wait for it.
 
         Raises:
-            TimeoutError: the bound is over; the text has the purpose.
+            TimeoutError: the time is over; the text has the purpose.
             Exception: one of DATABASE_ERRORS.
         """
         reason = f"{purpose} took longer than {bound:.3g} s"
@@ -439,28 +444,29 @@ class SharedPool:
 
 
 async def expect_writable(connection: Connection) -> None:
-    """A server that was failed over may only be read yet: that is no end of the outage.
+    """Check that the server accepts writes. After a failover it may be read-only for a while, and
+    the outage is not over yet.
 
     Raises:
-        ConnectionError: nobody can write.
+        ConnectionError: the server is read-only.
         Exception: one of DATABASE_ERRORS.
     """
     statement = query("session", "session_is_read_only", None)
     if await connection.fetchval(statement.text):
-        raise ConnectionError("the server lets nobody write: it is a standby, or set to read-only")
+        raise ConnectionError("the server is read-only: it is a standby, or set to read-only")
 
 
 async def close_all(connections: Iterable[DedicatedConnection]) -> None:
-    """Close them side by side, so that a database that does not answer costs the limit once."""
+    """Close the connections at the same time, so that together they take at most one timeout."""
     with anyio.CancelScope(shield=True):
         async with anyio.create_task_group() as tasks:
             for connection in connections:
                 tasks.start_soon(connection.close)
 
 
-def _leaves_doubt(error: BaseException) -> bool:
-    """Whether the session may be unusable: all but a plain refusal of the statement by the
-    server."""
+def _may_break_session(error: BaseException) -> bool:
+    """Whether the session may be unusable after an error. It is usable if the server just refused
+    the statement."""
     if not isinstance(error, PostgresError):
         return True
     sqlstate: str = getattr(error, "sqlstate", None) or ""

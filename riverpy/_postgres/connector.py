@@ -1,4 +1,4 @@
-"""Connector: makes the connections of one run, each with the settings of its purpose."""
+"""Connector: makes the connections of a run, each with the settings for its purpose."""
 
 from __future__ import annotations
 
@@ -21,58 +21,59 @@ if TYPE_CHECKING:
     from riverpy.config import Config
 
 LOCK_TIMEOUT = "100ms"
-"""How long a completion waits for a row that somebody's transaction has locked, before it goes on
-without it."""
+"""How long a statement that stores results waits for a locked row before it fails."""
 STATEMENT_LIMIT = timedelta(seconds=8)
-"""After which the server ends a statement of ours. It is less than claims and results may take
-here, so that a slow statement ends with an error of the server and keeps its connection."""
+"""The server's `statement_timeout`. It is shorter than our own timeouts for claims and results, so
+a slow statement ends with an error of the server and the connection stays usable."""
 LISTENER_NAME = "riverpy listener"
 REINDEX_NAME = "riverpy reindex"
 
 
 class Connector:
-    """Each method makes a new connection, and raises ConfigError, DatabaseError or one of
+    """Makes connections. Each method raises ConfigError, DatabaseError or one of
     DATABASE_ERRORS."""
 
     def __init__(self, url: str | None, config: Config) -> None:
-        """Make it; nothing is connected.
+        """Make it. Nothing is connected yet.
 
         Args:
-            url: of the database; None: the PG* variables say where it is.
+            url: the database. None means the `PG*` variables.
             config: the client's.
         """
         self._url, self._config = url, config
 
     async def claims(self) -> Connection:
-        """For claims, whose commits may wait for those of the results to be durable."""
+        """Return a connection for claims. Unless `durable_claims` is set, a claim's commit is not
+        flushed at once; the commit of its result flushes it too."""
         settings = {"plan_cache_mode": "force_custom_plan"}
         if not self._config.durable_claims:
             settings["synchronous_commit"] = "off"
         return await self._raw("riverpy claims", settings)
 
     async def results(self) -> Connection:
-        """For what became of jobs."""
+        """Return a connection for results."""
         settings = {"plan_cache_mode": "force_custom_plan", "lock_timeout": LOCK_TIMEOUT}
         return await self._raw("riverpy results", settings)
 
     async def reserved(self) -> Connection:
-        """For the lease, signs of life and what else must never wait for jobs."""
+        """Return a connection for leases, heartbeats and other statements that must not wait for
+        jobs."""
         return await self._limited("riverpy reserved", {})
 
     async def listener(self) -> Connection:
-        """For LISTEN, past a pooler where that is configured."""
+        """Return a connection for LISTEN. It uses `listen_url` if that is set."""
         if self._config.listen_url is not None:
             return await self._past_pooler(LISTENER_NAME)
         return await connect(self._url, application_name=LISTENER_NAME, pooled=self._config.pooler)
 
     async def maintenance(self, name: str) -> Connection:
-        """For the maintenance of a term."""
+        """Return a connection for the maintenance of a term."""
         return await connect_maintenance(self._url, name, pooled=self._config.pooler)
 
     @property
     def reindexer(self) -> Callable[[], Awaitable[Connection]] | None:
-        """What makes a session for the reindexer. None: a pooler in transaction mode can carry
-        none, and no way past it is configured."""
+        """A function that makes a session for the reindexer. None if the only way to the database
+        is a pooler in transaction mode."""
         if not self._config.pooler:
             return lambda: self._limited(REINDEX_NAME, {}, MAINTENANCE_STATEMENT_LIMIT)
         return None if self._config.listen_url is None else self._reindexer_past_pooler

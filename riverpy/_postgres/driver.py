@@ -1,5 +1,5 @@
-"""asyncpg: connecting, pools, and what an error of it means to us. Nothing else imports it at run
-time."""
+"""The driver asyncpg: connections, pools, notifications, and the classes of its errors. No other
+module imports asyncpg at run time."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ if TYPE_CHECKING:
     """What `tx=` takes."""
 
 CONNECT_TIMEOUT = 10.0
-"""Seconds within which a connection must be up."""
-NEXT_HOST_AFTER = 0.5
-"""Seconds without an answer of one host of a URL after which the next one is asked besides."""
+"""Seconds for making a connection."""
+NEXT_HOST_DELAY = 0.5
+"""Seconds after which the next host of a URL is tried too, while one has not answered."""
 CLOSE_TIMEOUT = 0.5
-"""Seconds that a connection or pool may take to say goodbye; then it is cut."""
+"""Seconds for closing a connection or pool in order. After that it is cut."""
 SERVER_VERSION_MIN = 13
 _SETTING_DEFAULT = "database URL"
 _POOLER_REMEDY = (
-    "say so with Config(pooler=True), and give a listen_url that leads past it; or set "
-    "ignore_startup_parameters there, if it pools whole sessions"
+    "set Config(pooler=True) and a listen_url that leads past the pooler; or, if it pools whole "
+    "sessions, set ignore_startup_parameters there"
 )
 _POOLED_REMEDY = "leave this parameter out of the URL: set it for the role (ALTER ROLE … SET)"
 _WRONG_PARAMETER = {"22023", "42704", "55P02"}
-"""Of a connection: a setting has a wrong value, is not known, or cannot be set now."""
+"""SQLSTATEs of a connection whose setting has a wrong value, is unknown, or cannot be set now."""
 
 DATABASE_ERRORS: tuple[type[Exception], ...] = (
     asyncpg.PostgresError,
@@ -69,8 +69,8 @@ DATABASE_ERRORS: tuple[type[Exception], ...] = (
     TimeoutError,
     EOFError,
 )
-"""Everything that a statement or an attempt to connect can fail with. asyncpg has an internal error
-for a connection that ends between two of its steps."""
+"""All errors of statements and of connecting. asyncpg raises InternalClientError for a connection
+that ends between two of its steps."""
 
 _NEXT_HOST_ERRORS = (
     OSError,
@@ -78,8 +78,8 @@ _NEXT_HOST_ERRORS = (
     asyncpg.ConnectionDoesNotExistError,
     asyncpg.TargetServerAttributeNotMatched,
 )
-"""After which the next host of a URL is tried. A server that refuses us for another reason would be
-left for one that may be older."""
+"""Errors after which the next host of a URL is tried. After other errors the next server might be
+an older one."""
 
 UniqueViolationError = asyncpg.UniqueViolationError
 UndefinedTableError = asyncpg.UndefinedTableError
@@ -93,8 +93,7 @@ PostgresError = asyncpg.PostgresError
 
 
 def is_data_error(error: BaseException) -> bool:
-    """Whether a value could not be stored: the statement fails the same way however often it is
-    sent."""
+    """Whether a value could not be stored. The statement fails again if it is repeated."""
     sqlstate = getattr(error, "sqlstate", None) or ""
     return isinstance(error, asyncpg.DataError) or (
         isinstance(error, asyncpg.PostgresError)
@@ -104,8 +103,8 @@ def is_data_error(error: BaseException) -> bool:
 
 
 def is_notification_queue_full(error: BaseException) -> bool:
-    """Whether a commit was refused because the server's queue of notifications is full. The class
-    of the error is that of values that are too large, so its place in the server decides."""
+    """Whether a commit was refused because the server's queue of notifications is full. The error
+    has the class of too large values, so the server's source file decides."""
     return (
         isinstance(error, asyncpg.ProgramLimitExceededError)
         and getattr(error, "server_source_filename", None) == "async.c"
@@ -113,37 +112,37 @@ def is_notification_queue_full(error: BaseException) -> bool:
 
 
 def is_channel_too_long(error: BaseException) -> bool:
-    """Whether the name of a notification channel was refused for its length."""
+    """Whether the name of a notification channel is too long."""
     return (
         isinstance(error, asyncpg.InvalidParameterValueError)
         and getattr(error, "server_source_filename", None) == "async.c"
     )
 
 
-_PASSING_CLASSES = {"08", "25", "40", "53", "55", "57", "58", "XX"}
-"""SQLSTATE classes that say nothing about the statement: it may succeed when sent again."""
+_TEMPORARY_CLASSES = {"08", "25", "40", "53", "55", "57", "58", "XX"}
+"""SQLSTATE classes of temporary errors: the same statement may succeed later."""
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the statement is refused for what it says or does, a user's trigger included: sent
-    again as it is, it is refused again."""
+    """Whether the server, or a trigger of the user, refuses the statement for its content. The same
+    statement is refused again."""
     sqlstate = getattr(error, "sqlstate", None) or ""
     return is_data_error(error) or (
         isinstance(error, asyncpg.PostgresError)
-        and sqlstate[:2] not in _PASSING_CLASSES
+        and sqlstate[:2] not in _TEMPORARY_CLASSES
         and not is_notification_queue_full(error)
     )
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether the server could not read what it has stored, or failed inside."""
+    """Whether the server could not read stored data, or had an internal error."""
     sqlstate = getattr(error, "sqlstate", None) or ""
     return isinstance(error, asyncpg.PostgresError) and sqlstate[:2] == "XX"
 
 
 def is_unreadable(error: BaseException) -> bool:
-    """Whether the server cannot send a value that it has stored: it is damaged, or has characters
-    that the connection's encoding, UTF-8, lacks."""
+    """Whether the server cannot send a stored value: it is damaged, or has characters that UTF-8,
+    the connection's encoding, lacks."""
     return is_damage(error) or isinstance(
         error, (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
     )
@@ -155,12 +154,12 @@ def is_untranslatable(error: BaseException) -> bool:
 
 
 def is_statement_timeout(error: BaseException) -> bool:
-    """Whether the server's own limit ended the statement."""
+    """Whether the server's `statement_timeout` ended the statement."""
     return isinstance(error, asyncpg.QueryCanceledError)
 
 
 def is_connection_loss(error: BaseException) -> bool:
-    """Whether the connection ended while it was used."""
+    """Whether the connection was lost while it was used."""
     return isinstance(
         error,
         (
@@ -174,11 +173,11 @@ def is_connection_loss(error: BaseException) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """The error in one line, without a password; its type before it, unless it is one of the
-    database or of riverpy that has a text."""
-    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):  # while it is failed over
-        return "no server of the URL is one as target_session_attrs wants it"
-    if isinstance(error, asyncpg.InternalClientError):  # what asyncpg says is of use to nobody
+    """Return the error in one line, without passwords. The type comes first, unless the error is of
+    the database or of riverpy and has a text."""
+    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):  # as during a failover
+        return "no server of the URL matches target_session_attrs"
+    if isinstance(error, asyncpg.InternalClientError):  # asyncpg's own text explains nothing
         return "the connection ended while it was used"
     is_plain = isinstance(error, (RiverError, *DATABASE_ERRORS)) and bool(str(error).strip())
     text = str(error) if is_plain else error_text(error)
@@ -186,14 +185,14 @@ def describe(error: BaseException) -> str:
 
 
 class _ArrayType(NamedTuple):
-    """An array type of PostgreSQL's own: oids that never change."""
+    """A built-in array type of PostgreSQL. Its oids never change."""
 
     oid: int
     element_oid: int
     element: str
 
     def row(self) -> dict[str, object]:
-        """What asyncpg reads of a type."""
+        """Return the row that asyncpg would read for the type."""
         nothing = ("attrtypoids", "attrnames", "basetype", "range_subtype")
         return {
             "oid": self.oid,
@@ -225,14 +224,14 @@ _ARRAY_TYPES = {
 
 
 class _NothingSent(NamedTuple):
-    """In place of the statement that would have asked."""
+    """Stands for the statement that was not needed."""
 
     name: str = "none"
 
 
 class _Connection(asyncpg.Connection):
-    """Knows the array types that riverpy uses. asyncpg asks the server about each in every session,
-    which takes longer than the statement that needs them."""
+    """A connection that knows the array types of riverpy's statements. asyncpg would query each of
+    them in every session, which takes longer than the statement itself."""
 
     async def _introspect_types(
         self, typeoids: Iterable[int], timeout: float | None
@@ -241,11 +240,11 @@ class _Connection(asyncpg.Connection):
         if oids <= _ARRAY_TYPES.keys():
             return [_ARRAY_TYPES[oid] for oid in oids], _NothingSent()
         parent: Any = super()
-        return await parent._introspect_types(oids, timeout)  # noqa: SLF001 (no other way in)
+        return await parent._introspect_types(oids, timeout)  # noqa: SLF001 (the only way)
 
 
 class _Target(NamedTuple):
-    """Where a URL leads, in asyncpg's terms and in words."""
+    """The server of a URL."""
 
     url: str
     server: Server
@@ -261,7 +260,7 @@ class _Target(NamedTuple):
         server = server_of(url)
         if server.user == UNKNOWN_USER:
             raise ConfigError(
-                "the database URL names no user, and the user of this process has no name: write "
+                "the database URL has no user, and the user of this process has no name: write "
                 "postgres://USER@…, or set PGUSER"
             )
         return cls(url, server, limit)
@@ -269,7 +268,7 @@ class _Target(NamedTuple):
 
 @cache
 def _warn_of_ignored(parameters: tuple[str, ...], variables: tuple[str, ...]) -> None:
-    """Log once in a process that parameters of a URL, or variables, have no effect."""
+    """Log, once per process, parameters of a URL and variables that have no effect."""
     log = get_logger()
     if parameters:
         log.warning(DATABASE_URL_PARAMETERS_IGNORED, parameters=list(parameters))
@@ -289,37 +288,52 @@ async def connect(
     """Open one connection.
 
     Args:
-        url: the database; None leaves it to the `PG*` variables.
-        application_name: how the connection shows in `pg_stat_activity`.
-        settings: settings of the session, sent at its start.
-        pooled: the URL leads to a pooler in transaction mode: no session settings, no cached
-            statements.
-        timeout: seconds; a shorter `connect_timeout` of the URL counts.
-        setting: what gave the URL, for the texts of errors.
+        url: the database. None means the `PG*` variables.
+        application_name: the name of the connection in `pg_stat_activity`.
+        settings: settings of the session.
+        pooled: the URL leads to a pooler in transaction mode. Then there are no session settings
+            and no cached statements.
+        timeout: seconds. A shorter `connect_timeout` in the URL wins.
+        setting: the name of the setting with the URL, for error texts.
 
     Raises:
-        ConfigError: the URL cannot be one, or leads to a pooler that `pooled` does not tell of.
+        ConfigError: the URL is not valid, or it leads to a pooler and `pooled` is False.
         ServerVersionError: the server is older than PostgreSQL 13.
-        OSError, TimeoutError, asyncpg.PostgresError: the database cannot be reached or refuses.
-            The text names the server.
+        OSError, TimeoutError, asyncpg.PostgresError: the server cannot be reached, or refuses. The
+            text names the server.
     """
     target = _Target.of(url)
     timeout = min(timeout, target.connect_timeout or timeout)
-    try:
+    own_settings = {"application_name": application_name, **(settings or {})}
+    with _translated_errors(target, setting, timeout, pooled=pooled):
         with anyio.fail_after(timeout):
             connection = await _connect_first(
                 target,
                 timeout=timeout,
                 connection_class=_Connection,
                 statement_cache_size=0 if pooled else 512,
-                server_settings=None
-                if pooled
-                else {"application_name": application_name, **(settings or {})},
+                server_settings=None if pooled else own_settings,
             )
+    try:
+        check_server_version(connection)
+    except ServerVersionError:
+        connection.terminate()
+        raise
+    return connection
+
+
+@contextmanager
+def _translated_errors(
+    target: _Target, setting: str, timeout: float, *, pooled: bool
+) -> Generator[None]:
+    """Turn errors of connecting into errors whose texts say what to do."""
+    try:
+        yield
     except (ValueError, configparser.Error, asyncpg.InterfaceError) as error:
-        # Only asyncpg's own texts are free of what the URL holds.
-        own = isinstance(error, asyncpg.InterfaceError)
-        reason = describe(error) if own else "a part of it, or a PG* variable, has a wrong value"
+        # Other texts than asyncpg's may contain parts of the URL.
+        is_asyncpg = isinstance(error, asyncpg.InterfaceError)
+        reason = "a part of it, or a PG* variable, has a wrong value"
+        reason = describe(error) if is_asyncpg else reason
         raise ConfigError(f"the {setting} cannot be used: {reason}") from None
     except asyncpg.ProtocolViolationError as error:
         if "startup parameter" not in str(error):
@@ -332,26 +346,19 @@ async def connect(
         if error.sqlstate not in _WRONG_PARAMETER:
             raise
         raise ConfigError(
-            f"the {setting} has a parameter that the server refuses: {describe(error)}. What "
-            "riverpy does not know is sent as a setting of the session: leave it out, or put it "
-            "right"
+            f"the {setting} has a parameter that the server refuses: {describe(error)}. riverpy "
+            "sends unknown parameters as settings of the session: correct or remove it"
         ) from error
     except OSError as error:
         raise _unreachable(error, target, setting, timeout) from error
-    try:
-        check_server_version(connection)
-    except ServerVersionError:
-        connection.terminate()
-        raise
-    return connection
 
 
 async def _connect_first(target: _Target, *, timeout: float, **options: Any) -> Connection:
-    """Connect to the first host that answers and is as `target_session_attrs` wants it.
+    """Connect to the first host that answers and matches `target_session_attrs`.
 
-    asyncpg asks the next host only when one has answered, and a machine that is gone never does:
-    here the next one is asked besides after `NEXT_HOST_AFTER`. It also ends at a proxy that hangs
-    up.
+    asyncpg tries the next host only after an answer, and a machine that is gone never answers. Here
+    the next host is tried too after `NEXT_HOST_DELAY`. It is also tried after a proxy that closes
+    the connection.
     """
     addresses = target.server.addresses
     if len(addresses) < 2:
@@ -380,12 +387,12 @@ async def _connect_first(target: _Target, *, timeout: float, **options: Any) -> 
             for host, port in addresses:
                 ended = anyio.Event()
                 tasks.start_soon(attempt, host, port, ended)
-                with anyio.move_on_after(NEXT_HOST_AFTER):
+                with anyio.move_on_after(NEXT_HOST_DELAY):
                     await ended.wait()
         if connected:
             return connected.pop(0)
     finally:
-        for connection in connected:  # two may have come at once
+        for connection in connected:  # two hosts may answer at once
             connection.terminate()
     if refusals:
         raise refusals[0]
@@ -394,7 +401,7 @@ async def _connect_first(target: _Target, *, timeout: float, **options: Any) -> 
 
 def _reason(error: Exception, target: _Target, timeout: float) -> str:
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
-        return "it is not as target_session_attrs wants it"
+        return "it does not match target_session_attrs"
     if not isinstance(error, OSError):
         return describe(error)
     found = re.search(r"\[Errno (\d+)\]", str(error))
@@ -409,7 +416,7 @@ def _reason(error: Exception, target: _Target, timeout: float) -> str:
 
 
 def _unreachable(error: OSError, target: _Target, setting: str, timeout: float) -> OSError:
-    """The same error, with a text that says where and why."""
+    """Return an error of the same type whose text has the server and the reason."""
     reason = _reason(error, target, timeout)
     place = target.server.hosts
     if setting != _SETTING_DEFAULT:
@@ -420,7 +427,7 @@ def _unreachable(error: OSError, target: _Target, setting: str, timeout: float) 
 
 
 def check_server_version(connection: Transaction) -> None:
-    """Raise ServerVersionError if the server is older than PostgreSQL 13."""
+    """Raise ServerVersionError for a server that is older than PostgreSQL 13."""
     version = connection.get_server_version()
     if version.major < SERVER_VERSION_MIN:
         raise ServerVersionError(
@@ -430,8 +437,8 @@ def check_server_version(connection: Transaction) -> None:
 
 
 async def use_raw_timestamps(connection: Connection) -> None:
-    """Let timestamps cross as integers, microseconds since 2000: nothing is converted until
-    somebody reads one."""
+    """Exchange timestamps as integers, in microseconds since 2000, so that they are only converted
+    when they are used."""
     await connection.set_type_codec(
         "timestamptz",
         schema="pg_catalog",
@@ -446,7 +453,7 @@ def _encode_timestamp(value: int | datetime) -> tuple[int]:
 
 
 async def close(connection: Connection) -> None:
-    """Close in peace within `CLOSE_TIMEOUT`, or cut."""
+    """Close a connection, or cut it after `CLOSE_TIMEOUT`."""
     with anyio.move_on_after(CLOSE_TIMEOUT, shield=True):
         try:
             await connection.close(timeout=CLOSE_TIMEOUT)
@@ -458,9 +465,9 @@ async def close(connection: Connection) -> None:
 
 
 class _UnresetConnection(_Connection):
-    """A pooled connection that is not reset at release: nothing of ours changes a session, and a
-    reset is a round trip. A call that was cancelled may leave a transaction, for what it does then
-    is cancelled too; asyncpg would tell the event loop of that as of a fault."""
+    """A pooled connection that is not reset at release. riverpy changes no session settings, and a
+    reset is a round trip. Only a transaction that a cancelled call has left is rolled back, without
+    the error that asyncpg would report to the event loop."""
 
     async def reset(self, *, timeout: float | None = None) -> None:
         if self._top_xact is None and not self.is_in_transaction():
@@ -472,7 +479,7 @@ class _UnresetConnection(_Connection):
 async def create_pool(
     url: str | None, *, max_size: int, pooled: bool, command_timeout: float
 ) -> Pool:
-    """Open a pool of up to `max_size` connections, one of them at once.
+    """Open a pool of up to `max_size` connections. One connection is tried at once.
 
     Raises:
         ConfigError, ServerVersionError, OSError, TimeoutError, asyncpg.PostgresError: as `connect`.
@@ -484,7 +491,7 @@ async def create_pool(
     async def connect_first(_url: str, **options: Any) -> Connection:
         return await _connect_first(target, **options)
 
-    connecting: Any = connect_first  # asyncpg calls it with less than its stubs tell
+    connecting: Any = connect_first  # asyncpg passes fewer arguments than its stubs say
     pool: Pool = asyncpg.create_pool(
         target.url,
         connect=connecting,
@@ -502,10 +509,10 @@ async def create_pool(
 
 
 async def close_pool(pool: Pool) -> bool:
-    """Close the pool; cut it after `CLOSE_TIMEOUT`. Returns whether every connection had come
-    back."""
+    """Close the pool, or cut it after `CLOSE_TIMEOUT`. Return whether all connections had been
+    released."""
     with anyio.move_on_after(CLOSE_TIMEOUT, shield=True):
-        with suppress(*DATABASE_ERRORS):  # one was lost just now: then asyncpg has cut them all
+        with suppress(*DATABASE_ERRORS):  # after an error asyncpg has cut all connections
             await pool.close()
         return True
     pool.terminate()
@@ -518,12 +525,12 @@ def is_pool(database: object) -> TypeGuard[Pool]:
 
 
 def is_transaction(tx: object) -> TypeGuard[Transaction]:
-    """Whether `tx=` takes this: a connection of asyncpg, its own or from a pool."""
+    """Whether `tx=` takes this: an asyncpg connection, from a pool or not."""
     return isinstance(tx, (asyncpg.Connection, asyncpg.pool.PoolConnectionProxy))
 
 
 def is_in_transaction(connection: Transaction) -> bool:
-    """Whether a transaction is open on a connection; never on one that is closed or given back."""
+    """Whether a transaction is open. False for a connection that is closed or released."""
     try:
         return not connection.is_closed() and connection.is_in_transaction()
     except asyncpg.InterfaceError:
@@ -531,8 +538,7 @@ def is_in_transaction(connection: Transaction) -> bool:
 
 
 def is_closed_for_good(database: Pool | Transaction) -> bool:
-    """Whether a pool or a connection of somebody's was closed, or a pool's connection given
-    back."""
+    """Whether a pool or connection was closed, or a pool's connection was released."""
     try:
         if isinstance(database, asyncpg.Pool):
             return database.is_closing()
@@ -542,16 +548,16 @@ def is_closed_for_good(database: Pool | Transaction) -> bool:
 
 
 class Notice(NamedTuple):
-    """What the server says beside an answer."""
+    """A warning of the server."""
 
     source: str
-    """The file of the server that says it."""
+    """The server's source file."""
     detail: str
 
 
 @contextmanager
 def warnings_of(connection: Connection, found: list[Notice]) -> Generator[None]:
-    """Append to `found` what the server warns of on this connection."""
+    """Append the warnings that the server sends on this connection to `found`."""
 
     def keep(_connection: Any, message: Any) -> None:
         source = getattr(message, "server_source_filename", None) or ""
@@ -570,8 +576,8 @@ async def listen(
     channels: Mapping[str, Callable[[str], None]],
     on_lost: Callable[[], None],
 ) -> None:
-    """LISTEN on each channel. `on_lost` is called when the connection is seen to end, never for a
-    half-open one."""
+    """LISTEN on each channel. `on_lost` is called when the connection ends. It is not called for a
+    half-open connection."""
 
     def deliver(_connection: Any, _pid: int, channel: str, payload: object) -> None:
         channels[channel](str(payload))

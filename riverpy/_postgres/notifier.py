@@ -1,8 +1,8 @@
-"""Notifier: the one connection that listens, and hands what it hears to those who asked.
+"""Notifier: the one connection that listens. It passes notifications to subscribers.
 
-It proves that it hears: a probe sent through another connection at the start, and one through its
-own now and then. A connection that is half open raises nothing, and a pooler in transaction mode
-accepts LISTEN and delivers nothing.
+It checks that notifications arrive by sending probes: the first through another connection, later
+ones through its own. Without probes two faults would stay hidden: a half-open connection raises no
+error, and a pooler in transaction mode accepts LISTEN but delivers nothing.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ if TYPE_CHECKING:
 
 PROBE_TOPIC = "riverpy_probe"
 PROBE_TIMEOUT = 2.0
-"""Seconds within which a probe must come back."""
+"""Seconds within which a probe must arrive."""
 PROBE_INTERVAL = 10.0
 """Seconds between two probes."""
-DEAF_RETRY = 60.0
-"""Seconds until a connection that hears nothing is tried again."""
+UNPROVEN_RETRY = 60.0
+"""Seconds between two probes while none arrives."""
 UNTESTED_RETRY = 2.0
-"""Seconds until the first probe is sent again that could not be."""
+"""Seconds until the first probe is tried again if it could not be sent."""
 LISTEN_TIMEOUT = 10.0
-"""Seconds to connect and listen."""
-RECONNECT_FIRST = timedelta(milliseconds=50)
-RECONNECT_MOST = timedelta(seconds=2)
+"""Seconds for connecting and LISTEN."""
+RECONNECT_DELAY_MIN = timedelta(milliseconds=50)
+RECONNECT_DELAY_MAX = timedelta(seconds=2)
 
 
 class Notifier:
-    """Listens on topics of one schema. Callbacks run in the loop, must not block, and cannot
-    disturb each other."""
+    """Listens on topics of one schema. Callbacks run in the event loop and must not block. An error
+    of one callback does not affect the others."""
 
     name = "notifier"
 
@@ -79,11 +79,11 @@ class Notifier:
 
         Args:
             connect: makes the listening connection.
-            schema: whose topics; None: the first of the connection's search path.
-            reserved: another connection to the database, through which the first probe is sent.
-            outage: told of losses and recoveries.
-            quiet: seconds between two probes, at least.
-            trace_internal: whether instrumentation of the driver makes spans of its statements.
+            schema: the schema of the topics. None: the first schema of the search path.
+            reserved: another connection, which sends the first probe.
+            outage: logs outages.
+            quiet: the shortest interval between two probes in seconds.
+            trace_internal: whether the driver's instrumentation makes spans of its statements.
         """
         self._connect = connect
         self._schema = schema
@@ -96,17 +96,17 @@ class Notifier:
         self._connection: Connection | None = None
         self._lost = asyncio.Event()
         self._probes: dict[str, asyncio.Event] = {}
-        self._backoff = Backoff(RECONNECT_FIRST, RECONNECT_MOST)
+        self._backoff = Backoff(RECONNECT_DELAY_MIN, RECONNECT_DELAY_MAX)
         self._log = get_logger()
         self.proven = False
-        """Whether notifications arrive: the last probe came back, over the connection that there
-        is now."""
+        """Whether notifications arrive: the last probe has arrived over the current
+        connection."""
         self._is_tested = False
-        """Whether a first probe was sent over another connection since this one was made."""
-        self._is_deaf = False
-        """Whether somebody was told that none do."""
+        """Whether another connection has sent a probe since this connection was made."""
+        self._is_failure_logged = False
+        """Whether the log says that no notifications arrive."""
         self._is_full = False
-        """Whether the last probe was not sent, since the server's queue of notifications is
+        """Whether the last probe was not sent because the server's queue of notifications is
         full."""
         self._queue_log = NotificationQueueLog()
         self.connected = TestSignal("Notifier.connected")
@@ -118,34 +118,34 @@ class Notifier:
 
     @property
     def is_up(self) -> bool:
-        """Whether there is a connection, as far as is known."""
+        """Whether there is a connection, as far as we know."""
         return self._connection is not None and not self._connection.is_closed()
 
     def subscribe(self, topic: str, callback: Callable[[str], None]) -> None:
-        """Call `callback` with the payload of each notification on a topic. Before the start
-        only."""
+        """Call `callback` with the payload of each notification on a topic. Subscribe before the
+        start."""
         self._callbacks.setdefault(topic, []).append(callback)
 
     def on_resync(self, callback: Callable[[], None]) -> None:
-        """Call this after each reconnect: notifications may have been missed."""
+        """Set the callback for reconnects: notifications may have been missed."""
         self._resync = callback
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Listen until stopped. The first connection must succeed."""
+        """Listen until stopped. Raise if the first connection fails."""
         try:
             with untraced(trace_internal=self._trace_internal):
                 await self._open()
                 await self._prove(first=True)
                 task_status.started()
                 while True:
-                    has_heard = await self._watch(scope)
-                    await self._reopen(scope, has_heard=has_heard)
+                    was_proven = await self._watch(scope)
+                    await self._reopen(scope, was_proven=was_proven)
         finally:
             if self._connection is not None:
                 await close(self._connection)
 
     async def _open(self) -> None:
-        # Its own: the end of the last one, which this process may have cut, can be told of late.
+        # A new event: the end of the last connection may be noticed late.
         lost = self._lost = asyncio.Event()
         self._is_tested = False
         reason = f"listening for notifications took longer than {LISTEN_TIMEOUT:g} s"
@@ -155,9 +155,9 @@ class Notifier:
         self.connected.emit()
 
     async def _channels(self, connection: Connection) -> dict[str, Callable[[str], None]]:
-        """What to call for each channel. Its schema is the one in which the table of the topic was
-        found. River in Go notifies the first schema of the search path, also if the table is in
-        another."""
+        """Return the callback for each channel. The schema in its name is the one that has the
+        table of the topic. River in Go uses the first schema of the search path instead, so we
+        listen there too."""
         statement = query("river_notification", "notification_schemas", self._schema)
         ((jobs, leases, first),) = await connection.fetch(statement.text)
         if jobs is None:
@@ -171,7 +171,7 @@ class Notifier:
             if self._schema is None and topic.startswith("river_"):
                 channels[f"{first}.{topic}"] = deliver
         self._probe_channel = f"{jobs}.{PROBE_TOPIC}"
-        channels[self._probe_channel] = self._heard_probe
+        channels[self._probe_channel] = self._receive_probe
         return channels
 
     def _isolated(
@@ -187,40 +187,41 @@ class Notifier:
         return deliver
 
     def _ended(self, lost: asyncio.Event) -> None:
-        """A connection is seen to end, of which no probe comes back."""
+        """Note that a connection has ended: none of its probes will arrive."""
         lost.set()
         if lost is self._lost:
-            for heard in self._probes.values():
-                heard.set()
+            for arrived in self._probes.values():
+                arrived.set()
 
-    def _heard_probe(self, payload: str) -> None:
+    def _receive_probe(self, payload: str) -> None:
         if (event := self._probes.get(payload)) is not None:
             event.set()
 
     async def _watch(self, scope: StopScope) -> bool:
-        """Return when the connection is lost, or hears nothing. Returns whether it heard before."""
+        """Wait until the connection is lost or delivers nothing. Return whether it delivered
+        before."""
         while True:
-            has_heard = self.proven
-            interval = self.probe_interval if has_heard or self._is_full else DEAF_RETRY
+            was_proven = self.proven
+            interval = self.probe_interval if was_proven or self._is_full else UNPROVEN_RETRY
             if not self._is_tested:
                 interval = UNTESTED_RETRY
             scope.expect_progress(within=interval + PROBE_TIMEOUT)
             with anyio.move_on_after(interval):
                 await self._lost.wait()
-                return has_heard
+                return was_proven
             if not self._is_tested:
                 await self._prove(first=True)
-            # Its own probe may come back by chance: a pooler can give both to one session.
-            elif not (has_heard or self._is_full) or not (
+            # Its own probe may arrive by chance, if a pooler uses one session for both.
+            elif not (was_proven or self._is_full) or not (
                 await self._prove(first=False) or self._is_full
             ):
-                return has_heard
+                return was_proven
 
     async def _prove(self, *, first: bool) -> bool:
-        """Send a probe and see it come back. The first goes through another connection: only that
-        shows a listener on the wrong database or behind a pooler."""
+        """Send a probe and wait for it. Return whether it arrived. Another connection sends the
+        first one: only this finds a listener on the wrong database or behind a pooler."""
         token = secrets.token_hex(8)
-        heard = self._probes[token] = asyncio.Event()
+        arrived = self._probes[token] = asyncio.Event()
         is_sent = False
         try:
             with anyio.fail_after(PROBE_TIMEOUT):
@@ -234,25 +235,26 @@ class Notifier:
                     raise ConnectionError("there is no listening connection")
                 self._found_full(not is_sent)
                 if is_sent:
-                    await heard.wait()
+                    await arrived.wait()
                 if self._lost.is_set():
                     raise ConnectionError("the listening connection is gone")
         except DATABASE_ERRORS as error:
             self._found_full(is_notification_queue_full(error))
             if is_sent and first and not self._lost.is_set():
-                self._say_deaf()
+                self._log_failure()
             self.proven = False
         else:
             self.proven = is_sent
             if is_sent:
-                self._is_deaf = False
+                self._is_failure_logged = False
                 self._backoff.reset()
         finally:
             del self._probes[token]
         return self.proven
 
     async def _send_probe(self, connection: Connection, token: str) -> bool:
-        """Returns False if the server's queue of notifications is full: nothing was sent."""
+        """Send a probe. Return False if nothing was sent, because the server's queue of
+        notifications is full."""
         statement = query("river_notification", "notify", None)
         return bool(await connection.fetch(statement.text, self._probe_channel, token))
 
@@ -260,11 +262,11 @@ class Notifier:
         self._is_full = is_full
         self._queue_log.report(is_full=is_full)
 
-    def _say_deaf(self) -> None:
+    def _log_failure(self) -> None:
         """Once, until it hears."""
-        if self._is_deaf:
+        if self._is_failure_logged:
             return
-        self._is_deaf = True
+        self._is_failure_logged = True
         self._log.warning(
             NOTIFICATIONS_NOT_RECEIVED,
             effect="jobs are found by polling",
@@ -273,21 +275,20 @@ class Notifier:
             seconds=PROBE_TIMEOUT,
         )
 
-    async def _reopen(self, scope: StopScope, *, has_heard: bool) -> None:
-        """Connect again, however long it takes, and tell that notifications may have been
-        missed."""
-        is_loss = self._lost.is_set() and not self._is_deaf
+    async def _reopen(self, scope: StopScope, *, was_proven: bool) -> None:
+        """Connect again, however long it takes, and call the callback for reconnects."""
+        is_loss = self._lost.is_set() and not self._is_failure_logged
         self.proven = False
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
-        if has_heard or is_loss:
+        if was_proven or is_loss:
             self._outage.lost(self.name, ConnectionError("the listening connection is gone"))
-        if not has_heard:  # one that never lasts until then is not made again without a pause
+        if not was_proven:  # a connection that never delivers is not made again at once
             await anyio.sleep(self._backoff.next())
         while True:
             scope.expect_progress(
-                within=LISTEN_TIMEOUT + 2 * RECONNECT_MOST.total_seconds() + PROBE_TIMEOUT
+                within=LISTEN_TIMEOUT + 2 * RECONNECT_DELAY_MAX.total_seconds() + PROBE_TIMEOUT
             )
             try:
                 await self._open()
@@ -308,7 +309,7 @@ def _nothing() -> None:
 
 
 class Message(msgspec.Struct):
-    """What a notification on one of River's topics, or ours, may carry."""
+    """The payload of a notification on one of River's or our topics."""
 
     action: str = ""
     queue: str = ""
@@ -317,15 +318,15 @@ class Message(msgspec.Struct):
     lease: str = ""
     holder: str = ""
     epoch: int = 0
-    """Of `lease`, its term and who holds or held it."""
+    """The lease, its current or last holder, and the epoch of its term."""
     seconds: list[Annotated[float, msgspec.Meta(gt=0, le=60)]] = []
-    """From now on, when jobs become due."""
+    """Seconds until jobs become due."""
 
 
 def decode_message(payload: str) -> Message | None:
-    """What a notification says; None, with a warning, if it is not understood."""
+    """Decode a payload. Return None, and log a warning, if it is not valid."""
     try:
         return msgspec.json.decode(payload, type=Message)
-    except (msgspec.DecodeError, RecursionError):  # not ours to judge: anybody can notify
+    except (msgspec.DecodeError, RecursionError):  # any session can send one
         get_logger().warning(INVALID_NOTIFICATION_RECEIVED, payload=payload[:100])
         return None

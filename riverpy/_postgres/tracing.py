@@ -1,7 +1,7 @@
-"""Tracing: keeps the instrumentation of the driver from making spans of riverpy's own statements.
+"""Tracing: suppresses the driver's OpenTelemetry spans for riverpy's own statements.
 
-OpenTelemetry marks this in its context, and each instrumentation reads the mark. Nothing is
-imported here: a program that has not imported OpenTelemetry has no instrumentation.
+A key in OpenTelemetry's context does this. OpenTelemetry is not imported here: a program that has
+not imported it has no instrumentation.
 """
 
 from __future__ import annotations
@@ -10,19 +10,15 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-_NOTHING = nullcontext()
+_UNCHANGED = nullcontext()
 _PLAIN_KEY = "suppress_instrumentation"
-"""The name that instrumentation read before OpenTelemetry had a key for it, and still reads."""
+"""The context key of older versions of OpenTelemetry. Instrumentations still read it."""
 
 
 def untraced(*, trace_internal: bool = False) -> AbstractContextManager[None]:
-    """Suppress instrumentation in the block: no span of a driver's is made there.
-
-    Args:
-        trace_internal: True changes nothing.
-    """
+    """Suppress the driver's spans in the block, unless `trace_internal` is True."""
     context: Any = None if trace_internal else sys.modules.get("opentelemetry.context")
-    return _NOTHING if context is None else _Suppressed(context)
+    return _UNCHANGED if context is None else _Suppressed(context)
 
 
 class _Suppressed(AbstractContextManager[None]):

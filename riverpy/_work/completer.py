@@ -301,7 +301,7 @@ class Completer:
 
     def _too_slow(self, rows: int, error: Exception) -> None:
         """Log that a batch took too long. It is sent in smaller parts."""
-        if self._connection.is_outage_told:
+        if self._connection.is_outage_logged:
             return
         self._limited_log.warning(
             RESULT_BATCH_SIZE_REDUCED,

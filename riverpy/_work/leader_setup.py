@@ -212,7 +212,7 @@ class _LeaderSlot:
             services=self.maintenance,
             timer=timer,
             domain=domain,
-            is_outage_told=lambda: candidacy.outage.is_told,
+            is_outage_told=lambda: candidacy.outage.is_logged,
             changed=changed,
         )
         self.maintenance.resign = self.elector.resign

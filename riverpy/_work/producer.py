@@ -294,7 +294,7 @@ class Producer:
         except DATABASE_ERRORS as error:
             took = time.monotonic() - began
             # A server that does not answer is no fault of the jobs.
-            is_outage = isinstance(error, TimeoutError) and self._claims.is_outage_told
+            is_outage = isinstance(error, TimeoutError) and self._claims.is_outage_logged
             if is_outage or not self._unclaimable.failed(limit, self._claiming, error, took):
                 raise
             self._count_failure(error)

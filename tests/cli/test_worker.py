@@ -498,7 +498,7 @@ async def test_waits_for_a_database_that_can_be_written(
             await worker.until_logged(WORKER_STARTED)
             worker.send(TERM)
             assert await worker.exit_code() == 0
-    assert "lets nobody write: it is a standby" in waiting["error"]
+    assert "is read-only: it is a standby" in waiting["error"]
     warnings = [entry for entry in worker.logged if entry["level"] == "warning"]
     assert [one for one in warnings if not is_stall(one)] == [waiting]
 

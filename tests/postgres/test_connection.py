@@ -82,7 +82,7 @@ def test_outage_of_a_connection_that_is_wanted_again(monkeypatch: pytest.MonkeyP
     with structlog.testing.capture_logs() as log:
         for _ in range(3):
             outage.lost("maintenance", error)
-            assert outage.is_told
+            assert outage.is_logged
             outage.forget("maintenance")
         outage.lost("maintenance", error)
         outage.restored("maintenance")
@@ -97,7 +97,7 @@ def test_outage_of_a_connection_that_is_wanted_again(monkeypatch: pytest.MonkeyP
         outage.forget("maintenance")
         outage.restored("claims")
         outage.restored("maintenance")
-        monkeypatch.setattr(connection_module, "SOON", 0.0)
+        monkeypatch.setattr(connection_module, "SAME_OUTAGE_TIME", 0.0)
         outage.lost("maintenance", error)
         outage.forget("maintenance")
         outage.lost("maintenance", error)
@@ -120,11 +120,11 @@ def test_outage_of_a_connection_that_is_never_wanted_again(
         outage.forget("maintenance")
         outage.restored("claims")
         assert [line["event"] for line in log] == [CONNECTION_LOST]
-        monkeypatch.setattr(connection_module, "SOON", 0.0)
+        monkeypatch.setattr(connection_module, "SAME_OUTAGE_TIME", 0.0)
         outage.restored("claims")
         outage.restored("claims")
     assert [line["event"] for line in log] == [CONNECTION_LOST, CONNECTION_RESTORED]
-    assert not outage.is_told
+    assert not outage.is_logged
 
 
 async def test_end_of_an_idle_connection_is_told(schema: Schema) -> None:

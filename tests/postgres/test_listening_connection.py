@@ -27,7 +27,7 @@ async def test_failed_attempts_leave_no_connections(
 ) -> None:
     """Attempts to listen that fail after they have connected, for which each has a connection,
     leave none behind; when they succeed again, the same client hears (NR-04)."""
-    for name in ("RECONNECT_FIRST", "RECONNECT_MOST"):
+    for name in ("RECONNECT_DELAY_MIN", "RECONNECT_DELAY_MAX"):
         monkeypatch.setattr(notifier, name, timedelta(milliseconds=1))
     failures = 0
     listen, is_failing, has_failed = notifier.listen, False, anyio.Event()
