@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from riverpy import ConfigError, InsertManyParams, InsertOpts, UniqueOpts
-from riverpy._log_events import ROW_LEVEL_SECURITY_FOUND
+from riverpy._log_events import INDEXES_OF_ANOTHER_OWNER_SKIPPED, ROW_LEVEL_SECURITY_FOUND
 from tests._database import connected
 from tests.maintenance.reindexing import Once
 from tests.work.rig import PATIENCE, Rig, Task
@@ -94,9 +94,9 @@ async def test_worker(schema: Schema, roles: dict[str, str], doctor: Doctor) -> 
     with structlog.testing.capture_logs() as log:
         async with rig.working(url=roles["worker"], reindexer_schedule=Once()):
             with anyio.fail_after(PATIENCE):
-                while not any("does not own them" in str(entry["event"]) for entry in log):
+                while INDEXES_OF_ANOTHER_OWNER_SKIPPED not in [entry["event"] for entry in log]:
                     await anyio.sleep(0.01)
-    assert len([entry for entry in log if "does not own them" in str(entry["event"])]) == 1
+    assert [entry["event"] for entry in log].count(INDEXES_OF_ANOTHER_OWNER_SKIPPED) == 1
     assert "permission denied" not in str(log)
     async with rig.working(url=roles["worker"]) as client:
         await rig.until("SELECT count(*) FROM river_leader")
