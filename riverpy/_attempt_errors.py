@@ -1,4 +1,4 @@
-"""Entries of a job's errors: as River writes them, and as River reads those of another form."""
+"""AttemptError: one entry of a job's errors, in River's form or in the form of another program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 NO_TIME = datetime(1, 1, 1, tzinfo=UTC)
-"""Go's zero time: of an entry without a time that can be read."""
+"""Go's zero time, for an entry whose time cannot be read."""
 _TIME = re.compile(
     r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:[.,](\d+))?(?:Z|([+-])(\d\d):(\d\d))", re.ASCII
 )
@@ -22,10 +22,11 @@ _INT64 = range(-(2**63), 2**63)
 
 
 class AttemptError(msgspec.Struct, frozen=True):
-    """One entry of a job's `errors`: how an attempt failed.
+    """One entry of a job's `errors`: a failed attempt.
 
-    Entries of other programs may have any form. What cannot be read is empty: `at` is then the
-    first moment of the year 1, `attempt` 0. An `error` or `trace` that is no text is its JSON text.
+    Entries of other programs may have any form. For parts that cannot be read, `at` is the first
+    moment of the year 1 and `attempt` is 0. An `error` or `trace` that is not a string is its JSON
+    text.
     """
 
     at: datetime
@@ -35,7 +36,8 @@ class AttemptError(msgspec.Struct, frozen=True):
 
 
 def error_texts(column: Iterable[Any] | None) -> Iterator[str]:
-    """The JSON texts of a column `errors`, an array of any dimensions. NULL counts as `null`."""
+    """Yield the JSON texts of a column `errors`, an array of any number of dimensions. NULL counts
+    as `null`."""
     for entry in column or ():
         if isinstance(entry, list):
             yield from error_texts(cast("list[Any]", entry))
@@ -44,7 +46,7 @@ def error_texts(column: Iterable[Any] | None) -> Iterator[str]:
 
 
 def read_error(text: str) -> AttemptError:
-    """An entry, given as JSON text. It never fails."""
+    """Return an entry from its JSON text. It never fails."""
     try:
         members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError):
@@ -59,13 +61,14 @@ def read_error(text: str) -> AttemptError:
 
 
 def json_time(at: datetime) -> str:
-    """An aware time as River writes it into JSON: RFC 3339 in UTC, with the shortest fraction."""
+    """Return an aware time as River writes it into JSON: RFC 3339 in UTC, with the shortest
+    fraction."""
     text = at.astimezone(UTC).replace(tzinfo=None).isoformat()
     return (text.rstrip("0") if "." in text else text) + "Z"
 
 
 def _text(value: str) -> str:
-    """The text that a JSON value is, or stands for; empty for null."""
+    """Return the text of a JSON value: of a string its content, of null nothing."""
     if value == "null":
         return ""
     if not value.startswith(("{", "[", '"')):
@@ -95,7 +98,7 @@ def _time(text: str) -> datetime:
 
 
 def _integer(text: str) -> int:
-    """A whole number of 64 bits, however it is written; 0 for anything else."""
+    """Return a whole number of 64 bits in any notation; 0 for anything else."""
     text = text.strip()
     if _WHOLE_NUMBER.fullmatch(text):
         number = int(text)

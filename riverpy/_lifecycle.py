@@ -1,10 +1,9 @@
-"""Who owns a task, how it is stopped, and why.
+"""Services: long-running parts of a client, the groups that own them, and the causes of a stop.
 
-A service is one coroutine that runs in a `ServiceGroup` and says when it is up. Leaving the group
-stops its members and joins them, so stopping a client is leaving its nested groups from the inside
-out. A stop has a cause, which is
-recorded before the cancellation is sent: anyio's cancellation carries none that code could branch
-on.
+A service is a coroutine that runs in a `ServiceGroup` and reports when it has started. Leaving the
+group stops its members and waits for them, so a client stops by leaving its nested groups from the
+inside out. The cause of a stop is recorded before the cancellation, because anyio's cancellation
+has no cause that code could check.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
 
 SIGNAL_TIMEOUT = 30.0
-"""Seconds that a test waits for a signal before it fails by the signal's name."""
+"""Seconds that a test waits for a signal before it fails."""
 PROGRESS_GRACE = 20.0
-"""Seconds that a service may be later than it said before it counts as stuck."""
+"""Seconds that a service may be late before it counts as stuck."""
 ResultT = TypeVar("ResultT")
 
 
 class StopCause(Enum):
-    """Why something of ours was stopped."""
+    """Why a service, a term or a job was stopped."""
 
     CLIENT_STOP = "client stop"
     HARD_STOP = "hard stop"
@@ -45,10 +44,10 @@ class StopCause(Enum):
 
 
 class StopScope:
-    """A cancel scope that remembers why it was stopped, and by when what runs in it turns again.
+    """A cancel scope with the cause of its stop, and the time at which its service must make
+    progress.
 
-    `with scope:` absorbs its own cancellation and nobody else's. A scope without a cause of its own
-    has its parent's.
+    `with scope:` absorbs only its own cancellation. A scope without a cause has its parent's.
     """
 
     def __init__(self, parent: StopScope | None = None) -> None:
@@ -57,20 +56,20 @@ class StopScope:
         self._own: StopCause | None = None
         self._shields: dict[anyio.CancelScope, float] = {}
         self.progress_due = math.inf
-        """Monotonic seconds; infinity while it may rest for any time."""
+        """Monotonic seconds; infinity while the service may wait for any time."""
 
     def expect_progress(self, within: float) -> None:
-        """Say that the service comes here again within so many seconds, whatever the database
-        does: one that does not for `PROGRESS_GRACE` more is stuck."""
+        """Expect the next call within so many seconds. A service that is later by `PROGRESS_GRACE`
+        is stuck."""
         self.progress_due = time.monotonic() + within + PROGRESS_GRACE
 
     def expect_no_progress(self) -> None:
-        """Say that the service waits for what may never come."""
+        """Expect no call: the service waits for something that may never happen."""
         self.progress_due = math.inf
 
     @property
     def cause(self) -> StopCause | None:
-        """Why this scope, or one around it, was stopped; None while it was not."""
+        """Why this scope, or one around it, was stopped; None if it was not."""
         return self._own or (self._parent.cause if self._parent else None)
 
     def stop(self, cause: StopCause) -> None:
@@ -86,11 +85,11 @@ class StopScope:
 
     @contextmanager
     def shielded(self, bound: float, *, after_stop: float) -> Generator[None]:
-        """Finish a step in spite of a stop: for `bound` seconds at most, and `after_stop` seconds
-        after a stop.
+        """Finish a step in spite of a stop: within `bound` seconds, and `after_stop` seconds after
+        a stop.
 
         Raises:
-            TimeoutError: the time was over.
+            TimeoutError: the step took too long.
         """
         if self.cause is not None or self._scope.cancel_called:
             bound = min(bound, after_stop)
@@ -122,16 +121,16 @@ class Service(Protocol):
     name: str
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Run until stopped. Call `task_status.started()` when up; raise before that if it cannot
-        start."""
+        """Run until stopped. Call `task_status.started()` after the start; raise before that if it
+        cannot start."""
         ...
 
 
 class ServiceGroup:
-    """Hosts services. Leaving it stops them all, with a cause, and joins them; an error inside only
-    cancels them.
+    """Owns services. Leaving it stops them with a cause and waits for them. After an error in the
+    block they are only cancelled.
 
-    A member that fails takes the group down with its error.
+    If a member fails, the group fails with its error.
     """
 
     def __init__(self, parent: StopScope | None = None) -> None:
@@ -140,25 +139,25 @@ class ServiceGroup:
         self._tasks: TaskGroup = anyio.create_task_group()
 
     async def start(self, service: Service) -> None:
-        """Start a service and return when it is up.
+        """Start a service, and return when it has started.
 
         Raises:
-            Exception: whatever the service raised before it was up.
+            Exception: the service raised it before it had started.
         """
         await self._tasks.start(self._host, service, name=f"riverpy {service.name}")
 
     def stop(self, cause: StopCause) -> None:
-        """Stop every member with this cause. The group's owner joins them by leaving it."""
+        """Stop every member with this cause. Leave the group to wait for them."""
         for scope in self._members:
             scope.stop(cause)
 
     def stuck(self) -> list[str]:
-        """The names of the members that have not turned in time."""
+        """Return the names of the members that made no progress in time."""
         now = time.monotonic()
         return [name for scope, name in self._members.items() if scope.progress_due < now]
 
     def postpone(self, seconds: float) -> None:
-        """Nothing has run for so long, so nothing could turn."""
+        """Extend the time of all members: the event loop was blocked for so long."""
         for scope in self._members:
             scope.progress_due += seconds
 
@@ -167,7 +166,7 @@ class ServiceGroup:
         self._members[scope] = service.name
         try:
             with scope:
-                await anyio.lowlevel.checkpoint_if_cancelled()  # stopped before it began
+                await anyio.lowlevel.checkpoint_if_cancelled()  # stopped before its start
                 await service.run(scope, task_status=task_status)
         finally:
             del self._members[scope]
@@ -192,7 +191,8 @@ class ServiceGroup:
 
 @contextmanager
 def only_exceptions(name: str) -> Generator[None]:
-    """Code of the user's, which may not end the process, nor seem to be cancelled."""
+    """Raise other exceptions of user code as RuntimeError, so that they do not end the process or
+    look like a cancellation."""
     try:
         yield
     except Exception:
@@ -202,9 +202,11 @@ def only_exceptions(name: str) -> Generator[None]:
 
 
 def is_cancelled(error: BaseException) -> bool:
-    """Whether this is a cancellation of the task that runs now. Code may raise CancelledError for
-    its own reasons, as when it awaits what somebody has cancelled: a service of ours would end by
-    that without a word."""
+    """Whether this error is a cancellation of the current task.
+
+    Code can also raise CancelledError itself, for example when it awaits a cancelled future. That
+    must not end a service silently.
+    """
     task = asyncio.current_task()
     is_cancellation = isinstance(error, asyncio.CancelledError)
     return is_cancellation and task is not None and task.cancelling() > 0
@@ -212,8 +214,8 @@ def is_cancelled(error: BaseException) -> bool:
 
 @contextmanager
 def awaiting_only_exceptions(name: str) -> Generator[None]:
-    """As `only_exceptions`, around code of the user's that is awaited: a cancellation of this task
-    goes through."""
+    """As `only_exceptions`, for user code that is awaited. A cancellation of this task is raised
+    unchanged."""
     try:
         yield
     except (Exception, GeneratorExit):
@@ -225,12 +227,14 @@ def awaiting_only_exceptions(name: str) -> Generator[None]:
 
 
 async def cancelled_once(name: str, call: Callable[[], Awaitable[object]]) -> None:
-    """Await code of the user's to its end, in a task of its own. When this task is cancelled, that
-    one is once, as asyncio does it, so that it can await the end of what it has open, as of a
-    transaction. The scope that this task is in would cancel it again at each of these steps.
+    """Await user code in a task of its own. A cancellation of this task cancels that one once, as
+    asyncio does.
+
+    The code can then await its clean-up, such as the end of a transaction. The scope around this
+    task would cancel it again at each step.
 
     Raises:
-        Exception: what it raised.
+        Exception: the code raised it.
     """
 
     async def work() -> None:
@@ -253,12 +257,14 @@ async def cancelled_once(name: str, call: Callable[[], Awaitable[object]]) -> No
 
 
 async def finish(step: Callable[[], Awaitable[ResultT]]) -> ResultT:
-    """Await a step of ours to its end, which has a bound of its own. A cancellation that comes
-    meanwhile is raised then. A shielded scope alone keeps only those of other scopes away, and jobs
-    are cancelled as tasks, as is whatever `asyncio.timeout` ends.
+    """Await a step to its end, in spite of cancellations. They are raised after it. The step must
+    have a timeout of its own.
+
+    A shielded scope alone is not enough: it keeps out only cancellations of other scopes, and not
+    those of the task, which jobs and `asyncio.timeout` use.
 
     Raises:
-        Exception: what it raised, unless this task was cancelled.
+        Exception: the step raised it, and this task was not cancelled.
     """
 
     async def work() -> ResultT:
@@ -275,22 +281,21 @@ async def finish(step: Callable[[], Awaitable[ResultT]]) -> ResultT:
     try:
         if cancellation is not None:
             if not task.cancelled():
-                task.exception()  # is asked for: the loop need not tell of it
+                task.exception()  # mark it as retrieved, so that the loop does not log it
             raise cancellation
         return task.result()
     finally:
-        cancellation = None  # it holds this frame
+        cancellation = None  # it refers to this frame
 
 
 def _expect_result(name: str, task: asyncio.Task[None]) -> None:
-    """A task that has ended was not closed: a GeneratorExit in it is the code's own."""
+    """Return the result. The task has ended, so a GeneratorExit was raised by the code itself."""
     with only_exceptions(name):
         task.result()
 
 
 def single_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error inside nested groups where there is but one: nobody handles a group of one with
-    pleasure."""
+    """Return the only error inside nested groups. If there are several, return the group."""
     inner = list(group.exceptions)
     if len(inner) > 1:
         return group
@@ -301,7 +306,8 @@ def single_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 class TestSignal:
-    """Something that a test waits for instead of time. Without `init`, `emit` does nothing."""
+    """A signal that a test waits for, instead of waiting for time. Before `init`, `emit` does
+    nothing."""
 
     __test__ = False
 
@@ -312,12 +318,12 @@ class TestSignal:
         self._taken = 0
 
     def init(self) -> None:
-        """Start counting, from nothing."""
+        """Start counting from zero."""
         self._events = []
         self._seen = self._taken = 0
 
     def emit(self) -> None:
-        """Say that it happened."""
+        """Count the event, and wake the waiting test."""
         if self._events is None:
             return
         self._seen += 1
@@ -325,10 +331,10 @@ class TestSignal:
             event.set()
 
     async def wait(self) -> None:
-        """Wait until it has happened once more than it was waited for.
+        """Wait for the next event that was not waited for yet.
 
         Raises:
-            TimeoutError: it did not happen within 30 s; the text has the signal's name.
+            TimeoutError: it did not happen within 30 s. The text has the name of the signal.
         """
         if self._events is None:
             raise RuntimeError(f"signal {self._name!r} was not initialised by the test")

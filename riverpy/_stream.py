@@ -1,4 +1,4 @@
-"""Streams of what happens in a client, to those who asked: bounded, and never waited for."""
+"""Stream: a bounded async iterator over what happens in a client. The client never waits for it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ StreamT = TypeVar("StreamT", bound="Stream[Any]")
 class Stream(Generic[ItemT]):
     """An async iterator: `async with` opens it, `async for` reads it.
 
-    It ends when the client stops. What is done with an item where there is no room is for each kind
-    of stream to say; `dropped` counts.
+    It ends when the client stops. Each kind of stream decides which items it drops when it is full.
+    `dropped` counts them.
     """
 
     def __init__(self, owner: Streams[Any], size: int) -> None:
@@ -29,7 +29,7 @@ class Stream(Generic[ItemT]):
         self._closed = False
         self._log = get_logger()
         self.dropped = 0
-        """How many items were dropped unread."""
+        """The number of items that were dropped unread."""
 
     @property
     def _is_full(self) -> bool:
@@ -40,14 +40,14 @@ class Stream(Generic[ItemT]):
         self._ready.set()
 
     def _drop(self, event: str) -> None:
-        """Count a dropped item; the first one is logged as `event`."""
+        """Count a dropped item. The first one is logged as `event`."""
         if self.dropped == 0:
             self._log.warning(event, size=self._size)
         self.dropped += 1
         self._owner.dropped += 1
 
     def close(self) -> None:
-        """End the iteration after the items that wait."""
+        """End the iteration after the waiting items."""
         self._closed = True
         self._ready.set()
 
@@ -77,24 +77,24 @@ class Stream(Generic[ItemT]):
 
 
 class Streams(Generic[StreamT]):
-    """The open streams of one kind of one client."""
+    """The open streams of one kind in one client."""
 
     def __init__(self) -> None:
         self._open: list[StreamT] = []
         self.dropped = 0
-        """How many items were dropped unread, by all there ever were."""
+        """The number of items that were dropped unread, in all streams so far."""
 
     def add(self, stream: StreamT) -> None:
         """Open a stream."""
         self._open.append(stream)
 
     def remove(self, stream: StreamT) -> None:
-        """Forget it."""
+        """Remove a stream."""
         if stream in self._open:
             self._open.remove(stream)
 
     def close(self) -> None:
-        """End them all: the client stopped."""
+        """End all streams: the client stopped."""
         for stream in self._open:
             stream.close()
         self._open = []

@@ -1,5 +1,5 @@
-"""Client: inserts jobs, works them, and tells of them. It delegates; it decides nothing but what is
-open when."""
+"""Client: inserts and works jobs, and publishes events. Its parts do the work; the client decides
+what is open."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ STATEMENT_TIMEOUT = 30.0
 
 
 class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls):
-    """River's client: `async with client:` opens its pool, `client.working()` works jobs beside
+    """A River client. `async with client:` opens its pool; `client.working()` works jobs beside
     other code.
 
-    One that is given no queues only inserts, or runs singletons.
+    A client without queues only inserts jobs and runs singletons.
     """
 
     def __init__(
@@ -84,14 +84,14 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         """Make a client. Nothing is connected yet.
 
         Args:
-            database: a `postgres://` URL, or an asyncpg pool that stays the caller's and serves
-                inserts and calls (a client that works jobs needs the URL). None: only calls with
-                `tx=` work, until `configure` gives one.
-            workers: what works which kind. A client with workers refuses to insert other kinds,
-                unless configured so.
+            database: a `postgres://` URL, or an asyncpg pool. The pool stays the caller's and
+                serves inserts and other calls; a client that works jobs needs the URL. None: only
+                calls with `tx=` work, until `configure` sets a URL.
+            workers: the workers by kind. A client with workers refuses to insert other kinds unless
+                it is configured to accept them.
             queues: the queues to work, by name.
-            periodic_jobs: what this client inserts by the clock, whenever it leads.
-            config: everything else.
+            periodic_jobs: the periodic jobs that this client inserts while it is the leader.
+            config: all other settings.
 
         Raises:
             ConfigError: a name or a value is not allowed.
@@ -113,9 +113,9 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         self._opener: Opener | None = None
         self._run: Run | None = None
         self._early_stop: Callable[[Run], None] | None = None
-        """What was asked of a run that has not begun."""
+        """The stop that was requested before the run started."""
         self._status: RunStatus | None = None
-        """Of the run, or of the last one."""
+        """The status of the current run or of the last one."""
         self._made_id: tuple[int, str] | None = None
         self._abandoned: frozenset[ClaimKey] = frozenset()
         self._children = ChildProcesses()
@@ -132,12 +132,12 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
 
     @property
     def database_url(self) -> str | None:
-        """The URL of the database; None if there is none yet, or a pool was given."""
+        """The URL of the database; None if none was given, or a pool."""
         return self._database if isinstance(self._database, str) else None
 
     @property
     def workers(self) -> Workers | None:
-        """What works which kind."""
+        """The workers by kind."""
         return self._workers
 
     @property
@@ -147,7 +147,8 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
 
     @property
     def periodic_jobs(self) -> PeriodicJobs:
-        """What this client inserts by the clock, whenever it leads; may be changed at any time."""
+        """The periodic jobs that this client inserts while it is the leader. They may be changed at
+        any time."""
         return self._periodic_jobs
 
     @property
@@ -162,17 +163,18 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
 
     @property
     def is_leader(self) -> bool:
-        """Whether this client leads its domain: it keeps the house for all that work its queues, in
-        the domain `default` for all that work on these tables.
+        """Whether this client is the leader of its domain, and so runs the maintenance of the
+        domain's queues. In the domain `default` this covers all queues without a domain.
 
-        False also while that is in doubt, as when the database has not answered for long.
+        It is also False while the lease is in doubt, for example when the database has not answered
+        for long.
         """
         return self._run is not None and self._run.is_leader
 
     @property
     def id(self) -> str:
-        """The id that this client writes into the rows it claims, made when it is first read, and
-        anew after a fork."""
+        """The id that this client writes into the rows it claims. It is made at the first read, and
+        again after a fork."""
         if self._config.id is not None:
             return self._config.id
         pid = os.getpid()
@@ -194,8 +196,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         soft_stop_timeout: timedelta | UnsetType | None = UNSET,
         dead_after: timedelta | UnsetType = UNSET,
     ) -> None:
-        """Change settings of a client that is not open yet, as the command line does. UNSET leaves
-        one as it is.
+        """Change settings of a client that is not open yet. UNSET leaves a setting as it is.
 
         Raises:
             ClientStateError: the client is open or running.
@@ -242,15 +243,16 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
 
         Raises:
             ConfigError: no database was given.
-            ClientStateError: it is open, here or in another process or event loop.
-            Exception: the database cannot be reached, or refuses.
+            ClientStateError: the client is open already, here or in another process or event loop.
+            Exception: the database cannot be reached, or refuses the connection.
         """
         if self._opener is not None:
             self._opener.check("the client")
             raise ClientStateError("the client is open already")
         if self._database is None:
             raise ConfigError('give the client a database: Client("postgres://…")')
-        # Before the wait: who opens it meanwhile is refused, or one of two pools would stay open.
+        # Set before the pool is made: a second task that opens the client meanwhile must be
+        # refused.
         self._opener = Opener.current()
         try:
             self._pool = await self._make_pool(self._database)
@@ -275,12 +277,12 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         exc: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """End all leases, and close the pool, unless it is the caller's. What is still held is cut
-        after a moment, with a warning."""
+        """End all leases, and close the pool unless it is the caller's. Connections that are still
+        in use are closed after a moment, with a warning."""
         pool, self._pool = self._pool, None
         opener, self._opener = self._opener, None
         if opener is None or not opener.is_this_process:
-            return  # a goodbye of a forked process would end the connections of its parent
+            return  # closing in a fork would end the connections of its parent
         try:
             await self._leases.close()
         finally:
@@ -322,7 +324,8 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
                 await pool.release(connection)
 
     def _acquire(self) -> AbstractAsyncContextManager[Transaction]:
-        """For inserts, which set the limit: asyncpg would start a task for it."""
+        """Acquire a connection for an insert. The insert sets the timeout: asyncpg would start a
+        task for it."""
         return self._open_pool().acquire()
 
     # -- inserting
@@ -354,26 +357,26 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         """Insert a job.
 
         Args:
-            args: what the job is given.
-            opts: options of this insert; they win over those of the args class.
-            tx: a connection of yours, in a transaction: the job exists when that commits.
-                Default: a connection of the client's pool; the job exists when this returns.
+            args: the args of the job.
+            opts: options of this insert. They override those of the args class.
+            tx: your connection, in a transaction. The job exists when that commits. Default: a
+                connection of the client's pool. The job exists when this returns.
 
         Raises:
             InsertError: the job is not allowed; nothing was sent.
             TransactionError: `tx` is in no transaction, aborted or closed.
             SchemaMissingError: the database has no River tables.
-            ClientStateError: no `tx`, and the client is not open.
+            ClientStateError: there is no `tx`, and the client is not open.
         """
         return await self._inserter.insert(args, opts, tx=tx)
 
     async def insert_many(
         self, params: Sequence[InsertManyParams], *, tx: Transaction | None = None
     ) -> list[InsertResult]:
-        """Insert jobs in one statement, all or none; the results are in the order of the jobs.
+        """Insert jobs in one statement, all or none. The results are in the order of the jobs.
 
         Raises:
-            InsertError: no job, or one that is not allowed; nothing was sent.
+            InsertError: there is no job, or one is not allowed; nothing was sent.
             TransactionError, SchemaMissingError, ClientStateError: as `insert`.
         """
         return await self._inserter.insert_many(params, tx=tx)
@@ -381,43 +384,42 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
     async def insert_many_fast(
         self, params: Sequence[InsertManyParams], *, tx: Transaction | None = None
     ) -> int:
-        """Insert jobs by COPY, the fastest way, all or none; returns how many.
+        """Insert jobs by COPY, the fastest way, all or none. Returns how many.
 
         Raises:
-            UniqueConflictError: one of the jobs exists already; none was inserted, and `tx` can go
-                on.
+            UniqueConflictError: one of the jobs exists already. None was inserted, and `tx` stays
+                usable.
             InsertError, TransactionError, SchemaMissingError, ClientStateError: as `insert_many`.
         """
         return await self._inserter.insert_many_fast(params, tx=tx)
 
-    # -- telling
+    # -- events and statistics
 
     def subscribe(self, *kinds: EventKind, size: int = SUBSCRIPTION_SIZE_DEFAULT) -> Subscription:
-        """Events of this client's own jobs and queues: `async with client.subscribe(…) as events:
-        async for …`.
+        """Subscribe to events of this client's jobs and queues: `async with client.subscribe(…) as
+        events: async for …`.
 
         Args:
-            kinds: which; at least one.
-            size: how many may wait to be read; more are dropped and counted in `events.dropped`.
+            kinds: the kinds of events; at least one.
+            size: events that may wait to be read. More are dropped and counted in `events.dropped`.
                 Default 10,000.
 
         Raises:
-            ConfigError: no kind, an unknown one, or a size below 1.
+            ConfigError: no kind, an unknown kind, or a size below 1.
         """
         return self._subscriptions.subscribe(kinds, size)
 
     def leadership(self) -> LeadershipSubscription:
-        """Whether this client leads, now and at each transition: `async with client.leadership() as
-        changes: async for change in changes: …`.
+        """Subscribe to changes of leadership: `async with client.leadership() as changes: async for
+        change in changes: …`. The first item is the current state.
 
-        It holds up nobody, however slowly it is read: up to 10,000 transitions wait, then the
-        oldest are dropped.
+        A slow reader delays nothing: up to 10,000 changes wait, then the oldest are dropped.
         """
         return LeadershipSubscription(self._leadership)
 
     def stats(self) -> ClientStats:
-        """How the client stands and what its run has done so far: for metrics and health checks of
-        one's own. It asks nothing of the database, and costs about as much as a page of numbers."""
+        """Return the current state of the client and the counts of its run, for metrics and health
+        checks. It sends no statement to the database."""
         if self._status is None:
             return ClientStats(
                 client_id=self.id, domain=self._config.domain, leases=self._leases.stats
@@ -432,17 +434,17 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         drain: bool = False,
         task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> StopReport:
-        """Work jobs until stopped; opens the client if it is not. Returns what the stop left
+        """Work jobs until stopped. Opens the client if it is not open. Returns what the stop left
         behind.
 
         Args:
-            drain: end by itself when the queues hold nothing more to work.
+            drain: stop when the queues have no more jobs to work.
             task_status: for `await tasks.start(client.run)`, which returns when the client works.
 
         Raises:
             ConfigError: there are no queues or no workers, and no singletons.
-            ClientStateError: it runs already.
-            Exception: what kept it from starting; or a fault in riverpy itself.
+            ClientStateError: the client runs already.
+            Exception: the client could not start, or riverpy itself has a fault.
         """
         if self._opener is not None:
             self._opener.check("the client")
@@ -490,11 +492,10 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
 
     @asynccontextmanager
     async def working(self) -> AsyncGenerator[Self]:
-        """Work jobs while the block runs, for instance in the lifespan of a web application; stop
-        when it is left.
+        """Work jobs during the block, for example in the lifespan of a web application.
 
-        Leaving it waits for running jobs as `Config.soft_stop_timeout` says. A fault in riverpy
-        itself ends the block.
+        The end of the block stops the client and waits for running jobs, up to
+        `Config.soft_stop_timeout`. A fault in riverpy itself ends the block.
 
         Raises:
             Exception: as `run`.
@@ -513,7 +514,9 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
                 await tasks.start(run)
                 try:
                     yield self
-                except Exception as raised:  # the block's own: it passes as it is, after the stop
+                except (
+                    Exception
+                ) as raised:  # an error of the block: raise it unchanged after the stop
                     error = raised
                 finally:
                     self.stop()
@@ -525,23 +528,22 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
             raise error
 
     def stop(self) -> None:
-        """Ask the run to claim no more and to let its jobs end. Without a run it does nothing.
+        """Stop claiming, and let running jobs end. Without a run it does nothing.
 
-        A run whose task was created just before, and has not begun, stops as soon as it begins.
+        A run whose task exists but has not started yet stops as soon as it starts.
         """
         self._ask(Run.stop)
 
     def stop_and_cancel(self) -> None:
-        """Ask the run to stop and to cancel its jobs now. Without a run it does nothing; see
-        `stop`."""
+        """Stop, and cancel running jobs now. Without a run it does nothing; see `stop`."""
         self._ask(Run.stop_hard)
 
     def _ask(self, stop: Callable[[Run], None]) -> None:
         if self._run is not None:
             stop(self._run)
             return
-        with suppress(RuntimeError):  # no event loop runs here, so no task waits to begin
-            # The tasks that exist now begin before what the loop is asked to call now.
+        with suppress(RuntimeError):  # no event loop runs here, so no task waits to start
+            # All tasks that exist now start before the callback that is scheduled now.
             asyncio.get_running_loop().call_soon(self._forget_early_stop)
             self._early_stop = stop
 
@@ -549,17 +551,16 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         self._early_stop = None
 
     def running_claims(self) -> list[ClaimKey]:
-        """What tells the attempts that run now from all others; may be called from another
-        thread."""
+        """Return the claim keys of the running attempts. It may be called in another thread."""
         return sorted(self._run.running.claim_keys()) if self._run is not None else []
 
     async def release_claims(self, claim_keys: Sequence[ClaimKey]) -> int:
-        """Make attempts of this client available again without counting them, over a connection of
-        its own.
+        """Release attempts of this client over a connection of its own. They do not count, and
+        their jobs become available.
 
-        It is the very last thing that a process does: their code must not go on after it. Their
-        child processes are killed; an attempt whose child has not ended stays `running`. Takes at
-        most 2.5 seconds. Returns how many were released.
+        Call it as the last step of a process, since the code of the attempts must not run after it.
+        It kills their child processes; an attempt whose child is still running stays `running`. It
+        takes at most 2.5 seconds. Returns how many were released.
         """
         working = await self._children.end(claim_keys)
         ended = [claim_key for claim_key in claim_keys if claim_key not in working]

@@ -1,4 +1,4 @@
-"""What code that runs inside a job may reach without being handed it."""
+"""The running job, for code that does not get it as a parameter."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ running_job: ContextVar[Job[Any] | None] = ContextVar("riverpy_running_job", def
 
 
 def current_job() -> Job[Any]:
-    """The job that is running here.
+    """Return the job that is running here.
 
     Raises:
-        ClientStateError: no job is.
+        ClientStateError: no job is running here.
     """
     job = running_job.get()
     if job is None:

@@ -1,4 +1,4 @@
-"""What a client tells its subscribers."""
+"""Events: what a client publishes to its subscribers."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ if TYPE_CHECKING:
 
 
 class EventKind(StrEnum):
-    """The kinds of events. A subscriber names those it wants."""
+    """The kinds of events. A subscriber chooses some of them."""
 
     JOB_CANCELLED = "job_cancelled"
     JOB_COMPLETED = "job_completed"
     JOB_FAILED = "job_failed"
-    """An attempt failed: the job is retryable, available again after a short delay, or
+    """An attempt failed. The job is retryable, available again after a short delay, or
     discarded."""
     JOB_INTERRUPTED = "job_interrupted"
-    """A stop ended the attempt; it does not count."""
+    """A stop ended the attempt. The attempt does not count."""
     JOB_SNOOZED = "job_snoozed"
     QUEUE_PAUSED = "queue_paused"
     QUEUE_RESUMED = "queue_resumed"
 
 
 class JobStatistics(msgspec.Struct, frozen=True):
-    """How long one attempt took. No value is negative."""
+    """The durations of one attempt. None is negative."""
 
     queue_wait: timedelta
-    """From the time the job was due to the start of the attempt."""
+    """From the time at which the job was due to the start of the attempt."""
     run: timedelta
-    """The attempt itself."""
+    """From the start to the end of the attempt."""
     complete: timedelta
-    """From its end until its result was stored."""
+    """From the end of the attempt until its result was stored."""
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One event: of a job (`job` and `statistics` are set) or of a queue (`queue` is set)."""
+    """An event of a job (with `job` and `statistics`) or of a queue (with `queue`)."""
 
     kind: EventKind
     job: JobRow | None = None
@@ -51,18 +51,19 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class LeadershipChange(msgspec.Struct, frozen=True):
-    """A client begins or ceases to lead."""
+    """A client became leader, or is no longer leader."""
 
     is_leader: bool
-    """Whether it leads from now on."""
+    """Whether the client is the leader now."""
     leader_id: str
     """The client's id."""
     elected_at: datetime | None = None
-    """When the term began that begins or ends, by the server's clock. None: it has not led yet."""
+    """When the term started that starts or ends here, by the server's clock. None: the client has
+    not been leader."""
     cause: StopCause | None = None
     """Why the term ended; None if it did not."""
     domain: str = "default"
-    """The leader domain that it leads."""
+    """The leader domain."""
     epoch: int | None = None
-    """The number of the term, higher than any before; None in the domain `default`, whose terms
-    have none, and if it has not led yet."""
+    """The number of the term, higher than any before. None in the domain `default`, whose terms
+    have no number, and if the client has not been leader."""

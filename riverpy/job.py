@@ -1,4 +1,4 @@
-"""Jobs: their states, their args, and the row of `river_job` as it is read."""
+"""Jobs: their states, their args, and the rows of `river_job`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 _PG_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 ERRORS_MAX = 100
-"""Errors that a row keeps: the first and the newest ones. The statements know it too."""
+"""Errors that a row keeps: the first and the newest ones. The SQL statements have the same
+limit."""
 OUTPUT_SIZE_MAX = 32 * 1024 * 1024
-"""Bytes of a recorded output; River's limit."""
+"""Bytes of a recorded output, at most; River's limit."""
 _KEYS_OF_RIVER = {"cancel_attempted_at", "river:rescue_count"}
 _FIRST = datetime(1, 1, 1, tzinfo=UTC)
 _LAST = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
@@ -31,7 +32,7 @@ ArgsT_co = TypeVar("ArgsT_co", covariant=True)
 
 
 class JobState(StrEnum):
-    """The states of a job, as they stand in the database."""
+    """The states of a job, as in the database."""
 
     AVAILABLE = "available"
     CANCELLED = "cancelled"
@@ -45,25 +46,26 @@ class JobState(StrEnum):
 
 @runtime_checkable
 class JobArgs(Protocol):
-    """What a job is given: a msgspec Struct, a dataclass or a dict subclass with a class variable
+    """The args of a job: a msgspec Struct, a dataclass or a dict subclass with a class variable
     `kind`.
 
-    Optional beside it: `kind_aliases: ClassVar[Sequence[str]]`, older names of the kind that its
-    worker still works, and `def insert_opts(self) -> InsertOpts`, the defaults for inserting it.
+    Two members are optional: `kind_aliases: ClassVar[Sequence[str]]`, older names of the kind that
+    its worker still works, and `def insert_opts(self) -> InsertOpts`, the default options for
+    inserting it.
     """
 
     kind: ClassVar[str]
 
 
 class RawArgs(msgspec.Struct, frozen=True):
-    """Args given as JSON text, whose key order and number text are kept for the unique key."""
+    """Args as JSON text. The unique key uses its key order and number texts unchanged."""
 
     kind: str
     json: str
 
 
 class JobColumn:
-    """The position of each column in a job row. Every statement that returns jobs keeps this
+    """The position of each column in a job row. Every statement that returns jobs uses this
     order."""
 
     ID = 0
@@ -87,11 +89,11 @@ class JobColumn:
 
 
 def timestamp(raw: int | bytes | None) -> datetime | None:
-    """A timestamp as it comes from the database: microseconds since 2000, as an integer or in the
-    wire format.
+    """Return the time of a timestamp from the database: microseconds since 2000, as an integer or
+    in the wire format.
 
-    A time beyond Python's calendar (`infinity`, the year 10000) becomes the last or first moment it
-    has.
+    A time outside Python's calendar (`infinity`, the year 10000) becomes the first or last possible
+    time.
     """
     if raw is None:
         return None
@@ -104,12 +106,12 @@ def timestamp(raw: int | bytes | None) -> datetime | None:
 
 
 def wire_timestamp(raw: bytes) -> int:
-    """A timestamp in the wire format as microseconds since 2000."""
+    """Return a timestamp in the wire format as microseconds since 2000."""
     return int.from_bytes(raw, "big", signed=True)
 
 
 def raw_timestamp(value: datetime) -> int:
-    """The opposite of `timestamp`: microseconds since 2000."""
+    """Return a time as microseconds since 2000, the opposite of `timestamp`."""
     return (value - _PG_EPOCH) // _MICROSECOND
 
 
@@ -118,9 +120,9 @@ UNIQUE_STATE_BITS: tuple[JobState, ...] = tuple(JobState)
 
 
 class JobRow:
-    """A row of `river_job`, decoded as far as it is read.
+    """A row of `river_job`. Columns are decoded when they are read.
 
-    It holds the values of one row in the order of `JobColumn`: timestamps raw, JSON as text.
+    It has the values of one row in the order of `JobColumn`: timestamps raw, JSON as text.
     """
 
     __slots__ = ("_row",)
@@ -137,17 +139,17 @@ class JobRow:
 
     @property
     def id(self) -> int:
-        """The job's number, given by the database."""
+        """The number of the job, assigned by the database."""
         return self._row[JobColumn.ID]
 
     @property
     def encoded_args(self) -> str:
-        """The args as JSON text, in PostgreSQL's form of it."""
+        """The args as JSON text, formatted by PostgreSQL."""
         return self._row[JobColumn.ARGS]
 
     @property
     def attempt(self) -> int:
-        """The number of the attempt that is running or was the last; 0 before the first."""
+        """The number of the running or the last attempt; 0 before the first."""
         return self._row[JobColumn.ATTEMPT]
 
     @property
@@ -157,7 +159,7 @@ class JobRow:
 
     @property
     def attempted_by(self) -> list[str]:
-        """The ids of the clients that claimed it, the last one last; at most 100."""
+        """The ids of the clients that claimed it, the newest last; at most 100."""
         return list(self._row[JobColumn.ATTEMPTED_BY] or ())
 
     @property
@@ -167,12 +169,12 @@ class JobRow:
 
     @property
     def errors(self) -> list[AttemptError]:
-        """How earlier attempts failed, the oldest first. Entries of any form are read."""
+        """The errors of earlier attempts, the oldest first. Entries of any form are read."""
         return [read_error(text) for text in error_texts(self._row[JobColumn.ERRORS])]
 
     @property
     def error_count(self) -> int:
-        """How many attempts failed so far. The row keeps the errors of 100 at most."""
+        """The number of failed attempts so far. The row keeps at most 100 errors."""
         kept = len(self._row[JobColumn.ERRORS] or ())
         if kept < ERRORS_MAX:
             return kept
@@ -186,18 +188,18 @@ class JobRow:
 
     @property
     def kind(self) -> str:
-        """Which worker works it."""
+        """The kind, which selects the worker."""
         return self._row[JobColumn.KIND]
 
     @property
     def max_attempts(self) -> int:
-        """After how many failed attempts it is discarded."""
+        """The number of failed attempts after which it is discarded."""
         return self._row[JobColumn.MAX_ATTEMPTS]
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The metadata, decoded anew at each call; empty if the row holds no JSON object, or one
-        that Python cannot read."""
+        """The metadata, decoded at each call. Empty if the row has no JSON object, or one that
+        Python cannot read."""
         try:
             return msgspec.json.decode(self._row[JobColumn.METADATA], type=dict[str, Any])
         except (msgspec.ValidationError, RecursionError):
@@ -205,7 +207,7 @@ class JobRow:
 
     @property
     def output(self) -> Any:
-        """What the job recorded as its output, or None."""
+        """The recorded output, or None."""
         return self.metadata.get("output")
 
     @property
@@ -215,12 +217,12 @@ class JobRow:
 
     @property
     def queue(self) -> str:
-        """The queue it waits in."""
+        """The queue of the job."""
         return self._row[JobColumn.QUEUE]
 
     @property
     def state(self) -> JobState:
-        """Its state when the row was read."""
+        """The state when the row was read."""
         return JobState(self._row[JobColumn.STATE])
 
     @property
@@ -248,8 +250,8 @@ class JobRow:
 
 
 class CancelFlag:
-    """Whether an attempt was cancelled: by its timeout, by `job_cancel`, or by a stop that does not
-    wait any longer. It is never reset. Safe to use in any thread."""
+    """Whether an attempt was cancelled: by its timeout, by `job_cancel`, or by a hard stop. It is
+    never reset. It may be used in any thread."""
 
     __slots__ = ("_event",)
 
@@ -285,14 +287,14 @@ _cancelled_lock = threading.Lock()
 
 
 class Job(JobRow, Generic[ArgsT_co]):
-    """The job that a worker is given: the claimed row, its decoded `args`, and what the attempt
+    """The job that a worker receives: the claimed row, its decoded `args`, and what the attempt
     records."""
 
     __slots__ = ("_args", "_cancelled", "_updates")
 
     _args: ArgsT_co
     _cancelled: threading.Event
-    """Made at its first use: most attempts need none."""
+    """Made at its first use, since most attempts need none."""
     _updates: dict[str, str] | None
     """Metadata to merge when the attempt ends: key to JSON text."""
 
@@ -301,7 +303,8 @@ class Job(JobRow, Generic[ArgsT_co]):
         """The decoded args.
 
         Raises:
-            ClientStateError: they are not decoded yet, in a hook or middleware; or cannot be.
+            ClientStateError: the args are not decoded yet, in a hook or middleware, or cannot be
+                decoded.
         """
         try:
             return self._args
@@ -313,9 +316,9 @@ class Job(JobRow, Generic[ArgsT_co]):
 
     @property
     def encoded_args(self) -> str:
-        """The args as JSON text, in PostgreSQL's form of it.
+        """The args as JSON text, formatted by PostgreSQL.
 
-        A work_begin hook may set it: what it sets is decoded, and nowhere stored.
+        A work_begin hook may set it. The new value is decoded, but not stored.
         """
         return self._row[JobColumn.ARGS]
 
@@ -328,10 +331,11 @@ class Job(JobRow, Generic[ArgsT_co]):
     @property
     def cancelled(self) -> CancelFlag:
         """A flag that is set when this attempt is cancelled: by its timeout, by `job_cancel`, or by
-        a stop that does not wait any longer.
+        a hard stop.
 
-        For blocking jobs, which get no `CancelledError`: check `job.cancelled.is_set()`, or sleep
-        with `job.cancelled.wait(seconds)`, and raise `asyncio.CancelledError` to end the attempt.
+        It is for blocking jobs, which get no `CancelledError`. Check `job.cancelled.is_set()`, or
+        sleep with `job.cancelled.wait(seconds)`, and raise `asyncio.CancelledError` to end the
+        attempt.
         """
         return CancelFlag(self._cancelled_event())
 
@@ -344,10 +348,8 @@ class Job(JobRow, Generic[ArgsT_co]):
                 return event
 
     def record_output(self, value: object) -> None:
-        """Store `value` as the job's output (metadata key `output`) when this attempt ends, however
-        it ends.
-
-        The last call wins.
+        """Store `value` as the job's output (metadata key `output`) at the end of this attempt,
+        whatever its outcome is. The last call counts.
 
         Raises:
             ArgsError: the value is not JSON, or larger than 32 MiB when encoded.
@@ -355,11 +357,11 @@ class Job(JobRow, Generic[ArgsT_co]):
         self._record("output", value)
 
     def set_metadata(self, key: str, value: object) -> None:
-        """Merge `key` into the job's metadata when this attempt ends, however it ends.
+        """Merge `key` into the job's metadata at the end of this attempt, whatever its outcome is.
 
         Raises:
-            ArgsError: the value is not JSON, or larger than 32 MiB when encoded, or the key is one
-                that River keeps for itself.
+            ArgsError: the value is not JSON, or larger than 32 MiB when encoded, or the key is
+                reserved by River.
         """
         if key.startswith("river:"):
             raise ArgsError(f"metadata keys that start with 'river:' belong to River, got {key!r}")
@@ -377,12 +379,14 @@ class Job(JobRow, Generic[ArgsT_co]):
 
 
 def encode_metadata_value(value: object) -> str:
-    """An output or another value of the metadata as JSON text.
+    """Return an output or another metadata value as JSON text.
 
     Raises:
         ArgsError: it is not JSON, or larger than 32 MiB when encoded.
     """
-    if isinstance(value, str | bytes):  # encoding what is refused would hold the event loop up
+    if isinstance(
+        value, str | bytes
+    ):  # check first, since encoding a huge text would block the event loop
         _check_size(len(value))
     text = _json.encode(value)
     _check_size(len(text.encode()))
@@ -398,11 +402,13 @@ def _check_size(size: int) -> None:
 
 
 def check_metadata_key(key: object) -> None:
-    """Refuse a key of the metadata by which River rescues and cancels: one with a value that River
-    in Go cannot read stops the rescues of a whole fleet. Go's JSON knows no case.
+    """Refuse metadata keys that River uses for rescues and cancels, in any case.
+
+    A value that River in Go cannot read would stop the rescues of all clients. Go's JSON decoder
+    ignores the case of keys.
 
     Raises:
-        ArgsError: it is one of these.
+        ArgsError: it is such a key.
     """
     if isinstance(key, str) and key.casefold() in _KEYS_OF_RIVER:
         raise ArgsError(f"metadata: the key {key!r} belongs to River", path="metadata")

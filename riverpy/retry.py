@@ -1,4 +1,4 @@
-"""When a failed job is tried again, and who is told of the failure."""
+"""RetryPolicy and ErrorHandler: the delay before a retry, and the handler of failed attempts."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
 RETRY_DELAY_MAX = timedelta(microseconds=9_223_372_036_854_775)
 """The longest delay, about 292 years: River's 2^63 - 1 ns, to the microsecond."""
 _CAPPED_FROM = 310
-"""From this many errors on, the limit applies, without jitter."""
+"""From this number of errors on, the delay is the maximum, without jitter."""
 
 
 class RetryPolicy(Protocol):
-    """Says how long a job waits after an attempt that failed."""
+    """Chooses how long a job waits after a failed attempt."""
 
     def next_retry(self, job: JobRow, /) -> timedelta:
-        """The delay from now. `job` is the row as it was claimed: this attempt's error is not in it
-        yet."""
+        """Return the delay from now. `job` is the claimed row, without the error of this
+        attempt."""
         ...
 
 
 class DefaultRetryPolicy:
-    """River's formula: n^4 seconds, up to 10 % more or less, where n counts the errors with this
+    """River's formula: n^4 seconds, up to 10 % more or less. n is the number of errors, with this
     one.
 
-    1 s, 16 s, 81 s, 256 s, … to 92 hours at the 24th. Snoozes and interruptions do not lengthen it.
+    1 s, 16 s, 81 s, 256 s, … to 92 hours at the 24th. Snoozes and interruptions do not change it.
     """
 
     def next_retry(self, job: JobRow, /) -> timedelta:
-        """The delay from now."""
+        """Return the delay from now."""
         errors = job.error_count + 1
         if errors >= _CAPPED_FROM:
             return RETRY_DELAY_MAX
@@ -45,12 +45,12 @@ class DefaultRetryPolicy:
 def retry_delay(
     job: Job[Any], next_retry: Callable[[Job[Any]], timedelta | None] | None, policy: RetryPolicy
 ) -> timedelta:
-    """How long a job waits after an attempt that failed: the word of its worker, else the client's
-    policy.
+    """Return how long a job waits after a failed attempt: the delay of its worker, or else of the
+    client's policy.
 
     Raises:
-        ValueError: it lies in the past.
-        Exception: what code of the user's raises.
+        ValueError: the delay is negative.
+        Exception: user code raised it.
     """
     delay = next_retry(job) if next_retry is not None else None
     if delay is None:
@@ -61,12 +61,11 @@ def retry_delay(
 
 
 class ErrorHandler(Protocol):
-    """Told of each failed attempt. It is not told of snoozes, cancels by the job itself, and
-    interruptions."""
+    """Is called for each failed attempt. Snoozes, cancels and interruptions are not failures."""
 
     async def handle_error(self, job: JobRow, error: BaseException, /) -> bool | None:
-        """Called when an attempt failed. Return True to cancel the job instead of retrying it.
+        """Handle a failed attempt. Return True to cancel the job instead of retrying it.
 
-        Bounded to 10 seconds. An error of its own is logged and counts as None.
+        It has 10 seconds. An error of the handler is logged and counts as None.
         """
         ...

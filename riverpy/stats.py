@@ -1,4 +1,4 @@
-"""Stats: what a client tells of its work so far, and of how it stands now."""
+"""ClientStats: the current state of a client and the counts of its run."""
 
 from __future__ import annotations
 
@@ -10,37 +10,38 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 UNKNOWN_KINDS = "(unknown)"
-"""Under which all kinds are counted that the client has no worker for."""
+"""The name under which all kinds without a worker are counted."""
 
 
 class Histogram(msgspec.Struct, frozen=True):
-    """How often values fell between bounds."""
+    """How many values lie in each interval between bounds."""
 
     bounds: tuple[float, ...]
-    """Rising. A value that equals a bound is below it."""
+    """Increasing. A value that equals a bound lies below it."""
     counts: tuple[int, ...]
-    """Values up to each bound and above the one before; the last: above all bounds."""
+    """The number of values up to each bound and above the previous one. The last counts those above
+    all bounds."""
     sum: float
-    """Of all values."""
+    """The sum of all values."""
 
     @property
     def count(self) -> int:
-        """How many values there were."""
+        """The number of values."""
         return sum(self.counts)
 
     def since(self, earlier: Histogram) -> Histogram:
-        """What was added since `earlier`."""
+        """Return what was added since `earlier`."""
         counts = tuple(now - then for now, then in zip(self.counts, earlier.counts, strict=True))
         return Histogram(self.bounds, counts, self.sum - earlier.sum)
 
     def merged(self, other: Histogram) -> Histogram:
-        """Both together; they have the same bounds."""
+        """Return the sum of two histograms with the same bounds."""
         counts = tuple(one + two for one, two in zip(self.counts, other.counts, strict=True))
         return Histogram(self.bounds, counts, self.sum + other.sum)
 
     def quantile(self, share: float) -> float | None:
-        """The bound below which this share of the values lies; infinity: above all bounds; None:
-        there are no values."""
+        """Return the bound below which this share of the values lies; infinity: above all bounds;
+        None: there are no values."""
         left = share * self.count
         if left <= 0:
             return None
@@ -52,18 +53,18 @@ class Histogram(msgspec.Struct, frozen=True):
 
 
 class KindStats(msgspec.Struct, frozen=True):
-    """The attempts at jobs of one kind whose end was stored."""
+    """The ended attempts at jobs of one kind, after their results were stored."""
 
     completed: int
     failed: int
-    """Attempts that failed; `discarded` of them were their job's last."""
+    """Failed attempts, including those that were discarded."""
     discarded: int
     snoozed: int
     cancelled: int
     interrupted: int
-    """Ended by a stop."""
+    """Attempts that a stop ended."""
     runs: Histogram
-    """Seconds that an attempt ran."""
+    """Duration of the attempts in seconds."""
 
 
 class QueueStats(msgspec.Struct, frozen=True):
@@ -71,94 +72,96 @@ class QueueStats(msgspec.Struct, frozen=True):
 
     slots: int
     running: int
-    """Slots that are taken."""
+    """The number of taken slots."""
     paused: bool
     poll_interval: float
     """Seconds."""
     claim_age: float | None
-    """Seconds since the last claim that succeeded, or since claiming began; None: it has not."""
+    """Seconds since the last successful claim, or since claiming started; None: it has not
+    started."""
     claims: Histogram
-    """Seconds that a claim took."""
+    """Duration of the claims in seconds."""
     batches: Histogram
-    """Jobs that a claim brought."""
+    """Number of jobs of each claim."""
     claim_failures: int
     waits: Histogram
-    """Seconds from the time that a job was due, or inserted, to the start of its attempt."""
+    """Seconds from the time at which a job was due, or inserted, to the start of its attempt."""
     set_aside: tuple[int, ...] = ()
-    """The ids of up to 1,000 jobs that cannot be claimed, for an error or because it takes too
-    long, and are tried again now and then."""
+    """The ids of up to 1,000 jobs that cannot be claimed, because of an error or because it takes
+    too long. They are tried again at intervals."""
 
 
 class SingletonStats(msgspec.Struct, frozen=True):
-    """One singleton that the client stands by for, since its run began."""
+    """One singleton of the client since its run started."""
 
     held: bool
-    """Whether its function may act here now."""
+    """Whether the lease is valid here now."""
     running: bool
-    """Whether its function runs here: also when its lease is over and it has not ended yet."""
+    """Whether its function runs here. It may still run after its lease has ended."""
     epoch: int | None
-    """Of the lease under which it runs; None: it does not run here."""
+    """The epoch of the lease under which it runs; None: it does not run here."""
     terms: int
-    """How often it began here."""
+    """How often it started here."""
     failures: int
     losses: int
-    """How often its lease was lost, or somebody asked for it."""
+    """How often its lease was lost or requested by another client."""
     waited: float | None
-    """Seconds that the client stood by before it began last; None: it has not."""
+    """Seconds that the client waited before the last start; None: it has not started."""
 
 
 class LeaseStats(msgspec.Struct, frozen=True):
-    """The leases of user code in this process. One statement renews them all."""
+    """The leases of user code in this process. One statement renews all of them."""
 
     held: int = 0
     renewals: int = 0
     renewal_failures: int = 0
-    """Renewals that were not answered in time, or refused."""
+    """Renewals that were refused or not answered in time."""
     renewal_seconds: float = 0.0
-    """How long the last renewal took."""
+    """Duration of the last renewal."""
 
 
 class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A client: how it stands, and counts of its run, or of its last one. Each run counts from
+    """The state of a client, and the counts of its current or last run. Each run counts from
     zero."""
 
     client_id: str
     state: Literal["starting", "working", "stopping", "stopped"] = "stopped"
     uptime: float = 0.0
-    """Seconds since the run began; 0: there was none."""
+    """Seconds since the run started; 0: there was no run."""
     domain: str = "default"
     """The leader domain that the client belongs to."""
     is_leader: bool = False
-    """Whether it leads that domain."""
+    """Whether it is the leader of that domain."""
     listener: Literal["proven", "deaf", "off"] = "off"
-    """Whether notifications arrive; off: the client only polls, or does not run."""
+    """Whether notifications arrive: `proven` or `deaf`. `off`: the client only polls, or does not
+    run."""
     connections: Mapping[str, bool] = {}
-    """By purpose, whether it is up."""
+    """Whether each connection is up, by its purpose."""
     outages: int = 0
-    """How often the database was lost."""
+    """How often the connection to the database was lost."""
     backlog: int = 0
-    """Ends of attempts that wait to be stored."""
+    """Results that wait to be stored."""
     results_set_aside: tuple[int, ...] = ()
-    """The ids of the jobs whose results the database refuses, or takes too long for, and that are
-    tried again now and then."""
+    """The ids of the jobs whose results the database refuses or is too slow for. They are tried
+    again at intervals."""
     results_refused: int = 0
-    """Results of attempts that were no longer the client's."""
+    """Results of attempts that no longer belonged to the client."""
     dropped_events: int = 0
-    """Events that subscribers were too slow for, in all runs."""
+    """Events that were dropped because subscribers were too slow, in all runs."""
     heartbeat_age: float | None = None
-    """Seconds since the last sign of life; None: there was none, or none are given."""
+    """Seconds since the last heartbeat; None: there is none."""
     lease_renewals: int = 0
     lease_renewal_failures: int = 0
     loop_lag: Histogram = Histogram((), (0,), 0.0)
-    """Seconds that the event loop was late, measured twice a second while the client runs."""
+    """Seconds by which the event loop was late, measured twice a second while the client runs."""
     stuck: tuple[str, ...] = ()
-    """Services that have not turned in time: a fault of riverpy's."""
+    """Services that made no progress in time, because of a fault in riverpy."""
     stuck_jobs: int = 0
-    """Jobs that go on although they were cancelled `Config.job_stuck_threshold` ago."""
+    """Jobs that still run `Config.job_stuck_threshold` after they were cancelled."""
     kinds: Mapping[str, KindStats] = {}
-    """By kind; those without a worker are one, `(unknown)`."""
+    """By kind. Kinds without a worker are counted together as `(unknown)`."""
     queues: Mapping[str, QueueStats] = {}
     singletons: Mapping[str, SingletonStats] = {}
     """By name."""
     leases: LeaseStats = LeaseStats()
-    """Of `Client.lease` and of singletons, since the client was opened."""
+    """The leases of `Client.lease` and of singletons since the client was opened."""

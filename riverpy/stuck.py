@@ -1,4 +1,4 @@
-"""Stuck jobs: jobs that do not end although they were cancelled, and who is told of them."""
+"""Stuck jobs: jobs that do not end although they were cancelled, and the handler for them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ if TYPE_CHECKING:
 
 
 class StuckJob(msgspec.Struct, frozen=True):
-    """A job that goes on `Config.job_stuck_threshold` after it was cancelled."""
+    """A job that still runs `Config.job_stuck_threshold` after it was cancelled."""
 
     id: int
     kind: str
     queue: str
     running: timedelta
-    """How long its attempt has run."""
+    """How long its attempt has been running."""
     total: int
-    """How many jobs of this client are stuck now, with this one."""
+    """The number of stuck jobs of this client, including this one."""
 
 
 class JobStuckHandler(Protocol):
-    """Told of each stuck job, once."""
+    """Is called once for each stuck job."""
 
     def handle_stuck(self, job: StuckJob, /) -> bool:
-        """Called in the event loop when a job is found stuck. Return True to give its slot to
-        another job: then more than `max_workers` may run, until the stuck one ends.
+        """Handle a stuck job, in the event loop. Return True to give its slot to another job. Then
+        more than `max_workers` jobs may run until the stuck one ends.
 
-        An error of its own is logged and counts as False.
+        An error of the handler is logged and counts as False.
         """
         ...

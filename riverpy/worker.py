@@ -1,4 +1,4 @@
-"""Workers: the code that works a kind of job, and the registry that finds it."""
+"""Workers: the code that works each kind of job, and its registry."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from riverpy.middleware import WorkerMiddleware
 
 ArgsT = TypeVar("ArgsT")
-# mypy's message about a wrong function has the function's type and the name of the type variable,
-# not the bound: so the names say what is expected.
+# mypy's message about a wrong function shows the function's type and the name of the type variable,
+# but not its bound. So the name describes what is expected.
 AsyncFunctionFromJobToNone = TypeVar(
     "AsyncFunctionFromJobToNone", bound="Callable[[Job[Any]], Awaitable[None]]"
 )
@@ -51,31 +51,32 @@ PlainFunctionFromJobToNone = TypeVar(
 
 
 class Worker(ABC, Generic[ArgsT]):
-    """Works jobs of one kind, that of its args class: `class WelcomeWorker(Worker[Welcome])`.
+    """Works jobs of one kind, the kind of its args class: `class WelcomeWorker(Worker[Welcome])`.
 
-    One object works all jobs of the kind, many at a time, so it keeps no state of a single job.
+    One object works all jobs of the kind, many at a time, so it must keep no state of a single job.
     """
 
     kind: ClassVar[str | None] = None
-    """Only needed where the args class has no `kind`."""
+    """Only needed if the args class has no `kind`."""
 
     @abstractmethod
     async def work(self, job: Job[ArgsT]) -> None:
-        """Do the job. Returning completes it; raising JobCancel or JobSnooze ends the attempt so;
-        any other exception makes the attempt fail."""
+        """Do the job. A return completes it. JobCancel and JobSnooze end the attempt in that way.
+        Any other exception makes the attempt fail."""
 
     def timeout(self, job: Job[ArgsT]) -> timedelta | UnsetType | None:
-        """How long this job may run; None: for ever; UNSET: as the client says. Default UNSET."""
+        """Return how long this job may run. None: no limit. UNSET: the client's timeout. Default
+        UNSET."""
         return UNSET
 
     def next_retry(self, job: Job[ArgsT]) -> timedelta | None:
-        """How long to wait after this failure; None: as the client's retry policy says. Default
+        """Return how long to wait after this failure. None: as the client's retry policy. Default
         None."""
         return None
 
     def middleware(self, job: Job[Any]) -> Sequence[WorkerMiddleware]:
-        """What is called around this attempt, outside of the client's middleware, before the args
-        are decoded. Default none."""
+        """Return the middleware around this attempt. It is outside of the client's middleware, and
+        runs before the args are decoded. Default none."""
         return ()
 
 
@@ -91,12 +92,12 @@ class WorkUnit(msgspec.Struct, frozen=True, kw_only=True):
     work: Callable[[Job[Any]], Any]
     decode: Callable[[str], Any]
     timeout: timedelta | UnsetType | None = UNSET
-    """The timeout of every job of the kind; UNSET: the client's."""
+    """The timeout of each job of the kind; UNSET: the client's."""
     job_timeout: Callable[[Job[Any]], timedelta | UnsetType | None] | None = None
-    """Asked for each job, where the worker has its own `timeout` method."""
+    """Called for each job, if the worker has its own `timeout` method."""
     next_retry: Callable[[Job[Any]], timedelta | None] | None = None
     middleware: Callable[[Job[Any]], Sequence[WorkerMiddleware]] | None = None
-    """Asked for each attempt, where the worker has some."""
+    """Called for each attempt, if the worker has middleware."""
     blocking: Executor | None = None
 
     def resolve_timeout(
@@ -122,11 +123,11 @@ _NO_VALUE = (
     *("None", "Any", "typing.Any", "Never", "typing.Never", "NoReturn", "typing.NoReturn"),
 )
 """Return annotations of a function that returns nothing, or whose author does not say. They are
-compared as they stand, since their types may be imported for type checkers alone."""
+compared as they are, since their types may be imported for type checkers only."""
 
 
 class Workers:
-    """A registry of workers. A client works the kinds of the one it is given."""
+    """A registry of workers. A client works the kinds of its registry."""
 
     def __init__(self) -> None:
         self._units: dict[str, WorkUnit] = {}
@@ -141,20 +142,20 @@ class Workers:
         return kind in self._units
 
     def get(self, kind: str) -> WorkUnit | None:
-        """The unit that works this kind, by its name or an alias."""
+        """Return the unit for this kind or alias."""
         return self._units.get(kind)
 
     def units(self) -> list[WorkUnit]:
-        """Every registered unit once, in the order of registration."""
+        """Return every registered unit once, in the order of registration."""
         return [unit for kind, unit in self._units.items() if unit.kind == kind]
 
     def add(self, worker: Worker[Any]) -> Self:
         """Register a worker object.
 
         Raises:
-            ConfigError: it is no worker object, its `work` is not an `async def` that takes the job
-                and returns nothing, its args cannot be decoded, or it has no kind, a kind that is
-                not allowed, or one that another worker has.
+            ConfigError: it is not a worker object; its `work` is not an `async def` that takes the
+                job and returns nothing; its args cannot be decoded; or its kind is missing, not
+                allowed or already registered.
         """
         cls: Any = type(worker)
         if isinstance(worker, type):
@@ -210,19 +211,20 @@ class Workers:
         AsyncFunctionFromJobToNone
         | Callable[[AsyncFunctionFromJobToNone], AsyncFunctionFromJobToNone]
     ):
-        """Register an `async def` whose one parameter is annotated `Job[...]`. The function itself
-        is unchanged.
+        """Register an `async def` whose only parameter is annotated `Job[...]`. The function itself
+        is not changed.
 
         Args:
-            function: given when used without parentheses.
-            kind: needed only where the args class has no `kind`.
-            timeout: how long a job may run; None: for ever. Default: the client's.
+            function: the function, if the decorator is used without parentheses.
+            kind: needed only if the args class has no `kind`.
+            timeout: how long a job may run; None: no limit. Default: the client's.
             next_retry: as `Worker.next_retry`. Default: the client's retry policy.
-            middleware: what is called around each attempt, outside of the client's. Default none.
+            middleware: is called around each attempt, outside of the client's. Default none.
 
         Raises:
-            ConfigError: no coroutine function, no usable annotation, more than one parameter, a
-                return value, args that cannot be decoded, or a kind that is taken or not allowed.
+            ConfigError: it is not a coroutine function, has no usable annotation, more than one
+                parameter or a return value; its args cannot be decoded; or its kind is already
+                registered or not allowed.
         """
 
         def register(function: AsyncFunctionFromJobToNone) -> AsyncFunctionFromJobToNone:
@@ -266,15 +268,15 @@ class Workers:
         PlainFunctionFromJobToNone
         | Callable[[PlainFunctionFromJobToNone], PlainFunctionFromJobToNone]
     ):
-        """Register a plain function. It runs in a thread, or in a process of its own, and holds a
-        slot meanwhile.
+        """Register a plain function. It runs in a thread or in a process of its own, and holds a
+        slot.
 
-        A thread cannot be stopped from outside: after a timeout or a cancel it goes on, and keeps
-        its slot, until the function returns. A process is killed. A function for a process must be
-        importable, and its args picklable.
+        A thread cannot be stopped from outside: after a timeout or a cancel the function keeps
+        running, and keeps its slot, until it returns. A process is killed. A function for a process
+        must be importable, and its args picklable.
 
         Args:
-            function: given when used without parentheses.
+            function: the function, if the decorator is used without parentheses.
             executor: `thread` (default) or `process`.
             kind, timeout, next_retry, middleware: as `job`.
 
@@ -347,7 +349,7 @@ def _function_unit(
 
 
 def _check_decorated(function: object, decorator: str) -> None:
-    """Refuse what is no function, such as an argument that belongs behind a keyword."""
+    """Refuse an object that is not a function, such as an option given by position."""
     if isinstance(function, type) or not callable(function):
         raise ConfigError(
             f"{decorator} takes a function, got {function!r}: give options by name, as in "
@@ -356,8 +358,8 @@ def _check_decorated(function: object, decorator: str) -> None:
 
 
 def _check_call(function: Callable[[Job[Any]], Any], name: str) -> None:
-    """Refuse a function that cannot be called with the job alone, or that says it returns a value,
-    which would be lost."""
+    """Refuse a function that cannot be called with only the job, or that has a return value, which
+    would be lost."""
     signature = inspect.signature(function)
     try:
         signature.bind(None)
@@ -385,7 +387,7 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function whose first arguments a `functools.partial` gives."""
+    """Return the function inside a `functools.partial`."""
     while isinstance(function, partial):
         function = function.func
     return function

@@ -71,8 +71,8 @@ def failed(attempt: Attempt, text: str, trace: str, delay: float) -> Outcome:
 
 
 def set_released(attempt: Attempt) -> None:
-    """Set the outcome of a claimed attempt that does not start: its job is released, or cancelled
-    if somebody asked for that."""
+    """Set the outcome of a claimed attempt that does not start: its job is released, or
+    cancelled if `job_cancel` was called."""
     attempt.started, attempt.ended = 0.0, time.monotonic()
     if attempt.cause is StopCause.JOB_CANCELLED:
         attempt.started = attempt.ended
