@@ -16,6 +16,8 @@ from tests.kit.lease_chaos import DisabledProtection
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+SHOWN_MAX = 40
+"""Maximum number of violations that are printed."""
 _LEADER_EPILOG = """
 Each worker is `riverpy worker` with a fault proxy of its own in front of a PostgreSQL of its own.
 The leader's maintenance has one more service, which writes rows through the fence of the term.
@@ -150,8 +152,21 @@ async def main() -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     run, show = _PARTS[arguments.part]
     found = await run(seed, arguments)
-    print(json.dumps(found)) if arguments.json else show(found)
+    if arguments.json:
+        print(json.dumps(found))
+    else:
+        show(found)
+        show_violations(found)
     return 1 if found["violations"] else 0
+
+
+def show_violations(found: dict[str, Any]) -> None:
+    """Print the first violations, their number, and the place of the logs."""
+    for violation in found["violations"][:SHOWN_MAX]:
+        print(f"VIOLATION {violation['rule']}: {violation['text']}")
+    count = len(found["violations"])
+    logs = f", the logs are in {found['logs']}" if found["logs"] else ""
+    print(f"{count} violations{logs}" if count else "no violation")
 
 
 async def _lead(seed: int, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -155,7 +155,3 @@ def show(found: dict[str, Any]) -> None:
         f"{found['writes']} writes of terms, {found['slots']} periodic slots, "
         f"{found['jobs']} jobs, {found['rescues']} of them rescued"
     )
-    for violation in found["violations"]:
-        print(f"VIOLATION {violation['rule']}: {violation['text']}")
-    count = len(found["violations"])
-    print(f"{count} violations, the logs are in {found['logs']}" if count else "no violation")

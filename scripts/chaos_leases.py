@@ -37,8 +37,6 @@ CALM_LIMIT = 60.0
 """Seconds after the last fault until all leases must be held."""
 CALM = 2 * TTL
 """Seconds for which the holders must then keep them, except for leases that they release."""
-SHOWN = 40
-"""Maximum number of violations that are printed."""
 
 
 class ChaosOfLeases(ChaosOfFleet):
@@ -189,8 +187,3 @@ def show(found: dict[str, Any]) -> None:
         f"{found['writes']} fenced writes, {found['refused']} refused by the fence; "
         f"{found['unfenced']} unfenced writes, {found['unfenced_stale']} of them stale"
     )
-    for violation in found["violations"][:SHOWN]:
-        print(f"VIOLATION {violation['rule']}: {violation['text']}")
-    count = len(found["violations"])
-    kept = f", the logs are in {found['logs']}" if found["logs"] else ""
-    print(f"{count} violations{kept}" if count else "no violation")

@@ -80,8 +80,6 @@ OUTAGES_MAX = 3
 """How often a worker may log for one fault that its connections are lost. An idle connection may be
 found lost after the others are back, and a frozen backend may hold locks that others need."""
 CONNECTIONS_MOST = 90
-SHOWN = 40
-"""Maximum number of violations that are printed."""
 OWN_FIRST = 1_000_000_000
 """The first number of the jobs that faults insert. The numbers of the load are lower."""
 IN_PROCESS = 10.0
@@ -597,7 +595,3 @@ def show(found: dict[str, Any]) -> None:
         times = recoveries.get(kind)
         told = f"median {times['median']:.3f}, max {times['max']:.3f}" if times else ""
         print(f"  {count:>4} {kind:<36} {told}")
-    for violation in found["violations"][:SHOWN]:
-        print(f"VIOLATION {violation['rule']}: {violation['text']}")
-    count = len(found["violations"])
-    print(f"{count} violations, the logs are in {found['logs']}" if count else "no violation")

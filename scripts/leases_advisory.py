@@ -64,26 +64,28 @@ async def behind_a_pooler(url: str) -> dict[str, Any]:
     """Measure behind a pooler in transaction mode. Two clients with little work try to get the same
     lock. The winners unlock it, and all disconnect. A lock that is still held remains until the
     pooler closes its connections."""
-    async with AsyncExitStack() as stack:
-        pooler_url = stack.enter_context(pooled(url, size=2))
-        both = lost = 0
+    both = lost = 0
+    with pooled(url, size=2) as pooler_url:
         for number in range(PAIRS):
-            names = [f"pooled:{number}"] * 2
-            async with connected(pooler_url) as one, connected(pooler_url) as two:
-                won = [
-                    await connection.fetchval(TRY, name)
-                    for connection, name in zip((one, two), names, strict=True)
-                ]
-                both += all(won)
-                # Other work of the pool: another client uses the server's connection in between.
-                async with one.transaction():
-                    await one.fetchval("SELECT 1")
-                    for connection, has_won in zip((two, two), won, strict=True):
-                        if has_won:
-                            lost += not await connection.fetchval(UNLOCK, names[0])
-        direct = await stack.enter_async_context(connected(url))
-        left = await direct.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")
+            holders, failures = await _lock_and_unlock(pooler_url, f"pooled:{number}")
+            both += holders == 2
+            lost += failures
+        async with connected(url) as direct:
+            left = await direct.fetchval(
+                "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
+            )
     return {"pairs": PAIRS, "both_hold": both, "unlocks_in_vain": lost, "left_locked": left}
+
+
+async def _lock_and_unlock(pooler_url: str, name: str) -> tuple[int, int]:
+    """Return how many of two clients got the lock, and how many of their unlocks failed."""
+    async with connected(pooler_url) as one, connected(pooler_url) as two:
+        holders = sum([await client.fetchval(TRY, name) for client in (one, two)])
+        # Other work of the pool: another client uses the server's connection in between.
+        async with one.transaction():
+            await one.fetchval("SELECT 1")
+            unlocked = sum([await two.fetchval(UNLOCK, name) for _ in range(holders)])
+    return holders, holders - unlocked
 
 
 async def connections(url: str) -> dict[str, Any]:

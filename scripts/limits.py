@@ -1,4 +1,4 @@
-"""Check the limits of size and structure that every module of a package keeps."""
+"""Checks the limits of size and structure for every module of the package and the scripts."""
 
 from __future__ import annotations
 
@@ -144,7 +144,8 @@ def violations(root: Path, package: str) -> set[str]:
 
 def main() -> None:
     """Print what differs from `KNOWN`, and exit with 1 if anything does."""
-    found = violations(Path(__file__).parents[1], "riverpy")
+    root = Path(__file__).parents[1]
+    found = violations(root, "riverpy") | violations(root, "scripts")
     for sentence in sorted(found - KNOWN):
         print(sentence)
     for sentence in sorted(KNOWN - found):
